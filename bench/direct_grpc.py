@@ -20,7 +20,7 @@ import uvloop
 from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.protocol_pb2 import ModelInferRequest
-from shoal.bench.stats import latencies
+from shoal.bench.stats import summarize_latencies
 from shoal.bench.texts import Texts
 
 TIMEOUT_S = 30.0
@@ -50,7 +50,7 @@ async def closed_loop(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     before = time.process_time()
     await asyncio.gather(*(caller() for _ in range(job["clients"])))
     seconds = time.perf_counter() - start
-    found = latencies(took)
+    found = summarize_latencies(took)
     return {
         "requests": len(took),
         "per_s": len(took) / seconds,

@@ -10,8 +10,8 @@ from harness import Server, parser, phase, write
 from tei_batching import upstream
 
 from shoal.bench.client import Pool, Target
-from shoal.bench.load import open_loop
-from shoal.bench.stats import latencies
+from shoal.bench.load import run_open_loop
+from shoal.bench.stats import summarize_latencies
 from shoal.bench.texts import Bodies, Texts
 
 METHOD = """
@@ -30,14 +30,14 @@ async def load(server: Server, seconds: float) -> dict[str, Any]:
     ready = [bodies.request(texts.take(1)) for _ in range(int(RATE * seconds) + 1)]
     pool = Pool(Target(server.url), 500)
     try:
-        record = await open_loop(pool, ready.pop, rate=RATE, seconds=seconds)
+        record = await run_open_loop(pool, ready.pop, rate=RATE, seconds=seconds)
     finally:
         pool.close()
     return {
         "answered": len(record.latency),
         "failed": sum(record.errors.values()),
         **{f"status_{name}": count for name, count in sorted(record.errors.items())},
-        "p99_ms": latencies(record.latency).get("p99"),
+        "p99_ms": summarize_latencies(record.latency).get("p99"),
     }
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from harness import Server, parser, phase, write
 
 from shoal.bench.client import Pool, Target
-from shoal.bench.load import closed_loop, open_loop
-from shoal.bench.stats import Record, latencies, median
+from shoal.bench.load import run_closed_loop, run_open_loop
+from shoal.bench.stats import Record, median, summarize_latencies
 from shoal.bench.texts import Bodies, Texts
 
 METHOD = """
@@ -37,7 +37,7 @@ def maker(server: Server, count: int) -> Any:
 
 
 async def interactive(server: Server, pool: Pool, rate: float, seconds: float) -> Record:
-    return await open_loop(pool, maker(server, 1), rate=rate, seconds=seconds)
+    return await run_open_loop(pool, maker(server, 1), rate=rate, seconds=seconds)
 
 
 def bulk_bodies(server: Server, clients: int, seconds: float) -> Callable[[], bytes]:
@@ -48,7 +48,7 @@ def bulk_bodies(server: Server, clients: int, seconds: float) -> Callable[[], by
 
 
 async def bulk(pool: Pool, make: Callable[[], bytes], clients: int, seconds: float) -> Record:
-    return await closed_loop(pool, make, clients=clients, seconds=seconds, texts=INPUTS)
+    return await run_closed_loop(pool, make, clients=clients, seconds=seconds, texts=INPUTS)
 
 
 async def computed(server: Server) -> float:
@@ -86,7 +86,7 @@ async def scenario(server: Server, name: str, rate: float, seconds: float) -> di
     await theirs.open()
     try:
         await interactive(server, mine, rate, 1.0)
-        alone = latencies((await interactive(server, mine, rate, seconds)).latency)
+        alone = summarize_latencies((await interactive(server, mine, rate, seconds)).latency)
         solo, shared = (bulk_bodies(server, connections, seconds + 2) for _ in range(2))
         (_, solo_rate), _ = await asyncio.gather(
             windowed(server, nothing(seconds)), bulk(theirs, solo, connections, seconds + 2)
@@ -97,7 +97,7 @@ async def scenario(server: Server, name: str, rate: float, seconds: float) -> di
     finally:
         mine.close()
         theirs.close()
-    together = latencies(beside.latency) or dict.fromkeys(alone, math.nan)  # every one refused
+    together = summarize_latencies(beside.latency) or dict.fromkeys(alone, math.nan)  # every one refused
     return {
         "alone_p50_ms": alone["p50"],
         "alone_p99_ms": alone["p99"],

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.bench.machine import PACKAGES, machine
+from shoal.bench.machine import PACKAGES, describe_machine
 from shoal.bench.stats import median
 from shoal.bench.texts import Bodies, Encoding, Texts
 
@@ -230,7 +230,7 @@ def write(name: str, method: str, results: Any, packages: tuple[str, ...] = PACK
     report = {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(packages),
+        "machine": describe_machine(packages),
         "method": " ".join(method.split()),
         "results": results,
     }

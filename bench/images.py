@@ -23,9 +23,9 @@ from PIL import Image as pillow
 from shoal.backends.local.compile import compile_graph
 from shoal.backends.local.options import EngineOptions
 from shoal.bench.client import Pool, Target
-from shoal.bench.load import closed_loop
+from shoal.bench.load import run_closed_loop
 from shoal.bench.machine import PACKAGES
-from shoal.bench.stats import Record, latencies
+from shoal.bench.stats import Record, summarize_latencies
 from shoal.core.protocols import Prepared
 from shoal.core.threads import usable_cores
 from shoal.models.store import Store
@@ -159,7 +159,7 @@ def load(server: Server, requests: Sequence[bytes], clients: int, seconds: float
         await pool.open()
         around = itertools.cycle(requests)
         try:
-            return await closed_loop(pool, lambda: next(around), clients=clients, seconds=seconds)
+            return await run_closed_loop(pool, lambda: next(around), clients=clients, seconds=seconds)
         finally:
             pool.close()
 
@@ -182,8 +182,8 @@ def one_round(server: Server, alone: Alone, requests: Sequence[bytes], files: Se
         "batch size, shoal": sum(many.batch_sizes) / max(1, len(many.batch_sizes)),
         "one at a time": len(one.latency) / seconds,
         "one at a time, in process": lone,
-        "p50_ms": latencies(many.latency)["p50"],
-        "p99_ms": latencies(many.latency)["p99"],
+        "p50_ms": summarize_latencies(many.latency)["p50"],
+        "p99_ms": summarize_latencies(many.latency)["p99"],
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from harness import HERE, medians, parser, phase, stored, write
 
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.core.protocols import Engine, EngineFacts, Prepared, Tensors
 from shoal.models.convert.samples import TEXTS
 from shoal.models.convert.variants import size_of, write_variant
@@ -110,7 +110,7 @@ async def measure(arguments: Any) -> dict[str, Any]:
         engines: dict[str, Engine] = {}
         for name in CONTENDERS:
             chosen = replace(options, precision=name)
-            engines[name] = await opener("openvino")(graphs[name], name=name, options=chosen)
+            engines[name] = await load_opener("openvino")(graphs[name], name=name, options=chosen)
             stack.push_async_callback(engines[name].aclose)
             results.setdefault("engine", engines[name].facts.details["engine"])
         with phase("parity"):

@@ -17,12 +17,12 @@ import msgspec
 import uvloop
 
 from shoal.backends.triton.client import Client
-from shoal.bench.chat import Asks, ChatPlan, OverHttp, run_levels
+from shoal.bench.chat import ChatClient, ChatPlan, HttpChatClient, run_levels
 from shoal.bench.client import Pool, Target
-from shoal.cli._triton_stream import OverGrpc
+from shoal.cli._triton_stream import GrpcChatClient
 
 
-async def work(job: dict[str, Any], asks: Asks, plan: ChatPlan) -> dict[str, Any]:
+async def work(job: dict[str, Any], asks: ChatClient, plan: ChatPlan) -> dict[str, Any]:
     before = time.process_time()
     (found,) = await run_levels(asks, plan, time.time_ns())
     spent = time.process_time() - before
@@ -47,14 +47,14 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["kind"] == "grpc":
         client = Client(job["url"])
         try:
-            return await work(job, await OverGrpc.connect(client, plan, count=job.get("count", False)), plan)
+            return await work(job, await GrpcChatClient.connect(client, plan, count=job.get("count", False)), plan)
         finally:
             await client.aclose()
     target = Target(job["url"])
     pool = Pool(target, job["streams"])
     await pool.open()
     try:
-        return await work(job, OverHttp(pool, target.name, plan, model=job["model"]), plan)
+        return await work(job, HttpChatClient(pool, target.name, plan, model=job["model"]), plan)
     finally:
         pool.close()
 

@@ -15,7 +15,7 @@ from shoal.core.protocols import EngineFacts
 
 CALLS_IN_FLIGHT = 64
 
-_stated = engine.facts_of
+_stated = engine.build_facts
 
 
 def facts_of(name: str, embedder: Embedder) -> EngineFacts:
@@ -23,5 +23,5 @@ def facts_of(name: str, embedder: Embedder) -> EngineFacts:
 
 
 if __name__ == "__main__":
-    engine.facts_of = facts_of
+    engine.build_facts = facts_of
     main()

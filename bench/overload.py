@@ -10,7 +10,7 @@ from typing import Any
 from harness import Server, parser, phase, write
 
 from shoal.bench.client import Pool, Target
-from shoal.bench.load import closed_loop, open_loop
+from shoal.bench.load import run_closed_loop, run_open_loop
 from shoal.bench.stats import Record, percentile
 from shoal.bench.texts import Bodies, Texts
 
@@ -63,7 +63,7 @@ async def recovery(server: Server, pool: Pool, tokens: int, rate: float, deadlin
     """Seconds after the load went back to `rate` until nothing was refused or late any more."""
     last = 0.0
     for second in range(8):
-        record = await open_loop(pool, requests(server, tokens, int(rate) + 1, deadline), rate=rate, seconds=1.0)
+        record = await run_open_loop(pool, requests(server, tokens, int(rate) + 1, deadline), rate=rate, seconds=1.0)
         if record.errors:
             last = second + 1.0
     return last
@@ -75,7 +75,7 @@ async def drill(server: Server, tokens: int, seconds: float) -> dict[str, Any]:
     try:
         with phase("capacity"):
             make = requests(server, tokens, int(20_000 * seconds / max(tokens, 16)), 30.0)
-            record = await closed_loop(pool, make, clients=32, seconds=seconds)
+            record = await run_closed_loop(pool, make, clients=32, seconds=seconds)
             capacity = found["capacity_per_s"] = round(len(record.latency) / seconds, 1)
             found["normal_p99_ms"] = ms(record.latency, 0.99)
             print("   ", capacity, found["normal_p99_ms"])
@@ -85,12 +85,14 @@ async def drill(server: Server, tokens: int, seconds: float) -> dict[str, Any]:
                 made = requests(server, tokens, int(rate * seconds) + 1, deadline)
                 with phase(f"{times}x, {deadline:g} s"):
                     waited = server.waited_s()
-                    record = await open_loop(pool, made, rate=rate, seconds=seconds)
+                    record = await run_open_loop(pool, made, rate=rate, seconds=seconds)
                     one = found[f"{times}x {deadline:g} s"] = told(record, rate, seconds, capacity)
                     one["waited"] = round((server.waited_s() - waited) / record.seconds, 3)
                     print("   ", one)
             burst = asyncio.create_task(
-                open_loop(pool, requests(server, tokens, int(4 * capacity * 3) + 1, deadline), rate=rate, seconds=3.0)
+                run_open_loop(
+                    pool, requests(server, tokens, int(4 * capacity * 3) + 1, deadline), rate=rate, seconds=3.0
+                )
             )
             await asyncio.sleep(3.0)
             recovered = await recovery(server, pool, tokens, capacity / 2, deadline)
@@ -111,10 +113,10 @@ async def hammer(server: Server, tokens: int, seconds: float, rate: float) -> di
             calls = []
             if name == "beside":
                 made = requests(server, tokens, int(rate * (seconds + 3)) + 1, 30.0)
-                calls.append(asyncio.create_task(open_loop(one, made, rate=rate, seconds=seconds + 3)))
+                calls.append(asyncio.create_task(run_open_loop(one, made, rate=rate, seconds=seconds + 3)))
                 await asyncio.sleep(3.0)
             before, waited = server.cpu_s(), server.waited_s()
-            record = await open_loop(
+            record = await run_open_loop(
                 other, requests(server, tokens, int(10 * seconds) + 1, 30.0), rate=10, seconds=seconds
             )
             found[name] = {

@@ -19,7 +19,7 @@ from harness import HERE, RESULTS, parser, write
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 sys.path.insert(0, str(HERE.parent))
 
-from shoal.bench.machine import machine
+from shoal.bench.machine import describe_machine
 from tests.parity.families import ALL, Answers, Family, opened
 from tests.parity.sentence_pairs import PAIRS, TIE, Agreement, agreement
 
@@ -37,7 +37,7 @@ Spearman's rank correlation. bf16, where the processor has it, is forced, while 
 model whose samples agree with f32 (docs/models.md). Its rounding moves more pairs of a tiny model than of the
 default one, whose cosines are spread four times as far (standard deviation 0.30, of `bert` 0.07).
 """
-NATIVE_BF16 = {"avx512_bf16", "amx_bf16"} & set(machine().isa)
+NATIVE_BF16 = {"avx512_bf16", "amx_bf16"} & set(describe_machine().isa)
 ENGINES = (
     ("openvino", "f32"),
     ("onnxruntime", "f32"),

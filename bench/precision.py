@@ -18,10 +18,17 @@ from safetensors.numpy import load_file, save_file
 from shoal.backends import parse_address
 from shoal.backends.local.compile import output_names
 from shoal.backends.local.open import precision_samples, prepare_local
-from shoal.backends.local.precision import LEAST, MOST, Checked, affordable, compare, judged
+from shoal.backends.local.precision import (
+    MAX_FIGURES,
+    MIN_FIGURES,
+    PrecisionCheck,
+    compare,
+    limit_samples,
+    to_comparable_rows,
+)
 from shoal.config.settings import Settings
 from shoal.models.prepare import SOURCE
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array
@@ -163,7 +170,7 @@ def measure(graph: Path, folder: Path, spec_file: Path) -> dict[str, Any]:
 
     spec = msgspec.json.decode(spec_file.read_bytes(), type=TextSpec)
     pipeline = (PairPipeline if spec.score is not None else TextPipeline)(folder, spec, truncate=True)
-    samples = affordable(precision_samples(pipeline), graph.stat().st_size)
+    samples = limit_samples(precision_samples(pipeline), graph.stat().st_size)
     core = openvino.Core()
     model = core.read_model(str(graph))
     names = output_names(model)
@@ -174,8 +181,8 @@ def measure(graph: Path, folder: Path, spec_file: Path) -> dict[str, Any]:
         found[precision] = []
         for sample in samples:
             answers = [answer.copy() for answer in request.infer(dict(sample)).values()]
-            found[precision].append(judged(dict(zip(names, answers, strict=True)), sample, spec))
-    checked = Checked("", figures=compare(found["f32"], found["bf16"], spec))
+            found[precision].append(to_comparable_rows(dict(zip(names, answers, strict=True)), sample, spec))
+    checked = PrecisionCheck("", figures=compare(found["f32"], found["bf16"], spec))
     told = {name: round(value, 7) for name, value in checked.figures.items()}
     if spec.score is None:
         told["least_cosine"] = round(
@@ -208,12 +215,12 @@ def main() -> None:
     paths = {"installed": {}}
     paths |= {f"ONEDNN_MAX_CPU_ISA={isa}": {"ONEDNN_MAX_CPU_ISA": isa} for isa in given.isa}
     paths |= {f"openvino in {Path(site).name}": {"PYTHONPATH": site} for site in given.site}
-    results: dict[str, Any] = {"asked": {"at_least": LEAST, "at_most": MOST}, "models": {}}
+    results: dict[str, Any] = {"asked": {"at_least": MIN_FIGURES, "at_most": MAX_FIGURES}, "models": {}}
     with tempfile.TemporaryDirectory() as place:
         for name, folder in made(source, Path(place)).items():
             if given.only and name not in given.only:
                 continue
-            one: Stored = prepare_local(parse_address(f"file:{folder}"), Settings(home=f"{place}/home"))
+            one: StoredModel = prepare_local(parse_address(f"file:{folder}"), Settings(home=f"{place}/home"))
             spec = Path(place) / "spec.json"
             spec.write_bytes(msgspec.json.encode(one.manifest.text_spec))
             rows = results["models"][name] = {}

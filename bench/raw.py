@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends.local.compile import runtime
-from shoal.backends.local.options import layout
+from shoal.backends.local.compile import import_openvino
+from shoal.backends.local.options import plan_threads
 from shoal.backends.local.shapes import length_buckets
 from shoal.bench.stats import median
 from shoal.core.threads import usable_cores
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 
 SIZES = (4, 8, 16, 32, 64)
 IDS = (1000, 29000)
@@ -22,11 +22,11 @@ IDS = (1000, 29000)
 class Raw:
     """Compiled with the settings that the server uses: `streams` side by side, no pinning, the same precision."""
 
-    def __init__(self, entry: Stored, precision: str, streams: int = 0) -> None:
-        self._core = runtime().Core()
+    def __init__(self, entry: StoredModel, precision: str, streams: int = 0) -> None:
+        self._core = import_openvino().Core()
         self._model = self._core.read_model(str(entry.graph))
         self._lengths = length_buckets(entry.manifest.text.max_tokens)
-        self.streams, self.threads = layout(streams, 0, usable_cores())
+        self.streams, self.threads = plan_threads(streams, 0, usable_cores())
         self.precision = precision
         self._draw = np.random.default_rng(1)
         self._requests = self._compile(self.streams)

@@ -19,7 +19,7 @@ from typing import Any
 from harness import HERE, Server, cpu_s, free_port, medians, parser, phase, write
 
 from shoal.bench.client import Pool, Target
-from shoal.bench.load import burst
+from shoal.bench.load import run_burst
 from shoal.bench.stats import median
 from shoal.bench.texts import Bodies, Texts
 
@@ -119,7 +119,7 @@ async def measured(
         processes["shoal"] = server.process.pid
     before = {name: cpu_s(pid) for name, pid in processes.items()}
     began = time.time()
-    record = await burst(pool, asked)
+    record = await run_burst(pool, asked)
     spent = {name: cpu_s(pid) - before[name] for name, pid in processes.items()}
     pool.close()
     told = await asyncio.to_thread(behind.told)

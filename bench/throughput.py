@@ -12,8 +12,8 @@ from harness import Server, check_lengths, medians, parser, phase, stored, write
 from raw import Raw
 
 from shoal.bench.client import Pool, Target
-from shoal.bench.load import burst, closed_loop, open_loop
-from shoal.bench.stats import latencies, median
+from shoal.bench.load import run_burst, run_closed_loop, run_open_loop
+from shoal.bench.stats import median, summarize_latencies
 from shoal.bench.texts import Bodies, Texts
 
 METHOD = """
@@ -63,7 +63,7 @@ async def concurrent(server: Server, tokens: int) -> float:
     texts, bodies = Texts(tokens, seed=random.getrandbits(48)), bodies_for(server)
     pool = Pool(Target(server.url), BURST)
     await pool.open()
-    record = await burst(pool, [bodies.request([text]) for text in texts.take(BURST)])
+    record = await run_burst(pool, [bodies.request([text]) for text in texts.take(BURST)])
     pool.close()
     if record.errors:
         raise RuntimeError(f"requests failed: {dict(record.errors)}")
@@ -131,19 +131,19 @@ async def first_minute(server: Server, arguments: Any) -> dict[str, Any]:
     def make() -> bytes:
         return bodies.request(random.choice(generators).take(1))
 
-    early = await open_loop(pool, make, rate=arguments.rate, seconds=arguments.early)
-    later = await open_loop(pool, make, rate=arguments.rate, seconds=arguments.later)
+    early = await run_open_loop(pool, make, rate=arguments.rate, seconds=arguments.early)
+    later = await run_open_loop(pool, make, rate=arguments.rate, seconds=arguments.later)
     pool.close()
     slices: dict[str, float] = {}
     step = max(5.0, arguments.early / 12)
     for start in range(0, int(arguments.early), int(step)):
         part = [took for took, end in zip(early.latency, early.finished, strict=True) if start <= end < start + step]
-        slices[f"{start}-{start + int(step)} s"] = latencies(part).get("p99", 0.0)
+        slices[f"{start}-{start + int(step)} s"] = summarize_latencies(part).get("p99", 0.0)
     return {
         "rate_per_s": arguments.rate,
         "early_s": arguments.early,
-        "early_ms": latencies(early.latency),
-        "later_ms": latencies(later.latency),
+        "early_ms": summarize_latencies(early.latency),
+        "later_ms": summarize_latencies(later.latency),
         "early_p99_by_time_ms": slices,
         "errors": sum(early.errors.values()) + sum(later.errors.values()),
     }
@@ -153,7 +153,7 @@ async def warm_up(server: Server) -> None:
     """A second of load on the paths that are timed one by one."""
     texts, bodies = Texts(16, seed=random.getrandbits(48)), bodies_for(server)
     pool = Pool(Target(server.url), 4)
-    await closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=1.0)
+    await run_closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=1.0)
     pool.close()
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from harness import medians, parser, phase, write
 
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.bench.texts import WORDS, Texts
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.scheduling.planner import Limits
@@ -125,7 +125,7 @@ class Own(NamedTuple):
 async def opened(folder: Path, precision: str, threads: Threads) -> tuple[Own, dict[str, Any]]:
     spec = spec_of(folder)
     options = EngineOptions(precision=precision, spec=spec, warm_up_s=5.0)  # type: ignore[arg-type]
-    engine = await opener("torch")(folder, name=f"bench-{precision}", options=options)
+    engine = await load_opener("torch")(folder, name=f"bench-{precision}", options=options)
     pipeline = TextPipeline(folder, spec, truncate=True)
     lane = Lane(pipeline, [engine], LaneOptions(model="bench", limits=Limits(64, 16384)), threads=threads)
     return Own(lane), {name: engine.facts.details[name] for name in ("engine", "device", "attention")}

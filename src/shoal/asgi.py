@@ -21,7 +21,7 @@ from shoal.server import Asgi, Receive, Scope, Send
 _log = logging.getLogger("shoal")
 
 
-class _FromEnvironment:
+class _EnvironmentApp:
     """Becomes the application when its lifespan starts."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class _FromEnvironment:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
         elif self._asgi is None:
             raise RuntimeError("the application was not started: run the server with its lifespan on")
         else:
             await self._asgi(scope, receive, send)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         async with AsyncExitStack() as stack:
             try:
@@ -46,18 +46,18 @@ class _FromEnvironment:
                 return
             for warning in loaded.warnings:
                 _log.warning(warning)
-            self._asgi = app.asgi if _protected(loaded) else local_only(app.asgi)
+            self._asgi = app.asgi if _is_protected(loaded) else local_only(app.asgi)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             app.gateway.draining = True
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _load() -> config.Loaded:
+def _load() -> config.LoadedConfig:
     return config.load({}, os.environ, config.find_file(os.environ, Path.cwd()))
 
 
-def _protected(loaded: config.Loaded) -> bool:
+def _is_protected(loaded: config.LoadedConfig) -> bool:
     return bool(loaded.settings.api_key) or loaded.settings.insecure
 
 
@@ -65,7 +65,7 @@ def local_only(asgi: Asgi) -> Asgi:
     """Without keys, answer only connections that arrived on a loopback address: where the server listens is not ours
     to see, so the rule that `shoal serve` checks at the start is checked here for each connection."""
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         server = scope.get("server")
         # A Unix socket has no port, and its file has permissions of its own.
         if scope["type"] != "http" or not server or server[1] is None or config.is_loopback(server[0]):
@@ -77,7 +77,7 @@ def local_only(asgi: Asgi) -> Asgi:
         await send({"type": "http.response.start", "status": 403, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    return guarded
+    return guard
 
 
-app = _FromEnvironment()
+app = _EnvironmentApp()

@@ -80,11 +80,11 @@ class ShoalError(Exception):
         made.__dict__.update(self.__dict__)
         return made
 
-    def of_input(self, index: int) -> Self:
+    def at_input(self, index: int) -> Self:
         """The same error, saying which of a request's inputs it is about (counted from 0, as in the request)."""
-        return self.saying(f"input {index}: {self.message}")
+        return self.with_message(f"input {index}: {self.message}")
 
-    def saying(self, message: str) -> Self:
+    def with_message(self, message: str) -> Self:
         """The same error in other words, for where it is told: a copy, so that who else has it keeps its own."""
         said = copy(self)
         said.message = message

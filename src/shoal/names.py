@@ -9,7 +9,9 @@ PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}"
 
 NAME = rf"{PART}(?:/{PART})?"
 
-RULE = "use ASCII letters, digits, '.', '_' and '-' with at most one '/', 1 to 96 characters a part, no leading dot"
+NAME_RULE = (
+    "use ASCII letters, digits, '.', '_' and '-' with at most one '/', 1 to 96 characters a part, no leading dot"
+)
 """The grammar in words, to follow what was refused."""
 
 RESERVED = frozenset({"sse", "load", "unload"})

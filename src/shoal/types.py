@@ -226,13 +226,13 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
         return self.n * max(1, len(self.prompts))
 
 
-Batched: TypeAlias = Embed | Rerank | Classify
+BatchTask: TypeAlias = Embed | Rerank | Classify
 """Tasks that consist of items, which lanes join with those of other requests."""
 
-Task: TypeAlias = Batched | Generate
+Task: TypeAlias = BatchTask | Generate
 
 
-def kind_of(task: Task) -> TaskKind:
+def task_kind(task: Task) -> TaskKind:
     """What the task is called in facts, settings and metrics."""
     return _KINDS[type(task)]
 
@@ -364,7 +364,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
+class DurationStat(msgspec.Struct, frozen=True, kw_only=True):
     """How often something happened and how long it took in all, in nanoseconds."""
 
     count: int = 0
@@ -374,23 +374,23 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 class InferenceStats(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of a model's requests went; the names are those of Triton's InferStatistics."""
 
-    success: Spent = Spent()
-    fail: Spent = Spent()
-    queue: Spent = Spent()
-    compute_input: Spent = Spent()
-    compute_infer: Spent = Spent()
-    compute_output: Spent = Spent()
-    cache_hit: Spent = Spent()
-    cache_miss: Spent = Spent()
+    success: DurationStat = DurationStat()
+    fail: DurationStat = DurationStat()
+    queue: DurationStat = DurationStat()
+    compute_input: DurationStat = DurationStat()
+    compute_infer: DurationStat = DurationStat()
+    compute_output: DurationStat = DurationStat()
+    cache_hit: DurationStat = DurationStat()
+    cache_miss: DurationStat = DurationStat()
 
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Executions of one batch size, in items; the names are those of Triton's InferBatchStatistics."""
 
     batch_size: int
-    compute_input: Spent = Spent()
-    compute_infer: Spent = Spent()
-    compute_output: Spent = Spent()
+    compute_input: DurationStat = DurationStat()
+    compute_infer: DurationStat = DurationStat()
+    compute_output: DurationStat = DurationStat()
 
 
 class MemoryUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -423,7 +423,7 @@ Wire: TypeAlias = Task | Result | SparseVector | Chunk | Context | ModelStats
 W = TypeVar("W")
 
 
-def digest_of(batches: Sequence[Mapping[str, Array]]) -> str:
+def compute_digest(batches: Sequence[Mapping[str, Array]]) -> str:
     """16 hex digits that tell one list of batches of named arrays from another, whatever the order of the names."""
     digest = hashlib.sha256()
     for batch in batches:

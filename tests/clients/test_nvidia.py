@@ -9,7 +9,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_nvidia_ai_endpoints import NVIDIAEmbeddings, NVIDIARerank
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from tests.integration.llm_kit import running
 
 TEXTS = ["a group of fish", "a kind of bread", "water that is not deep"]
@@ -27,7 +27,7 @@ def test_embeddings(base_url: str) -> None:
     model = NVIDIAEmbeddings(base_url=base_url, model="embedder", nvidia_api_key="any", truncate="END")
     texts = [f"text {at}" for at in range(120)]
     for text, vector in zip(texts, model.embed_documents(texts), strict=True):
-        wanted = vector_of(tokens_of(text), 32)
+        wanted = compute_vector(tokenize_item(text), 32)
         assert np.allclose(vector, wanted / np.linalg.norm(wanted), atol=1e-6)
     assert len(model.embed_query("a shoal")) == 32
 
@@ -37,6 +37,6 @@ def test_rerank(base_url: str) -> None:
     """By logits, in the order of the server."""
     model = NVIDIARerank(base_url=base_url, model="reranker", nvidia_api_key="any", top_n=2)
     found = model.compress_documents([Document(text) for text in TEXTS], "a shoal")
-    logits = {text: float(scores_of(tokens_of(("a shoal", text)), 1, raw=True)[0]) for text in TEXTS}
+    logits = {text: float(compute_scores(tokenize_item(("a shoal", text)), 1, raw=True)[0]) for text in TEXTS}
     assert [each.page_content for each in found] == sorted(TEXTS, key=lambda text: -logits[text])[:2]
     assert [each.metadata["relevance_score"] for each in found] == pytest.approx(sorted(logits.values())[:0:-1])

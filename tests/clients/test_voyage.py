@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import voyageai
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from tests.integration.llm_kit import running
 
 TEXTS = ["a group of fish", "a kind of bread", "water that is not deep"]
@@ -22,7 +22,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def unit(text: str) -> Any:
-    vector = vector_of(tokens_of(text), 32)
+    vector = compute_vector(tokenize_item(text), 32)
     return vector / np.linalg.norm(vector)
 
 
@@ -30,7 +30,7 @@ def test_embed(client: Any) -> None:
     """Floats by the base64 that it asks for, and how many tokens they were."""
     found = client.embed(TEXTS, model="embedder", input_type="document")
     assert np.allclose(found.embeddings, [unit(text) for text in TEXTS], atol=1e-6)
-    assert found.total_tokens == sum(len(tokens_of(text)) for text in TEXTS)
+    assert found.total_tokens == sum(len(tokenize_item(text)) for text in TEXTS)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("int8", 8), ("uint8", 8), ("binary", 1), ("ubinary", 1)])
@@ -52,7 +52,7 @@ def test_narrow_numbers(client: Any, dtype: str, width: int) -> None:
 def test_rerank(client: Any) -> None:
     """The best first, with the caller's own documents beside them."""
     found = client.rerank("a shoal", TEXTS, model="reranker", top_k=2)
-    scores = [float(scores_of(tokens_of(("a shoal", text)), 1, raw=False)[0]) for text in TEXTS]
+    scores = [float(compute_scores(tokenize_item(("a shoal", text)), 1, raw=False)[0]) for text in TEXTS]
     order = sorted(range(3), key=lambda at: -scores[at])[:2]
     assert [(each.index, each.document) for each in found.results] == [(at, TEXTS[at]) for at in order]
     assert [each.relevance_score for each in found.results] == pytest.approx([scores[at] for at in order])

@@ -13,16 +13,16 @@ from PIL import Image as Pillow
 from shoal.app import open_models
 from shoal.config import load
 from shoal.pipelines.image.pixels import decode
-from shoal.types import Batched, Classify, Context, Embed, Embedded, Image, Result, Scored
+from shoal.types import BatchTask, Classify, Context, Embed, Embedded, Image, Result, Scored
 from tests.convert.models import open_clip_folder, timm_folder
 from tests.unit.pipelines.image.pictures import drawn, saved
 
 PICTURE = saved(drawn(90, 70), "PNG")
 
 
-async def answered(home: Path, folder: Path, *tasks: Batched) -> list[Result]:
+async def answered(home: Path, folder: Path, *tasks: BatchTask) -> list[Result]:
     async with open_models(load({"home": str(home), "precision": "f32"}, {}), [f"m=file:{folder}"]) as running:
-        await running.wait_loaded()
+        await running.wait_until_loaded()
         card = running.gateway.model("m")
         assert card.facts is not None, card.error
         assert "PyTorch" in card.facts.verified

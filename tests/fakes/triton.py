@@ -224,10 +224,10 @@ class FakeTriton:
         try:
             model = self._found(request.model_name)
             self._check(model, request)
-            wants_empty = self.empty_final and codec.parameter(request.parameters, EMPTY_FINAL) is True
+            wants_empty = self.empty_final and codec.get_parameter(request.parameters, EMPTY_FINAL) is True
             final: object = None
             async for response in _streamed(model.answer(request)):
-                final = codec.parameter(response.parameters, FINAL)
+                final = codec.get_parameter(response.parameters, FINAL)
                 yield pb.ModelStreamInferResponse(infer_response=self._dressed(response))
             if wants_empty and final is not True:
                 yield pb.ModelStreamInferResponse(infer_response=reply(request, final=True))

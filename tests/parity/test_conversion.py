@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import Local, open_local, prepare_local
+from shoal.backends.local.open import LocalModel, open_local, prepare_local
 from shoal.config.settings import Settings
 from shoal.core.protocols import Prepared, VectorSet
 from shoal.errors import Cancelled, ModelFileError, ShoalError, SourceError
 from shoal.models.convert.verify import min_cosine
 from shoal.models.progress import Progress, Stop
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.types import Array, Classify, Embed, Item, VectorKind
 from tests.parity import head_models as made
 from tests.parity.reference_models import CASES, LONGEST, _tokenizer, write
@@ -44,15 +44,15 @@ def settings(home: Path, **more: Any) -> Settings:
     return msgspec.structs.replace(plain, **more)
 
 
-def opened(folder: Path, home: Path, **more: Any) -> Local:
+def opened(folder: Path, home: Path, **more: Any) -> LocalModel:
     return asyncio.run(open_local("m", [parse_address(f"file:{folder}")], settings(home, **more)))
 
 
-def stored(folder: Path, home: Path, **more: Any) -> Stored:
+def stored(folder: Path, home: Path, **more: Any) -> StoredModel:
     return prepare_local(parse_address(f"file:{folder}"), settings(home, **more))
 
 
-def rows(local: Local, texts: Sequence[str], kinds: tuple[VectorKind, ...], **asked: Any) -> list[VectorSet]:
+def rows(local: LocalModel, texts: Sequence[str], kinds: tuple[VectorKind, ...], **asked: Any) -> list[VectorSet]:
     """Every text's vectors, in batches of five."""
     task = Embed(model="m", inputs=[*texts], outputs=kinds, truncate=True, **asked)
     prepared = local.pipeline.prepare([(task, text) for text in texts])
@@ -68,11 +68,11 @@ def rows(local: Local, texts: Sequence[str], kinds: tuple[VectorKind, ...], **as
     return [row if isinstance(row, VectorSet) else VectorSet(dense=row) for row in found]
 
 
-def dense(local: Local, texts: Sequence[str], **asked: Any) -> Array:
+def dense(local: LocalModel, texts: Sequence[str], **asked: Any) -> Array:
     return np.stack([row.dense for row in rows(local, texts, ("dense",), **asked) if row.dense is not None])
 
 
-def sparse(local: Local, texts: Sequence[str], size: int, **asked: Any) -> Array:
+def sparse(local: LocalModel, texts: Sequence[str], size: int, **asked: Any) -> Array:
     """As the rows over the whole vocabulary that they stand for."""
     found = np.zeros((len(texts), size), np.float32)
     for row, vectors in zip(found, rows(local, texts, ("sparse",), **asked), strict=True):
@@ -88,7 +88,7 @@ def close(got: Array, expected: Array) -> None:
         assert min_cosine(got, expected) >= COSINE
 
 
-def no_pickles(model: Stored) -> bool:
+def no_pickles(model: StoredModel) -> bool:
     return not [path for path in model.path.rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
 
 
@@ -367,7 +367,7 @@ class Stopping(Progress):
         self._stop = stop
         self.begun = threading.Event()
 
-    def worked(self, stage: str, fraction: float) -> None:
+    def report_work(self, stage: str, fraction: float) -> None:
         if stage == "load":
             self.begun.set()
             self._stop.set()

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import Local, open_local
+from shoal.backends.local.open import LocalModel, open_local
 from shoal.config.settings import Settings
 from shoal.core.protocols import Prepared
 from shoal.models.convert.convert import convert
 from shoal.models.convert.verify import verify
-from shoal.types import Array, Batched, Classify, Item, Rerank
+from shoal.types import Array, BatchTask, Classify, Item, Rerank
 from tests.parity.reference_models import CLASSIFIERS, CROSS_CASES, LONGEST, CrossCase, write_cross
 from tests.unit.models.engines import RUNS
 
@@ -58,12 +58,12 @@ def cross_encoder(folder: Path) -> Any:
     return CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
 
 
-def opened(folder: Path, home: Path) -> Local:
+def opened(folder: Path, home: Path) -> LocalModel:
     settings = Settings(home=str(home), offline=True, engine="openvino", precision="f32", truncate=True)
     return asyncio.run(open_local("m", [parse_address(f"file:{folder}")], settings))
 
 
-def scores(local: Local, task: Batched, items: Sequence[Item], size: int = 5) -> Array:
+def scores(local: LocalModel, task: BatchTask, items: Sequence[Item], size: int = 5) -> Array:
     """[items, labels], in batches of `size` in a random order, so that lengths mix."""
     prepared = local.pipeline.prepare([(task, item) for item in items])
     order = list(range(len(items)))

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.convert import convert
-from shoal.models.convert.export import Exported, export
+from shoal.models.convert.export import ExportResult, export
 from shoal.models.convert.verify import verify
 from tests.parity.reference_models import CASES, write
 from tests.parity.test_reference import TEXTS
@@ -23,7 +23,7 @@ from tests.unit.models.engines import RUNS
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
-def exported(folder: Path, into: Path, **options: Any) -> Exported:
+def exported(folder: Path, into: Path, **options: Any) -> ExportResult:
     into.mkdir()
     return export(folder, into, **options)
 

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.core.protocols import EngineFacts, Prepared, VectorSet
 from shoal.errors import ModelFileError
-from shoal.models.convert.convert import Converted, convert
+from shoal.models.convert.convert import ConversionResult, convert
 from shoal.models.convert.verify import Run, min_cosine, verify
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed, VectorKind
@@ -30,7 +30,7 @@ COSINE, DIFFERENCE = 0.99999, 2e-5
 
 
 class Served(NamedTuple):
-    converted: Converted
+    converted: ConversionResult
     pipeline: TextPipeline
     folder: Path
 

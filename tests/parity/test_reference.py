@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.core.protocols import EngineFacts, Prepared, VectorSet
-from shoal.models.convert.convert import Converted, convert
+from shoal.models.convert.convert import ConversionResult, convert
 from shoal.models.convert.graphs.encoder import relative_buckets
 from shoal.models.convert.verify import Run, min_cosine, verify
 from shoal.pipelines.text.tokens import TextPipeline
@@ -45,7 +45,7 @@ TEXTS = [
 class Served(NamedTuple):
     """A converted model with its pipeline, as Shoal serves it."""
 
-    converted: Converted
+    converted: ConversionResult
     pipeline: TextPipeline
     folder: Path
 

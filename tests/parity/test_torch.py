@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.core.protocols import Engine
 from shoal.errors import InputRejected
 from shoal.models.convert.contract import read_contract
@@ -46,7 +46,9 @@ async def spec_of(folder: Path, **changes: Any) -> TextSpec:
 
 @asynccontextmanager
 async def opened(folder: Path, spec: TextSpec, **options: Any) -> AsyncIterator[Engine]:
-    engine = await opener("torch")(folder, name="x", options=EngineOptions(**{"warm_up_s": 0.0} | options, spec=spec))
+    engine = await load_opener("torch")(
+        folder, name="x", options=EngineOptions(**{"warm_up_s": 0.0} | options, spec=spec)
+    )
     try:
         yield engine
     finally:

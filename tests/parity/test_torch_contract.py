@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.core.protocols import Engine
 from shoal.specs import LayerSpec, PartsSpec
 from tests.contract.engines.test_engines import *  # noqa: F403 - the contract's tests, with the fixtures below
@@ -30,7 +30,7 @@ async def opened(model: TinyBert, max_length: int = 512) -> AsyncIterator[Subjec
     parts = PartsSpec(after=(LayerSpec(kind="normalize"),))
     spec = msgspec.structs.replace(model.spec, modules=("normalize",), ends_normalized=True, parts=parts)
     options = EngineOptions(warm_up_s=0.0, spec=spec, max_length=max_length, precision="f32")
-    engine = await opener("torch")(model.folder, name="tiny", options=options)
+    engine = await load_opener("torch")(model.folder, name="tiny", options=options)
     try:
         yield Subject(engine, model)
     finally:

@@ -20,8 +20,8 @@ from shoal.backends.local.precision import compare
 from shoal.backends.local.tensor_inputs import Port
 from shoal.config.settings import Settings
 from shoal.errors import ModelFileError, VerificationFailed
-from shoal.models.convert.as_published import check_folder
-from shoal.models.convert.convert import Converted, convert
+from shoal.models.convert.as_published import verify_published
+from shoal.models.convert.convert import ConversionResult, convert
 from shoal.specs import PartsSpec
 from shoal.types import Array
 from tests.parity.test_torch import infer, opened
@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], None]]] = {
 }
 
 
-def model(name: str, folder: Path) -> tuple[Path, Converted]:
+def model(name: str, folder: Path) -> tuple[Path, ConversionResult]:
     make, change = CASES[name]
     make(folder / "model")
     change(folder / "model")
@@ -155,7 +155,7 @@ def test_late_interaction_is_compared_before_it_takes_16_bits(tmp_path: Path) ->
     spec = converted.spec
     ports = tuple(Port(name, np.dtype(np.int64), (None, None)) for name in spec.inputs)
     options = EngineOptions(spec=spec, max_length=20, samples=[feeds_of(spec.inputs)])
-    exact, half = (module._rows(Network(folder, spec, name, "cpu"), ports, options) for name in ("f32", "bf16"))
+    exact, half = (module._run_samples(Network(folder, spec, name, "cpu"), ports, options) for name in ("f32", "bf16"))
     assert [len(rows) for batch in exact for rows in batch.values()] == [int(MASK.sum())]
     assert 0.9 < compare(exact, half, spec)["low_cosine"] < 1.0
 
@@ -169,7 +169,7 @@ async def test_it_is_compared_with_the_reference_before_it_serves(
     made.m3(tmp_path / "model", "bert")
     settings = msgspec.structs.replace(Settings(home=str(tmp_path / "home"), offline=True), engine="torch")
     address = parse_address(f"file:{tmp_path / 'model'}")
-    right = Heads.of
+    right = Heads.compute
     monkeypatch.setattr(Heads, "of", lambda *given: {name: found + 1 for name, found in right(*given).items()})
     with pytest.raises(VerificationFailed, match="torch does not agree"):
         await open_local("m", [address], settings)
@@ -187,4 +187,4 @@ def test_without_a_reference_there_is_nothing_to_compare(tmp_path: Path) -> None
     def run() -> Any:
         raise AssertionError
 
-    assert check_folder(folder, tmp_path / "made", converted.spec, engine="torch", run=run) is None
+    assert verify_published(folder, tmp_path / "made", converted.spec, engine="torch", run=run) is None

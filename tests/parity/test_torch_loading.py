@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.backends.local.open import open_local
 from shoal.backends.local.tensor_inputs import Port
 from shoal.config.settings import Settings
@@ -96,7 +96,7 @@ async def test_precisions(tmp_path: Path) -> None:
 async def test_a_graph_is_no_folder(tmp_path: Path) -> None:
     """Without a folder or a spec the error says which setting to change."""
     with pytest.raises(ConfigError, match="use another engine"):
-        await opener("torch")(tmp_path / "model.onnx", name="x", options=EngineOptions())
+        await load_opener("torch")(tmp_path / "model.onnx", name="x", options=EngineOptions())
 
 
 async def test_warming_measures_the_cost(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_closing_frees_the_weights(tmp_path: Path) -> None:
     import torch
 
     model = TinyBert(tmp_path)
-    engine = await opener("torch")(tmp_path, name="x", options=EngineOptions(warm_up_s=0.0, spec=model.spec))
+    engine = await load_opener("torch")(tmp_path, name="x", options=EngineOptions(warm_up_s=0.0, spec=model.spec))
     shape = torch.Size((100, HIDDEN))
     live = [weakref.ref(one) for one in gc.get_objects() if isinstance(one, torch.nn.Parameter) and one.shape == shape]
     assert len(live) >= 2, "the model's own and the reference's"

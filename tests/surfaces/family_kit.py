@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.backends.fake.model import FakeScript
 from shoal.core.gateway import Gateway
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.protocols import ModelFacts, Observer, Token
 from shoal.core.registry import Model, Registry
 from shoal.http.openapi import OpenApi
@@ -74,11 +74,11 @@ def add_family(gateway: Gateway, stack: AsyncExitStack, names: Sequence[str] = t
     """Serve models of `SCRIPTS` by name, ready; `more` replaces facts of each."""
     for name in names:
         script = SCRIPTS[name]
-        runner = BatchedRunner(make_lane(script), replace(facts_of(script), **more), Words())
+        runner = LaneRunner(make_lane(script), replace(facts_of(script), **more), Words())
         stack.push_async_callback(runner.aclose)
         model = Model(name=name, created=1_700_000_000)
         gateway.registry.add(model)
-        model.loaded(runner)
+        model.mark_loaded(runner)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.core.gateway import Gateway
-from shoal.core.lifecycle.lifecycle import Entry, Fetched, Lifecycle, LoadOptions, Plan, Report
+from shoal.core.lifecycle.lifecycle import Entry, FetchResult, Lifecycle, LoadOptions, Plan, ProgressReporter
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.core.registry import Registry
 from shoal.errors import AddressError, Forbidden, InvalidValue, ShoalError
@@ -45,14 +45,14 @@ class Scripted:
             raise InvalidValue(error.message, param="model") from None
         return Plan(name=served, source=f"hf:{served}", backend=options.backend or "local", options=options)
 
-    async def fetch(self, plan: Plan, report: Report) -> Fetched:
+    async def fetch(self, plan: Plan, report: ProgressReporter) -> FetchResult:
         report("downloading model.onnx", 30.0, 120.0)
         await self._work("fetch", plan.name)
         changed = plan.name not in self.fetched
         self.fetched.add(plan.name)
-        return Fetched(changed=changed)
+        return FetchResult(changed=changed)
 
-    async def open(self, plan: Plan, report: Report) -> Runner:
+    async def open(self, plan: Plan, report: ProgressReporter) -> Runner:
         report("opening", 1.0, 4.0)
         self.options.append(plan.options)
         await self._work("open", plan.name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends.fake.model import tokens_of, vector_of
+from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.types import Image
 from tests.surfaces.family_kit import DIMENSION
 
@@ -25,7 +25,7 @@ def inline(picture: bytes) -> str:
 def wanted(item: str | bytes, dimensions: int = DIMENSION) -> list[float]:
     """The unit vector of a text or of a picture's bytes."""
     given = Image(item) if isinstance(item, bytes) else item
-    raw = vector_of(tokens_of(given), DIMENSION)[:dimensions]
+    raw = compute_vector(tokenize_item(given), DIMENSION)[:dimensions]
     return [float(each) for each in (raw / np.linalg.norm(raw)).astype(np.float32)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from shoal.http.fetching.fetcher import Fetcher
-from shoal.surfaces import Pictures
+from shoal.surfaces import ImageReader
 
 ONE, TWO = "https://pictures.example/one.png", "http://pictures.example/two.png"
 
@@ -22,5 +22,5 @@ class Album:
         self.asked.append((url, dict(headers)))
         return url.encode()
 
-    def pictures(self, **options: Any) -> Pictures:
-        return Pictures(cast(Fetcher, self), **options)
+    def pictures(self, **options: Any) -> ImageReader:
+        return ImageReader(cast(Fetcher, self), **options)

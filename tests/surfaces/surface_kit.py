@@ -15,8 +15,8 @@ from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts, Observer, Token
 from shoal.core.registry import Model, Registry
 from shoal.errors import ShoalError
-from shoal.surfaces import SURFACES, Front, Options, build_app
-from shoal.types import Batched, BatchFacts, Context, Embed, Embedded, Generate, Image, Result, TextItem, Vectors
+from shoal.surfaces import SURFACES, Application, Options, build_app
+from shoal.types import BatchFacts, BatchTask, Context, Embed, Embedded, Generate, Image, Result, TextItem, Vectors
 
 MODEL = "all-MiniLM-L6-v2"
 DIMENSION = 4
@@ -59,7 +59,7 @@ class Told:
     tokenized: list[tuple[list[str], bool, str | None]] = field(default_factory=list)
     decoded: list[tuple[list[list[int]], bool]] = field(default_factory=list)
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         assert isinstance(task, Embed)
         self.tasks.append(task)
         self.contexts.append(ctx)
@@ -118,7 +118,7 @@ class Answer:
 class Server:
     """An app over one model named MODEL with the alias `mini`, and the calls that a client would make."""
 
-    app: Front
+    app: Application
     runner: Told
     gateway: Gateway
     model: Model
@@ -204,7 +204,7 @@ def serve(
         name=MODEL, aliases=("mini", "sentence-transformers/all-MiniLM-L6-v2", *aliases), created=1_700_000_000
     )
     registry.add(model)
-    model.loaded(runner)
+    model.mark_loaded(runner)
     gateway = Gateway(registry, observer)
     settings = Options(**options)
     return Server(build_app(gateway, [make(settings) for make in SURFACES], settings), runner, gateway, model)

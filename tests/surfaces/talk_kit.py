@@ -13,7 +13,7 @@ from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts, Observer
 from shoal.core.registry import Model, Registry
 from shoal.surfaces import SURFACES, Options, build_app
-from shoal.types import Batched, Chunk, Context, Generate, Result, TokenLogprob, Usage
+from shoal.types import BatchTask, Chunk, Context, Generate, Result, TokenLogprob, Usage
 from tests.surfaces.surface_kit import Exchange, Server, request_scope
 
 TALKER = "talker"
@@ -77,7 +77,7 @@ class Talker:
     def task(self) -> Generate:
         return self.tasks[-1]
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         raise AssertionError("it does not embed")
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
@@ -145,7 +145,7 @@ class Talking(Server):
 def add_talker(gateway: Gateway, talker: Talker) -> Model:
     model = Model(name=TALKER, created=1_700_000_000)
     gateway.registry.add(model)
-    model.loaded(talker)
+    model.mark_loaded(talker)
     return model
 
 

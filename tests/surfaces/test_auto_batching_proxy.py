@@ -10,7 +10,7 @@ import pytest
 
 from shoal.backends.fake.model import FakeScript
 from shoal.core.gateway import Gateway
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.registry import Model, Registry
 from shoal.errors import (
     DeadlineExceeded,
@@ -29,7 +29,7 @@ from shoal.errors import (
     UpstreamRefused,
 )
 from shoal.http.openapi import OpenApi
-from shoal.surfaces import Options, build_app, surfaces_of
+from shoal.surfaces import Options, build_app, build_surfaces
 from shoal.surfaces.proxy.auto_batching import AutoBatchingProxy
 from shoal.types import BatchFacts
 from tests.surfaces.surface_kit import FACTS, MODEL, Exchange, Server, Told, request_scope, vector
@@ -41,16 +41,16 @@ __all__ = ["virtual"]  # fixtures are found by their names here
 DIALECT = "auto-batching-proxy"
 
 
-def proxy(runner: Told | None = None, *, batched: BatchedRunner | None = None, **options: Any) -> Server:
+def proxy(runner: Told | None = None, *, batched: LaneRunner | None = None, **options: Any) -> Server:
     """A server under the preset, whose model is ready; `batched` stands in for a runner that does as told."""
     runner = runner or Told()
     registry = Registry()
     model = Model(name=MODEL)
     registry.add(model)
-    model.loaded(batched or runner)
+    model.mark_loaded(batched or runner)
     gateway = Gateway(registry)
     settings = Options(**{"embed_dialect": DIALECT, "max_inputs": 32, **options})
-    surfaces = surfaces_of(settings)
+    surfaces = build_surfaces(settings)
     return Server(build_app(gateway, [*surfaces, OpenApi(surfaces)], settings), runner, gateway, model)
 
 
@@ -125,7 +125,7 @@ def test_equal_texts_in_batch_info(virtual: Run[None]) -> None:
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=20, dimension=4))
-        server = proxy(batched=BatchedRunner(lane, Told().facts), batch_info=True)
+        server = proxy(batched=LaneRunner(lane, Told().facts), batch_info=True)
         first = asyncio.create_task(server.call("POST", "/embed", {"inputs": ["first"]}))
         await until(lambda: bool(engine(lane).running))
         asked = [["same"], ["same"], ["own", "own"]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import scores_of, tokens_of
+from shoal.backends.fake.model import compute_scores, tokenize_item
 from shoal.types import Item
 from tests.surfaces.family_kit import CLASSIFIER, EMBEDDER, RERANKER, family
 from tests.surfaces.surface_kit import Server
@@ -36,18 +36,18 @@ async def test_labels(server: Server, path: str, given: Any, items: list[Item]) 
     assert list(said) == ["id", "object", "created", "model", "data", "usage"]
     assert said["id"].startswith("classify-")
     for at, (item, each) in enumerate(zip(items, said["data"], strict=True)):
-        wanted = scores_of(tokens_of(item), 3, raw=False)
+        wanted = compute_scores(tokenize_item(item), 3, raw=False)
         assert list(each) == ["index", "label", "probs", "num_classes"]
         assert (each["index"], each["label"], each["num_classes"]) == (at, f"LABEL_{wanted.argmax()}", 3)
         assert each["probs"] == pytest.approx(wanted.tolist())
-    assert said["usage"]["total_tokens"] == sum(len(tokens_of(item)) for item in items)
+    assert said["usage"]["total_tokens"] == sum(len(tokenize_item(item)) for item in items)
 
 
 async def test_raw_and_the_default(server: Server) -> None:
     """Logits without the activation; without a name the first model that classifies; a reranker has one label."""
     raw = (await server.call("POST", "/classify", {"input": "one", "use_activation": False})).json()
     assert raw["model"] == CLASSIFIER
-    assert raw["data"][0]["probs"] == pytest.approx(scores_of(tokens_of("one"), 3, raw=True).tolist())
+    assert raw["data"][0]["probs"] == pytest.approx(compute_scores(tokenize_item("one"), 3, raw=True).tolist())
     single = (await server.call("POST", "/classify", {"input": "one", "model": RERANKER})).json()["data"][0]
     assert (single["label"], single["num_classes"]) == ("LABEL_0", 1)
 
@@ -60,7 +60,7 @@ async def test_infinity(server: Server, raw: bool) -> None:
     said = (await server.call("POST", "/classify", body)).json()
     assert (said["object"], said["model"]) == ("classify", CLASSIFIER)
     for item, each in zip(items, said["data"], strict=True):
-        scores = scores_of(tokens_of(item), 3, raw=raw)
+        scores = compute_scores(tokenize_item(item), 3, raw=raw)
         order = np.argsort(-scores, kind="stable").tolist()
         assert [one["label"] for one in each] == [f"LABEL_{at}" for at in order]
         assert [one["score"] for one in each] == pytest.approx([float(scores[at]) for at in order])
@@ -76,7 +76,7 @@ async def test_many(server: Server) -> None:
     for at, each in enumerate(answer.json()["data"]):
         item = tuple(given[at]) if isinstance(given[at], list) else given[at]
         assert each["index"] == at
-        assert each["probs"] == pytest.approx(scores_of(tokens_of(item), 3, raw=False).tolist())
+        assert each["probs"] == pytest.approx(compute_scores(tokenize_item(item), 3, raw=False).tolist())
 
 
 @pytest.mark.parametrize(

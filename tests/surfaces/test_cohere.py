@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from shoal.errors import EngineFailed, Overloaded
 from shoal.types import Embed, Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
@@ -17,7 +17,7 @@ from tests.surfaces.surface_kit import MODEL, Server, Told, serve
 
 QUERY = "what is a shoal"
 DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
-SCORES = [float(scores_of(tokens_of((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
+SCORES = [float(compute_scores(tokenize_item((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
 ORDER = sorted(range(3), key=lambda at: -SCORES[at])
 LINK = "https://pictures.example/one.png"
 PICTURE_INPUT = {"content": [{"type": "image_url", "image_url": {"url": "data:,one", "detail": "auto"}}]}
@@ -26,7 +26,7 @@ EMBED = {"model": EMBEDDER, "texts": DOCUMENTS, "input_type": "search_document"}
 
 
 def unit(item: str | Image) -> Any:
-    vector = vector_of(tokens_of(item), DIMENSION)
+    vector = compute_vector(tokenize_item(item), DIMENSION)
     return vector / np.linalg.norm(vector)
 
 
@@ -46,7 +46,7 @@ async def test_rerank(server: Server) -> None:
     assert [each["index"] for each in said["results"]] == ORDER
     assert [each["relevance_score"] for each in said["results"]] == pytest.approx([SCORES[at] for at in ORDER])
     assert all(set(each) == {"index", "relevance_score"} for each in said["results"])
-    total = sum(len(tokens_of((QUERY, each))) for each in DOCUMENTS)
+    total = sum(len(tokenize_item((QUERY, each))) for each in DOCUMENTS)
     assert said["meta"] == {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": 1},
@@ -101,7 +101,7 @@ async def test_embed_by_type(server: Server) -> None:
         assert found["int8"] == np.rint(vector * 127).tolist()
         assert found["uint8"] == (np.rint(vector * 127) + 128).tolist()
         assert found["ubinary"] == [int("1111", 2) << 4] == [each + 128 for each in found["binary"]]
-    total = sum(len(tokens_of(each)) for each in DOCUMENTS)
+    total = sum(len(tokenize_item(each)) for each in DOCUMENTS)
     assert said["meta"]["billed_units"] == {"input_tokens": total}
 
 

@@ -94,7 +94,7 @@ async def test_refused_fields_are_not_built(server: Server, path: str, body: byt
 
 async def test_too_many_numbers_by_the_inputs_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What surely comes to too much never reaches the model; a vector for each text is none of it."""
-    monkeypatch.setattr(matrices, "MOST_NUMBERS", 100 * DIMENSION)
+    monkeypatch.setattr(matrices, "MAX_NUMBERS", 100 * DIMENSION)
     long = "word " * 200
     for path, body in (
         ("/embed_all", {"inputs": [long] * 8}),
@@ -111,7 +111,7 @@ async def test_too_many_numbers_by_the_inputs_alone(server: Server, monkeypatch:
 
 async def test_too_many_numbers_in_the_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody could know before is refused before it is written; right at the bound it is answered."""
-    monkeypatch.setattr(matrices, "MOST_NUMBERS", 100 * DIMENSION)
+    monkeypatch.setattr(matrices, "MAX_NUMBERS", 100 * DIMENSION)
     for path, more in (("/embed_all", {}), ("/pooling", {"task": "token_embed", "model": EMBEDDER})):
         name = "input" if more else "inputs"
         right = await server.call("POST", path, {name: ["a " * 50] * 2, **more})
@@ -175,7 +175,7 @@ async def test_nothing_begins_after_a_failed_instance(server: Server) -> None:
 
 async def test_answers_of_instances_are_bounded_together(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may be within its bounds, and all of them above what one reply holds."""
-    monkeypatch.setattr(default_route, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(default_route, "MAX_REPLY_BYTES", 10_000)
     instances = [{"inputs": ["a b"] * 60}] * 20
     answer = await server.call("POST", "/vertex", {"instances": instances})
     assert (answer.status, answer.json()["error_type"]) == (422, "Validation")

@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # i
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
 from shoal.core.registry import Model, Registry
-from shoal.http.openapi import OpenApi, document, operations_of, template
-from shoal.surfaces import SURFACES, Front, Options, build_app
+from shoal.http.openapi import OpenApi, build_document, list_operations, to_openapi_path
+from shoal.surfaces import SURFACES, Application, Options, build_app
 from tests.surfaces.family_kit import add_family
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, living
 from tests.surfaces.surface_kit import MODEL, Answer, Exchange, Told, request_scope
@@ -27,11 +27,11 @@ LOCAL = {"host": "127.0.0.1:8080"}
 JSON = {"content-type": "application/json"}
 
 
-def app_of(**options: Any) -> Front:
+def app_of(**options: Any) -> Application:
     """Every documented surface over one model that is ready."""
     registry = Registry()
     registry.add(model := Model(name=MODEL))
-    model.loaded(Told())
+    model.mark_loaded(Told())
     settings = Options(metrics=lambda: b"", **options)
     surfaces = [make(settings) for make in SURFACES]
     return build_app(Gateway(registry), [*surfaces, OpenApi(surfaces)], settings)
@@ -41,7 +41,12 @@ OPERATIONS = [route.operation for route in app_of().routes.all]
 
 
 async def call(
-    app: Front, operation: Operation, headers: dict[str, str], body: Sequence[bytes] = (b"",), *, silent: bool = False
+    app: Application,
+    operation: Operation,
+    headers: dict[str, str],
+    body: Sequence[bytes] = (b"",),
+    *,
+    silent: bool = False,
 ) -> Answer:
     path = operation.path.replace("{id:path}", MODEL)
     exchange = Exchange(body, silent=silent)
@@ -72,7 +77,7 @@ async def test_refusals_are_declared(operation: Operation) -> None:
     type of the answer are in the document, and an answer without a body is declared without one."""
     (shown,) = [each for each in OPERATIONS if each.path == "/openapi.json"]
     paths = (await call(app_of(), shown, LOCAL)).json()["paths"]
-    declared = paths[template(operation.path)][operation.method.lower()]["responses"]
+    declared = paths[to_openapi_path(operation.path)][operation.method.lower()]["responses"]
     walked = 0
     async for what, answer in provoked(operation):
         assert 400 <= answer.status < 500, what
@@ -90,7 +95,7 @@ async def test_refusals_are_declared(operation: Operation) -> None:
 def test_both_forms_of_one_status_are_declared() -> None:
     """TEI's 400 is JSON of its own or plain text of its framework; its 401 has no body; OpenAI's are JSON alone."""
     surfaces = [make(Options()) for make in SURFACES]
-    paths = document({each.name: operations_of(each, Gateway(Registry())) for each in surfaces})["paths"]
+    paths = build_document({each.name: list_operations(each, Gateway(Registry())) for each in surfaces})["paths"]
     tei, openai = (paths[path]["post"]["responses"] for path in ("/embed", "/v1/embeddings"))
     assert set(tei["400"]["content"]) == set(tei["422"]["content"]) == {"application/json", "text/plain"}
     assert "content" not in tei["401"]
@@ -102,7 +107,7 @@ def test_both_forms_of_one_status_are_declared() -> None:
     assert "413" not in paths["/v1/models"]["get"]["responses"]
 
 
-async def served_document(app: Front) -> dict[str, Any]:
+async def served_document(app: Application) -> dict[str, Any]:
     exchange = Exchange([b""])
     await app(request_scope("GET", "/openapi.json", LOCAL), exchange.receive, exchange.send)
     made: dict[str, Any] = exchange.answer().json()
@@ -119,7 +124,7 @@ def check(made: dict[str, Any], operation: dict[str, Any], answer: Answer) -> No
         Draft202012Validator(schema).validate(answer.json())
 
 
-def with_document(life: Living) -> Front:
+def with_document(life: Living) -> Application:
     surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES]
     return build_app(life.server.gateway, [*surfaces, OpenApi(surfaces)], Options(metrics=lambda: b""))
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import FakeScript, tokens_of, vector_of
+from shoal.backends.fake.model import FakeScript, compute_vector, tokenize_item
 from shoal.core.gateway import Gateway
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.registry import Model, Registry
 from shoal.surfaces import SURFACES, Options, build_app
 from shoal.surfaces.shared import matrices
@@ -71,7 +71,7 @@ async def test_suffixes_of_models() -> None:
     assert (await asked({"input_type": "document"}, model="mini-query")).input_type == "document"
     server = serve()
     server.gateway.registry.add(other := Model(name="mini-query"))
-    other.loaded(runner := Told())
+    other.mark_loaded(runner := Told())
     assert (await server.call("POST", "/v1/embeddings", {"model": "mini-query", "input": "a"})).status == 200
     assert runner.tasks[0].input_type is None
     unknown = await server.call("POST", "/v1/embeddings", {"model": "nobody-query", "input": "a"})
@@ -92,7 +92,7 @@ async def test_narrow_numbers(precision: str, code: str) -> None:
         )
     assert plain.json() == listed.json()
     for text, each, other in zip(TEXTS, plain.json()["data"], packed.json()["data"], strict=True):
-        vector = vector_of(tokens_of(text), 4)
+        vector = compute_vector(tokenize_item(text), 4)
         vector /= np.linalg.norm(vector)
         wanted = {
             "float": vector,
@@ -120,7 +120,7 @@ async def test_voyage_as_it_sends() -> None:
         said = (await server.call("POST", "/v1/embeddings", body)).json()
     found = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in said["data"]]
     assert [len(each) for each in found] == [4, 4]
-    assert said["usage"]["total_tokens"] == sum(len(tokens_of(each)) for each in TEXTS)
+    assert said["usage"]["total_tokens"] == sum(len(tokenize_item(each)) for each in TEXTS)
 
 
 async def test_jina_base64() -> None:
@@ -269,8 +269,8 @@ async def colbert() -> AsyncIterator[Server]:
     script = FakeScript(vectors="multi", dimension=4)
     registry = Registry()
     registry.add(model := Model(name=COLBERT))
-    runner = BatchedRunner(make_lane(script), facts_of(script), Words())
-    model.loaded(runner)
+    runner = LaneRunner(make_lane(script), facts_of(script), Words())
+    model.mark_loaded(runner)
     gateway = Gateway(registry)
     made: Any = runner
     try:
@@ -290,7 +290,7 @@ async def test_late_interaction() -> None:
         pooled = (await server.call("POST", "/pooling", {**body, "task": "token_embed"})).json()
     assert plain["data"] == packed["data"]
     for at, text in enumerate(TEXTS):
-        words = np.stack([vector_of([token], 4) for token in tokens_of(text)])
+        words = np.stack([compute_vector([token], 4) for token in tokenize_item(text)])
         wanted = words / np.linalg.norm(words, axis=1, keepdims=True)
         assert plain["data"][at]["index"] == at
         assert np.allclose(plain["data"][at]["embedding"], wanted, atol=1e-6)
@@ -329,7 +329,7 @@ async def test_pooling_of_late_interaction() -> None:
 
 async def test_late_interaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the numbers of its answer, known before or not."""
-    monkeypatch.setattr(matrices, "MOST_NUMBERS", 40)
+    monkeypatch.setattr(matrices, "MAX_NUMBERS", 40)
     async with colbert() as server:
         for texts in (["word " * 30] * 3, ["a " * 11]):
             answer = await server.call("POST", "/v1/embeddings", {"model": COLBERT, "input": texts})

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import tokens_of, vector_of
-from shoal.http.images import INLINE_CHARACTERS, Pictures
+from shoal.backends.fake.model import compute_vector, tokenize_item
+from shoal.http.images import INLINE_CHARACTERS, ImageReader
 from shoal.types import Image
 from tests.surfaces.family_kit import CLIP, DIMENSION, EMBEDDER, family
 from tests.surfaces.pictures_kit import ONE, TWO, Album
@@ -26,7 +26,7 @@ TEXT = "a group of fish"
 
 
 def unit(item: str | list[int] | Image) -> Any:
-    vector = vector_of(tokens_of(item), DIMENSION)
+    vector = compute_vector(tokenize_item(item), DIMENSION)
     return vector / np.linalg.norm(vector)
 
 
@@ -77,7 +77,7 @@ async def test_forms(server: Server, path: str, said: dict[str, Any], items: lis
     assert answer.status == 200, found
     assert [each["index"] for each in found["data"]] == list(range(len(items)))
     assert np.allclose([each["embedding"] for each in found["data"]], [unit(each) for each in items], atol=1e-6)
-    tokens = sum(len(tokens_of(each)) for each in items if not isinstance(each, Image))
+    tokens = sum(len(tokenize_item(each)) for each in items if not isinstance(each, Image))
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
@@ -85,7 +85,7 @@ async def test_fields_of_vectors_hold_for_pictures(server: Server) -> None:
     """`dimensions` and base64, as of texts."""
     body = {"model": CLIP, "input": [{"image": DATA}], "dimensions": 2, "encoding_format": "base64"}
     (entry,) = (await server.call("POST", "/v1/embeddings", body)).json()["data"]
-    cut = vector_of(tokens_of(SEEN), DIMENSION)[:2]
+    cut = compute_vector(tokenize_item(SEEN), DIMENSION)[:2]
     assert np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") == pytest.approx(cut / np.linalg.norm(cut))
 
 
@@ -125,7 +125,7 @@ async def test_many_short_pictures_leave_the_loop_to_others() -> None:
 
     loop = asyncio.get_running_loop()
     loop.call_soon(turn)
-    assert await Pictures().read([text] * count, deadline=inf) == [Image(FILE * 400)] * count
+    assert await ImageReader().read([text] * count, deadline=inf) == [Image(FILE * 400)] * count
     assert turns >= 3
 
 

@@ -17,8 +17,8 @@ from shoal.core.registry import Registry
 from shoal.errors import ShoalError
 from shoal.http import body
 from shoal.http.application import LARGE_BODY
-from shoal.http.disconnect import PATIENCE_S
-from shoal.surfaces import Front, Options, Reply, Request, build_app
+from shoal.http.disconnect import WATCH_DELAY_S
+from shoal.surfaces import Application, Options, Reply, Request, build_app
 from shoal.types import Result, TaskKind, TrafficClass
 from tests.surfaces.surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
 
@@ -49,9 +49,9 @@ async def test_large_bodies_are_not_read(path: str, kind: str) -> None:
 
 async def test_bodies_that_there_is_no_room_for_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are being sent already: 429 by the stated length, and not when half of it has come. Small ones pass."""
-    unfinished = body.Unfinished(1_000_000)
+    unfinished = body.PendingBodies(1_000_000)
     unfinished.add(0, 900_000)
-    monkeypatch.setattr(body, "_UNFINISHED", unfinished)
+    monkeypatch.setattr(body, "_PENDING_BODIES", unfinished)
     exchange = Exchange([b"x" * 1000] * 100)
     await serve().app(request_scope("POST", "/embed", {"content-length": "200000"}), exchange.receive, exchange.send)
     assert (exchange.answer().status, exchange.reads_before_answer) == (429, 0)
@@ -342,7 +342,7 @@ async def test_slow_answers_leave_no_tasks() -> None:
     request = asyncio.create_task(server.call("POST", "/v1/embeddings", ASK))
     await runner.begun.wait()
     assert runner.release is not None
-    asyncio.get_running_loop().call_later(PATIENCE_S * 2, runner.release.set)
+    asyncio.get_running_loop().call_later(WATCH_DELAY_S * 2, runner.release.set)
     assert (await request).status == 200
     await settled()
     assert asyncio.all_tasks() == before
@@ -436,7 +436,7 @@ class Streamer:
         finally:
             self.closed = True
 
-    def app(self) -> Front:
+    def app(self) -> Application:
         return build_app(Gateway(Registry()), [self], Options())
 
 

@@ -41,7 +41,7 @@ async def test_one_model_cannot_answer(fails: bool) -> None:
     other = Model(name="other")
     server.gateway.registry.add(other)
     if fails:
-        other.failed(ModelFileError("is missing", file="config.json"))
+        other.mark_failed(ModelFileError("is missing", file="config.json"))
     answer = await server.call("GET", "/health/ready")
     assert answer.status == 503
     reason = "config.json: is missing" if fails else "loading"
@@ -86,13 +86,13 @@ async def test_a_sleeping_model_can_answer() -> None:
     """It wakes for a request, so that the server is healthy and ready."""
     server = serve()
     server.model.resting = True
-    server.model.on("unload")
+    server.model.transition("unload")
     assert (await server.call("GET", "/health")).status == 200
     answer = await server.call("GET", "/health/ready")
     assert (answer.status, answer.json()["models"]) == (200, {MODEL: "sleeping"})
-    server.model.on("closed")
+    server.model.transition("closed")
     assert (await server.call("GET", "/health/ready")).json()["models"] == {MODEL: "sleeping"}
-    server.model.on("load")
+    server.model.transition("load")
     server.model.note = "compiling"
     assert (await server.call("GET", "/health/ready")).json()["models"] == {MODEL: "loading: compiling"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import scores_of, tokens_of
+from shoal.backends.fake.model import compute_scores, tokenize_item
 from shoal.core.lifecycle.lifecycle import Entry
 from shoal.specs import ContrastSpec
 from shoal.types import Image
@@ -54,7 +54,7 @@ async def test_labels_of_the_model() -> None:
             "POST", "/classify_image", {"name": CLASSIFIER, "image": [inline(RED), inline(BLUE)]}
         )
         assert answer.status == 200, answer.body
-        rows = [scores_of(tokens_of(Image(each)), 3, raw=False) for each in (RED, BLUE)]
+        rows = [compute_scores(tokenize_item(Image(each)), 3, raw=False) for each in (RED, BLUE)]
         close(answer.json()["probabilities"], rows)
         close(np.sum(answer.json()["probabilities"], axis=1), [1.0, 1.0])
 

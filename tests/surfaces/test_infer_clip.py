@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from shoal.backends.fake.model import FakeScript
-from shoal.core.lane_runner import BatchedRunner
-from shoal.core.lifecycle.lifecycle import Entry, LoadOptions, Plan, Report
+from shoal.core.lane_runner import LaneRunner
+from shoal.core.lifecycle.lifecycle import Entry, LoadOptions, Plan, ProgressReporter
 from shoal.core.protocols import Runner
-from shoal.http.fetching.allowed import Allowed
+from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import Fetcher
-from shoal.surfaces import Pictures
+from shoal.surfaces import ImageReader
 from tests.surfaces.family_kit import DIMENSION, facts_of
 from tests.surfaces.life_kit import OTHER, Living, Scripted, living
 from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
@@ -30,14 +30,14 @@ LOADED = {"message": f"{TITLE} loaded successfully."}
 class Clips(Scripted):
     """A loader of models that take pictures, where the name says so."""
 
-    async def open(self, plan: Plan, report: Report) -> Runner:
+    async def open(self, plan: Plan, report: ProgressReporter) -> Runner:
         if NAME not in plan.name:
             return await super().open(plan, report)
         self.options.append(plan.options)
         await self._work("open", plan.name)
         self.fetched.add(plan.name)
         script = FakeScript(images=1, dimension=DIMENSION)
-        return BatchedRunner(make_lane(script), facts_of(script))
+        return LaneRunner(make_lane(script), facts_of(script))
 
 
 async def say(life: Living, path: str, **fields: Any) -> Any:
@@ -51,8 +51,8 @@ async def test_the_readme_of_the_original() -> None:
     delete."""
     async with web() as first, web() as second:
         first.answer, second.answer = http(RED), http(BLUE)
-        allowed = Allowed.parse(f"images.test:{first.port},images.test:{second.port}")
-        pictures = Pictures(Fetcher(allowed, resolver=Names(["127.0.0.1"])))
+        allowed = FetchPolicy.parse(f"images.test:{first.port},images.test:{second.port}")
+        pictures = ImageReader(Fetcher(allowed, resolver=Names(["127.0.0.1"])))
         async with living(Clips(), pictures=pictures) as life:
             assert await say(life, "/load_clip_model", model_name="ViT-B-32", pretrained="laion2b_s34b_b79k") == LOADED
             texts = ["I am a sentence.", "I am another sentence.", "I am a third sentence."]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.surfaces import Pictures
+from shoal.surfaces import ImageReader
 from tests.surfaces.family_kit import CLIP, EMBEDDER, family
 from tests.surfaces.picture_kit import BLUE, BOUNDARY, FORM, RED, File, close, form, inline, wanted
 from tests.surfaces.surface_kit import Answer
@@ -65,7 +65,7 @@ async def test_fields_that_are_no_files() -> None:
             ("image", url(host)),
             ("image", A),
             ("image_download_headers", '{"x-token": "t"}'),
-            pictures=Pictures(fetcher(host)),
+            pictures=ImageReader(fetcher(host)),
         )
         assert answer.status == 200, answer.body
         close(answer.json()["embedding"], [wanted(each) for each in (RED, BLUE, BLUE, RED)])
@@ -157,7 +157,7 @@ async def test_routes_that_read_no_form() -> None:
 
 async def test_bounds() -> None:
     """Of a file, of headers, of pictures and of parts; an error names the picture by its place among all of them."""
-    small = Pictures(max_bytes=100)
+    small = ImageReader(max_bytes=100)
     fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("image", inline(RED)), ("image", ("x", b"x" * 101))]
     answer = await upload("/infer_image", *fields, pictures=small)
     detail = "Invalid image. input 1: the picture has 101 bytes, of 100 at most: send a smaller one"

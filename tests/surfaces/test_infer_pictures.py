@@ -12,7 +12,7 @@ import pytest
 from shoal.core.protocols import Observer
 from shoal.errors import InvalidValue, Overloaded
 from shoal.http.fetching.fetcher import Fetcher
-from shoal.surfaces import Pictures
+from shoal.surfaces import ImageReader
 from shoal.types import Context, Embed, Embedded, Image, Result
 from tests.surfaces.family_kit import CLIP, EMBEDDER, RERANKER, family
 from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
@@ -222,7 +222,7 @@ async def test_download_headers_are_bounded() -> None:
 
 
 def fetching(made: Fetcher) -> dict[str, Any]:
-    return {"pictures": Pictures(made)}
+    return {"pictures": ImageReader(made)}
 
 
 @pytest.mark.parametrize("name", ["image_download_headers", "imageDownloadHeaders"])

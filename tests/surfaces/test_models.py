@@ -13,7 +13,7 @@ import pytest
 from shoal.core.lifecycle.lifecycle import Entry, Event
 from shoal.errors import Overloaded, SourceError
 from shoal.surfaces import models
-from shoal.surfaces.models import HEARTBEAT_S, _told
+from shoal.surfaces.models import HEARTBEAT_S, _encode_event
 from shoal.surfaces.shared import listing
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
 from tests.surfaces.surface_kit import MODEL, Exchange, request_scope, serve
@@ -62,7 +62,7 @@ async def test_the_list_of_a_server_of_fixed_models() -> None:
 
 async def test_the_list_does_not_wait_for_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what lies elsewhere cannot be had soon, what is served is the list."""
-    monkeypatch.setattr(listing, "PATIENCE_S", 0.001)
+    monkeypatch.setattr(listing, "LISTING_TIMEOUT_S", 0.001)
     async with living(Scripted(listing_hangs=True)) as life:
         assert await statuses(life) == {MODEL: {"value": "loaded"}}
 
@@ -241,7 +241,7 @@ async def test_a_burst_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(models, "MAX_STREAMS", 1)
     asked: Any = None
     async with living() as life:
-        stream = models._Stream(life.server.gateway)
+        stream = models._EventStream(life.server.gateway)
         first = await stream(asked)
         with pytest.raises(Overloaded):
             await stream(asked)
@@ -251,7 +251,7 @@ async def test_a_burst_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_the_server_going_down_ends_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would hold up the drain otherwise."""
-    monkeypatch.setattr(models, "_LOOK_S", 0.001)
+    monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
     async with living() as life, watching(life) as exchange:
         life.server.gateway.draining = True
         await exchange.until(over)
@@ -266,7 +266,7 @@ async def test_a_stream_ends_with_its_events() -> None:
 
 async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is broken by a comment, which no client takes for an event."""
-    monkeypatch.setattr(models, "_LOOK_S", 0.001)
+    monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
     monkeypatch.setattr(models, "HEARTBEAT_S", 0.002)
     assert HEARTBEAT_S == 15.0
     async with living() as life, watching(life) as exchange:
@@ -305,7 +305,7 @@ async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_how_events_are_told(event: Event, said: dict[str, Any]) -> None:
     """In the router's words: it has no state for having failed, and progress by file."""
-    piece = _told(event)
+    piece = _encode_event(event)
     assert piece.startswith(b"data: ")
     assert piece.endswith(b"\n\n")
     assert json.loads(piece[len(b"data: ") :]) == said

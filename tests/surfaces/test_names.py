@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import AddressError, InvalidValue
 from shoal.models.address import check_name
-from shoal.surfaces.shared.model_jobs import checked_name, checked_source
+from shoal.surfaces.shared.model_jobs import check_model_name, check_source
 from tests.surfaces.life_kit import living
 from tests.surfaces.surface_kit import Answer
 
@@ -24,9 +24,9 @@ BAD += ["a/b/c", "a\\b", "~/x", "a b", "a\n", "load", "unload", "sse", "a/..", "
 def test_bad_names(name: str) -> None:
     """Refused as a name and as a source."""
     with pytest.raises(InvalidValue):
-        checked_name(name)
+        check_model_name(name)
     with pytest.raises(InvalidValue):
-        checked_source(name)
+        check_source(name)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_bad_names(name: str) -> None:
 )
 def test_sources_that_are_no_names(source: str) -> None:
     """Where a model comes from may be said when it is loaded, and not when it is unloaded."""
-    assert checked_source(source) == source
+    assert check_source(source) == source
     with pytest.raises(InvalidValue):
-        checked_name(source)
+        check_model_name(source)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_sources_that_are_no_names(source: str) -> None:
 def test_sources_that_lead_elsewhere(source: str) -> None:
     """No step upwards, no control character, no letter that looks like another, and no end of it."""
     with pytest.raises(InvalidValue):
-        checked_source(source)
+        check_source(source)
 
 
 names = st.text(max_size=20) | st.sampled_from(BAD) | st.from_regex(r"[a-zA-Z0-9._/-]{1,12}", fullmatch=True)
@@ -59,10 +59,10 @@ def test_the_same_names_as_on_the_command_line(name: str) -> None:
         check_name(name)
     except AddressError:
         with pytest.raises(InvalidValue):
-            checked_name(name)
+            check_model_name(name)
     else:
-        assert checked_name(name) == name
-        assert checked_source(name) == name
+        assert check_model_name(name) == name
+        assert check_source(name) == name
 
 
 async def everywhere(name: str) -> tuple[list[Answer], list[Any]]:

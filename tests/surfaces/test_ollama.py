@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.generation.sampling import honoured
+from shoal.core.generation.sampling import merge_sampling
 from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError, Unsupported, UpstreamRefused
 from shoal.types import Chunk, Generate, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta
 from tests.surfaces.life_kit import living
@@ -283,7 +283,7 @@ class TestTasks:
         """By models on this machine and on Triton, which read it in the task."""
         task = await task_of({**ASKED, "options": {"repeat_penalty": 1.5}})
         with pytest.raises(Unsupported, match="cannot honour 'repeat_penalty'"):
-            honoured(task.sampling, Sampling(), (), (), task.names)
+            merge_sampling(task.sampling, Sampling(), (), (), task.names)
 
     async def test_integers_that_are_written_with_a_point(self) -> None:
         """Ollama takes them, and leaves out what is behind the point."""

@@ -159,7 +159,7 @@ class TestModels:
     )
     def test_sizes(self, parameters: int, size: str) -> None:
         """As Ollama writes them."""
-        assert models._billions(parameters) == size
+        assert models._format_billions(parameters) == size
 
     async def test_version(self) -> None:
         """A number that clients compare, and Shoal's own."""
@@ -196,7 +196,7 @@ async def ended(life: Living) -> None:
 class TestLife:
     async def test_pull(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Line by line; then the model can be asked, by the name that it was pulled by."""
-        monkeypatch.setattr(models, "_LOOK_S", 0.001)
+        monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
             exchange = Heard({"model": f"hf.co/{OTHER}:latest"}, b"downloading")

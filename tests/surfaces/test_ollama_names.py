@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.surfaces.ollama.names import LIBRARY, is_librarys, match, quantization, untagged
+from shoal.surfaces.ollama.names import LIBRARY, is_library_name, match_library_name, split_quantization, strip_tag
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SERVED = {
@@ -34,13 +34,13 @@ SERVED = {
 )
 def test_names_of_the_library(name: str, model: str | None) -> None:
     """Family, version and size must all be those of one model that is served."""
-    assert match(name, SERVED) == model
+    assert match_library_name(name, SERVED) == model
 
 
 def test_two_that_could_be_meant() -> None:
     """Then neither is: an answer of the wrong one would look right."""
     served = {name: [name] for name in ("a/Llama-3.2-1B", "b/Llama-3.2-1B-Instruct-GGUF")}
-    assert match("llama3.2:1b", served) is None
+    assert match_library_name("llama3.2:1b", served) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_two_that_could_be_meant() -> None:
 )
 def test_quantizations(name: str, found: tuple[str, str]) -> None:
     """Tags that name how weights are kept are told apart from adapters."""
-    assert quantization(untagged(name)) == found
+    assert split_quantization(strip_tag(name)) == found
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_quantizations(name: str, found: tuple[str, str]) -> None:
 )
 def test_names_that_only_the_library_has(name: str, whose: bool) -> None:
     """Neither the hub nor the package index can mean them."""
-    assert is_librarys(name) is whose
+    assert is_library_name(name) is whose
 
 
 def test_the_table_of_embedders() -> None:

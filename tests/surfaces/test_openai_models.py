@@ -67,7 +67,7 @@ async def test_failed_model_says_why() -> None:
     server = serve()
     broken = Model(name="broken")
     server.gateway.registry.add(broken)
-    broken.failed(ModelFileError("is missing", file="config.json"))
+    broken.mark_failed(ModelFileError("is missing", file="config.json"))
     answer = await server.call("GET", "/v1/models/broken")
     status = {"value": "unloaded", "failed": True, "error": "config.json: is missing"}
     assert answer.json()["status"] == status

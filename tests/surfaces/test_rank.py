@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import tokens_of, vector_of
-from shoal.core.image_text_scoring import compared
+from shoal.backends.fake.model import compute_vector, tokenize_item
+from shoal.core.image_text_scoring import compute_scores
 from shoal.errors import Overloaded
 from shoal.specs import ContrastSpec
 from shoal.types import Image
@@ -21,16 +21,16 @@ from tests.surfaces.surface_kit import Server, Told, serve
 TEXTS = ["a cat", "a dog", "a red square", "a shoal of fish at noon"]
 RANK = {"model": CLIP, "image": ONE, "texts": TEXTS}
 LINKED, OTHER = Image(ONE.encode()), Image(TWO.encode())
-TOKENS = sum(len(tokens_of(each)) for each in TEXTS)
+TOKENS = sum(len(tokenize_item(each)) for each in TEXTS)
 
 
 def vectors(*items: str | Image) -> Any:
-    return np.stack([vector_of(tokens_of(each), DIMENSION) for each in items])
+    return np.stack([compute_vector(tokenize_item(each), DIMENSION) for each in items])
 
 
 def expected(picture: Image, contrast: ContrastSpec = CONTRAST) -> list[dict[str, Any]]:
     """By the score, the best first."""
-    cosine, scores = compared(vectors(picture), vectors(*TEXTS), contrast)
+    cosine, scores = compute_scores(vectors(picture), vectors(*TEXTS), contrast)
     rows = zip(range(len(TEXTS)), TEXTS, cosine[0].tolist(), scores[0].tolist(), strict=True)
     entries = [dict(zip(("index", "text", "cosine", "score"), row, strict=True)) for row in rows]
     return sorted(entries, key=lambda entry: -entry["score"])

@@ -11,7 +11,7 @@ import pytest
 
 from shoal import errors
 from shoal.errors import BackendError, CapacityError, RequestError, SetupError, ShoalError
-from shoal.http.redaction import redacted, redacted_error
+from shoal.http.redaction import redact, redact_error
 from shoal.surfaces import SURFACES, Options
 from tests.surfaces.talk_kit import Talker, talking
 
@@ -60,7 +60,7 @@ def leaks(text: str) -> list[str]:
 def test_every_form_of_an_address(place: str) -> None:
     """As Shoal, aiohttp and gRPC write them, in the middle of a sentence and at its ends."""
     for text in (f"the server at {place} cannot serve now: try again", place, f"({place})", f"{place}, {place}."):
-        assert not leaks(redacted(text)), redacted(text)
+        assert not leaks(redact(text)), redact(text)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_every_form_of_an_address(place: str) -> None:
 )
 def test_what_is_none_stays(text: str) -> None:
     """Names of models, numbers and versions."""
-    assert redacted(text) == text
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda each: each.__name__)
@@ -83,7 +83,7 @@ def test_every_kind_on_every_surface(surface: Any, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "shoal.http"):
         for kind, place in product(kinds(), PLACES):
             message = f"the server at {place} cannot serve now"
-            status, headers, body = render(redacted_error(made(kind, message), "req_1"))
+            status, headers, body = render(redact_error(made(kind, message), "req_1"))
             assert status >= 400
             assert not leaks(body.decode() + str(headers)), body
             assert message in caplog.text
@@ -92,7 +92,7 @@ def test_every_kind_on_every_surface(surface: Any, caplog: pytest.LogCaptureFixt
 def test_a_callers_own_words_stay() -> None:
     """An address that the client sent, as that of a picture, is not hidden from it."""
     error = RequestError("the picture at http://pictures.internal:8000/a.png cannot be read")
-    assert redacted_error(error, "req_1") is error
+    assert redact_error(error, "req_1") is error
 
 
 @pytest.mark.parametrize("stream", [False, True])

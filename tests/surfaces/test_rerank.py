@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from shoal.errors import Overloaded
-from shoal.surfaces.shared.ranking import falling
+from shoal.surfaces.shared.ranking import sort_descending
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, family
 from tests.surfaces.surface_kit import Server, Told, serve
 
@@ -21,7 +21,7 @@ ASK = {"query": QUERY, "documents": DOCUMENTS}
 
 
 def score(document: str, *, raw: bool = False, query: str = QUERY) -> float:
-    return float(scores_of(tokens_of((query, document)), 1, raw=raw)[0])
+    return float(compute_scores(tokenize_item((query, document)), 1, raw=raw)[0])
 
 
 SCORES = [score(each) for each in DOCUMENTS]
@@ -46,7 +46,7 @@ async def test_as_jina_tells_it(server: Server, path: str) -> None:
     assert [each["index"] for each in said["results"]] == ORDER
     assert [each["document"]["text"] for each in said["results"]] == [DOCUMENTS[at] for at in ORDER]
     assert [each["relevance_score"] for each in said["results"]] == pytest.approx([SCORES[at] for at in ORDER])
-    total = sum(len(tokens_of((QUERY, each))) for each in DOCUMENTS)
+    total = sum(len(tokenize_item((QUERY, each))) for each in DOCUMENTS)
     assert said["usage"] == {"prompt_tokens": total, "total_tokens": total}
     assert said["meta"]["billed_units"] == {"search_units": 1}
 
@@ -116,7 +116,7 @@ async def test_ties_are_told_by_place(server: Server) -> None:
     tei = (await server.call("POST", "/rerank", {"query": QUERY, "texts": same})).json()
     assert [each["index"] for each in jina] == [0, 1, 2]
     assert [each["index"] for each in tei] == [2, 1, 0]
-    assert falling(np.array([1, 3, 1, 3], dtype=np.float32), 3) == [1, 3, 0]
+    assert sort_descending(np.array([1, 3, 1, 3], dtype=np.float32), 3) == [1, 3, 0]
 
 
 async def test_texts_are_tei(server: Server) -> None:
@@ -200,9 +200,9 @@ async def test_where_nobody_reranks() -> None:
     async with family(EMBEDDER) as server:
         said = (await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 4096})).json()
         refused = await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 8})
-    query = vector_of(tokens_of(QUERY), DIMENSION)
+    query = compute_vector(tokenize_item(QUERY), DIMENSION)
     for each in said["results"]:
-        vector = vector_of(tokens_of(each["document"]["text"]), DIMENSION)
+        vector = compute_vector(tokenize_item(each["document"]["text"]), DIMENSION)
         cosine = query @ vector / np.linalg.norm(query) / np.linalg.norm(vector)
         assert each["relevance_score"] == pytest.approx(float(cosine), abs=1e-6)
     assert (said["model"], refused.status) == (EMBEDDER, 400)

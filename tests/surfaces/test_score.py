@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from shoal.core.registry import Model
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
 from tests.surfaces.surface_kit import Server
@@ -18,7 +18,7 @@ TEXTS = ["a group of fish", "a kind of bread", "fish"]
 
 
 def score(left: str, right: str, *, raw: bool = False) -> float:
-    return float(scores_of(tokens_of((left, right)), 1, raw=raw)[0])
+    return float(compute_scores(tokenize_item((left, right)), 1, raw=raw)[0])
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def test_one_against_many(server: Server, path: str, names: tuple[str, str
     assert said["id"] == f"score-{answer.headers['x-request-id']}"
     assert [(each["index"], each["object"]) for each in said["data"]] == [(at, "score") for at in range(3)]
     assert [each["score"] for each in said["data"]] == pytest.approx([score("what", each) for each in TEXTS])
-    total = sum(len(tokens_of(("what", each))) for each in TEXTS)
+    total = sum(len(tokenize_item(("what", each))) for each in TEXTS)
     assert said["usage"] == {
         "prompt_tokens": total,
         "total_tokens": total,
@@ -136,11 +136,11 @@ async def test_pooling_gives_vectors(server: Server) -> None:
     packed = await server.call("POST", "/pooling", {"model": EMBEDDER, "input": TEXTS, "encoding_format": "base64"})
     assert found["id"].startswith("pool-")
     for text, each, other in zip(TEXTS, found["data"], packed.json()["data"], strict=True):
-        wanted = vector_of(tokens_of(text), DIMENSION)
+        wanted = compute_vector(tokenize_item(text), DIMENSION)
         assert each["data"] == pytest.approx(wanted / np.linalg.norm(wanted), abs=1e-6)
         assert np.frombuffer(base64.b64decode(other["data"]), "<f4").tolist() == pytest.approx(each["data"])
     raw = await server.call("POST", "/pooling", {"input": "fish", "use_activation": False, "dimensions": 2})
-    assert raw.json()["data"][0]["data"] == vector_of(tokens_of("fish"), DIMENSION)[:2].tolist()
+    assert raw.json()["data"][0]["data"] == compute_vector(tokenize_item("fish"), DIMENSION)[:2].tolist()
 
 
 async def test_pooling_gives_tokens(server: Server) -> None:
@@ -149,7 +149,7 @@ async def test_pooling_gives_tokens(server: Server) -> None:
     found = (await server.call("POST", "/pooling", body)).json()["data"]
     packed = (await server.call("POST", "/pooling", {**body, "encoding_format": "base64"})).json()["data"]
     for at, text in enumerate(TEXTS):
-        wanted = np.stack([vector_of([token], DIMENSION) for token in tokens_of(text)])
+        wanted = np.stack([compute_vector([token], DIMENSION) for token in tokenize_item(text)])
         assert (found[at]["index"], found[at]["object"]) == (at, "pooling")
         assert found[at]["data"] == wanted.tolist()
         assert np.frombuffer(base64.b64decode(packed[at]["data"]), "<f4").tolist() == wanted.ravel().tolist()
@@ -162,6 +162,6 @@ async def test_pooling_gives_scores(server: Server) -> None:
     for body in ({"model": CLASSIFIER, "input": TEXTS}, {"task": "classify", "model": CLASSIFIER, "input": TEXTS}):
         found = (await server.call("POST", "/pooling", body)).json()["data"]
         for text, each in zip(TEXTS, found, strict=True):
-            assert each["data"] == pytest.approx(scores_of(tokens_of(text), 3, raw=False).tolist())
+            assert each["data"] == pytest.approx(compute_scores(tokenize_item(text), 3, raw=False).tolist())
     ids = await server.call("POST", "/pooling", {"model": CLASSIFIER, "input": [1, 2]})
     assert (ids.status, ids.json()["error"]["param"]) == (400, "input")

@@ -15,7 +15,7 @@ from shoal.core.protocols import GenerationReport, Observer
 from shoal.errors import EngineFailed, UpstreamRefused
 from shoal.http.request import Request
 from shoal.surfaces.openai.chat import ChatEvents
-from shoal.surfaces.openai.events import Said
+from shoal.surfaces.openai.events import AnswerHeader
 from shoal.types import Chunk, Result, TaskKind, TokenLogprob, ToolDelta, Usage
 from tests.surfaces.surface_kit import Answer, request_scope
 from tests.surfaces.talk_kit import TALKER, Heard, Talker, data_of, talking, turns
@@ -403,12 +403,12 @@ async def test_failures_in_mid_stream_are_logged(path: str, caplog: pytest.LogCa
 def test_a_call_that_was_held_back(piece: Chunk, began: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no rate: no model writes forty tokens in the moment in which a call is sent."""
     request = Request(request_scope("POST", CHAT, {}), 0.0)
-    events = ChatEvents(Said("id", 0, TALKER), request, choices=1, include_usage=False)
+    events = ChatEvents(AnswerHeader("id", 0, TALKER), request, choices=1, include_usage=False)
     usage = Chunk(usage=Usage(prompt_tokens=7, completion_tokens=40))
     pieces = [piece] * (40 if piece.text else 1)
     times = iter([0.8, 1.0])
     monkeypatch.setattr(events, "_clock", lambda: next(times))
-    sent = b"".join(map(events.chunk, [*pieces, Chunk(finish_reason="stop"), usage])) + events.end()
+    sent = b"".join(map(events.encode_chunk, [*pieces, Chunk(finish_reason="stop"), usage])) + events.encode_end()
     told = data_of(sent)[-2]["timings"]
     if began is None:
         assert told == {"prompt_n": 7, "predicted_n": 40, "cache_n": 0}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shoal.http.openapi import template
+from shoal.http.openapi import to_openapi_path
 from shoal.surfaces import Options
 from shoal.surfaces.proxy.auto_batching import AutoBatchingProxy
 from shoal.web import Pages
@@ -39,8 +39,8 @@ ROWS = [Row(*found) for found in ROW.findall(PAGE)]
 def test_every_route_has_a_row() -> None:
     """Exactly the routes that are registered: those of all surfaces, the pages, and what a preset adds."""
     gateway = serve().gateway
-    routes = {(each.operation.method, template(each.operation.path)) for each in app_of().routes.all}
-    routes |= {(each.method, template(each.path)) for each in Pages().routes(gateway)}
+    routes = {(each.operation.method, to_openapi_path(each.operation.path)) for each in app_of().routes.all}
+    routes |= {(each.method, to_openapi_path(each.path)) for each in Pages().routes(gateway)}
     added = {(each.method, each.path) for each in AutoBatchingProxy(Options()).routes(gateway)}
     assert {(row.method, row.path) for row in ROWS if not row.preset} == routes
     assert {(row.method, row.path) for row in ROWS if row.preset} == added

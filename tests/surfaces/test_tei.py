@@ -260,7 +260,7 @@ async def test_after_the_model_failed() -> None:
     server = serve()
     server.gateway.registry.remove(server.model)
     server.gateway.registry.add(broken := Model(name="broken"))
-    broken.failed(SetupError("the file is broken"))
+    broken.mark_failed(SetupError("the file is broken"))
     for answer in (await server.call("POST", "/embed", {"inputs": "a"}), await server.call("GET", "/info")):
         assert (answer.status, answer.json()["error_type"]) == (503, "Unhealthy")
         assert answer.json()["error"] == "the model 'broken' failed to load: the file is broken"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import scores_of, tokens_of, vector_of, word_id
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item, word_id
 from shoal.core.registry import Model
 from shoal.errors import Overloaded, SetupError
 from shoal.types import Item
@@ -21,7 +21,7 @@ LABELS = ["LABEL_0", "LABEL_1", "LABEL_2"]
 
 def predicted(item: Item, labels: int = 3, *, raw: bool = False) -> list[dict[str, Any]]:
     """What /predict answers for a text or a pair, the highest score first."""
-    scores = scores_of(tokens_of(item), labels, raw=raw)
+    scores = compute_scores(tokenize_item(item), labels, raw=raw)
     return [{"score": float(scores[at]), "label": LABELS[at]} for at in np.argsort(scores)[::-1]]
 
 
@@ -71,7 +71,7 @@ async def test_where_there_is_a_classifier_it_predicts() -> None:
     async with family(RERANKER, CLASSIFIER) as server:
         assert len((await server.call("POST", "/predict", {"inputs": "a"})).json()) == 3
         rows = (await server.call("POST", "/", {"query": "q", "texts": ["a"]})).json()
-        close(rows, [{"index": 0, "score": float(scores_of(tokens_of(("q", "a")), 1, raw=False)[0])}])
+        close(rows, [{"index": 0, "score": float(compute_scores(tokenize_item(("q", "a")), 1, raw=False)[0])}])
     async with family(RERANKER) as server:
         assert len((await server.call("POST", "/predict", {"inputs": "a"})).json()) == 1
 
@@ -79,7 +79,7 @@ async def test_where_there_is_a_classifier_it_predicts() -> None:
 async def test_ranks_fall() -> None:
     """Highest score first, and of equal ones the later text; every text comes back."""
     texts = ["a b", "c", "a b", "d", "c"]
-    expected = [float(scores_of(tokens_of(("q", text)), 1, raw=False)[0]) for text in texts]
+    expected = [float(compute_scores(tokenize_item(("q", text)), 1, raw=False)[0]) for text in texts]
     async with family() as server:
         rows = (await server.call("POST", "/", {"query": "q", "texts": texts, "return_text": True})).json()
     assert [row["index"] for row in rows] == sorted(range(5), key=lambda at: (expected[at], at), reverse=True)
@@ -93,7 +93,7 @@ async def test_vectors_of_every_kind() -> None:
     async with family() as server:
         tokens = (await server.call("POST", "/embed_all", {"inputs": texts})).json()
         sparse = (await server.call("POST", "/embed_sparse", {"inputs": texts})).json()
-    assert tokens == [[vector_of([word_id(word)], DIMENSION).tolist() for word in text.split()] for text in texts]
+    assert tokens == [[compute_vector([word_id(word)], DIMENSION).tolist() for word in text.split()] for text in texts]
     counted = [{word_id("a"): 2.0, word_id("b"): 1.0}, {word_id("c"): 1.0}]
     assert sparse == [[{"index": at, "value": each[at]} for at in sorted(each)] for each in counted]
 
@@ -104,7 +104,7 @@ async def test_similarity() -> None:
     async with family() as server:
         body = {"inputs": {"source_sentence": texts[0], "sentences": texts[1:]}}
         answer = await server.call("POST", "/similarity", body)
-    source, *others = [vector_of(tokens_of(text), DIMENSION).astype(float) for text in texts]
+    source, *others = [compute_vector(tokenize_item(text), DIMENSION).astype(float) for text in texts]
     norm = np.linalg.norm
     close(answer.json(), [float(source @ each / norm(source) / norm(each)) for each in others])
     assert answer.headers["x-compute-characters"] == "7"
@@ -280,7 +280,7 @@ async def test_ping_while_nothing_can_answer() -> None:
         registry.remove(registry.find(EMBEDDER))
         assert (await server.call("GET", "/ping")).status == 200  # a server without models is well
         registry.add(broken := Model(name="broken"))
-        broken.failed(SetupError("the file is broken"))
+        broken.mark_failed(SetupError("the file is broken"))
         answer = await server.call("GET", "/ping")
     assert (answer.status, answer.json()) == (503, {"error": "unhealthy", "error_type": "Unhealthy"})
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.asgi import _FromEnvironment, local_only
+from shoal.asgi import _EnvironmentApp, local_only
 
 
 class Call:
@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_lifespan_opens_and_closes_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between start and shutdown it answers; before and after it is no application."""
     monkeypatch.setenv("SHOAL_MODELS", "fake:")
-    asgi = _FromEnvironment()
+    asgi = _EnvironmentApp()
     with pytest.raises(RuntimeError, match="lifespan"):
         await Call().status(asgi)
     life = Call(type="lifespan")
@@ -64,7 +64,7 @@ async def test_with_a_key_others_are_answered(monkeypatch: pytest.MonkeyPatch) -
     """And without a model, where the default one is not wanted."""
     monkeypatch.setenv("SHOAL_API_KEY", "s3cret")
     monkeypatch.setenv("SHOAL_DEFAULT_MODEL", "false")
-    asgi = _FromEnvironment()
+    asgi = _EnvironmentApp()
     life = Call(type="lifespan")
     living = life.begin(asgi)
     life.received.put_nowait({"type": "lifespan.startup"})
@@ -82,7 +82,7 @@ async def test_an_address_that_cannot_be_fails_the_start(monkeypatch: pytest.Mon
     monkeypatch.setenv("SHOAL_MODELS", "tei+http://a,tei+http://b")
     life = Call(type="lifespan")
     life.received.put_nowait({"type": "lifespan.startup"})
-    await life.begin(_FromEnvironment())
+    await life.begin(_EnvironmentApp())
     sent = life.sent.get_nowait()
     assert sent["type"] == "lifespan.startup.failed"
     assert "NAME=tei+http://a,..." in sent["message"]
@@ -93,7 +93,7 @@ async def test_a_wrong_setting_fails_the_start(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SHOAL_PORT", "eighty")
     life = Call(type="lifespan")
     life.received.put_nowait({"type": "lifespan.startup"})
-    await life.begin(_FromEnvironment())
+    await life.begin(_EnvironmentApp())
     sent = life.sent.get_nowait()
     assert sent["type"] == "lifespan.startup.failed"
     assert "SHOAL_PORT" in sent["message"]

@@ -111,7 +111,7 @@ def test_backend_errors_are_not_the_callers() -> None:
 def test_an_error_of_an_input_is_the_same_error(kind: type[ShoalError]) -> None:
     """Whatever its constructor wants; the original stays as it was."""
     error = kind(**ARGUMENTS.get(kind, {"message": "m"}))
-    named = error.of_input(3)
+    named = error.at_input(3)
     assert type(named) is kind
     assert named.message == str(named) == f"input 3: {error.message}"
     others = {name: value for name, value in vars(error).items() if name != "message"}

@@ -17,6 +17,7 @@ from shoal.types import (
     Chunk,
     Classify,
     Context,
+    DurationStat,
     Embed,
     Embedded,
     Generate,
@@ -30,14 +31,13 @@ from shoal.types import (
     Sampling,
     Scored,
     SparseVector,
-    Spent,
     TokenLogprob,
     Tool,
     ToolCall,
     ToolDelta,
     Usage,
     Wire,
-    digest_of,
+    compute_digest,
     pack,
     unpack,
 )
@@ -63,7 +63,7 @@ facts = st.builds(
     infer_ms=finite,
 )
 large = st.integers(0, 2**64 - 1)
-spent = st.builds(Spent, count=large, ns=large)
+spent = st.builds(DurationStat, count=large, ns=large)
 words = st.lists(st.text(max_size=9), max_size=3)
 samplings = st.builds(
     Sampling,
@@ -300,10 +300,10 @@ def test_remaining_counts_down_to_nothing() -> None:
 @given(batches=st.lists(st.dictionaries(st.text(max_size=3), vectors, max_size=3), max_size=3))
 def test_a_digest_tells_batches_apart(batches: list[dict[str, Any]]) -> None:
     """Not by the order of the names; by every byte, shape and type, and by the number of batches."""
-    told = digest_of(batches)
-    assert told == digest_of([dict(reversed(batch.items())) for batch in batches])
+    told = compute_digest(batches)
+    assert told == compute_digest([dict(reversed(batch.items())) for batch in batches])
     assert len(told) == 16
     for at, batch in enumerate(batches):
         for name, array in batch.items():
             changed = {**batch, name: array[None]}
-            assert told != digest_of([*batches[:at], changed, *batches[at + 1 :]])
+            assert told != compute_digest([*batches[:at], changed, *batches[at + 1 :]])

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from shoal.app.discovery import Discovery, offers_all
 from shoal.app.loader import ModelLoader
-from shoal.app.resources import OpeningResources, Queues
-from shoal.backends import BACKENDS, FILE_BACKENDS, backend_class, backend_of, parse_served
+from shoal.app.resources import ModelResources, RunningLanes
+from shoal.backends import BACKENDS, FILE_BACKENDS, backend_class, backend_for_scheme, parse_served
 from shoal.cache import RowCaches
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.config.settings import Settings
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle.lifecycle import Job, Lifecycle
@@ -23,16 +23,16 @@ from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
 from shoal.core.threads import Threads, usable_cores
 from shoal.errors import ShoalError
-from shoal.http.fetching.allowed import Allowed
+from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import Fetcher
 from shoal.http.openapi import OpenApi
-from shoal.models.address import Served
+from shoal.models.address import ServedModel
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.observability.foreign_metrics import ProxyMetrics, Series, TeiMetrics
+from shoal.observability.foreign_metrics import ForeignMetrics, ProxyMetrics, TeiMetrics
 from shoal.observability.metrics import LoopLag, PrometheusObserver
-from shoal.server.garbage_collection import settled
-from shoal.surfaces import Front, Options, Pictures, build_app, surfaces_of
+from shoal.server.garbage_collection import keep_frozen
+from shoal.surfaces import Application, ImageReader, Options, build_app, build_surfaces
 from shoal.types import ModelStats
 from shoal.web import Pages
 
@@ -42,25 +42,25 @@ PREPARE_THREADS = 2
 """Tokenising jobs side by side: two keep one going while the other's result is handed out; more would take the
 processors that the engine needs."""
 
-STATISTICS_S = 5.0
+STATISTICS_INTERVAL_S = 5.0
 """Between two questions to backends for their statistics: Prometheus asks every 15 s or more."""
 
 
 @dataclass(slots=True)
-class Running:
+class RunningModels:
     """The gateway, and models that come up behind it."""
 
     gateway: Gateway
     observer: PrometheusObserver
     loading: Sequence[Job]
     asked: Sequence[asyncio.Event]
-    foreign: Sequence[Series]
+    foreign: Sequence[ForeignMetrics]
 
     def metrics(self) -> bytes:
         """Shoal's own metrics, and those by other servers' names. It reads /proc: call it in a thread."""
         return self.observer.render() + b"".join(each.render() for each in self.foreign)
 
-    async def wait_loaded(self) -> None:
+    async def wait_until_loaded(self) -> None:
         """Return when every model is ready or has failed, and every server that offers models was asked for them once;
         never raises for a model's sake."""
         events = [*(job.over for job in self.loading), *self.asked]
@@ -68,39 +68,41 @@ class Running:
 
 
 @dataclass(slots=True)
-class App(Running):
+class App(RunningModels):
     """A running Shoal: `asgi` answers from the start."""
 
-    asgi: Front
+    asgi: Application
 
 
 @asynccontextmanager
-async def open_app(loaded: Loaded, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
+async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
     """Start serving these addresses over HTTP. As `open_models` otherwise."""
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(open_models(loaded, served, progress))
         gateway, observer = running.gateway, running.observer
-        await stack.enter_async_context(LoopLag(observer.lagged))
-        await stack.enter_async_context(settled(lambda: tuple(_states(gateway.registry))))
-        asking = asyncio.create_task(_ask_backends(gateway.registry, observer), name="statistics")
-        stack.push_async_callback(_cancelled, asking)
-        options = Options.of(loaded.settings, running.metrics, await _pictures(stack, loaded.settings))
-        surfaces = surfaces_of(options)
+        await stack.enter_async_context(LoopLag(observer.record_lag))
+        await stack.enter_async_context(keep_frozen(lambda: tuple(_list_states(gateway.registry))))
+        asking = asyncio.create_task(_poll_statistics(gateway.registry, observer), name="statistics")
+        stack.push_async_callback(_cancel, asking)
+        options = Options.from_settings(
+            loaded.settings, running.metrics, await _open_image_reader(stack, loaded.settings)
+        )
+        surfaces = build_surfaces(options)
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
         yield App(gateway, observer, running.loading, running.asked, running.foreign, front)
 
 
-async def _pictures(stack: AsyncExitStack, settings: Settings) -> Pictures:
+async def _open_image_reader(stack: AsyncExitStack, settings: Settings) -> ImageReader:
     most = settings.image_max_mb * 2**20
-    fetcher = Fetcher(Allowed.parse(settings.image_hosts), max_bytes=most, seconds=settings.image_seconds)
+    fetcher = Fetcher(FetchPolicy.parse(settings.image_hosts), max_bytes=most, seconds=settings.image_seconds)
     stack.push_async_callback(fetcher.aclose)
-    return Pictures(fetcher, max_bytes=most)
+    return ImageReader(fetcher, max_bytes=most)
 
 
 @asynccontextmanager
 async def open_models(
-    loaded: Loaded, served: Sequence[str], progress: Progress | None = None
-) -> AsyncIterator[Running]:
+    loaded: LoadedConfig, served: Sequence[str], progress: Progress | None = None
+) -> AsyncIterator[RunningModels]:
     """Load the models at these addresses (none: the default model, unless `default_model` is off); on leaving,
     everything is closed, and what runs on other servers is left there.
 
@@ -108,29 +110,30 @@ async def open_models(
     Raises AddressError and ConfigError for what can be seen without loading a model.
     """
     settings = loaded.settings
-    registry, queues, caches = Registry(), Queues(), RowCaches(Path(settings.home))
+    registry, queues, caches = Registry(), RunningLanes(), RowCaches(Path(settings.home))
     observer = PrometheusObserver(
-        models=lambda: _states(registry),
+        models=lambda: _list_states(registry),
         queues=queues.lengths,
         caches=caches.counts,
-        replicas=lambda: _replicas(registry),
+        replicas=lambda: _list_replicas(registry),
     )
-    foreign: list[Series] = [TeiMetrics(observer, queues.lengths)] if settings.tei_metrics else []
+    foreign: list[ForeignMetrics] = [TeiMetrics(observer, queues.lengths)] if settings.tei_metrics else []
     if settings.proxy_metrics:
         foreign.append(ProxyMetrics(foreign[0] if foreign else observer, queues.lengths))
     counts = Counts(foreign[-1] if foreign else observer, caches.counts)
     async with AsyncExitStack() as stack:
-        comparing = _threads(stack, "compare", 1)
-        threads = _threads(stack, "prepare", PREPARE_THREADS)
-        pictures = _threads(stack, "pictures", await asyncio.to_thread(usable_cores))
+        comparing = _open_threads(stack, "compare", 1)
+        threads = _open_threads(stack, "prepare", PREPARE_THREADS)
+        pictures = _open_threads(stack, "pictures", await asyncio.to_thread(usable_cores))
         plans = [
-            parse_served(loaded.meant(text)) for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
+            parse_served(loaded.resolve_argument(text))
+            for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
         ]
-        resources = OpeningResources(
+        resources = ModelResources(
             loaded, counts, threads, caches=caches, queues=queues, pictures=pictures, progress=progress
         )
         stack.push_async_callback(resources.backends.aclose)
-        for name in _backends_of(loaded, plans):
+        for name in _initial_backends(loaded, plans):
             await resources.backends[name].start()
         loader = ModelLoader(resources)
         stack.push_async_callback(caches.aclose)
@@ -154,33 +157,33 @@ async def open_models(
         discoveries = [Discovery(plan.addresses[0], loader, lifecycle, registry) for plan in plans if offers_all(plan)]
         for plan, discovery in zip(filter(offers_all, plans), discoveries, strict=True):
             task = asyncio.create_task(discovery.run(), name=f"discover {plan}")
-            stack.push_async_callback(_cancelled, task)
-        yield Running(gateway, observer, jobs, [discovery.looked for discovery in discoveries], foreign)
+            stack.push_async_callback(_cancel, task)
+        yield RunningModels(gateway, observer, jobs, [discovery.looked for discovery in discoveries], foreign)
 
 
-def _threads(stack: AsyncExitStack, name: str, count: int) -> Threads:
+def _open_threads(stack: AsyncExitStack, name: str, count: int) -> Threads:
     made = Threads(name, count)
     stack.callback(made.close)
     return made
 
 
-def _backends_of(loaded: Loaded, plans: Sequence[Served]) -> list[str]:
+def _initial_backends(loaded: LoadedConfig, plans: Sequence[ServedModel]) -> list[str]:
     """The backends that are begun before any model: those of models that are served, of tables, which may be loaded by
     name later, and of the settings."""
     schemes = {address.scheme for plan in plans for address in plan.addresses}
     schemes |= {one.partition(":")[0] for table in loaded.models.values() for one in table.backends}
-    named = {backend_of(scheme) for scheme in schemes}
+    named = {backend_for_scheme(scheme) for scheme in schemes}
     return [
         name
         for name in BACKENDS
-        if name in named or (name in FILE_BACKENDS and not backend_class(name).no_files(loaded.settings))
+        if name in named or (name in FILE_BACKENDS and not backend_class(name).explain_no_files(loaded.settings))
     ]
 
 
-async def _ask_backends(registry: Registry, observer: PrometheusObserver) -> None:
+async def _poll_statistics(registry: Registry, observer: PrometheusObserver) -> None:
     """Keep what backends say of themselves for the next scrape, which then waits for no other machine."""
     while True:
-        await asyncio.sleep(STATISTICS_S)
+        await asyncio.sleep(STATISTICS_INTERVAL_S)
         told: list[tuple[str, int, ModelStats]] = []
         for model in registry:
             runner: object = model.runner
@@ -194,15 +197,15 @@ async def _ask_backends(registry: Registry, observer: PrometheusObserver) -> Non
         observer.backends = told
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _replicas(registry: Registry) -> list[tuple[str, ReplicaStatus]]:
+def _list_replicas(registry: Registry) -> list[tuple[str, ReplicaStatus]]:
     runners: list[tuple[str, object]] = [(model.name, model.runner) for model in registry]
     return [(name, each) for name, runner in runners if isinstance(runner, Replicated) for each in runner.replicas()]
 
 
-def _states(registry: Registry) -> list[tuple[str, str]]:
+def _list_states(registry: Registry) -> list[tuple[str, str]]:
     return [(model.name, model.state) for model in registry]

@@ -6,30 +6,30 @@ import asyncio
 import logging
 
 from shoal.app.loader import ModelLoader
-from shoal.backends import backend_class, backend_of
+from shoal.backends import backend_class, backend_for_scheme
 from shoal.core.lifecycle.lifecycle import Job, Lifecycle
 from shoal.core.registry import Registry
 from shoal.errors import SetupError, ShoalError
-from shoal.models.address import Address, Served
+from shoal.models.address import Address, ServedModel
 
 logger = logging.getLogger("shoal")
 
-DISCOVER_S = 10.0
+POLL_INTERVAL_S = 10.0
 """Between looks at what a server offers."""
 
-ASK_AGAIN_S = 1.0
+RETRY_INTERVAL_S = 1.0
 """Between looks for a server that is not there."""
 
-JOINED = "is served"
+SERVED_OUTCOME = "is served"
 
 
-def offers_all(served: Served) -> bool:
+def offers_all(served: ServedModel) -> bool:
     """Whether this is an address of a server without a model: whatever it offers is served, under the names that it has
     there."""
     first = served.addresses[0]
     if served.name or len(served.addresses) > 1 or first.model:
         return False
-    name = backend_of(first.scheme)
+    name = backend_for_scheme(first.scheme)
     return name is not None and backend_class(name).remote
 
 
@@ -55,9 +55,9 @@ class Discovery:
         """Look again and again; never returns."""
         waiting = self._registry.waiting
         while True:
-            self._registry.told.discard(self._place)
+            self._registry.reported_places.discard(self._place)
             try:
-                await self._look()
+                await self._discover()
                 waiting.pop(self._place, None)
             except ShoalError as error:
                 waiting[self._place] = error.message
@@ -65,33 +65,33 @@ class Discovery:
                 logger.exception("asking %s for its models failed", self._place)
                 waiting[self._place] = f"it could not be understood: {error!r}"
             self.looked.set()
-            await asyncio.sleep(DISCOVER_S if self._place not in waiting else ASK_AGAIN_S)
+            await asyncio.sleep(POLL_INTERVAL_S if self._place not in waiting else RETRY_INTERVAL_S)
 
-    async def _look(self) -> None:
-        offered = await self._loader.offered(self._address)
+    async def _discover(self) -> None:
+        offered = await self._loader.list_offers(self._address)
         self._outcomes = {name: reason for name, reason in self._outcomes.items() if name in offered}
         jobs: list[Job] = []
         for name, found in offered.items():
             if isinstance(found, str):
                 outcome = f"is not served: {found}"
-            elif self._registry.get(name) is not None or self._outcomes.get(name) == JOINED:
+            elif self._registry.get(name) is not None or self._outcomes.get(name) == SERVED_OUTCOME:
                 continue  # also one that is just being unloaded, and is not to come back for that
             else:
-                outcome = self._join(found, jobs)
+                outcome = self._serve(found, jobs)
             if self._outcomes.get(name) != outcome:
                 self._outcomes[name] = outcome
                 logger.info("%s of %s %s", name, self._place, outcome)
         if not self._joined and jobs:
             self._registry.waiting[self._place] = "its models are loading"
-            self._registry.told.add(self._place)
+            self._registry.reported_places.add(self._place)
             await asyncio.gather(*(job.over.wait() for job in jobs))
         self._joined = True
 
-    def _join(self, found: Served, jobs: list[Job]) -> str:
+    def _serve(self, found: ServedModel, jobs: list[Job]) -> str:
         """Serve a model that the server offers, by a job more, and answer what became of it; one that cannot be keeps
         none of the others away."""
         try:
             jobs.append(self._lifecycle.add(self._loader.plan(found), required=False))
         except SetupError as error:
             return f"is not served: {error.message}"
-        return JOINED
+        return SERVED_OUTCOME

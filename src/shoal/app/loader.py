@@ -13,22 +13,22 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from shoal.app.resources import OpeningResources, served_of
+from shoal.app.resources import ModelResources, get_served
 from shoal.backends import (
     FILE_BACKENDS,
     backend_class,
-    backend_of,
+    backend_for_scheme,
     file_backend,
+    load_scheme,
     parse_address,
     parse_served,
-    scheme_of,
 )
-from shoal.core.lifecycle.lifecycle import Entry, Fetched, LoadOptions, Plan, Report
+from shoal.core.lifecycle.lifecycle import Entry, FetchResult, LoadOptions, Plan, ProgressReporter
 from shoal.core.protocols import Runner
 from shoal.errors import AddressError, ConfigError, InvalidValue
-from shoal.models.address import Address, Served, check_name
-from shoal.models.open_clip_names import HUB, held_by
-from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL, of_alias
+from shoal.models.address import Address, ServedModel, check_name
+from shoal.models.open_clip_names import HUB, resolve_pair
+from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL, resolve_alias
 
 CLIENT_SCHEMES = ("hf", "pypi")
 """Schemes that API clients may use; folders, other servers and scripted models are for operators only."""
@@ -37,18 +37,18 @@ CLIENT_SCHEMES = ("hf", "pypi")
 class ModelLoader:
     """Loader over the store, the hub and the backends, which open runners with these resources."""
 
-    def __init__(self, resources: OpeningResources) -> None:
+    def __init__(self, resources: ModelResources) -> None:
         self.loaded = resources.loaded
         self._resources = resources
         self._backends = resources.backends
         self._plans: dict[str, Plan] = {}
 
-    def plan(self, served: Served) -> Plan:
+    def plan(self, served: ServedModel) -> Plan:
         """What an argument of `shoal serve` stands for. Raises AddressError and ConfigError."""
-        served = _placed(served)
+        served = _resolve_addresses(served)
         name = served.name or served.addresses[0].id
         if not name:
-            model = "#MODEL" if scheme_of(served.addresses[0].scheme).needs_model else ""
+            model = "#MODEL" if load_scheme(served.addresses[0].scheme).needs_model else ""
             raise ConfigError(f"{served}: name the model of these servers: NAME={served.addresses[0]}{model},...")
         self._resources.serve(name)
         plan = self._plan(name, served, LoadOptions())
@@ -65,7 +65,7 @@ class ModelLoader:
             raise InvalidValue(f"backend {options.backend!r} is not known: use {known}", param="backend")
         planned = self._plans.get(name)
         try:
-            served = served_of(planned) if planned is not None else self._parse(name)
+            served = get_served(planned) if planned is not None else self._parse(name)
             for address in served.addresses:
                 backend_class(_backend_of(address)).check(address)
         except (AddressError, ConfigError) as error:
@@ -79,21 +79,21 @@ class ModelLoader:
             raise InvalidValue(reason, param="backend")
         return plan
 
-    async def fetch(self, plan: Plan, report: Report) -> Fetched:
-        served, target = served_of(plan), self._resources.target(plan)
-        if not served.addresses[0].local or await self._backends[plan.backend].holds(target):
-            return Fetched(changed=False)
+    async def fetch(self, plan: Plan, report: ProgressReporter) -> FetchResult:
+        served, target = get_served(plan), self._resources.target(plan)
+        if not served.addresses[0].local or await self._backends[plan.backend].has_model(target):
+            return FetchResult(changed=False)
         began = int(time.time())
         source = await self._resources.source(target)
         stored = await self._resources.prepare(target, source, report)
-        return Fetched(
+        return FetchResult(
             changed=stored.manifest.created >= began,
             size=stored.size,
             source=str(source) if served.bare else "",
         )
 
-    async def open(self, plan: Plan, report: Report) -> Runner:
-        schemes = {address.scheme for address in served_of(plan).addresses}
+    async def open(self, plan: Plan, report: ProgressReporter) -> Runner:
+        schemes = {address.scheme for address in get_served(plan).addresses}
         if len(schemes) > 1:
             kinds = ", ".join(sorted(schemes))
             raise AddressError(f"{plan.name}: the replicas of one model must be of one kind, not {kinds}")
@@ -109,29 +109,29 @@ class ModelLoader:
             await self._backends[plan.backend].unload(plan.name, runner)
 
     async def remove(self, name: str) -> bool:
-        places = reversed(self._backends.of_files(self.loaded.settings))
+        places = reversed(self._backends.for_files(self.loaded.settings))
         return any([await place.remove(name) for place in places])
 
-    async def offered(self, address: Address) -> dict[str, Served | str]:
+    async def list_offers(self, address: Address) -> dict[str, ServedModel | str]:
         """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be.
 
         Raises TransportFailed while the server is not there, and what it says otherwise.
         """
-        return await self._backends.of_address(address).offers(address)
+        return await self._backends.for_address(address).offers(address)
 
     async def entries(self) -> Sequence[Entry]:
         found: dict[str, Entry] = {}
-        for place in self._backends.of_files(self.loaded.settings):
+        for place in self._backends.for_files(self.loaded.settings):
             found |= {entry.name: entry for entry in await place.entries()}
         # What a server was named for is that server's: a store entry of the same name is another model's.
         found |= {
             plan.name: Entry(name=plan.name, source=plan.source, backend=plan.backend, managed=False)
             for plan in self._plans.values()
-            if backend_class(_backend_of(served_of(plan).addresses[0])).remote
+            if backend_class(_backend_of(get_served(plan).addresses[0])).remote
         }
         return list(found.values())
 
-    def _plan(self, name: str, served: Served, options: LoadOptions) -> Plan:
+    def _plan(self, name: str, served: ServedModel, options: LoadOptions) -> Plan:
         table = self._resources.table(name)
         settings = self.loaded.for_model(name)
         backend = _backend_of(served.addresses[0])
@@ -155,11 +155,11 @@ class ModelLoader:
             payload=served,
         )
 
-    def _parse(self, name: str) -> Served:
+    def _parse(self, name: str) -> ServedModel:
         """What a client's name means. Raises AddressError and InvalidValue."""
-        meant = self.loaded.meant(name)
+        meant = self.loaded.resolve_argument(name)
         if meant != name:
-            return _placed(parse_served(meant))
+            return _resolve_addresses(parse_served(meant))
         if name.startswith(HUB):
             name = f"hf:{name.removeprefix(HUB)}"
         if ":" not in name:
@@ -171,25 +171,27 @@ class ModelLoader:
                 f"model in shoal.toml, which clients load by its name",
                 param="model",
             )
-        return _placed(Served(name=check_name(address.id), addresses=(address,), bare="" if ":" in name else name))
+        return _resolve_addresses(
+            ServedModel(name=check_name(address.id), addresses=(address,), bare="" if ":" in name else name)
+        )
 
     def _no_files(self, plan: Plan) -> str:
         """Why a model of files cannot run where it is planned to; "" for one that can, and for others."""
-        if not served_of(plan).addresses[0].local:
+        if not get_served(plan).addresses[0].local:
             return ""
-        return backend_class(plan.backend).no_files(self.loaded.settings)
+        return backend_class(plan.backend).explain_no_files(self.loaded.settings)
 
 
 def _backend_of(address: Address) -> str:
-    name = backend_of(address.scheme)
+    name = backend_for_scheme(address.scheme)
     assert name is not None, "an address of no scheme of the table is not parsed"
     return name
 
 
-def _placed(served: Served) -> Served:
+def _resolve_addresses(served: ServedModel) -> ServedModel:
     """With the addresses that names stand for: a pair of open_clip's names is the repository that holds it, and keeps
     its name; an alias of the default model is that model."""
-    if (meant := of_alias(served.addresses[0])) != served.addresses[0]:
+    if (meant := resolve_alias(served.addresses[0])) != served.addresses[0]:
         name = meant.id if served.name == served.addresses[0].id else served.name
-        return Served(name=name, addresses=(meant, *served.addresses[1:]))
-    return structs.replace(served, addresses=tuple(map(held_by, served.addresses)))
+        return ServedModel(name=name, addresses=(meant, *served.addresses[1:]))
+    return structs.replace(served, addresses=tuple(map(resolve_pair, served.addresses)))

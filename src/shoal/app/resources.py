@@ -13,33 +13,33 @@ from typing import Any
 
 from shoal.backends import Backends
 from shoal.backends.base.backend import NO_SAMPLING, Target
-from shoal.backends.base.generation_options import generation_options
+from shoal.backends.base.generation_options import build_generation_options
 from shoal.cache import RowCaches
-from shoal.config import SERVED_MODEL, Loaded
-from shoal.config.settings import PICTURES_TIMES, ModelTable
+from shoal.config import SERVED_MODEL, LoadedConfig
+from shoal.config.settings import IMAGE_BATCH_MS_FACTOR, ModelTable
 from shoal.core.generation.runner import GenerationRunner
-from shoal.core.lifecycle.loading import Plan, Report
+from shoal.core.lifecycle.loading import Plan, ProgressReporter
 from shoal.core.protocols import ChatPipeline, Engine, ModelFacts, Observer, Pipeline, TextGenerator
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.scheduling.planner import Limits
 from shoal.core.threads import Threads
 from shoal.errors import ConfigError
-from shoal.models.address import Address, Served, parse_source
+from shoal.models.address import Address, ServedModel, parse_source
 from shoal.models.progress import Progress
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.types import Modality
 
-PROGRESS_S = 0.1
+PROGRESS_INTERVAL_S = 0.1
 """Between two reports of bytes: more are more than anybody looks at."""
 
 
-def served_of(plan: Plan) -> Served:
+def get_served(plan: Plan) -> ServedModel:
     """The names and addresses that a plan was made of, which are its payload."""
-    assert isinstance(plan.payload, Served)
+    assert isinstance(plan.payload, ServedModel)
     return plan.payload
 
 
-class Queues:
+class RunningLanes:
     """The lanes of the models that run."""
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Queues:
 
     def lengths(self) -> list[tuple[str, int, int]]:
         """(model, items, tokens) that wait now, for the metrics."""
-        every = [(name, [lane.queued for lane in lanes]) for name, lanes in self._lanes.items()]
+        every = [(name, [lane.queue_size for lane in lanes]) for name, lanes in self._lanes.items()]
         return [(name, sum(items for items, _ in each), sum(tokens for _, tokens in each)) for name, each in every]
 
 
-class OpeningResources:
+class ModelResources:
     """Resources of this process, as backends see them, and the backends over them.
 
     `threads` prepare texts, `pictures` what is heavier (None: the same ones). `progress` sees downloads and
@@ -66,12 +66,12 @@ class OpeningResources:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedConfig,
         observer: Observer,
         threads: Threads,
         *,
         caches: RowCaches,
-        queues: Queues,
+        queues: RunningLanes,
         pictures: Threads | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class OpeningResources:
 
     def target(self, plan: Plan) -> Target:
         """What a plan opens."""
-        served = served_of(plan)
+        served = get_served(plan)
         return Target(
             name=plan.name,
             source=plan.source,
@@ -125,13 +125,13 @@ class OpeningResources:
         address = target.addresses[0]
         if not target.bare or address.revision:
             return address
-        found = [one.manifest.address for one in await asyncio.to_thread(self.store.named, target.bare)]
+        found = [one.manifest.address for one in await asyncio.to_thread(self.store.find_by_name, target.bare)]
         return address if str(address) in found or not found else parse_source(found[0])
 
-    async def prepare(self, target: Target, address: Address, report: Report) -> Stored:
-        return await self.backends.of_address(address).prepare(target, address, report)
+    async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
+        return await self.backends.for_address(address).prepare(target, address, report)
 
-    def reporter(self, report: Report) -> Progress:
+    def reporter(self, report: ProgressReporter) -> Progress:
         return _Reporter(asyncio.get_running_loop(), report, self.progress)
 
     def lane(self, target: Target, pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
@@ -149,7 +149,7 @@ class OpeningResources:
             settings.max_wait_time_ms,
             settings.max_age_ms,
         )
-        longer = replace(limits, max_batch_ms=settings.max_batch_ms * PICTURES_TIMES)
+        longer = replace(limits, max_batch_ms=settings.max_batch_ms * IMAGE_BATCH_MS_FACTOR)
         options = LaneOptions(
             model=name,
             limits=limits,
@@ -182,7 +182,7 @@ class OpeningResources:
         recommended: Mapping[str, Any] = NO_SAMPLING,
     ) -> GenerationRunner:
         able = generators[0].facts
-        options = generation_options(target.name, target.settings, target.table, able, self._threads, recommended)
+        options = build_generation_options(target.name, target.settings, target.table, able, self._threads, recommended)
         own = {"parameters": sorted(able.parameters), **pipeline.details}
         return GenerationRunner(pipeline, generators, replace(facts, details={**facts.details, **own}), options)
 
@@ -190,30 +190,30 @@ class OpeningResources:
 class _Reporter(Progress):
     """Progress from a thread to a job's report on the loop, and to whoever else wants to see it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report, also: Progress) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: ProgressReporter, also: Progress) -> None:
         self._loop = loop
         self._report = report
         self._also = also
         self._last = 0.0
         self._lock = threading.Lock()
 
-    def fetched(self, what: str, done: int, total: int | None) -> None:
-        self._also.fetched(what, done, total)
+    def report_fetch(self, what: str, done: int, total: int | None) -> None:
+        self._also.report_fetch(what, done, total)
         with self._lock:
             now = time.monotonic()
-            if now - self._last < PROGRESS_S and done != total:
+            if now - self._last < PROGRESS_INTERVAL_S and done != total:
                 return
             self._last = now
-        self._tell(f"downloading {what}", float(done), None if total is None else float(total))
+        self._report_progress(f"downloading {what}", float(done), None if total is None else float(total))
 
-    def worked(self, stage: str, fraction: float) -> None:
-        self._also.worked(stage, fraction)
-        self._tell(stage, fraction=fraction)
+    def report_work(self, stage: str, fraction: float) -> None:
+        self._also.report_work(stage, fraction)
+        self._report_progress(stage, fraction=fraction)
 
-    def noted(self, line: str) -> None:
-        self._also.noted(line)
+    def report_note(self, line: str) -> None:
+        self._also.report_note(line)
 
-    def _tell(
+    def _report_progress(
         self, stage: str, done: float | None = None, total: float | None = None, fraction: float | None = None
     ) -> None:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shoal.models.address import Address, Grammar, Scheme, Served
+from shoal.models.address import Address, Grammar, Scheme, ServedModel
 
 if TYPE_CHECKING:
     from shoal.backends.base.backend import Backend, Resources
@@ -30,7 +30,7 @@ FILE_BACKENDS = ("local", "triton")
 none."""
 
 
-def backend_of(scheme: str) -> str | None:
+def backend_for_scheme(scheme: str) -> str | None:
     """The name of the backend that the addresses of a scheme belong to; None for an unknown scheme."""
     return next((name for name, schemes in BACKENDS.items() if scheme in schemes), None)
 
@@ -43,27 +43,27 @@ def backend_class(name: str) -> type[Backend]:
 
 def file_backend(settings: Settings) -> str:
     """The backend that models of files run on where nothing else is said."""
-    return next(name for name in reversed(FILE_BACKENDS) if not backend_class(name).no_files(settings))
+    return next(name for name in reversed(FILE_BACKENDS) if not backend_class(name).explain_no_files(settings))
 
 
-def scheme_of(name: str) -> Scheme:
+def load_scheme(name: str) -> Scheme:
     """How addresses of a scheme of the table read."""
-    schemes: Mapping[str, Scheme] = import_module(f"shoal.backends.{backend_of(name)}.address").SCHEMES
+    schemes: Mapping[str, Scheme] = import_module(f"shoal.backends.{backend_for_scheme(name)}.address").SCHEMES
     return schemes[name]
 
 
 def parse_address(text: str) -> Address:
     """Parse one address of any backend. Raises AddressError that says what to write instead."""
-    return _grammar().address(text)
+    return _address_grammar().parse_model_address(text)
 
 
-def parse_served(text: str) -> Served:
+def parse_served(text: str) -> ServedModel:
     """Parse one argument of `shoal serve`. Raises AddressError."""
-    return _grammar().served(text)
+    return _address_grammar().parse_served(text)
 
 
-def _grammar() -> Grammar:
-    return Grammar([scheme for schemes in BACKENDS.values() for scheme in schemes], scheme_of)
+def _address_grammar() -> Grammar:
+    return Grammar([scheme for schemes in BACKENDS.values() for scheme in schemes], load_scheme)
 
 
 class Backends:
@@ -78,15 +78,15 @@ class Backends:
             self._made[name] = backend_class(name)(self._resources)
         return self._made[name]
 
-    def of_address(self, address: Address) -> Backend:
+    def for_address(self, address: Address) -> Backend:
         """The backend that the address belongs to."""
-        name = backend_of(address.scheme)
+        name = backend_for_scheme(address.scheme)
         assert name is not None, f"{address.scheme} is no scheme of the table"
         return self[name]
 
-    def of_files(self, settings: Settings) -> list[Backend]:
+    def for_files(self, settings: Settings) -> list[Backend]:
         """Those that run models of files under these settings."""
-        return [self[name] for name in FILE_BACKENDS if not backend_class(name).no_files(settings)]
+        return [self[name] for name in FILE_BACKENDS if not backend_class(name).explain_no_files(settings)]
 
     async def aclose(self) -> None:
         made, self._made = self._made, {}

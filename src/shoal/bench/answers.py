@@ -62,7 +62,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     server_cpu_us: float | None = None
 
 
-def figures(values: Iterable[float]) -> Figures | None:
+def compute_figures(values: Iterable[float]) -> Figures | None:
     """None when nothing was measured. Percentiles are values that were measured, never between two."""
     ordered = sorted(values)
     if not ordered:
@@ -72,17 +72,19 @@ def figures(values: Iterable[float]) -> Figures | None:
     return Figures(avg, round(ordered[0], 3), round(ordered[-1], 3), p99, p90, p75)
 
 
-def level(answers: Sequence[Answer], *, concurrency: int, seconds: float, cpu_s: float | None = None) -> Level:
+def compute_level(answers: Sequence[Answer], *, concurrency: int, seconds: float, cpu_s: float | None = None) -> Level:
     """The figures of a run that lasted `seconds`; answers that failed count as errors alone."""
     good = [one for one in answers if not one.error]
     tokens = sum(one.tokens for one in good)
     measured = {
-        "Time To First Token (ms)": figures((one.arrivals[0] - one.sent) * 1e3 for one in good if one.arrivals),
-        "Inter Token Latency (ms)": figures(_between(good)),
-        "Time Between Chunks (ms)": figures((b - a) * 1e3 for one in good for a, b in pairwise(one.arrivals)),
-        "Request Latency (ms)": figures((one.ended - one.sent) * 1e3 for one in good),
-        "Output Sequence Length (tokens)": figures(one.tokens for one in good),
-        "Input Sequence Length (tokens)": figures(one.prompt_tokens for one in good if one.prompt_tokens is not None),
+        "Time To First Token (ms)": compute_figures((one.arrivals[0] - one.sent) * 1e3 for one in good if one.arrivals),
+        "Inter Token Latency (ms)": compute_figures(_mean_token_gaps(good)),
+        "Time Between Chunks (ms)": compute_figures((b - a) * 1e3 for one in good for a, b in pairwise(one.arrivals)),
+        "Request Latency (ms)": compute_figures((one.ended - one.sent) * 1e3 for one in good),
+        "Output Sequence Length (tokens)": compute_figures(one.tokens for one in good),
+        "Input Sequence Length (tokens)": compute_figures(
+            one.prompt_tokens for one in good if one.prompt_tokens is not None
+        ),
     }
     return Level(
         concurrency=concurrency,
@@ -97,7 +99,7 @@ def level(answers: Sequence[Answer], *, concurrency: int, seconds: float, cpu_s:
     )
 
 
-def _between(answers: Iterable[Answer]) -> Iterable[float]:
+def _mean_token_gaps(answers: Iterable[Answer]) -> Iterable[float]:
     for one in answers:
         if one.tokens > 1 and len(one.arrivals) > 1:
             yield (one.arrivals[-1] - one.arrivals[0]) / (one.tokens - 1) * 1e3

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from shoal.bench.answers import Answer, Level, level
+from shoal.bench.answers import Answer, Level, compute_level
 from shoal.bench.client import ConnectionLost, Pool, Target
 from shoal.bench.sse import DONE, Events
 from shoal.bench.texts import Texts
@@ -42,7 +42,7 @@ class ChatPlan:
     server_pid: int | None = None
 
 
-class Asks(Protocol):
+class ChatClient(Protocol):
     """Who puts one prompt to a server and times the answer; never raises for what the server does."""
 
     async def ask(self, prompt: str) -> Answer: ...
@@ -73,7 +73,7 @@ class _Event(msgspec.Struct):
 _DECODE = msgspec.json.Decoder(_Event).decode
 
 
-class OverHttp:
+class HttpChatClient:
     """A server that speaks OpenAI's API over HTTP, asked on one keep-alive connection for each request in flight."""
 
     def __init__(self, pool: Pool, host: str, plan: ChatPlan, *, model: str, key: str | None = None) -> None:
@@ -86,7 +86,7 @@ class OverHttp:
 
     async def ask(self, prompt: str) -> Answer:
         request = self.request(prompt)
-        heard = Heard(time.perf_counter())
+        heard = ChatStreamReader(time.perf_counter())
         answer = heard.answer
         try:
             reply = await self._pool.ask(request, keep=not self._plan.stream, sink=heard if self._plan.stream else None)
@@ -118,7 +118,7 @@ class OverHttp:
         return f"{self._head}content-length: {len(encoded)}\r\n\r\n".encode() + encoded
 
 
-class Heard:
+class ChatStreamReader:
     """Reads a stream of events into an Answer: call it with each part of the body as it arrives."""
 
     def __init__(self, sent: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -140,19 +140,19 @@ class Heard:
             return
         if event.error:
             self.answer.error = f"in mid-stream: {msgspec.json.encode(event.error)[:300].decode(errors='replace')}"
-        if any(map(_says, event.choices)):
+        if any(map(_has_text, event.choices)):
             self.answer.arrivals.append(self._clock())
         if event.usage is not None:
             self.answer.counted = event.usage.completion_tokens
             self.answer.prompt_tokens = event.usage.prompt_tokens
 
 
-def _says(choice: _Choice) -> bool:
+def _has_text(choice: _Choice) -> bool:
     delta = choice.delta
     return bool(choice.text or (delta and (delta.content or delta.reasoning or delta.reasoning_content)))
 
 
-async def run_level(asks: Asks, plan: ChatPlan, concurrency: int, prompts: Callable[[], str]) -> Level:
+async def run_level(asks: ChatClient, plan: ChatPlan, concurrency: int, prompts: Callable[[], str]) -> Level:
     """A closed loop: `concurrency` callers, each with one request in flight, until all requests are answered."""
     left = itertools.count(plan.requests or max(4 * concurrency, 20), -1)
     answers: list[Answer] = []
@@ -167,10 +167,10 @@ async def run_level(asks: Asks, plan: ChatPlan, concurrency: int, prompts: Calla
     seconds = time.perf_counter() - start
     after = await asyncio.to_thread(cpu_s, plan.server_pid)
     spent = after - before if after is not None and before is not None else None
-    return level(answers, concurrency=concurrency, seconds=seconds, cpu_s=spent)
+    return compute_level(answers, concurrency=concurrency, seconds=seconds, cpu_s=spent)
 
 
-async def run_levels(asks: Asks, plan: ChatPlan, seed: int) -> list[Level]:
+async def run_levels(asks: ChatClient, plan: ChatPlan, seed: int) -> list[Level]:
     """Warm up, then each concurrency in turn. Raises RuntimeError, with the server's words, when a request of the
     warm-up fails."""
     texts = Texts(plan.input_tokens + 2, seed=seed)  # words alone are counted here, no special tokens
@@ -197,7 +197,7 @@ async def measure_http(url: str, plan: ChatPlan, *, key: str | None = None) -> l
     try:
         headers = f"authorization: Bearer {key}\r\n" if key else ""
         model = plan.model or await first_model(pool, target.name, headers, "generate")
-        return await run_levels(OverHttp(pool, target.name, plan, model=model, key=key), plan, time.time_ns())
+        return await run_levels(HttpChatClient(pool, target.name, plan, model=model, key=key), plan, time.time_ns())
     finally:
         pool.close()
 

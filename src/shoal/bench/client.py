@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
             raise
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
@@ -154,13 +154,13 @@ class Pool:
         """Connect all of them now rather than on first use."""
         taken = [await self._free.get() for _ in range(self._size)]
         for connection in taken:
-            self._free.put_nowait(connection if connection and connection.open else await self._connect())
+            self._free.put_nowait(connection if connection and connection.is_open else await self._connect())
 
     async def ask(self, request: bytes, *, keep: bool = False, sink: Sink | None = None) -> Reply:
         """Raises ConnectionLost or OSError; a broken connection is replaced on its next use."""
         connection = await self._free.get()
         try:
-            if connection is None or not connection.open:
+            if connection is None or not connection.is_open:
                 connection = await self._connect()
             return await connection.ask(request, keep=keep, sink=sink)
         finally:

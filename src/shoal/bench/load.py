@@ -10,20 +10,22 @@ from typing import Protocol
 from shoal.bench.client import ConnectionLost, Reply
 from shoal.bench.stats import Record
 
-Make = Callable[[], bytes]
+RequestFactory = Callable[[], bytes]
 """Answers the next request, with texts that no earlier one had."""
 
 MAX_PAUSE_S = 1.0
 """The longest wait after a refusal, whatever the server asks for."""
 
 
-class Asks(Protocol):
+class RequestPool(Protocol):
     """What a run needs of a pool of connections."""
 
     async def ask(self, request: bytes) -> Reply: ...
 
 
-async def closed_loop(pool: Asks, make: Make, *, clients: int, seconds: float, texts: int = 1) -> Record:
+async def run_closed_loop(
+    pool: RequestPool, make: RequestFactory, *, clients: int, seconds: float, texts: int = 1
+) -> Record:
     """`clients` callers, each with one request in flight, until `seconds` have passed.
 
     Answers after that are waited for and not counted. A refused caller (429, 503) waits as long as `Retry-After` says
@@ -36,7 +38,7 @@ async def closed_loop(pool: Asks, make: Make, *, clients: int, seconds: float, t
         request = b""
         while (due := time.perf_counter()) < end:
             request = request or make()
-            pause = await _one(pool, request, record, due=due, start=start, end=end, texts=texts)
+            pause = await _send_one(pool, request, record, due=due, start=start, end=end, texts=texts)
             if pause:
                 await asyncio.sleep(pause)
             else:
@@ -47,7 +49,9 @@ async def closed_loop(pool: Asks, make: Make, *, clients: int, seconds: float, t
     return record
 
 
-async def open_loop(pool: Asks, make: Make, *, rate: float, seconds: float, texts: int = 1) -> Record:
+async def run_open_loop(
+    pool: RequestPool, make: RequestFactory, *, rate: float, seconds: float, texts: int = 1
+) -> Record:
     """One request every 1 / `rate` seconds whatever the answers do; each latency counts from when it was due."""
     record, start = Record(), time.perf_counter()
     total = max(1, round(rate * seconds))
@@ -56,7 +60,7 @@ async def open_loop(pool: Asks, make: Make, *, rate: float, seconds: float, text
         due = start + number / rate
         if (ahead := due - time.perf_counter()) > 0:
             await asyncio.sleep(ahead)
-        task = asyncio.create_task(_one(pool, make(), record, due=due, start=start, end=None, texts=texts))
+        task = asyncio.create_task(_send_one(pool, make(), record, due=due, start=start, end=None, texts=texts))
         waiting.add(task)
         task.add_done_callback(waiting.discard)
     if waiting:
@@ -65,16 +69,18 @@ async def open_loop(pool: Asks, make: Make, *, rate: float, seconds: float, text
     return record
 
 
-async def burst(pool: Asks, requests: list[bytes]) -> Record:
+async def run_burst(pool: RequestPool, requests: list[bytes]) -> Record:
     """All requests at once; the run lasts until the last answer."""
     record, start = Record(), time.perf_counter()
-    await asyncio.gather(*(_one(pool, body, record, due=start, start=start, end=None, texts=1) for body in requests))
+    await asyncio.gather(
+        *(_send_one(pool, body, record, due=start, start=start, end=None, texts=1) for body in requests)
+    )
     record.seconds = time.perf_counter() - start
     return record
 
 
-async def _one(
-    pool: Asks, request: bytes, record: Record, *, due: float, start: float, end: float | None, texts: int
+async def _send_one(
+    pool: RequestPool, request: bytes, record: Record, *, due: float, start: float, end: float | None, texts: int
 ) -> float:
     """Send, wait, write down; answers how long a refused caller should wait."""
     try:

@@ -25,7 +25,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-def machine(packages: tuple[str, ...] = PACKAGES) -> Machine:
+def describe_machine(packages: tuple[str, ...] = PACKAGES) -> Machine:
     info = cpu_info(_read("/proc/cpuinfo"))
     flags = info.get("flags", "").split()
     return Machine(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from shoal.bench.client import Pool, Target
-from shoal.bench.load import closed_loop, open_loop
-from shoal.bench.stats import Summary, summarise
+from shoal.bench.load import run_closed_loop, run_open_loop
+from shoal.bench.stats import Summary, summarize
 from shoal.bench.texts import Bodies, Encoding, Surface, Texts
 
 
@@ -57,14 +57,14 @@ async def measure(plan: Plan) -> tuple[Summary, float | None]:
             raise RuntimeError(f"the server answered {first.status}: {body[:500].decode(errors='replace')}")
         await pool.open()
         if plan.warmup > 0:
-            await closed_loop(pool, make, clients=plan.clients, seconds=plan.warmup, texts=plan.texts)
+            await run_closed_loop(pool, make, clients=plan.clients, seconds=plan.warmup, texts=plan.texts)
         if plan.rate is None:
-            record = await closed_loop(pool, make, clients=plan.clients, seconds=plan.duration, texts=plan.texts)
+            record = await run_closed_loop(pool, make, clients=plan.clients, seconds=plan.duration, texts=plan.texts)
         else:
-            record = await open_loop(pool, make, rate=plan.rate, seconds=plan.duration, texts=plan.texts)
+            record = await run_open_loop(pool, make, rate=plan.rate, seconds=plan.duration, texts=plan.texts)
     finally:
         pool.close()
-    return summarise(record), _tokens_each(body, plan.texts)
+    return summarize(record), _tokens_each(body, plan.texts)
 
 
 async def first_model(pool: Pool, host: str, headers: str, task: str = "embed") -> str:

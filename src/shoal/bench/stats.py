@@ -31,7 +31,7 @@ def median(values: Iterable[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def latencies(seconds: Iterable[float]) -> dict[str, float]:
+def summarize_latencies(seconds: Iterable[float]) -> dict[str, float]:
     """Milliseconds at QUANTILES, and `max` and `mean`; empty when nothing was measured."""
     ordered = sorted(seconds)
     if not ordered:
@@ -72,7 +72,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     queue_ms: dict[str, float] = {}
 
 
-def summarise(record: Record) -> Summary:
+def summarize(record: Record) -> Summary:
     seconds = max(record.seconds, 1e-9)
     sizes = record.batch_sizes
     return Summary(
@@ -81,8 +81,8 @@ def summarise(record: Record) -> Summary:
         seconds=round(record.seconds, 3),
         requests_per_s=round(len(record.latency) / seconds, 1),
         texts_per_s=round(record.texts / seconds, 1),
-        latency_ms=latencies(record.latency),
+        latency_ms=summarize_latencies(record.latency),
         errors=dict(record.errors),
         batch_size=round(sum(sizes) / len(sizes), 2) if sizes else None,
-        queue_ms=latencies(value / 1000 for value in record.queue_ms),
+        queue_ms=summarize_latencies(value / 1000 for value in record.queue_ms),
     )

@@ -22,9 +22,9 @@ from concurrent.futures import Executor
 from hashlib import blake2b
 from pathlib import Path
 
-from shoal.cache.records import DIGEST_BYTES, LARGEST, MAGIC, decoded, encoded, key_bytes, records
-from shoal.core.cache import MemoryCache, arrays_of, finite, frozen
-from shoal.core.protocols import CacheCounts, Counted
+from shoal.cache.records import DIGEST_BYTES, LARGEST, MAGIC, decode_record, encode_record, key_bytes, read_records
+from shoal.core.cache import MemoryCache, all_finite, collect_arrays, copy_read_only
+from shoal.core.protocols import CacheCounts, CountedRow
 from shoal.downloads.disk import try_lock
 
 SUFFIX = ".rows"
@@ -77,7 +77,7 @@ class DiskCache:
         self._writer = writer
         self._segments: dict[int, _Segment] = {}
         self._index: dict[bytes, int] = {}
-        self._waiting: deque[tuple[bytes, Counted, int]] = deque()
+        self._waiting: deque[tuple[bytes, CountedRow, int]] = deque()
         self._queued = 0  # bytes, counted up by the loop alone, and
         self._drained = 0  # these by the writer: their difference waits
         self._scheduled = False
@@ -87,14 +87,14 @@ class DiskCache:
         self._closed = False
         self._hits = 0
         self._misses = 0
-        writer.submit(self._guarded, self._open)
+        writer.submit(self._run_guarded, self._open)
 
     def counts(self) -> CacheCounts:
         memory = self.memory.counts()
         disk = sum(segment.size for segment in list(self._segments.values()))
         return CacheCounts(self._hits, self._misses, memory.evicted, memory.memory_bytes, disk)
 
-    def get(self, key: Hashable) -> Counted | None:
+    def get(self, key: Hashable) -> CountedRow | None:
         """As Cache.get."""
         found = self.memory.get(key) or self._read(key)
         if found is None:
@@ -103,28 +103,28 @@ class DiskCache:
             self._hits += 1
         return found
 
-    def put(self, key: Hashable, found: Counted) -> None:
+    def put(self, key: Hashable, found: CountedRow) -> None:
         """As Cache.put. Returns at once; the writer comes to it when it can."""
         self.memory.put(key, found)
-        arrays = arrays_of(found.row)
+        arrays = collect_arrays(found.row)
         size = sum(array.nbytes for array in arrays)
-        if size > LARGEST or not finite(arrays):
+        if size > LARGEST or not all_finite(arrays):
             return
         digest = self._digest(key)
         if digest is None or digest in self._index or self._failed or self._closed:
             return
         if self._queued - self._drained < MOST_WAITING:
             self._queued += size
-            self._waiting.append((digest, Counted(frozen(found.row), found.tokens), size))
+            self._waiting.append((digest, CountedRow(copy_read_only(found.row), found.tokens), size))
             if not self._scheduled:
                 self._scheduled = True
-                self._writer.submit(self._guarded, self._flush)
+                self._writer.submit(self._run_guarded, self._flush)
 
     def close(self) -> None:
         """Take no more rows, and let go of the files once those that wait are written."""
         if not self._closed:
             self._closed = True
-            self._writer.submit(self._guarded, self._let_go)
+            self._writer.submit(self._run_guarded, self._close_segments)
 
     def _digest(self, key: Hashable) -> bytes | None:
         try:
@@ -134,20 +134,20 @@ class DiskCache:
 
     # -- what the loop reads
 
-    def _read(self, key: Hashable) -> Counted | None:
+    def _read(self, key: Hashable) -> CountedRow | None:
         if not self._index:
             return None
         digest = self._digest(key)
         place = self._index.get(digest) if digest is not None else None
         if digest is None or place is None:
             return None
-        number, offset, size = _unpacked(place)
+        number, offset, size = _unpack_place(place)
         segment = self._segments.get(number)
         if segment is None:
             return None
         found = None
         with contextlib.suppress(OSError):
-            found = decoded(os.pread(segment.fd, size, offset), digest)
+            found = decode_record(os.pread(segment.fd, size, offset), digest)
         if found is None:
             self.broken += 1
             self._index.pop(digest, None)
@@ -157,7 +157,7 @@ class DiskCache:
 
     # -- what the writer does
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _run_guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except OSError as error:
@@ -172,22 +172,24 @@ class DiskCache:
     def _open(self) -> None:
         """Read the places of all records; go on with the newest segment that nobody writes and that has room."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        opened = [(path, fd) for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (fd := _opened(path)) is not None]
+        opened = [
+            (path, fd) for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (fd := _open_segment(path)) is not None
+        ]
         segments = [_Segment(path, fd, 0) for path, fd in opened]
         for segment in segments:
             if self._closed:
                 return
-            self._take_up(segment, last=segment is segments[-1])
+            self._load_segment(segment, last=segment is segments[-1])
 
-    def _take_up(self, segment: _Segment, *, last: bool) -> None:
-        fd, number = segment.fd, self._number()
+    def _load_segment(self, segment: _Segment, *, last: bool) -> None:
+        fd, number = segment.fd, self._next_number()
         owned = last and try_lock(fd)  # first of all: it is not to grow, or to go, while it is looked at
         found = os.fstat(fd)
         if not found.st_nlink:
             return
         segment.size, end = found.st_size, len(MAGIC)
-        for digest, offset, size in records(fd, segment.size):
-            self._index[digest] = _packed(number, offset, size)
+        for digest, offset, size in read_records(fd, segment.size):
+            self._index[digest] = _pack_place(number, offset, size)
             segment.digests.append(digest)
             end = offset + size
         self._segments[number] = segment
@@ -203,7 +205,7 @@ class DiskCache:
     def _flush(self) -> None:
         self._scheduled = False
         while self._waiting and not self._failed:
-            segment, number = self._with_room()
+            segment, number = self._get_writable_segment()
             written: dict[bytes, tuple[int, int]] = {}
             pieces: list[bytes] = []
             end = segment.size
@@ -212,7 +214,7 @@ class DiskCache:
                 self._drained += size
                 if digest in self._index or digest in written:
                     continue
-                record = encoded(digest, found)
+                record = encode_record(digest, found)
                 written[digest] = (end, len(record))
                 pieces.append(record)
                 end += len(record)
@@ -222,9 +224,9 @@ class DiskCache:
             segment.size = end
             for digest, (offset, length) in written.items():
                 segment.digests.append(digest)
-                self._index[digest] = _packed(number, offset, length)
+                self._index[digest] = _pack_place(number, offset, length)
 
-    def _with_room(self) -> tuple[_Segment, int]:
+    def _get_writable_segment(self) -> tuple[_Segment, int]:
         """The segment that is written, or a new one when that is full."""
         if self._active is not None:
             segment = self._segments[self._active]
@@ -237,7 +239,7 @@ class DiskCache:
         segment = _Segment(path, fd, len(MAGIC))
         try_lock(fd)
         os.write(fd, MAGIC)
-        self._active = self._number()
+        self._active = self._next_number()
         self._segments[self._active] = segment
         return segment, self._active
 
@@ -248,45 +250,47 @@ class DiskCache:
 
     def _make_room(self) -> None:
         """Throw the oldest segments away until one more fits, and forget those that another process threw away."""
-        sizes = {path: size for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (size := _size(path)) is not None}
+        sizes = {
+            path: size for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (size := _segment_size(path)) is not None
+        }
         total = sum(sizes.values())
         for path, size in list(sizes.items()):
             if total + self._segment_bytes <= self.max_bytes:
                 break
-            if _discarded(path):
+            if _delete_segment(path):
                 total -= size
                 del sizes[path]
         for number, segment in list(self._segments.items()):
             if segment.path not in sizes:
-                self._forget(number, segment)
+                self._drop_segment(number, segment)
 
-    def _forget(self, number: int, segment: _Segment) -> None:
+    def _drop_segment(self, number: int, segment: _Segment) -> None:
         for digest in segment.digests:
             place = self._index.get(digest)
-            if place is not None and _unpacked(place)[0] == number:
+            if place is not None and _unpack_place(place)[0] == number:
                 self._index.pop(digest, None)
         self._segments.pop(number, None)
 
-    def _let_go(self) -> None:
+    def _close_segments(self) -> None:
         self._index.clear()
         self._segments.clear()
         self._active = None
 
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         self._next += 1
         return self._next
 
 
-def _packed(number: int, offset: int, size: int) -> int:
+def _pack_place(number: int, offset: int, size: int) -> int:
     """A place as one integer, a third of a tuple's size."""
     return number << 80 | offset << 32 | size
 
 
-def _unpacked(place: int) -> tuple[int, int, int]:
+def _unpack_place(place: int) -> tuple[int, int, int]:
     return place >> 80, place >> 32 & 0xFFFFFFFFFFFF, place & 0xFFFFFFFF
 
 
-def _opened(path: Path) -> int | None:
+def _open_segment(path: Path) -> int | None:
     """A segment to read and write; None for what is none of them, or gone: nothing of it may be changed."""
     try:
         # A pipe must not be waited for, nor a link followed to what is not ours.
@@ -301,9 +305,9 @@ def _opened(path: Path) -> int | None:
     return None
 
 
-def _size(path: Path) -> int | None:
+def _segment_size(path: Path) -> int | None:
     """The bytes of a segment; None for what is none, or gone."""
-    fd = _opened(path)
+    fd = _open_segment(path)
     if fd is None:
         return None
     try:
@@ -312,9 +316,9 @@ def _size(path: Path) -> int | None:
         os.close(fd)
 
 
-def _discarded(path: Path) -> bool:
+def _delete_segment(path: Path) -> bool:
     """Delete a segment; False when another process writes it."""
-    fd = _opened(path)
+    fd = _open_segment(path)
     if fd is None:
         return True
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal.core.protocols import Counted, Row, VectorSet
+from shoal.core.protocols import CountedRow, Row, VectorSet
 from shoal.decoding import msgpack_decoder
 from shoal.types import Array, SparseVector
 
@@ -51,7 +51,7 @@ def key_bytes(key: Hashable) -> bytes:
             raise TypeError(f"a key holds a {type(key).__name__}, which has no stable form")
 
 
-def records(fd: int, size: int) -> Iterator[tuple[bytes, int, int]]:
+def read_records(fd: int, size: int) -> Iterator[tuple[bytes, int, int]]:
     """(digest, offset, size) of each record, up to where the file is cut off or is none of ours. Their contents are
     checked when they are read."""
     if os.pread(fd, len(MAGIC), 0) != MAGIC:
@@ -73,13 +73,13 @@ def records(fd: int, size: int) -> Iterator[tuple[bytes, int, int]]:
         offset += whole
 
 
-def encoded(digest: bytes, found: Counted) -> bytes:
-    payload = msgspec.msgpack.encode(_Stored.of(found))
+def encode_record(digest: bytes, found: CountedRow) -> bytes:
+    payload = msgspec.msgpack.encode(_StoredRow.from_row(found))
     head = _HEAD.pack(0, len(payload), digest)
     return _CRC.pack(zlib.crc32(payload, zlib.crc32(head[_CRC.size :]))) + head[_CRC.size :] + payload
 
 
-def decoded(record: bytes, digest: bytes) -> Counted | None:
+def decode_record(record: bytes, digest: bytes) -> CountedRow | None:
     """None for a record that is cut off, was changed, or is of another key."""
     if len(record) < _HEAD.size:
         return None
@@ -87,12 +87,12 @@ def decoded(record: bytes, digest: bytes) -> Counted | None:
     if named != digest or length != len(record) - _HEAD.size or zlib.crc32(record[_CRC.size :]) != checksum:
         return None
     try:
-        return _DECODER.decode(record[_HEAD.size :]).counted()
+        return _DECODER.decode(record[_HEAD.size :]).to_row()
     except (msgspec.DecodeError, ValueError, TypeError):  # whole, but not what this version writes
         return None
 
 
-class _Stored(msgspec.Struct, array_like=True):
+class _StoredRow(msgspec.Struct, array_like=True):
     """A row as MessagePack: `alone` says that it is one array, then `dense`. Arrays are (dtype, shape, bytes)."""
 
     tokens: int
@@ -104,47 +104,47 @@ class _Stored(msgspec.Struct, array_like=True):
     values: Any = None
 
     @classmethod
-    def of(cls, found: Counted) -> _Stored:
+    def from_row(cls, found: CountedRow) -> _StoredRow:
         row = found.row
         if not isinstance(row, VectorSet):
-            return cls(found.tokens, True, _array_out(row))
+            return cls(found.tokens, True, _pack_array(row))
         sparse = row.sparse
         return cls(
             found.tokens,
             False,
-            _array_out(row.dense),
-            _array_out(row.tokens),
-            _array_out(row.multi),
-            _array_out(None if sparse is None else sparse.indices),
-            _array_out(None if sparse is None else sparse.values),
+            _pack_array(row.dense),
+            _pack_array(row.tokens),
+            _pack_array(row.multi),
+            _pack_array(None if sparse is None else sparse.indices),
+            _pack_array(None if sparse is None else sparse.values),
         )
 
-    def counted(self) -> Counted:
-        """Raises ValueError and TypeError for what `of` did not make."""
-        dense = _array_in(self.dense)
+    def to_row(self) -> CountedRow:
+        """Raises ValueError and TypeError for what `from_row` did not make."""
+        dense = _unpack_array(self.dense)
         if self.alone:
             if dense is None:
                 raise ValueError("a row without numbers")
-            return Counted(dense, self.tokens)
-        indices, values = _array_in(self.indices), _array_in(self.values)
+            return CountedRow(dense, self.tokens)
+        indices, values = _unpack_array(self.indices), _unpack_array(self.values)
         sparse = None if indices is None or values is None else SparseVector(indices, values)
         row: Row = VectorSet(
-            dense=dense, tokens=_array_in(self.token_vectors), sparse=sparse, multi=_array_in(self.multi)
+            dense=dense, tokens=_unpack_array(self.token_vectors), sparse=sparse, multi=_unpack_array(self.multi)
         )
-        return Counted(row, self.tokens)
+        return CountedRow(row, self.tokens)
 
 
-_DECODER = msgpack_decoder(_Stored)
+_DECODER = msgpack_decoder(_StoredRow)
 
 
-def _array_out(array: Array | None) -> Any:
+def _pack_array(array: Array | None) -> Any:
     if array is None:
         return None
     plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return (plain.dtype.str, plain.shape, plain.tobytes())
 
 
-def _array_in(value: Any) -> Array | None:
+def _unpack_array(value: Any) -> Array | None:
     """Read-only."""
     if value is None:
         return None

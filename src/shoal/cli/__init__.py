@@ -38,17 +38,17 @@ class _Command(TyperCommand):
         given: list[str] = []
         for word, following in zip_longest(args, args[1:], fillvalue=""):
             given.append(word)
-            if word in SWITCHES and following.lower() not in _SAID:
+            if word in SWITCHES and following.lower() not in _SWITCH_VALUES:
                 given.append("true")
-        several = {flag for each in self.params if each.metavar == _SEVERAL for flag in each.opts}
-        return super().parse_args(ctx, _repeated(given, several))
+        several = {flag for each in self.params if each.metavar == _FILES_METAVAR for flag in each.opts}
+        return super().parse_args(ctx, _repeat_flags(given, several))
 
 
-_SAID = {"true", "false", "1", "0", "yes", "no"}
-_SEVERAL = "FILE..."
+_SWITCH_VALUES = {"true", "false", "1", "0", "yes", "no"}
+_FILES_METAVAR = "FILE..."
 
 
-def _repeated(args: list[str], flags: set[str]) -> list[str]:
+def _repeat_flags(args: list[str], flags: set[str]) -> list[str]:
     """The flag before each of its values. A lone - is a value."""
     given: list[str] = []
     flag = ""
@@ -74,14 +74,14 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        from shoal.cli._errors import clean
+        from shoal.cli._errors import report_errors
 
         module, _, function = COMMANDS[cmd_name].partition(":")
         found = getattr(importlib.import_module(module), function)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-        one.command(cmd_name, cls=_Command)(clean(found))
+        one.command(cmd_name, cls=_Command)(report_errors(found))
         return typer.main.get_command(one)
 
 

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from shoal.types import TaskKind
 
 # Nobody waits behind this queue: only a hang should end it.
-PATIENCE_S = 3600.0
+REQUEST_TIMEOUT_S = 3600.0
 
 # A refusal speaks of headers, which nobody can add to a command.
 _KEYS = " (the key is that of SHOAL_API_KEY, for `ps`, `load` and the like SHOAL_ADMIN_KEY, or of shoal.toml)"
 
 
-class Server:
+class ServerClient:
     """The one at `url`, asked with `key`. Every call raises TransportFailed when no such server answers there, and
     SetupError with the server's own reason when it refuses. Raises ConfigError for what is no URL."""
 
-    def __init__(self, url: str, key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, url: str, key: str | None = None, *, patience_s: float = REQUEST_TIMEOUT_S) -> None:
         from urllib.parse import urlsplit
         from urllib.request import ProxyHandler, build_opener
 
@@ -52,7 +52,7 @@ class Server:
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None) -> dict[str, Any]:
         """An answer in JSON to POST `body`, or to GET."""
-        with self.open(path, body, method=method) as reply, self._spoken():
+        with self.open(path, body, method=method) as reply, self._translate_errors():
             try:
                 found = json.loads(reply.read())
             except ValueError:
@@ -76,7 +76,7 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         # Also without a body: no page of a browser can send this unasked, so it is what the server wants to see.
         headers = {**self._headers, "accept": accept, "content-type": "application/json"}
-        with self._spoken():
+        with self._translate_errors():
             try:
                 reply: HTTPResponse = self._opener.open(
                     Request(self.url + path, data, headers, method=method), timeout=self._patience_s
@@ -84,13 +84,13 @@ class Server:
                 return reply
             except HTTPError as error:
                 with error:
-                    said = f"{self.url}{path} answered {error.code}: {reason_in(error.read())}"
+                    said = f"{self.url}{path} answered {error.code}: {extract_reason(error.read())}"
                 raise SetupError(said + (_KEYS if error.code == 401 else "")) from None
             except ValueError as error:  # letters that no host, path or header has
                 raise ConfigError(f"{self.url} cannot be asked: check --url and the key ({error})") from None
 
     @contextlib.contextmanager
-    def _spoken(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         from http.client import HTTPException
 
         try:
@@ -107,7 +107,7 @@ def first_key(*keys: str) -> str | None:
     return keys[0].partition(" ")[0] if keys else None
 
 
-def reason_in(body: bytes) -> str:
+def extract_reason(body: bytes) -> str:
     """The message in a refusal of any dialect."""
     with contextlib.suppress(ValueError):
         found = json.loads(body)

@@ -18,7 +18,7 @@ COMMANDS = {
     "exit": "leave, as Ctrl-D does",
 }
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.S)
-_LEFT_OUT = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_CONTROL_CODES = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 @dataclass(slots=True)
@@ -28,12 +28,12 @@ class Conversation:
     system: str = ""
     turns: list[Message] = field(default_factory=list)
 
-    def asking(self, question: str) -> list[Message]:
+    def build_messages(self, question: str) -> list[Message]:
         """What the model is sent for a question, which is no turn before it is answered."""
         before = [Message(role="system", content=self.system)] if self.system else []
         return [*before, *self.turns, Message(role="user", content=question)]
 
-    def answered(self, question: str, answer: str) -> None:
+    def add_turn(self, question: str, answer: str) -> None:
         """Both are turns from now on; part of an answer counts as one."""
         self.turns += [Message(role="user", content=question), Message(role="assistant", content=answer)]
 
@@ -47,7 +47,7 @@ class Conversation:
         return found
 
 
-def command(text: str) -> tuple[str, str] | None:
+def parse_command(text: str) -> tuple[str, str] | None:
     """(name, rest) of a line that is one, whether there is such a command or not; None for what is said to the model.
 
     A path, /etc/hosts, is no command; nor is what begins with a space.
@@ -56,7 +56,7 @@ def command(text: str) -> tuple[str, str] | None:
     return (found[1], (found[2] or "").strip()) if found else None
 
 
-class Lines:
+class MessageReader:
     """What was typed, line by line, to messages: a line is one, and so is what stands between two triple quotes."""
 
     def __init__(self) -> None:
@@ -125,6 +125,6 @@ class Reply:
         return ", ".join(parts)
 
 
-def printable(text: str) -> str:
+def strip_control(text: str) -> str:
     """Without what would move a terminal's cursor or change its state; lines and tabs stay."""
-    return text.translate(_LEFT_OUT)
+    return text.translate(_CONTROL_CODES)

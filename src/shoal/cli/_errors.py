@@ -35,7 +35,7 @@ def warn(message: str) -> None:
     say("warning", message, "yellow")
 
 
-def clean(command: Callable[P, R]) -> Callable[P, R]:
+def report_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Turn what a command raises on purpose into one line; anything else is a bug and keeps its traceback."""
 
     @functools.wraps(command)

@@ -61,7 +61,7 @@ def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[...,
             command(**given, loaded=load(flags, file))
 
         # typer reads both: the signature for order and defaults, the annotations for types
-        options = [*map(_parameter, rows), *(_original(flag, name) for flag, name in foreign.items())]
+        options = [*map(_parameter, rows), *(_foreign_parameter(flag, name) for flag, name in foreign.items())]
         wrapped.__signature__ = inspect.Signature([*kept, *_LAYERS, *options])  # type: ignore[attr-defined]
         wrapped.__annotations__ = {name: p.annotation for name, p in wrapped.__signature__.parameters.items()}  # type: ignore[attr-defined]
         return wrapped
@@ -69,7 +69,7 @@ def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[...,
     return decorate
 
 
-def load(flags: dict[str, Any], file: Path | None) -> config.Loaded:
+def load(flags: dict[str, Any], file: Path | None) -> config.LoadedConfig:
     """The settings in effect for this process. Raises ConfigError."""
     from shoal.cli._errors import warn
 
@@ -85,7 +85,7 @@ def _parameter(row: Setting) -> inspect.Parameter:
     kind: Any = bool if isinstance(row.default, bool) else list[str] if row.repeatable else str
     option = typer.Option(
         *names,
-        help=f"{row.help} (env {row.env}{_default(row)})",
+        help=f"{row.help} (env {row.env}{_format_default(row)})",
         metavar=None if kind is bool else _metavar(row),
         rich_help_panel=row.section,
         show_default=False,
@@ -94,12 +94,12 @@ def _parameter(row: Setting) -> inspect.Parameter:
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _original(flag: str, name: str) -> inspect.Parameter:
+def _foreign_parameter(flag: str, name: str) -> inspect.Parameter:
     annotation = Annotated[str | None, typer.Option(flag, hidden=True)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _default(row: Setting) -> str:
+def _format_default(row: Setting) -> str:
     if row.default is None or row.default in ((), ""):
         return ""
     shown = {True: "on", False: "off"}[row.default] if isinstance(row.default, bool) else row.default

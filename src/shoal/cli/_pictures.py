@@ -16,31 +16,31 @@ from shoal.types import Image
 
 STDIN = "-"
 
-Given: TypeAlias = str | Path | Image
+Input: TypeAlias = str | Path | Image
 """A text, or a picture that is not read yet, or that could be read only once."""
 
 # What is said of a picture by those who see no names, alone or counted.
 _UNNAMED = re.compile(r"(?:(?:input|picture) ([0-9]+): )?(?=the picture )")
 
 
-def checked(names: Sequence[str]) -> list[Path | Image]:
+def check_images(names: Sequence[str]) -> list[Path | Image]:
     """Raises InvalidValue, naming it, for the first file that is not there or does not begin like a picture; "-" is
     standard input."""
     return [_standard_input() if name == STDIN else check_picture(Path(name)) for name in names]
 
 
-def read(given: Given) -> str | Image:
+def read_image(given: Input) -> str | Image:
     """Raises InvalidValue where the file has gone since."""
     return read_picture(given) if isinstance(given, Path) else given
 
 
-def inline(picture: Image) -> str:
+def to_data_uri(picture: Image) -> str:
     """As a server is sent it, which looks itself at what it is."""
     return f"data:application/octet-stream;base64,{b64encode(picture.data).decode()}"
 
 
 @contextmanager
-def naming(names: Sequence[str]) -> Iterator[None]:
+def name_in_errors(names: Sequence[str]) -> Iterator[None]:
     """Puts a file's name into an error about the picture that was sent in its place; texts have the name ""."""
     try:
         yield

@@ -7,32 +7,32 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from shoal.cli._asking import Server, first_key
+from shoal.cli._asking import ServerClient, first_key
 from shoal.config.settings import Settings
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
 
-PATIENCE_S = 60.0
+REQUEST_TIMEOUT_S = 60.0
 """For one answer: none of those asked for here waits for a model."""
 
 POLL_S = 0.2
 """Between two looks at a job: often enough for a bar that moves."""
 
 
-class Running:
+class RunningServer:
     """A server at `url`. Every call raises TransportFailed when no such server answers there, and SetupError with the
     server's own reason when it refuses."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self._server = Server(url, key, patience_s=PATIENCE_S)
+        self._server = ServerClient(url, key, patience_s=REQUEST_TIMEOUT_S)
         self.url = self._server.url
 
     @classmethod
-    def of(cls, settings: Settings, url: str) -> Running:
+    def from_settings(cls, settings: Settings, url: str) -> RunningServer:
         """The server at `url`, else the one that `shoal serve` starts with these settings; with a key of theirs."""
         if not url and not settings.port:
             raise ConfigError("port 0 says nothing about where the server is: give --url", param="--url")
-        from shoal.cli.banner import url as url_of
+        from shoal.cli.banner import browser_url as url_of
 
         place = url or url_of(settings.host, settings.port)
         return cls(place, first_key(*settings.admin_key, *settings.api_key))
@@ -44,7 +44,7 @@ class Running:
             raise TransportFailed(f"{self.url} lists no models: is that a Shoal server?")
         return found
 
-    def last_used(self) -> Mapping[str, float]:
+    def get_last_used(self) -> Mapping[str, float]:
         """When models last answered, in Unix seconds, by name; those that never did are not in it. Triton's names have
         ~ where those of models have a slash."""
         stats = self._server.ask("/metrics").get("model_stats")
@@ -58,17 +58,17 @@ class Running:
 
     def load(self, name: str, options: Mapping[str, Any], progress: Progress) -> bool:
         """False: it was loaded already. Raises SetupError with the reason when it cannot be."""
-        return self._job("POST", f"/v1/models/{quote(name, safe='/:@=')}/load", options, progress)
+        return self._run_job("POST", f"/v1/models/{quote(name, safe='/:@=')}/load", options, progress)
 
     def unload(self, name: str, progress: Progress) -> bool:
         """False: it was not loaded."""
-        return self._job("POST", f"/v1/models/{quote(name, safe='/:@=')}/unload", {}, progress)
+        return self._run_job("POST", f"/v1/models/{quote(name, safe='/:@=')}/unload", {}, progress)
 
     def delete(self, name: str, progress: Progress) -> bool:
         """Unload it and delete its files. False: there was nothing."""
-        return self._job("DELETE", f"/v1/models/{quote(name, safe='/:@=')}", None, progress)
+        return self._run_job("DELETE", f"/v1/models/{quote(name, safe='/:@=')}", None, progress)
 
-    def _job(self, method: str, path: str, body: Mapping[str, Any] | None, progress: Progress) -> bool:
+    def _run_job(self, method: str, path: str, body: Mapping[str, Any] | None, progress: Progress) -> bool:
         job = self._server.ask(f"{path}?wait=false", body, method=method)
         if "job" not in job:
             raise TransportFailed(f"{self.url} has not begun a job: is that a Shoal server of this version?")
@@ -79,14 +79,14 @@ class Running:
                 time.sleep(POLL_S)
                 job = self._server.ask(f"/jobs/{quote(job['job'], safe='')}")
         except KeyboardInterrupt:
-            progress.noted("the server goes on with it: `shoal ps` shows how far it is")
+            progress.report_note("the server goes on with it: `shoal ps` shows how far it is")
             raise
         if job["state"] != "done":
             raise SetupError(job.get("error") or f"{job['action']} of {job['model']} was {job['state']}")
         return job.get("changed") is not False
 
 
-def named(name: str) -> str:
+def check_model_name(name: str) -> str:
     """As a path holds it: what is empty or begins with a slash would be another path."""
     if not name.strip("/") or name.startswith("/"):
         raise SetupError(f"{name!r} names no model: `shoal ps --all` lists them")
@@ -97,9 +97,9 @@ def _show(job: Mapping[str, Any], said: str, progress: Progress) -> str:
     """Draw where a job stands; answers the stage, which is said once where there is nothing to measure."""
     stage = job.get("stage") or ""
     if stage and job.get("done") is not None:
-        progress.fetched(stage, int(job["done"]), None if job.get("total") is None else int(job["total"]))
+        progress.report_fetch(stage, int(job["done"]), None if job.get("total") is None else int(job["total"]))
     elif stage and job.get("progress") is not None:
-        progress.worked(stage, job["progress"])
+        progress.report_work(stage, job["progress"])
     elif stage and stage != said:
-        progress.noted(stage)
+        progress.report_note(stage)
     return stage

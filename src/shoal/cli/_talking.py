@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal.bench.sse import DONE, Events
-from shoal.cli._asking import PATIENCE_S, Server, reason_in
+from shoal.cli._asking import REQUEST_TIMEOUT_S, ServerClient, extract_reason
 from shoal.errors import EngineFailed, SetupError, TransportFailed
 from shoal.types import Chunk, Context, Generate, Message, Sampling, Usage
 
 if TYPE_CHECKING:
     from shoal.app import App
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Between two looks at whether a model only waits for its server."""
 
 
-class Talks(Protocol):
+class ChatSource(Protocol):
     """Answers a conversation, piece by piece. Raises ShoalErrors, also after pieces; closing the iterator stops it."""
 
     def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]: ...
 
 
-class Here:
+class LocalChat:
     """A model of this process. Its event loop runs in a thread of its own, so that it lives while a person types."""
 
     def __init__(self, app: App, loop: asyncio.AbstractEventLoop) -> None:
@@ -42,7 +42,7 @@ class Here:
 
     def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
         task = Generate(model=self._model, adapter=self._adapter, messages=[*messages], sampling=sampling, stream=True)
-        ctx = Context(id="chat", deadline=time.monotonic() + PATIENCE_S)
+        ctx = Context(id="chat", deadline=time.monotonic() + REQUEST_TIMEOUT_S)
         came: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
 
         async def pump() -> None:
@@ -61,12 +61,12 @@ class Here:
 
 
 @contextlib.contextmanager
-def opened(opening: AbstractAsyncContextManager[App], noted: Callable[[str], None]) -> Iterator[Here]:
+def open_local_chat(opening: AbstractAsyncContextManager[App], noted: Callable[[str], None]) -> Iterator[LocalChat]:
     """Open an app whose one model is to answer, and close it at the end. `noted` is told, once, what is waited for.
 
     Raises SetupError where the model cannot be loaded or does not generate, and what opening and closing raise.
     """
-    ready: Future[Here] = Future()
+    ready: Future[LocalChat] = Future()
     left, stop = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
     broken: list[BaseException] = []
@@ -77,10 +77,10 @@ def opened(opening: AbstractAsyncContextManager[App], noted: Callable[[str], Non
             return
         async with opening as app:
             stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
-            await _loaded(app, stopping, noted)
+            await _wait_until_loaded(app, stopping, noted)
             if not stopping.done():
                 _check(app)
-                ready.set_result(Here(app, loops[0]))
+                ready.set_result(LocalChat(app, loops[0]))
             await stopping
 
     def work() -> None:
@@ -109,13 +109,13 @@ def opened(opening: AbstractAsyncContextManager[App], noted: Callable[[str], Non
         raise broken[0]
 
 
-async def _loaded(app: App, stopping: asyncio.Future[Any], noted: Callable[[str], None]) -> None:
+async def _wait_until_loaded(app: App, stopping: asyncio.Future[Any], noted: Callable[[str], None]) -> None:
     """Return when its models are loaded or have failed, or nobody waits any more."""
-    loading: asyncio.Future[Any] = asyncio.ensure_future(app.wait_loaded())
+    loading: asyncio.Future[Any] = asyncio.ensure_future(app.wait_until_loaded())
     told: set[str] = set()
     try:
         while not (loading.done() or stopping.done()):
-            await asyncio.wait({loading, stopping}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({loading, stopping}, timeout=POLL_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
             waits = [f"{card.name} is not there yet: {card.note}" for card in app.gateway.models() if ": " in card.note]
             waits += [f"{place} is not there yet: {reason}" for place, reason in app.gateway.waiting.items()]
             for line in waits:
@@ -158,11 +158,11 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-class There:
+class RemoteChat:
     """A model of the server at `url`, with or without /v1 at its end; `model` "" is the first that it lists."""
 
     def __init__(self, url: str, model: str, key: str | None = None) -> None:
-        self._server = Server(url.rstrip("/").removesuffix("/v1"), key)
+        self._server = ServerClient(url.rstrip("/").removesuffix("/v1"), key)
         self._model = model or self._server.first_model("generate")
 
     def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
@@ -181,7 +181,7 @@ class There:
                 for data in events.feed(part):
                     if data == DONE:
                         return
-                    chunk = _chunk(data)
+                    chunk = _parse_chunk(data)
                     ended = ended or chunk.finish_reason is not None
                     yield chunk
         if not ended:
@@ -197,14 +197,14 @@ class There:
             raise TransportFailed(f"{self._server.url} broke off its answer ({error!r}): ask again") from None
 
 
-def _chunk(data: bytes) -> Chunk:
+def _parse_chunk(data: bytes) -> Chunk:
     """One event of the chat stream. Raises EngineFailed for one that tells an error, or cannot be read."""
     try:
         event = msgspec.json.decode(data, type=_Event)
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"the server sent what is no chunk of a chat ({error})") from None
     if event.error:
-        raise EngineFailed(reason_in(data))
+        raise EngineFailed(extract_reason(data))
     choice = event.choices[0] if event.choices else _Choice()
     usage = event.usage
     return Chunk(

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TextIO
 
-from shoal.cli._conversation import COMMANDS, Conversation, Lines, Reply, command, printable
+from shoal.cli._conversation import COMMANDS, Conversation, MessageReader, Reply, parse_command, strip_control
 from shoal.cli._errors import say
-from shoal.cli._talking import Talks
+from shoal.cli._talking import ChatSource
 from shoal.errors import ShoalError
 from shoal.types import Message, Sampling
 
 PROMPT = ">>> "
-GOES_ON = "... "
+CONTINUATION_PROMPT = "... "
 STOPPED = "(stopped)"
 CUT = "(cut: the answer has reached its most tokens)"
 
@@ -28,7 +28,7 @@ class Terminal:
 
     def __init__(
         self,
-        talks: Talks,
+        talks: ChatSource,
         conversation: Conversation,
         sampling: Sampling,
         *,
@@ -52,10 +52,10 @@ class Terminal:
     def run(self) -> None:
         """Until the person leaves."""
         self._note("/help lists commands, Ctrl-C stops a reply, Ctrl-D leaves")
-        lines = Lines()
+        lines = MessageReader()
         while True:
             try:
-                message = lines.push(self._read(GOES_ON if lines.unfinished else PROMPT))
+                message = lines.push(self._read(CONTINUATION_PROMPT if lines.unfinished else PROMPT))
             except EOFError:
                 self._write("\n")
                 return
@@ -67,16 +67,16 @@ class Terminal:
                 continue
             if message is None:
                 continue
-            asked = command(message)
+            asked = parse_command(message)
             if asked is None:
                 self._answer(message)
             elif asked[0] in ("exit", "quit", "bye"):
                 return
             else:
-                self._obey(*asked)
+                self._run_command(*asked)
 
     def _answer(self, question: str) -> None:
-        messages = self._conversation.asking(question)
+        messages = self._conversation.build_messages(question)
         reply = self._last = Reply(self._clock)
         try:
             self._show(messages, reply)
@@ -90,7 +90,7 @@ class Terminal:
             if reply.finish_reason == "length":
                 self._note(CUT)
         if reply.text:
-            self._conversation.answered(question, reply.text)
+            self._conversation.add_turn(question, reply.text)
         if self._show_stats:
             self._note(reply.stats())
 
@@ -101,12 +101,12 @@ class Terminal:
                 reply.add(chunk)
                 if chunk.reasoning:
                     thinking = True
-                    self._write(printable(chunk.reasoning).join(self._dim))
+                    self._write(strip_control(chunk.reasoning).join(self._dim))
                 if chunk.text:
-                    self._write(f"\n\n{printable(chunk.text.lstrip())}" if thinking else printable(chunk.text))
+                    self._write(f"\n\n{strip_control(chunk.text.lstrip())}" if thinking else strip_control(chunk.text))
                     thinking = False
 
-    def _obey(self, name: str, rest: str) -> None:
+    def _run_command(self, name: str, rest: str) -> None:
         conversation = self._conversation
         if name == "clear":
             conversation.clear()

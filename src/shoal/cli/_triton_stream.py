@@ -21,11 +21,11 @@ from shoal.errors import ShoalError, Unsupported
 
 TEXT = "text_input"
 OUTPUT = "text_output"
-PATIENCE_S = 600.0
+REQUEST_TIMEOUT_S = 600.0
 
-_Made = Callable[[ChatPlan], Any]
+_MakeInput = Callable[[ChatPlan], Any]
 
-INPUTS: Mapping[str, _Made] = {
+INPUTS: Mapping[str, _MakeInput] = {
     # vLLM
     "stream": lambda plan: plan.stream,
     "exclude_input_in_output": lambda plan: True,
@@ -45,7 +45,7 @@ COUNTS = ("num_input_tokens", "num_output_tokens")
 """Outputs with the tokens of the prompt, and with those of a piece, where there are such outputs."""
 
 
-class OverGrpc:
+class GrpcChatClient:
     """A decoupled text model behind `client`, one stream of the server for each request. `outputs`: those of the model
     that are asked for."""
 
@@ -63,7 +63,7 @@ class OverGrpc:
                 codec.add_input(self._head, name, inputs[name], np.full(shape, make(plan), dtype=dtype))
 
     @classmethod
-    async def connect(cls, client: Client, plan: ChatPlan, *, count: bool = True) -> OverGrpc:
+    async def connect(cls, client: Client, plan: ChatPlan, *, count: bool = True) -> GrpcChatClient:
         """Ask the server what the model takes. `count` False: leave its tokens uncounted, which is less work for it.
 
         Raises Unsupported for a model that is not asked by `text_input`, and what the client raises.
@@ -85,7 +85,7 @@ class OverGrpc:
         request.CopyFrom(self._head)
         codec.add_input(request, TEXT, "BYTES", np.full(self._shape, prompt, dtype=object))
         try:
-            async for part in self._client.stream_infer(request, time.monotonic() + PATIENCE_S):
+            async for part in self._client.stream_infer(request, time.monotonic() + REQUEST_TIMEOUT_S):
                 found = codec.read_outputs(part)
                 if any(found[OUTPUT].flat):
                     answer.arrivals.append(time.perf_counter())

@@ -23,7 +23,7 @@ _log = logging.getLogger("shoal")
 def announce(settings: Settings, port: int, cards: Sequence[ModelCard]) -> None:
     """Show the banner on a terminal; elsewhere log it, a record a line."""
     if not sys.stderr.isatty():
-        for label, text in lines(settings, port, cards):
+        for label, text in banner_lines(settings, port, cards):
             _log.info("%s: %s", label, text)
         return
     from rich.console import Console
@@ -31,15 +31,15 @@ def announce(settings: Settings, port: int, cards: Sequence[ModelCard]) -> None:
 
     console = Console(stderr=True, highlight=False)
     console.print()
-    for label, text in lines(settings, port, cards):
+    for label, text in banner_lines(settings, port, cards):
         # Soft: a line that the terminal breaks still copies as one.
         console.print(Text.assemble("  ", (f"{label:<7}", "bold cyan"), text), soft_wrap=True)
     console.print()
 
 
-def lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator[tuple[str, str]]:
+def banner_lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator[tuple[str, str]]:
     """The banner as (label, text)."""
-    address = url(settings.host, port)
+    address = browser_url(settings.host, port)
     yield "shoal", f"{__version__} on {address}"
     yield "docs", f"{address}/docs"
     if not cards:
@@ -48,27 +48,27 @@ def lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator
     for card in cards:
         for task in card.default_for:
             claimed.setdefault(task, card.name)
-        yield "model", f"{card.name}  {_card(card, claimed)}"
-    yield "auth", _auth(settings)
-    for label, task, path, asks in _TRIES:
+        yield "model", f"{card.name}  {_describe_model(card, claimed)}"
+    yield "auth", _describe_auth(settings)
+    for label, task, path, asks in _EXAMPLES:
         asked = next((card for card in cards if card.facts and task in card.facts.tasks), None)
         if asked:
             body = json.dumps({"model": asked.name, **asks})
             yield label, _curl(address + path, body, authorised=bool(settings.api_key))
 
 
-def url(host: str, port: int) -> str:
+def browser_url(host: str, port: int) -> str:
     """Where a browser on this machine finds the server."""
     if host in ("0.0.0.0", "::", ""):
         host = "localhost"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _card(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
+def _describe_model(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
     """`claimed`: the model that each task is of, where several say so."""
     if card.facts is None:
-        return card.standing
-    parts = list(_facts(card.facts))
+        return card.status_text
+    parts = list(_describe_facts(card.facts))
     parts += [f"alias {alias}" for alias in card.aliases]
     for task in card.default_for:
         first = claimed[task]
@@ -76,7 +76,7 @@ def _card(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
     return ", ".join(parts)
 
 
-def _facts(facts: ModelFacts) -> Iterator[str]:
+def _describe_facts(facts: ModelFacts) -> Iterator[str]:
     if facts.dimension:
         yield f"{facts.dimension} dimensions"
     if facts.labels:
@@ -88,7 +88,7 @@ def _facts(facts: ModelFacts) -> Iterator[str]:
     yield (f"{facts.precision} on {facts.backend}" if facts.precision else facts.backend) + shape
 
 
-def _auth(settings: Settings) -> str:
+def _describe_auth(settings: Settings) -> str:
     if settings.api_key:
         return f"on, {len(settings.api_key)} key{'s' if len(settings.api_key) > 1 else ''}"
     if is_loopback(settings.host):
@@ -101,7 +101,7 @@ def _curl(address: str, body: str, *, authorised: bool) -> str:
     return f"curl -s {address} {key}-H 'content-type: application/json' -d '{body}'"
 
 
-_TRIES: Sequence[tuple[str, TaskKind, str, dict[str, Any]]] = (
+_EXAMPLES: Sequence[tuple[str, TaskKind, str, dict[str, Any]]] = (
     ("try", "embed", "/v1/embeddings", {"input": "Hello, world"}),
     ("rank", "rerank", "/v1/rerank", {"query": "What swims?", "documents": ["A fish.", "A stone."]}),
     ("class", "classify", "/classify", {"input": "Hello, world"}),

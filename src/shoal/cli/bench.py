@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from shoal.cli._errors import clean
+from shoal.cli._errors import report_errors
 from shoal.cli.bench_chat import chat
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def _json(plan: Plan, summary: Summary, counted: float | None) -> str:
 
     import msgspec
 
-    from shoal.bench.machine import machine
+    from shoal.bench.machine import describe_machine
 
     asked = {name: value for name, value in asdict(plan).items() if name != "key"}
-    report = {"plan": asked, "tokens_each": counted, "result": summary, "client_machine": machine()}
+    report = {"plan": asked, "tokens_each": counted, "result": summary, "client_machine": describe_machine()}
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
@@ -110,5 +110,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Measure a running server; `shoal bench [URL]` is short for `shoal bench embed [URL]`.",
 )
-app.command("embed")(clean(bench))
-app.command("chat")(clean(chat))
+app.command("embed")(report_errors(bench))
+app.command("chat")(report_errors(chat))

@@ -46,7 +46,7 @@ def chat(
     from shoal.bench.chat import ChatPlan, measure_http
 
     plan = ChatPlan(
-        model=model, concurrency=_numbers(concurrency), requests=requests, warmup=warmup, input_tokens=input_tokens,
+        model=model, concurrency=_parse_numbers(concurrency), requests=requests, warmup=warmup, input_tokens=input_tokens,
         output_tokens=output_tokens, stream=stream, exact=exact, endpoint=endpoint, server_pid=server_pid,
     )  # fmt: skip
     if triton and not model:
@@ -65,7 +65,7 @@ def chat(
         raise typer.Exit(1)
 
 
-def _numbers(given: str) -> tuple[int, ...]:
+def _parse_numbers(given: str) -> tuple[int, ...]:
     try:
         found = tuple(int(part) for part in given.split(","))
     except ValueError:
@@ -83,11 +83,11 @@ async def measure_grpc(target: str, plan: ChatPlan) -> list[Level]:
 
     from shoal.backends.triton.client import Client
     from shoal.bench.chat import run_levels
-    from shoal.cli._triton_stream import OverGrpc
+    from shoal.cli._triton_stream import GrpcChatClient
 
     client = Client(target)
     try:
-        return await run_levels(await OverGrpc.connect(client, plan), plan, time.time_ns())
+        return await run_levels(await GrpcChatClient.connect(client, plan), plan, time.time_ns())
     finally:
         await client.aclose()
 
@@ -105,9 +105,9 @@ def _json(place: str, plan: ChatPlan, levels: list[Level]) -> str:
 
     import msgspec
 
-    from shoal.bench.machine import machine
+    from shoal.bench.machine import describe_machine
 
-    report = {"server": place, "plan": asdict(plan), "results": levels, "client_machine": machine()}
+    report = {"server": place, "plan": asdict(plan), "results": levels, "client_machine": describe_machine()}
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli._options import with_settings
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.errors import ConfigError, SetupError
 
 if TYPE_CHECKING:
     from shoal.cli._conversation import Conversation
-    from shoal.cli._talking import Talks
+    from shoal.cli._talking import ChatSource
     from shoal.types import Sampling
 
 STDIN = "-"
@@ -42,7 +42,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of an answer.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and speed after each reply.")] = False,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Talk to a language model. /help lists the commands of a conversation.
 
@@ -56,10 +56,10 @@ def chat(
         if not given and not loaded.served:
             raise ConfigError("name a model: shoal chat MODEL, or --url of a server", param="--")
         model = given.pop(0) if given else loaded.served[0]
-    question = _question(given)
+    question = _read_question(given)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     with contextlib.ExitStack() as stack:
-        talks = _talks(stack, loaded, url, model)
+        talks = _open_chat(stack, loaded, url, model)
         conversation = Conversation(system)
         if question is None:
             _converse(talks, conversation, sampling, show_stats=stats)
@@ -67,13 +67,13 @@ def chat(
             _answer_once(talks, conversation, sampling, question, show_stats=stats)
 
 
-def _question(given: Sequence[str]) -> str | None:
+def _read_question(given: Sequence[str]) -> str | None:
     """None: a conversation. Raises ConfigError where it is neither."""
     if not given and sys.stdin.isatty():
         if not sys.stdout.isatty():
             raise ConfigError("give the question as an argument, or pipe it in", param="--")
         return None
-    question = " ".join(_piped() if part == STDIN else part for part in given) if given else _piped()
+    question = " ".join(_read_stdin() if part == STDIN else part for part in given) if given else _read_stdin()
     if not question.strip():
         raise SetupError("the question is empty: give it as an argument, or pipe it in")
     try:
@@ -83,28 +83,28 @@ def _question(given: Sequence[str]) -> str | None:
     return question
 
 
-def _piped() -> str:
+def _read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise SetupError(f"standard input is not UTF-8 (byte {error.start + 1}): convert it first") from None
 
 
-def _talks(stack: contextlib.ExitStack, loaded: Loaded, url: str, model: str) -> Talks:
+def _open_chat(stack: contextlib.ExitStack, loaded: LoadedConfig, url: str, model: str) -> ChatSource:
     from shoal.cli._asking import first_key
-    from shoal.cli._talking import There, opened
+    from shoal.cli._talking import RemoteChat, open_local_chat
 
     if url:
         settings = loaded.settings
-        return There(url, model, settings.upstream_api_key or first_key(*settings.api_key))
+        return RemoteChat(url, model, settings.upstream_api_key or first_key(*settings.api_key))
     from shoal.app import open_app
     from shoal.cli.progress import TerminalProgress
 
     with TerminalProgress() as progress:  # its bars are over when the conversation begins
-        return stack.enter_context(opened(open_app(loaded, (model,), progress), progress.noted))
+        return stack.enter_context(open_local_chat(open_app(loaded, (model,), progress), progress.report_note))
 
 
-def _converse(talks: Talks, conversation: Conversation, sampling: Sampling, *, show_stats: bool) -> None:
+def _converse(talks: ChatSource, conversation: Conversation, sampling: Sampling, *, show_stats: bool) -> None:
     with contextlib.suppress(ImportError):  # not on every platform; lines are then edited as the terminal does it
         import readline  # noqa: F401 - input() edits lines and keeps their history once this is loaded
     from rich.console import Console
@@ -116,18 +116,18 @@ def _converse(talks: Talks, conversation: Conversation, sampling: Sampling, *, s
 
 
 def _answer_once(
-    talks: Talks, conversation: Conversation, sampling: Sampling, question: str, *, show_stats: bool
+    talks: ChatSource, conversation: Conversation, sampling: Sampling, question: str, *, show_stats: bool
 ) -> None:
     """Only the answer, byte for byte where standard output is no terminal. Raises what the model raises."""
-    from shoal.cli._conversation import Reply, printable
+    from shoal.cli._conversation import Reply, strip_control
 
     plain = not sys.stdout.isatty()
     reply = Reply(time.perf_counter)
     try:
-        with contextlib.closing(talks.ask(conversation.asking(question), sampling)) as chunks:
+        with contextlib.closing(talks.ask(conversation.build_messages(question), sampling)) as chunks:
             for chunk in chunks:
                 reply.add(chunk)
-                sys.stdout.write(chunk.text if plain else printable(chunk.text))
+                sys.stdout.write(chunk.text if plain else strip_control(chunk.text))
                 sys.stdout.flush()
     finally:
         if reply.text and not reply.text.endswith("\n"):

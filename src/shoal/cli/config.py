@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli._options import with_settings
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 
 
 @with_settings()
@@ -16,10 +16,10 @@ def show(
     addresses: Annotated[list[str] | None, typer.Argument(metavar="ADDRESS", help="As for serve.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Show the settings in effect and where each comes from, also under a preset; keys are masked."""
-    shown = loaded.shown()
+    shown = loaded.describe()
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
         return

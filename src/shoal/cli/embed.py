@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
-from shoal.cli._asking import PATIENCE_S, Server, first_key
+from shoal.cli._asking import REQUEST_TIMEOUT_S, ServerClient, first_key
 from shoal.cli._options import with_settings
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.errors import ConfigError, SetupError, TransportFailed
 
 if TYPE_CHECKING:
     from shoal.app import App
-    from shoal.cli._pictures import Given
+    from shoal.cli._pictures import Input
     from shoal.types import Image, Vectors
 
 # Enough for full batches on every stream, and small enough that a server's limits never matter.
 _CHUNK = 512
 # Of pictures' files: together with the last one, and written as base64, less than a server takes in a request.
-_BYTES_THERE = 4 * 2**20
-_BYTES_HERE = 64 * 2**20
+_REMOTE_CHUNK_BYTES = 4 * 2**20
+_LOCAL_CHUNK_BYTES = 64 * 2**20
 
-_Wishes: TypeAlias = dict[str, Any]
+_RequestFields: TypeAlias = dict[str, Any]
 """The fields of the request that were given, by their names on the wire."""
 
 
@@ -60,7 +60,7 @@ def embed(
     input_type: Annotated[str, typer.Option(metavar="ROLE", help="query or document.")] = "",
     prompt_name: Annotated[str, typer.Option(metavar="NAME", help="Prompt of the model to put before the texts.")] = "",
     dimensions: Annotated[int | None, typer.Option(min=1, metavar="N", help="Shorten the vectors to this.")] = None,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Turn texts and pictures into vectors; prints a JSON array: those of the texts, then those of the pictures.
 
@@ -69,52 +69,52 @@ def embed(
     """
     if output is not None and output.suffix not in (".npy", ".json"):
         raise ConfigError(f"--output {output}: name a .npy or a .json file", param="--output")
-    given = _given(texts or [], images or [])
+    given = _collect_inputs(texts or [], images or [])
     wishes = {"input_type": input_type or None, "prompt_name": prompt_name or None, "dimensions": dimensions}
     wishes = {name: value for name, value in wishes.items() if value is not None}
     if url:
-        server = Server(url, first_key(*loaded.settings.api_key))
-        vectors = _remote(server, given, {"model": model or server.first_model("embed"), **wishes})
+        server = ServerClient(url, first_key(*loaded.settings.api_key))
+        vectors = _embed_remote(server, given, {"model": model or server.first_model("embed"), **wishes})
     else:
         from shoal.app import open_app
         from shoal.cli.progress import TerminalProgress
 
         with TerminalProgress() as progress:
             opening = open_app(loaded, (model,) if model else loaded.served[:1], progress)
-            vectors = asyncio.run(_local(opening, given, wishes))
+            vectors = asyncio.run(_embed_local(opening, given, wishes))
     _write(vectors, output)
 
 
 class _Inputs(NamedTuple):
     """All that was given; `names` are those of the pictures' files, "" for texts."""
 
-    items: Sequence[Given]
+    items: Sequence[Input]
     names: Sequence[str]
 
     def chunks(self, most: int) -> Iterator[tuple[list[str | Image], Sequence[str]]]:
         """At most _CHUNK of them at once, and of pictures so many as have `most` bytes, or one more."""
-        from shoal.cli._pictures import read
+        from shoal.cli._pictures import read_image
 
         start, size = 0, 0
         items: list[str | Image] = []
         for place, each in enumerate(self.items, 1):
-            items.append(item := read(each))
+            items.append(item := read_image(each))
             size += 0 if isinstance(item, str) else len(item.data)
             if len(items) == _CHUNK or size >= most or place == len(self.items):
                 yield items, self.names[start:place]
                 start, size, items = place, 0, []
 
 
-def _given(texts: list[str], images: list[str]) -> _Inputs:
-    lines = checked_texts(texts) if texts or images else _lines()
+def _collect_inputs(texts: list[str], images: list[str]) -> _Inputs:
+    lines = check_texts(texts) if texts or images else _read_lines()
     if not images:
         return _Inputs(lines, [""] * len(lines))
-    from shoal.cli._pictures import checked
+    from shoal.cli._pictures import check_images
 
-    return _Inputs([*lines, *checked(images)], [*[""] * len(lines), *images])
+    return _Inputs([*lines, *check_images(images)], [*[""] * len(lines), *images])
 
 
-def _lines() -> list[str]:
+def _read_lines() -> list[str]:
     """Line ends are LF and CR LF alone: a text may hold every other kind of break."""
     if sys.stdin.isatty():
         raise ConfigError("give texts as arguments, or pipe them in, one a line", param="--")
@@ -136,7 +136,7 @@ def _lines() -> list[str]:
     return texts
 
 
-def checked_texts(texts: list[str]) -> list[str]:
+def check_texts(texts: list[str]) -> list[str]:
     for number, text in enumerate(texts, 1):
         if not text:
             raise ConfigError(f"text {number} is empty and has no vector: leave it out, or fill it", param="--")
@@ -147,52 +147,52 @@ def checked_texts(texts: list[str]) -> list[str]:
     return texts
 
 
-async def _local(opening: AbstractAsyncContextManager[App], given: _Inputs, wishes: _Wishes) -> Vectors:
+async def _embed_local(opening: AbstractAsyncContextManager[App], given: _Inputs, wishes: _RequestFields) -> Vectors:
     import numpy as np
 
-    from shoal.cli._pictures import naming
+    from shoal.cli._pictures import name_in_errors
     from shoal.types import Context, Embed
 
     async with opening as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         failed = [card for card in app.gateway.models() if card.state == "failed"]
         if failed:
             raise SetupError(f"{failed[0].name}: {failed[0].error}")
         parts = []
-        chunks = given.chunks(_BYTES_HERE)
+        chunks = given.chunks(_LOCAL_CHUNK_BYTES)
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             items, names = chunk
-            ctx = Context(id="embed", deadline=time.monotonic() + PATIENCE_S)
-            with naming(names):
+            ctx = Context(id="embed", deadline=time.monotonic() + REQUEST_TIMEOUT_S)
+            with name_in_errors(names):
                 parts.append((await app.gateway.run(Embed(model="", inputs=items, **wishes), ctx)).vectors)
         return np.concatenate(parts)
 
 
-def _remote(server: Server, given: _Inputs, wishes: _Wishes) -> Vectors:
+def _embed_remote(server: ServerClient, given: _Inputs, wishes: _RequestFields) -> Vectors:
     import numpy as np
 
-    from shoal.cli._pictures import naming
+    from shoal.cli._pictures import name_in_errors
 
     rows: list[Vectors] = []
-    for items, names in given.chunks(_BYTES_THERE):
-        inputs = [*map(_input, items)] if any(names) else items
-        with naming(names):
+    for items, names in given.chunks(_REMOTE_CHUNK_BYTES):
+        inputs = [*map(_to_input, items)] if any(names) else items
+        with name_in_errors(names):
             reply = server.ask("/v1/embeddings", {"input": inputs, "encoding_format": "base64", **wishes})
         try:
-            rows += [_decoded(entry["embedding"]) for entry in reply["data"]]
+            rows += [_decode_vectors(entry["embedding"]) for entry in reply["data"]]
         except (LookupError, TypeError, ValueError):
             raise TransportFailed("the server answers otherwise than OpenAI's does: is that a Shoal server?") from None
     return np.stack(rows)
 
 
-def _input(item: str | Image) -> dict[str, str]:
+def _to_input(item: str | Image) -> dict[str, str]:
     """As a server takes texts and pictures in one list."""
-    from shoal.cli._pictures import inline
+    from shoal.cli._pictures import to_data_uri
 
-    return {"text": item} if isinstance(item, str) else {"image": inline(item)}
+    return {"text": item} if isinstance(item, str) else {"image": to_data_uri(item)}
 
 
-def _decoded(text: str) -> Vectors:
+def _decode_vectors(text: str) -> Vectors:
     import numpy as np
     import pybase64
 

@@ -14,17 +14,17 @@ import typer
 
 from shoal.backends import parse_address
 from shoal.cli._options import with_settings
-from shoal.cli._running import Running, named
+from shoal.cli._running import RunningServer, check_model_name
 from shoal.cli._tables import age_text, print_table, size_text
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.errors import AddressError, ConfigError, SourceError
 from shoal.models.address import Address
-from shoal.models.convert.variants import Parity, made_of
+from shoal.models.convert.variants import Parity, list_variants
 from shoal.models.manifest import GenerationSpec, ImagePart, check_files
-from shoal.models.open_clip_names import held_by
+from shoal.models.open_clip_names import resolve_pair
 from shoal.models.progress import Progress
-from shoal.models.sources.pins import DEFAULT_MODEL, of_alias
-from shoal.models.store import Store, Stored
+from shoal.models.sources.pins import DEFAULT_MODEL, resolve_alias
+from shoal.models.store import Store, StoredModel
 from shoal.specs import ContrastSpec, TextSpec
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal list` names it, or its address.")]
@@ -45,7 +45,7 @@ def pull(
         ),
     ] = "store",
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Fetch a model, convert and verify it, so that serving it needs no network."""
     from shoal.backends.local.open import prepare_local
@@ -55,24 +55,24 @@ def pull(
         _need_repository(loaded)
     began = time.monotonic()
     with TerminalProgress() as progress:
-        wanted = of_alias(held_by(parse_address(address)))
+        wanted = resolve_alias(resolve_pair(parse_address(address)))
         stored = prepare_local(wanted, loaded.settings, progress=progress, refresh=refresh)
         written = _publish(wanted, loaded, progress) if to == "triton" else ""
     took = time.monotonic() - began
     facts = f"{size_text(stored.manifest.size)}, {took:.1f} s"
-    told = stored.manifest.verified or f"verified {_unverified(stored)}"
+    told = stored.manifest.verification_summary or f"verified {_describe_unverified(stored)}"
     typer.echo(f"graph: {stored.manifest.conversion}; {told}")
     typer.echo(f"{stored.manifest.id} is ready ({facts}): {written or f'shoal serve {address}'}")
 
 
-def _publish(address: Address, loaded: Loaded, progress: Progress) -> str:
+def _publish(address: Address, loaded: LoadedConfig, progress: Progress) -> str:
     """Write it into the repository; says where it is, and whether Triton has loaded it."""
     from shoal.backends.triton.open import publish
 
     return asyncio.run(publish(address, loaded.settings, progress))
 
 
-def _need_repository(loaded: Loaded) -> None:
+def _need_repository(loaded: LoadedConfig) -> None:
     if not loaded.settings.triton_repository:
         raise ConfigError(
             "which repository? Name its folder with --triton-repository DIR (or triton_repository in shoal.toml)",
@@ -81,7 +81,7 @@ def _need_repository(loaded: Loaded) -> None:
 
 
 @with_settings("Model files")
-def list_models(as_json: _Json = False, *, loaded: Loaded) -> None:
+def list_models(as_json: _Json = False, *, loaded: LoadedConfig) -> None:
     """List the models in the store."""
     found = Store(loaded.settings.home).entries()
     if as_json:
@@ -89,13 +89,13 @@ def list_models(as_json: _Json = False, *, loaded: Loaded) -> None:
         return
     now = time.time()
     rows = (
-        (_shown_name(stored), stored.manifest.digest[:12], size_text(stored.manifest.size), _ago(stored, now))
+        (_shown_name(stored), stored.manifest.digest[:12], size_text(stored.manifest.size), _format_age(stored, now))
         for stored in found
     )
     print_table(("NAME", "ID", "SIZE", "MODIFIED"), rows)
 
 
-def _unverified(stored: Stored) -> str:
+def _describe_unverified(stored: StoredModel) -> str:
     generates = stored.manifest.generation is not None
     return "by a first token, each time it is loaded" if generates else "not yet: when it is first served"
 
@@ -106,7 +106,7 @@ def show(
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file and compare.")] = False,
     as_json: _Json = False,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Show what is known of a model in the store."""
     store = Store(loaded.settings.home)
@@ -119,7 +119,7 @@ def show(
         typer.echo(json.dumps(facts, indent=2))
     else:
         words = {"size": size_text(stored.manifest.size), "files": str(len(stored.manifest.files))}
-        words["verified"] = facts["verified"] or _unverified(stored)
+        words["verified"] = facts["verified"] or _describe_unverified(stored)
         words["variants"] = "; ".join(map(variant_text, facts["variants"], facts["variants"].values())) or "-"
         shown = {key: value for key, value in (facts | words).items() if key != "damaged"}
         print_table(None, ((key.replace("_", " "), _text(value)) for key, value in shown.items()))
@@ -142,7 +142,7 @@ def rm(
         str, typer.Option("--url", metavar="URL", help="By this running server, which unloads it first.")
     ] = "",
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Remove a model from the store, in every revision unless one is named."""
     if url and origin != "store":
@@ -151,7 +151,7 @@ def rm(
         from shoal.cli.progress import TerminalProgress
 
         with TerminalProgress() as progress:
-            if not Running.of(loaded.settings, url).delete(named(name), progress):
+            if not RunningServer.from_settings(loaded.settings, url).delete(check_model_name(name), progress):
                 raise SourceError(f"{name} is not known at {url}: `shoal ps --all --url {url}` lists what is")
         typer.echo(f"removed {name}")
         return
@@ -169,11 +169,11 @@ def rm(
         typer.echo(f"removed {_shown_name(stored)} ({size_text(stored.manifest.size)})")
 
 
-def _find(store: Store, name: str) -> list[Stored]:
+def _find(store: Store, name: str) -> list[StoredModel]:
     """The entries that a name means, newest first: by id, alias, address or exact revision. Raises SourceError."""
     wanted = {name}
     with contextlib.suppress(AddressError):  # a folder's id need not be an address
-        wanted.add(str(of_alias(held_by(parse_address(name)))))
+        wanted.add(str(resolve_alias(resolve_pair(parse_address(name)))))
     entries = store.entries()
     found = [one for one in entries if wanted & {one.manifest.id, one.manifest.address, one.manifest.source}]
     if not found:
@@ -183,17 +183,17 @@ def _find(store: Store, name: str) -> list[Stored]:
     return found
 
 
-def _shown_name(stored: Stored) -> str:
+def _shown_name(stored: StoredModel) -> str:
     """The id, with the revision where one was asked for."""
     _, at, revision = stored.manifest.address.partition("@")
     return stored.manifest.id + at + revision
 
 
-def _ago(stored: Stored, now: float) -> str:
+def _format_age(stored: StoredModel, now: float) -> str:
     return age_text(now - stored.manifest.created)
 
 
-def _facts(stored: Stored) -> dict[str, Any]:
+def _facts(stored: StoredModel) -> dict[str, Any]:
     manifest = stored.manifest
     return {
         "name": _shown_name(stored),
@@ -207,26 +207,26 @@ def _facts(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _details(stored: Stored) -> dict[str, Any]:
+def _details(stored: StoredModel) -> dict[str, Any]:
     manifest = stored.manifest
-    own = _generates(manifest.generation) if manifest.generation is not None else {}
-    own |= _reads(manifest.text) if manifest.text is not None else {}
-    own |= _sees(manifest.image, manifest.contrast) if manifest.image is not None else {}
+    own = _describe_generation(manifest.generation) if manifest.generation is not None else {}
+    own |= _describe_text(manifest.text) if manifest.text is not None else {}
+    own |= _describe_image(manifest.image, manifest.contrast) if manifest.image is not None else {}
     return {
         "parameters": manifest.parameters,
         **own,
         "graph": f"{manifest.graph}, {manifest.conversion}",
         "graph_source": manifest.graph_source,
-        "verified": manifest.verified or None,
+        "verified": manifest.verification_summary or None,
         "files": sorted(manifest.files),
     }
 
 
-def _variants(store: Store, stored: Stored) -> dict[str, Any]:
+def _variants(store: Store, stored: StoredModel) -> dict[str, Any]:
     """What was made of the graph on this machine, each with its size and its parity to f32, where that was measured."""
     return {
         variant: {"bytes": size} | ({} if parity is None else _parity(parity))
-        for variant, size, parity in made_of(stored, store)
+        for variant, size, parity in list_variants(stored, store)
     }
 
 
@@ -246,7 +246,7 @@ def variant_text(variant: str, facts: dict[str, Any]) -> str:
     return f"{variant}: {', '.join(words)}"
 
 
-def _reads(text: TextSpec) -> dict[str, Any]:
+def _describe_text(text: TextSpec) -> dict[str, Any]:
     if text.score is not None:
         return {
             "task": ", ".join(text.tasks),
@@ -266,7 +266,7 @@ def _reads(text: TextSpec) -> dict[str, Any]:
     }
 
 
-def _sees(image: ImagePart, contrast: ContrastSpec | None) -> dict[str, Any]:
+def _describe_image(image: ImagePart, contrast: ContrastSpec | None) -> dict[str, Any]:
     spec = image.spec
     told: dict[str, Any] = {"pictures": f"{spec.size[1]} x {spec.size[0]}", "image_graph": image.graph}
     if spec.score is not None:
@@ -276,7 +276,7 @@ def _sees(image: ImagePart, contrast: ContrastSpec | None) -> dict[str, Any]:
     return told | {"dimension": spec.dimension}
 
 
-def _generates(spec: GenerationSpec) -> dict[str, Any]:
+def _describe_generation(spec: GenerationSpec) -> dict[str, Any]:
     return {
         "task": "generate",
         "architecture": spec.architecture,

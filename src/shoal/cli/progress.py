@@ -41,13 +41,13 @@ class TerminalProgress(Progress):
         if self._shown is not None:
             self._shown.stop()
 
-    def fetched(self, what: str, done: int, total: int | None) -> None:
+    def report_fetch(self, what: str, done: int, total: int | None) -> None:
         self._update(self._bytes, what, done, total)
 
-    def worked(self, stage: str, fraction: float) -> None:
+    def report_work(self, stage: str, fraction: float) -> None:
         self._update(self._steps, stage, fraction, 1.0)
 
-    def noted(self, line: str) -> None:
+    def report_note(self, line: str) -> None:
         if self._log is not None and not self._console.is_terminal:
             self._log.info("%s", line)
             return

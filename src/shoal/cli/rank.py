@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli._asking import PATIENCE_S, Server, first_key
+from shoal.cli._asking import REQUEST_TIMEOUT_S, ServerClient, first_key
 from shoal.cli._options import with_settings
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.errors import SetupError, TransportFailed, Unsupported
 
 if TYPE_CHECKING:
@@ -38,57 +38,57 @@ def rank(
     url: Annotated[str, typer.Option(help="Ask this server instead of loading the model here.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Say which of the texts describes a picture best.
 
     The score is the model's own: of CLIP a probability, so that those of all texts sum to 1; of SigLIP each stands
     alone. The cosine is that of the vectors.
     """
-    from shoal.cli._pictures import checked, naming, read
-    from shoal.cli.embed import checked_texts
+    from shoal.cli._pictures import check_images, name_in_errors, read_image
+    from shoal.cli.embed import check_texts
 
-    wanted = checked_texts(texts)
-    (found,) = checked([image])
-    picture = read(found)
+    wanted = check_texts(texts)
+    (found,) = check_images([image])
+    picture = read_image(found)
     assert not isinstance(picture, str)
-    with naming([image]):
+    with name_in_errors([image]):
         if url:
-            rows = _remote(Server(url, first_key(*loaded.settings.api_key)), picture, wanted, model)
+            rows = _rank_remote(ServerClient(url, first_key(*loaded.settings.api_key)), picture, wanted, model)
         else:
             from shoal.app import open_app
             from shoal.cli.progress import TerminalProgress
 
             with TerminalProgress() as progress:
                 opening = open_app(loaded, (model,) if model else loaded.served[:1], progress)
-                rows = asyncio.run(_local(opening, picture, wanted))
+                rows = asyncio.run(_rank_local(opening, picture, wanted))
     _show(sorted(rows, key=lambda row: (-row.score, -row.cosine, row.place)), as_json=as_json)
 
 
-async def _local(opening: AbstractAsyncContextManager[App], picture: Image, texts: Sequence[str]) -> list[_Row]:
-    from shoal.core.image_text_scoring import compare
+async def _rank_local(opening: AbstractAsyncContextManager[App], picture: Image, texts: Sequence[str]) -> list[_Row]:
+    from shoal.core.image_text_scoring import score_image_texts
     from shoal.types import Context
 
     async with opening as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         gateway = app.gateway
         name = gateway.resolve("", "embed")[0]
         card = gateway.model(name)
         if card.state == "failed":
             raise SetupError(f"{name}: {card.error}")
-        gateway.takes(name, "image")
+        gateway.check_modality(name, "image")
         if card.facts is None or card.facts.contrast is None:
             raise Unsupported(f"the model {name!r} does not compare pictures with texts: name a CLIP or SigLIP model")
-        ctx = Context(id="rank", deadline=time.monotonic() + PATIENCE_S)
-        found = await compare(gateway.run, name, [picture], texts, ctx, card.facts.contrast)
+        ctx = Context(id="rank", deadline=time.monotonic() + REQUEST_TIMEOUT_S)
+        found = await score_image_texts(gateway.run, name, [picture], texts, ctx, card.facts.contrast)
     pairs = zip(texts, found.cosine[0].tolist(), found.scores[0].tolist(), strict=True)
     return [_Row(index, *each) for index, each in enumerate(pairs)]
 
 
-def _remote(server: Server, picture: Image, texts: Sequence[str], model: str) -> list[_Row]:
-    from shoal.cli._pictures import inline
+def _rank_remote(server: ServerClient, picture: Image, texts: Sequence[str], model: str) -> list[_Row]:
+    from shoal.cli._pictures import to_data_uri
 
-    body = {"image": inline(picture), "texts": texts} | ({"model": model} if model else {})
+    body = {"image": to_data_uri(picture), "texts": texts} | ({"model": model} if model else {})
     reply = server.ask("/rank", body)
     try:
         return [

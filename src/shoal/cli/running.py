@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from shoal.cli._options import with_settings
-from shoal.cli._running import Running, named
+from shoal.cli._running import RunningServer, check_model_name
 from shoal.cli._tables import age_text, print_table, size_text
 from shoal.cli.progress import TerminalProgress
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.errors import SetupError, TransportFailed
 
-_WHERE = ("port", "host", "api_key", "api_key_file", "admin_key", "admin_key_file")
+_CONNECTION_SETTINGS = ("port", "host", "api_key", "api_key_file", "admin_key", "admin_key_file")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal ps --all` names it, or org/name.")]
 Url = Annotated[
@@ -23,17 +23,17 @@ Url = Annotated[
 ]
 
 
-@with_settings(*_WHERE)
+@with_settings(*_CONNECTION_SETTINGS)
 def ps(
     everything: Annotated[bool, typer.Option("--all", help="Also those that could be loaded.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: Url = "",
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """List the models of a running server."""
-    server = Running.of(loaded.settings, url)
-    used = _last_used(server)
+    server = RunningServer.from_settings(loaded.settings, url)
+    used = _get_last_used(server)
     # An adapter is loaded with its model, and is no model by itself.
     found = [_facts(entry, used) for entry in server.models() if not entry.get("parent")]
     shown = [one for one in found if everything or one["status"] != "unloaded"]
@@ -55,7 +55,7 @@ def ps(
     print_table(("NAME", "BACKEND", "STATUS", "SIZE", "LAST USED", "NOTE"), rows)
 
 
-@with_settings(*_WHERE)
+@with_settings(*_CONNECTION_SETTINGS)
 def load(
     name: _Name,
     backend: Annotated[
@@ -69,28 +69,30 @@ def load(
     ] = None,
     url: Url = "",
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Load a model into a running server, fetching it first if need be."""
-    server = Running.of(loaded.settings, url)
+    server = RunningServer.from_settings(loaded.settings, url)
     wishes = {"backend": backend, "text_in": text_in}
     with TerminalProgress() as progress:
-        changed = server.load(named(name), {key: value for key, value in wishes.items() if value is not None}, progress)
+        changed = server.load(
+            check_model_name(name), {key: value for key, value in wishes.items() if value is not None}, progress
+        )
     typer.echo(f"{name} is loaded" if changed else f"{name} was loaded already")
 
 
-@with_settings(*_WHERE)
-def unload(name: _Name, url: Url = "", *, loaded: Loaded) -> None:
+@with_settings(*_CONNECTION_SETTINGS)
+def unload(name: _Name, url: Url = "", *, loaded: LoadedConfig) -> None:
     """Take a model out of a running server; what is being answered is finished first."""
-    server = Running.of(loaded.settings, url)
+    server = RunningServer.from_settings(loaded.settings, url)
     with TerminalProgress() as progress:
-        changed = server.unload(named(name), progress)
+        changed = server.unload(check_model_name(name), progress)
     typer.echo(f"{name} is unloaded" if changed else f"{name} was not loaded")
 
 
-def _last_used(server: Running) -> dict[str, float]:
+def _get_last_used(server: RunningServer) -> dict[str, float]:
     try:
-        return dict(server.last_used())
+        return dict(server.get_last_used())
     except (SetupError, TransportFailed):  # a server without these metrics still has models
         return {}
 

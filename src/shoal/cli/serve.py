@@ -15,8 +15,8 @@ import typer
 from shoal.backends import parse_served
 from shoal.cli._errors import exit_code
 from shoal.cli._options import with_settings
-from shoal.cli.banner import announce, url
-from shoal.config import Loaded, check_bind
+from shoal.cli.banner import announce, browser_url
+from shoal.config import LoadedConfig, check_bind
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import SetupError, ShoalError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.app import App
     from shoal.core.registry import ModelCard
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Between two looks at whether models only wait: before that they load, and the banner is better whole."""
 
 _log = logging.getLogger("shoal")
@@ -41,7 +41,7 @@ def serve(
         ),
     ] = None,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Serve models over HTTP."""
     import uvloop
@@ -59,7 +59,7 @@ def serve(
         sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
         lines = stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))
         port = sockets[0].getsockname()[1]
-        _log.info("listening on %s, loading models", url(settings.host, port))
+        _log.info("listening on %s, loading models", browser_url(settings.host, port))
         # Only now: a port in use or a wrong setting is told before the parts that take time to import.
         from shoal.app import open_app
         from shoal.cli.progress import TerminalProgress
@@ -75,7 +75,9 @@ def serve(
             raise typer.Exit(exit_code(error)) from None
 
 
-async def _serve(opening: AbstractAsyncContextManager[App], loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
+async def _serve(
+    opening: AbstractAsyncContextManager[App], loaded: LoadedConfig, sockets: Sequence[socket.socket]
+) -> None:
     """Until a signal, or until it is clear that none of the models named can be served: that raises SetupError."""
     from shoal.server import HttpServer, stop_signals
 
@@ -100,31 +102,31 @@ async def _serve(opening: AbstractAsyncContextManager[App], loaded: Loaded, sock
                 await loading
 
 
-async def _announce(app: App, loaded: Loaded, port: int) -> None:
+async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
     """Say what is served, once that is known. Raises SetupError when models were named and every one of them failed.
 
     None named is no failure: clients load what they want. Neither is a model that waits for its server to come: what
     else is served is announced meanwhile, and everything once it came.
     """
-    loading = asyncio.create_task(app.wait_loaded())
+    loading = asyncio.create_task(app.wait_until_loaded())
     told: set[str] = set()
     try:
         while not loading.done():
-            await asyncio.wait({loading}, timeout=LOOK_S)
-            waiting = _waiting(app.gateway.models())
+            await asyncio.wait({loading}, timeout=POLL_INTERVAL_S)
+            waiting = _find_waiting(app.gateway.models())
             if waiting and not loading.done():
                 for card in waiting:
                     _log.warning("%s is not served yet: %s", card.name, card.note)
-                _tell(app, loaded.settings, port, told)
+                _report_models(app, loaded.settings, port, told)
                 await loading
     finally:
         loading.cancel()
-    _tell(app, loaded.settings, port, told)
+    _report_models(app, loaded.settings, port, told)
     if not app.gateway.waiting:  # whose models nobody knows yet
-        _tell_of_tables(loaded.models, [card.name for card in app.gateway.models()])
+        _warn_unused_tables(loaded.models, [card.name for card in app.gateway.models()])
 
 
-def _waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
+def _find_waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
     """The models that wait for a server, where no model is doing anything else to come up.
 
     Their notes say "waiting for PLACE: REASON"; without a reason it is a matter of moments.
@@ -133,7 +135,7 @@ def _waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
     return loading if all(card.note.startswith("waiting") and ": " in card.note for card in loading) else []
 
 
-def _tell(app: App, settings: Settings, port: int, told: set[str]) -> None:
+def _report_models(app: App, settings: Settings, port: int, told: set[str]) -> None:
     """Announce what is served. `told`: failures that the log has already, to which those of now are added."""
     cards = app.gateway.models()
     failed = [card for card in cards if card.state == "failed"]
@@ -148,7 +150,7 @@ def _tell(app: App, settings: Settings, port: int, told: set[str]) -> None:
     announce(settings, port, cards)
 
 
-def _tell_of_tables(tables: Mapping[str, ModelTable], names: Sequence[str]) -> None:
+def _warn_unused_tables(tables: Mapping[str, ModelTable], names: Sequence[str]) -> None:
     """Warn of tables that change nothing: most often their name is an alias, or has a slip. With no model at all they
     are for those that clients will load."""
     for name, table in tables.items():

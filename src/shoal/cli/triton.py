@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from shoal.cli._errors import clean
+from shoal.cli._errors import report_errors
 from shoal.cli._options import with_settings
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.errors import SetupError
 
 if TYPE_CHECKING:
     from shoal.backends.triton.server import TritonOptions
     from shoal.backends.triton.state import RunFolder, State
 
-_Known: TypeAlias = "tuple[RunFolder, State, bool]"
+_FoundServer: TypeAlias = "tuple[RunFolder, State, bool]"
 """A server, and whether it is supervised."""
 
 app = typer.Typer(
@@ -30,7 +30,7 @@ app = typer.Typer(
     help="Run a real NVIDIA Triton on this machine: no Docker, no GPU needed.",
 )
 
-_FOLLOW_S = 0.2
+_FOLLOW_INTERVAL_S = 0.2
 
 _Which = Annotated[
     int | None,
@@ -67,7 +67,7 @@ def up(
         bool, typer.Option("--foreground", help="Stay until Ctrl-C and stop it then, instead of leaving it running.")
     ] = False,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Start a Triton and return when it is ready; it is started again when it dies, until `shoal triton down`."""
     from shoal.backends.triton import supervise
@@ -88,19 +88,19 @@ def up(
     how = "is ready" if started else "was running already"
     typer.echo(f"Triton {state.version} {how} at triton://{state.url}")
     facts = _facts(folder, state, True)
-    typer.echo("\n".join(_lines({name: facts[name] for name in ("repository", "http", "log")})))
+    typer.echo("\n".join(_format_lines({name: facts[name] for name in ("repository", "http", "log")})))
 
 
 @with_settings("Model files")
-def down(grpc_port: _Which = None, *, loaded: Loaded) -> None:
+def down(grpc_port: _Which = None, *, loaded: LoadedConfig) -> None:
     """Stop a Triton that `shoal triton up` started, or remove what is left of those that ended without notice."""
     from shoal.backends.triton import supervise
 
     options = _options(loaded)
-    found = _meant(options, grpc_port)
+    found = _find_servers(options, grpc_port)
     for folder, state, living in found:
         if living:
-            _only(found)
+            _require_single(found)
         if supervise.stop(folder, state, options):
             typer.echo(f"Triton on port {state.grpc_port} is stopped")
         else:
@@ -111,19 +111,19 @@ def down(grpc_port: _Which = None, *, loaded: Loaded) -> None:
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """List the Tritons that Shoal runs here, and, as stale, those that ended without notice, until `down` removes what
     is left of them. Exit code 1 when none is ready."""
     from shoal.backends.triton import supervise
 
-    found = [_facts(*one) for one in supervise.servers(_options(loaded).run)]
+    found = [_facts(*one) for one in supervise.list_servers(_options(loaded).run)]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif not found:
         typer.echo("no Triton of Shoal's runs here: start one with `shoal triton up`")
     else:
-        typer.echo("\n\n".join("\n".join(_lines(facts)) for facts in found))
+        typer.echo("\n\n".join("\n".join(_format_lines(facts)) for facts in found))
     if not any(facts["phase"] == "ready" for facts in found):
         raise typer.Exit(1)
 
@@ -134,42 +134,42 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many lines of its end.")] = 50,
     grpc_port: _Which = None,
     *,
-    loaded: Loaded,
+    loaded: LoadedConfig,
 ) -> None:
     """Show what a Triton wrote."""
-    folder, _, _ = _only(_meant(_options(loaded), grpc_port))
+    folder, _, _ = _require_single(_find_servers(_options(loaded), grpc_port))
     size = folder.log.stat().st_size if folder.log.exists() else 0
     if tail := folder.tail(lines):
         typer.echo(tail)
     while follow:
-        text, size = _news(folder.log, size)
+        text, size = _read_new(folder.log, size)
         typer.echo(text, nl=False)
-        time.sleep(_FOLLOW_S)
+        time.sleep(_FOLLOW_INTERVAL_S)
 
 
 for command in (up, down, status, logs):
-    app.command()(clean(command))
+    app.command()(report_errors(command))
 
 
-def _options(loaded: Loaded, **given: Any) -> TritonOptions:
+def _options(loaded: LoadedConfig, **given: Any) -> TritonOptions:
     from shoal.backends.triton.server import TritonOptions
 
     return TritonOptions(home=Path(loaded.settings.home), offline=loaded.settings.offline, **given)
 
 
-def _meant(options: TritonOptions, port: int | None) -> list[_Known]:
+def _find_servers(options: TritonOptions, port: int | None) -> list[_FoundServer]:
     """Those that may be meant: without a port those that live, else those that ended without notice. Raises SetupError
     when there is none."""
     from shoal.backends.triton import supervise
 
-    found = [one for one in supervise.servers(options.run) if port in (None, one[1].grpc_port)]
+    found = [one for one in supervise.list_servers(options.run) if port in (None, one[1].grpc_port)]
     if not found:
         where = "runs here" if port is None else f"has the gRPC port {port}"
         raise SetupError(f"no Triton of Shoal's {where}: `shoal triton status` lists them")
     return [one for one in found if one[2]] or found
 
 
-def _only(found: list[_Known]) -> _Known:
+def _require_single(found: list[_FoundServer]) -> _FoundServer:
     """Raises SetupError when it is not clear which is meant."""
     if len(found) > 1:
         ports = ", ".join(str(state.grpc_port) for _, state, _ in found)
@@ -216,7 +216,7 @@ def _facts(folder: RunFolder, state: State, supervised: bool) -> dict[str, Any]:
     }
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
+def _format_lines(facts: dict[str, Any]) -> list[str]:
     """Name and value; times as an age, and without what there is not."""
     from shoal.cli._tables import age_text
 
@@ -226,7 +226,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     return [f"{name:<11} {value}" for name, value in shown.items() if value not in (None, "")]
 
 
-def _news(log: Path, size: int) -> tuple[str, int]:
+def _read_new(log: Path, size: int) -> tuple[str, int]:
     """What was written since the log had `size` bytes, and its size now; one that was begun anew is read whole."""
     try:
         with log.open("rb") as file:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from shoal.config.presets import PRESETS, Found, Given, Preset
+from shoal.config.presets import PRESETS, Preset, PresetSettings, PresetValue
 from shoal.config.presets import preset as find_preset
 from shoal.config.presets import read as read_preset
 from shoal.config.settings import BY_NAME, ENV_PREFIX, MODEL_KEYS, SETTINGS, ModelTable, Setting, Settings, convert
@@ -36,7 +36,7 @@ FOREIGN = "foreign"
 """Key of the flags of the other server, by name with their dashes."""
 
 LANGUAGE_MODELS, SERVED_MODEL = "*language models*", "*served model*"
-"""Names that `shown` gives the keys of a preset that name no model."""
+"""Names that `describe` gives the keys of a preset that name no model."""
 
 __all__ = [
     "AS",
@@ -45,13 +45,13 @@ __all__ = [
     "MODELS",
     "PRECEDENCE",
     "Layer",
-    "Loaded",
+    "LoadedConfig",
     "ModelTable",
     "Settings",
     "Source",
     "check_bind",
 ]
-__all__ += ["find_file", "is_loopback", "load", "reference"]
+__all__ += ["find_file", "is_loopback", "load", "render_reference"]
 
 Layer: TypeAlias = Literal["flag", "env", "foreign", "file", "preset", "default"]
 PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "foreign", "file", "preset", "default")
@@ -71,7 +71,7 @@ DEFAULT = Source("default", "default")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """The settings in effect and where each came from.
 
     `served`: the addresses to serve, each as on the command line; empty means the default model, or none where
@@ -96,7 +96,7 @@ class Loaded:
         """What the configuration says of a model. `served`: the process was started for it."""
         table = self.models.get(name) or ModelTable()
         if served:
-            table = table.completed(self.served_model)
+            table = table.with_defaults(self.served_model)
         return msgspec.structs.replace(table, if_language_model=dict(self.language_models))
 
     def for_model(self, name: str) -> Settings:
@@ -108,15 +108,15 @@ class Loaded:
         changes = {key: value for key, value in table.overrides.items() if self.sources[key].layer in below}
         return msgspec.structs.replace(self.settings, **changes)
 
-    def meant(self, text: str) -> str:
+    def resolve_argument(self, text: str) -> str:
         """What an argument or a client's name stands for: of an alias its table's name, and of that
         `NAME=ADDRESS,...` where the table has backends."""
         if text not in self.models:
             text = next((name for name, table in self.models.items() if text in table.aliases), text)
         table = self.models.get(text)
-        return _argument(text, table) if table is not None and table.backends else text
+        return _to_argument(text, table) if table is not None and table.backends else text
 
-    def shown(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Everything, ready for JSON, secrets masked."""
         return {
             "file": str(self.file) if self.file else None,
@@ -130,21 +130,23 @@ class Loaded:
             },
             MODELS: {"value": self.served, "source": self.sources[MODELS].label},
             "tables": {
-                name: {key: {"value": self._tabled(name, key), "source": source.label} for key, source in keys.items()}
+                name: {
+                    key: {"value": self._table_value(name, key), "source": source.label} for key, source in keys.items()
+                }
                 for name, keys in self.table_sources.items()
             },
         }
 
-    def _tabled(self, name: str, key: str) -> Any:
+    def _table_value(self, name: str, key: str) -> Any:
         unnamed = {LANGUAGE_MODELS: self.language_models, SERVED_MODEL: self.served_model}
-        return unnamed[name][key] if name in unnamed else _in_table(self.models[name], key)
+        return unnamed[name][key] if name in unnamed else _find_in_table(self.models[name], key)
 
 
-_Layered: TypeAlias = Mapping[str, tuple[Any, Source]]
+_LayerValues: TypeAlias = Mapping[str, tuple[Any, Source]]
 """The values that one layer gives, checked, by setting or by key of a table."""
 
 
-def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Loaded:
+def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> LoadedConfig:
     """Merge the layers. `flags` holds what the command line gave (None and empty mean not given), `models`, `as` and
     `foreign` included.
 
@@ -153,13 +155,13 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     """
     warnings: list[str] = []
     document = _read_toml(file) if file else {}
-    chosen = _preset(flags.get(AS), environ, document.pop(AS, None), file)
+    chosen = _choose_preset(flags.get(AS), environ, document.pop(AS, None), file)
     found = read_preset(chosen, environ, flags.get(FOREIGN) or {})
     warnings += found.warnings
-    tables = _tables(document.pop(MODELS, {}), file, found, chosen)
+    tables = _merge_tables(document.pop(MODELS, {}), file, found, chosen)
     foreign = {name: _from_preset(BY_NAME, name, given, chosen) for name, given in found.settings.items()}
     layers = (
-        _from_flags(flags if chosen is None else _respelt(flags, chosen)),
+        _from_flags(flags if chosen is None else _translate_flags(flags, chosen)),
         {name: given for name, given in foreign.items() if given[1].layer == "flag"},
         _from_env(environ, warnings),
         foreign,
@@ -169,16 +171,16 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     for setting in SETTINGS:
-        value, source = _first(layers, setting.name, setting.default)
-        values[setting.name] = _absolute(value, source, file) if setting.path and value else value
+        value, source = _first_layer(layers, setting.name, setting.default)
+        values[setting.name] = _to_absolute(value, source, file) if setting.path and value else value
         sources[setting.name] = source
     for keys, key_file in (("api_key", "api_key_file"), ("admin_key", "admin_key_file")):
         if values[key_file] is not None:
             values[keys] += _read_keys(Path(values[key_file]), BY_NAME[keys], warnings)
-            sources[keys] = _joined(sources[keys], sources[key_file], values[key_file])
+            sources[keys] = _merge_sources(sources[keys], sources[key_file], values[key_file])
     if file and any(name in document for name, setting in BY_NAME.items() if setting.secret):
         _warn_if_readable(file, warnings)
-    models = {name: _table(table) for name, table in tables.items()}
+    models = {name: _to_model_table(table) for name, table in tables.items()}
     unnamed = {
         name: {key: _from_preset(MODEL_KEYS, key, given, chosen) for key, given in keys.items()}
         for name, keys in ((LANGUAGE_MODELS, found.language_models), (SERVED_MODEL, found.served_model))
@@ -186,8 +188,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     }
     if (values["triton_cert_file"] is None) != (values["triton_key_file"] is None):
         raise ConfigError("triton_cert_file and triton_key_file go together: give both", param="triton_cert_file")
-    served, sources[MODELS] = _served(flags, environ, models, file=file, preset=(found.served, _preset_source(chosen)))
-    return Loaded(
+    served, sources[MODELS] = _choose_served(
+        flags, environ, models, file=file, preset=(found.served, _preset_source(chosen))
+    )
+    return LoadedConfig(
         Settings(**values),
         sources,
         served,
@@ -196,11 +200,11 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         tuple(warnings),
         chosen.name if chosen else "",
         {name: {key: source for key, (_, source) in table.items()} for name, table in (tables | unnamed).items()},
-        *(_values(unnamed.get(name, {})) for name in (LANGUAGE_MODELS, SERVED_MODEL)),
+        *(_strip_sources(unnamed.get(name, {})) for name in (LANGUAGE_MODELS, SERVED_MODEL)),
     )
 
 
-def _argument(name: str, table: ModelTable) -> str:
+def _to_argument(name: str, table: ModelTable) -> str:
     return f"{name}={','.join(table.backends)}"
 
 
@@ -234,17 +238,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _first(layers: Iterable[_Layered], name: str, default: Any) -> tuple[Any, Source]:
+def _first_layer(layers: Iterable[_LayerValues], name: str, default: Any) -> tuple[Any, Source]:
     return next((layer[name] for layer in layers if name in layer), (default, DEFAULT))
 
 
-def _respelt(flags: Mapping[str, Any], chosen: Preset) -> dict[str, Any]:
+def _translate_flags(flags: Mapping[str, Any], chosen: Preset) -> dict[str, Any]:
     """Flags that Shoal shares with the original, in Shoal's words."""
     spelt = chosen.spellings
     return {name: spelt[name].get(value, value) if name in spelt else value for name, value in flags.items()}
 
 
-def _from_flags(flags: Mapping[str, Any]) -> _Layered:
+def _from_flags(flags: Mapping[str, Any]) -> _LayerValues:
     given: dict[str, tuple[Any, Source]] = {}
     for name, value in flags.items():
         if name in (MODELS, AS, FOREIGN) or value is None or value in ((), []):
@@ -255,7 +259,7 @@ def _from_flags(flags: Mapping[str, Any]) -> _Layered:
     return given
 
 
-def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Layered:
+def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
     given: dict[str, tuple[Any, Source]] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text or _SERVICE_LINK.match(text):
@@ -279,7 +283,7 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _Layered:
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 
 
-def _from_file(document: Mapping[str, Any], file: Path | None) -> _Layered:
+def _from_file(document: Mapping[str, Any], file: Path | None) -> _LayerValues:
     source = Source("file", str(file))
     return {name: (_from_key(BY_NAME, name, value, f"{file}"), source) for name, value in document.items()}
 
@@ -298,7 +302,7 @@ def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) ->
     return convert(known[key], value, f"{where}: {key}")
 
 
-def _preset(flag: str | None, environ: Mapping[str, str], key: Any, file: Path | None) -> Preset | None:
+def _choose_preset(flag: str | None, environ: Mapping[str, str], key: Any, file: Path | None) -> Preset | None:
     """The preset that the first layer names. Raises ConfigError for an unknown one in any of them."""
     variable = ENV_PREFIX + AS.upper()
     named = ((flag, "--as"), (environ.get(variable, "").strip(), variable), (key, f"{file}: {AS}"))
@@ -310,15 +314,17 @@ def _preset_source(chosen: Preset | None) -> Source:
     return Source("preset", f"preset {chosen.name}") if chosen else DEFAULT
 
 
-def _from_preset(known: Mapping[str, Setting], key: str, given: Given, chosen: Preset | None) -> tuple[Any, Source]:
+def _from_preset(
+    known: Mapping[str, Setting], key: str, given: PresetValue, chosen: Preset | None
+) -> tuple[Any, Source]:
     """A value of the other server's environment or flags, or the preset's own default, checked."""
     label = ", ".join(given.variables)
     source = Source("flag" if label.startswith("--") else "foreign", label) if label else _preset_source(chosen)
     return convert(known[key], given.value, label or source.label), source
 
 
-def _tables(
-    document: Any, file: Path | None, found: Found, chosen: Preset | None
+def _merge_tables(
+    document: Any, file: Path | None, found: PresetSettings, chosen: Preset | None
 ) -> dict[str, dict[str, tuple[Any, Source]]]:
     """The keys of each model's table, from the file and the preset, by the precedence of every setting."""
     if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
@@ -336,27 +342,27 @@ def _tables(
     return tables
 
 
-def _values(layered: _Layered) -> dict[str, Any]:
+def _strip_sources(layered: _LayerValues) -> dict[str, Any]:
     return {key: value for key, (value, _) in layered.items()}
 
 
-def _table(layered: _Layered) -> ModelTable:
-    values = _values(layered)
+def _to_model_table(layered: _LayerValues) -> ModelTable:
+    values = _strip_sources(layered)
     overrides = {key: values.pop(key) for key in tuple(values) if key in BY_NAME}
     return ModelTable(**values, overrides=overrides)
 
 
-def _in_table(table: ModelTable, key: str) -> Any:
+def _find_in_table(table: ModelTable, key: str) -> Any:
     return table.overrides[key] if key in table.overrides else getattr(table, key)
 
 
-def _served(
+def _choose_served(
     flags: Mapping[str, Any],
     environ: Mapping[str, str],
     tables: Mapping[str, ModelTable],
     *,
     file: Path | None,
-    preset: tuple[Given | None, Source],
+    preset: tuple[PresetValue | None, Source],
 ) -> tuple[tuple[str, ...], Source]:
     variable = ENV_PREFIX + MODELS.upper()
     found, default = preset
@@ -375,7 +381,7 @@ def _served(
         return tuple(environ[variable].split()), Source("env", variable)
     if found and label:
         return found.value, Source("foreign", label)
-    backed = tuple(_argument(name, table) for name, table in tables.items() if table.backends)
+    backed = tuple(_to_argument(name, table) for name, table in tables.items() if table.backends)
     if backed:
         return backed, Source("file", str(file))
     return (found.value, default) if found else ((), DEFAULT)
@@ -413,19 +419,19 @@ def _warn_if_readable(file: Path, warnings: list[str]) -> None:
         warnings.append(f"{file} holds secrets and others can read it: chmod 600 {file}")
 
 
-def _joined(keys: Source, file: Source, path: str) -> Source:
+def _merge_sources(keys: Source, file: Source, path: str) -> Source:
     if keys == DEFAULT:
         return Source(file.layer, path)
     return Source(keys.layer, f"{keys.label}, {path}")
 
 
-def _absolute(value: str, source: Source, file: Path | None) -> str:
+def _to_absolute(value: str, source: Source, file: Path | None) -> str:
     path = Path(value).expanduser()
     # A path in the file is meant from where the file lies, not from where the command was typed.
     return str(file.parent / path if file and source.layer == "file" else path)
 
 
-def reference() -> str:
+def render_reference() -> str:
     """`docs/settings.md`."""
     sections = dict.fromkeys(setting.section for setting in SETTINGS)
     parts = [_INTRODUCTION]
@@ -442,11 +448,11 @@ def _setting_rows(rows: Sequence[Setting]) -> str:
     lines = ["| setting | flag, environment | default | |", "|---|---|---|---|"]
     for row in rows:
         must = "" if row.wording == "text" else f" Must be {row.wording}."
-        lines.append(f"| `{row.name}` | `{row.flag}` `{row.env}` | {_default(row)} | {row.help}{must} |")
+        lines.append(f"| `{row.name}` | `{row.flag}` `{row.env}` | {_format_default(row)} | {row.help}{must} |")
     return "\n".join(lines)
 
 
-def _default(row: Setting) -> str:
+def _format_default(row: Setting) -> str:
     if row.default is None or row.default in ((), ""):
         return "none"
     return f"`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`"
@@ -460,7 +466,7 @@ def _model_rows() -> str:
 
 def _preset_page(one: Preset) -> str:
     defaults = ", ".join(
-        f"`{name}` {_default(replace(BY_NAME[name], default=to))}" for name, to in one.defaults.items()
+        f"`{name}` {_format_default(replace(BY_NAME[name], default=to))}" for name, to in one.defaults.items()
     )
     lines = [f"### {one.name}", "", f"{one.stands_for}. Its defaults: {defaults}."]
     for kind, names in (("environment", one.variables), ("flag", one.flags)):

@@ -19,7 +19,7 @@ from shoal.errors import ConfigError
 
 ENV_PREFIX = "SHOAL_"
 
-PICTURES_TIMES = 10
+IMAGE_BATCH_MS_FACTOR = 10
 """Of `max_batch_ms`, for batches of pictures: one takes longer than a text. With a ViT-B-32 on four cores batches of
 three or four are a fifth faster than one by one, and who waits waits less."""
 
@@ -702,14 +702,14 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     if_language_model: dict[str, Any] = {}
     """Keys that a preset gives to models that generate text, for those that this table does not set."""
 
-    def completed(self, keys: Mapping[str, Any]) -> ModelTable:
+    def with_defaults(self, keys: Mapping[str, Any]) -> ModelTable:
         """With those of the keys that it does not set."""
         return msgspec.structs.replace(self, **{key: value for key, value in keys.items() if not getattr(self, key)})
 
     @property
     def for_language_model(self) -> ModelTable:
         """The table of this model if it generates text."""
-        return self.completed(self.if_language_model)
+        return self.with_defaults(self.if_language_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -736,7 +736,7 @@ class Setting:
     @property
     def kind(self) -> inspect.Type:
         """The type without its description; for an optional setting that of a given value."""
-        return _bare(inspect.type_info(self.type))
+        return _strip_metadata(inspect.type_info(self.type))
 
     @property
     def wording(self) -> str:
@@ -754,7 +754,7 @@ class Setting:
         return tuple("****" for _ in value) if self.repeatable else "****"
 
 
-def _rows(struct: type[msgspec.Struct]) -> tuple[Setting, ...]:
+def _to_settings(struct: type[msgspec.Struct]) -> tuple[Setting, ...]:
     return tuple(
         Setting(row.name, row.type, row.default, meta.description or "", **(meta.extra or {}))
         for row in msgspec.structs.fields(struct)
@@ -762,10 +762,10 @@ def _rows(struct: type[msgspec.Struct]) -> tuple[Setting, ...]:
     )
 
 
-SETTINGS = _rows(Settings)
+SETTINGS = _to_settings(Settings)
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 MODEL_KEYS: Mapping[str, Setting] = {
-    **{row.name: row for row in _rows(ModelTable)},
+    **{row.name: row for row in _to_settings(ModelTable)},
     **{setting.name: setting for setting in SETTINGS if setting.per_model},
 }
 
@@ -787,7 +787,7 @@ def convert(setting: Setting, value: Any, where: str) -> Any:
     return found
 
 
-def _bare(kind: inspect.Type) -> inspect.Type:
+def _strip_metadata(kind: inspect.Type) -> inspect.Type:
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     if isinstance(kind, inspect.UnionType):
@@ -798,7 +798,7 @@ def _bare(kind: inspect.Type) -> inspect.Type:
 def _wording(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.Metadata) and "title" in (kind.extra_json_schema or {}):
         return str((kind.extra_json_schema or {})["title"])
-    match _bare(kind):
+    match _strip_metadata(kind):
         case inspect.BoolType():
             return "true or false"
         case inspect.LiteralType(values):
@@ -810,7 +810,7 @@ def _wording(kind: inspect.Type) -> str:
         case inspect.VarTupleType(item):
             return f"a list, each {_wording(item)}"
         case inspect.DictType(key, value):
-            known = getattr(_bare(key), "values", None)
+            known = getattr(_strip_metadata(key), "values", None)
             return f"a table of {_wording(value)}" + (f" by {', '.join(sorted(known))}" if known else "")
         case _:
             return "text"

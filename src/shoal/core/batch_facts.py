@@ -9,7 +9,7 @@ import msgspec
 from shoal.types import BatchFacts
 
 
-def together(facts: Sequence[BatchFacts], times: Callable[[Iterable[float]], float]) -> BatchFacts:
+def merge_batch_facts(facts: Sequence[BatchFacts], times: Callable[[Iterable[float]], float]) -> BatchFacts:
     """Of all parts: the largest batch's own, with the counts of all. `times` of parts one after another add up (sum);
     of parts side by side the slower one's count (max)."""
     return msgspec.structs.replace(

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from shoal.core.protocols import CacheCounts, Counted, Row, VectorSet
+from shoal.core.protocols import CacheCounts, CountedRow, Row, VectorSet
 from shoal.types import Array, SparseVector
 
 ENTRY_BYTES = 288
@@ -30,7 +30,7 @@ class MemoryCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.size = 0
-        self._rows: OrderedDict[Hashable, tuple[Counted, int]] = OrderedDict()
+        self._rows: OrderedDict[Hashable, tuple[CountedRow, int]] = OrderedDict()
         self._hits = 0
         self._misses = 0
         self._evicted = 0
@@ -41,7 +41,7 @@ class MemoryCache:
     def counts(self) -> CacheCounts:
         return CacheCounts(self._hits, self._misses, self._evicted, memory_bytes=self.size)
 
-    def get(self, key: Hashable) -> Counted | None:
+    def get(self, key: Hashable) -> CountedRow | None:
         """As Cache.get. What it answers is read-only, and stays what it is when it is evicted."""
         found = self._rows.get(key)
         if found is None:
@@ -51,17 +51,17 @@ class MemoryCache:
         self._rows.move_to_end(key)
         return found[0]
 
-    def put(self, key: Hashable, found: Counted) -> None:
+    def put(self, key: Hashable, found: CountedRow) -> None:
         """As Cache.put."""
-        arrays = arrays_of(found.row)
-        size = size_of(key, arrays)
-        if size > self.max_bytes or not finite(arrays):
+        arrays = collect_arrays(found.row)
+        size = entry_size(key, arrays)
+        if size > self.max_bytes or not all_finite(arrays):
             return
         old = self._rows.pop(key, None)
         if old is not None:
             self.size -= old[1]
         self.size += size
-        self._rows[key] = (Counted(frozen(found.row), found.tokens), size)
+        self._rows[key] = (CountedRow(copy_read_only(found.row), found.tokens), size)
         while self.size > self.max_bytes:
             _, (_, freed) = self._rows.popitem(last=False)
             self.size -= freed
@@ -73,36 +73,38 @@ class MemoryCache:
         self.size = 0
 
 
-def arrays_of(row: Row) -> list[Array]:
+def collect_arrays(row: Row) -> list[Array]:
     if not isinstance(row, VectorSet):
         return [row]
     sparse = [] if row.sparse is None else [row.sparse.indices, row.sparse.values]
     return [*(each for each in (row.dense, row.tokens, row.multi) if each is not None), *sparse]
 
 
-def finite(arrays: list[Array]) -> bool:
+def all_finite(arrays: list[Array]) -> bool:
     """No NaN and no infinity in them: an answer that holds one is a failure, and is to be tried anew."""
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
-def frozen(row: Row) -> Row:
+def copy_read_only(row: Row) -> Row:
     """A read-only copy, which shares no memory with the batch that the row came in."""
     if not isinstance(row, VectorSet):
-        return _copied(row)
+        return _copy_array(row)
     return VectorSet(
-        dense=None if row.dense is None else _copied(row.dense),
-        tokens=None if row.tokens is None else _copied(row.tokens),
-        sparse=None if row.sparse is None else SparseVector(_copied(row.sparse.indices), _copied(row.sparse.values)),
-        multi=None if row.multi is None else _copied(row.multi),
+        dense=None if row.dense is None else _copy_array(row.dense),
+        tokens=None if row.tokens is None else _copy_array(row.tokens),
+        sparse=None
+        if row.sparse is None
+        else SparseVector(_copy_array(row.sparse.indices), _copy_array(row.sparse.values)),
+        multi=None if row.multi is None else _copy_array(row.multi),
     )
 
 
-def size_of(key: Hashable, arrays: list[Array]) -> int:
+def entry_size(key: Hashable, arrays: list[Array]) -> int:
     """Bytes of an entry."""
     return ENTRY_BYTES + _key_size(key) + sum(ARRAY_BYTES + array.nbytes for array in arrays)
 
 
-def _copied(array: Array) -> Array:
+def _copy_array(array: Array) -> Array:
     copy = np.array(array, order="C")
     copy.flags.writeable = False
     return copy

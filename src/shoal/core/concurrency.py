@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def side_by_side(*work: Coroutine[Any, Any, T]) -> list[T]:
+async def run_concurrently(*work: Coroutine[Any, Any, T]) -> list[T]:
     """The results of all; when one fails, or this is cancelled, the others are cancelled and have ended before it is
     raised."""
     tasks = [asyncio.create_task(each) for each in work]

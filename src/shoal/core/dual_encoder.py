@@ -7,18 +7,18 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from shoal.core.batch_facts import together
+from shoal.core.batch_facts import merge_batch_facts
 from shoal.core.closing import close_all
-from shoal.core.concurrency import side_by_side
-from shoal.core.input_errors import placed
-from shoal.core.lane_runner import Shown
+from shoal.core.concurrency import run_concurrently
+from shoal.core.input_errors import remap_input_error
+from shoal.core.lane_runner import CodecMixin
 from shoal.core.protocols import ModelFacts, ReplicaStatus, TextCodec
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import InternalError, ShoalError, Unsupported
-from shoal.types import Batched, Chunk, Context, Embed, Embedded, Generate, Image, Modality, Rerank, Result
+from shoal.types import BatchTask, Chunk, Context, Embed, Embedded, Generate, Image, Modality, Rerank, Result
 
 
-class TowersRunner(Shown):
+class DualEncoderRunner(CodecMixin):
     """Each input goes to the lane of its modality; both run side by side, and the vectors come back in order.
 
     What only texts have (prompts, cutting) is not asked of the pictures that come with them. `facts.modalities` are
@@ -34,33 +34,33 @@ class TowersRunner(Shown):
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
-        places = _places(task)
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
+        places = _group_by_modality(task)
         if len(places) == 1:
             (modality,) = places
-            return await self._lane(modality).run(task, ctx)
+            return await self._find_lane(modality).run(task, ctx)
         if not isinstance(task, Embed):
             raise Unsupported("texts and pictures are not classified together; send them apart", param="input")
-        return await self._both(task, places, ctx)
+        return await self._run_both(task, places, ctx)
 
-    async def _both(self, task: Embed, places: Mapping[Modality, list[int]], ctx: Context) -> Embedded:
+    async def _run_both(self, task: Embed, places: Mapping[Modality, list[int]], ctx: Context) -> Embedded:
         parts = {
             modality: msgspec.structs.replace(task, inputs=[task.inputs[place] for place in some])
             for modality, some in places.items()
         }
         parts["image"] = msgspec.structs.replace(parts["image"], prompt_name=None, input_type=None, truncate=None)
-        found = await side_by_side(
-            *(self._part(modality, parts[modality], places[modality], ctx) for modality in parts)
+        found = await run_concurrently(
+            *(self._run_part(modality, parts[modality], places[modality], ctx) for modality in parts)
         )
-        return _together(found, list(places.values()), len(task.inputs))
+        return _merge_parts(found, list(places.values()), len(task.inputs))
 
-    async def _part(self, modality: Modality, part: Embed, places: Sequence[int], ctx: Context) -> Embedded:
+    async def _run_part(self, modality: Modality, part: Embed, places: Sequence[int], ctx: Context) -> Embedded:
         try:
-            return await self._lane(modality).run(part, ctx)
+            return await self._find_lane(modality).run(part, ctx)
         except ShoalError as error:
-            raise placed(error, places) from None
+            raise remap_input_error(error, places) from None
 
-    def _lane(self, modality: Modality) -> Lane:
+    def _find_lane(self, modality: Modality) -> Lane:
         lane = self.lanes.get(modality)
         if lane is None:  # the gateway asks the facts before
             raise InternalError(f"the model has no lane for {modality}")
@@ -91,7 +91,7 @@ class TowersRunner(Shown):
         await close_all(*(lane.aclose for lane in self.lanes.values()))
 
 
-def _places(task: Batched) -> dict[Modality, list[int]]:
+def _group_by_modality(task: BatchTask) -> dict[Modality, list[int]]:
     """Where the inputs of each modality stand, of those that there are."""
     if isinstance(task, Rerank):
         return {"text": []}
@@ -101,7 +101,7 @@ def _places(task: Batched) -> dict[Modality, list[int]]:
     return {modality: some for modality, some in places.items() if some}
 
 
-def _together(parts: Sequence[Embedded], places: Sequence[Sequence[int]], count: int) -> Embedded:
+def _merge_parts(parts: Sequence[Embedded], places: Sequence[Sequence[int]], count: int) -> Embedded:
     vectors = np.empty((count, parts[0].vectors.shape[1]), dtype=np.float32)
     tokens = [0] * count
     for part, some in zip(parts, places, strict=True):
@@ -112,6 +112,6 @@ def _together(parts: Sequence[Embedded], places: Sequence[Sequence[int]], count:
         vectors=vectors,
         tokens=tokens,
         truncated=sum(part.truncated for part in parts),
-        facts=together([part.facts for part in parts], max),
+        facts=merge_batch_facts([part.facts for part in parts], max),
         space=parts[0].space,
     )

@@ -12,11 +12,11 @@ from typing import overload
 
 from shoal.core import similarity
 from shoal.core.generation.stream_limit import StreamLimit
-from shoal.core.generation.stream_timeout import Silence
+from shoal.core.generation.stream_timeout import StreamTimeout
 from shoal.core.lifecycle.lifecycle import Lifecycle
-from shoal.core.protocols import Checking, GenerationReport, ModelFacts, Observer, Runner, Statistics, TextCodec
+from shoal.core.protocols import GenerationReport, ModelFacts, Observer, Runner, Statistics, SupportsCheck, TextCodec
 from shoal.core.registry import Model, ModelCard, Registry
-from shoal.core.scheduling.admission import size_of, traffic_of
+from shoal.core.scheduling.admission import classify_traffic, count_items
 from shoal.core.statistics import Counts
 from shoal.core.threads import Threads
 from shoal.errors import (
@@ -30,7 +30,7 @@ from shoal.errors import (
     Unsupported,
 )
 from shoal.types import (
-    Batched,
+    BatchTask,
     Chunk,
     Classify,
     Context,
@@ -46,13 +46,13 @@ from shoal.types import (
     Task,
     TaskKind,
     Usage,
-    kind_of,
+    task_kind,
 )
 
 logger = logging.getLogger("shoal.core")
 
 
-UNNAMED = frozenset({"dummy", "tgi"})
+PLACEHOLDER_NAMES = frozenset({"dummy", "tgi"})
 """What Hugging Face's clients call the model of a server that has one alone."""
 
 
@@ -85,8 +85,8 @@ class Gateway:
         self._counts = observer if isinstance(observer, Counts) else Counts()
         registry.gone = self._forget
         self._streams: dict[str, StreamLimit] = {}
-        self._hearing: set[Silence] = set()
-        self._patience = (first_token_timeout_s, token_timeout_s)
+        self._active_timeouts: set[StreamTimeout] = set()
+        self._token_timeouts = (first_token_timeout_s, token_timeout_s)
         self._threads = threads or Threads("compare", 1)
         self._clock = clock
 
@@ -97,26 +97,26 @@ class Gateway:
     async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
 
     @overload
-    async def run(self, task: Batched, ctx: Context) -> Result: ...
+    async def run(self, task: BatchTask, ctx: Context) -> Result: ...
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         """Embed, rerank or classify. Raises any RequestError, CapacityError, BackendError or InternalError.
 
         A model that embeds and does not rerank scores documents by their vectors, as `similarity` says.
         """
-        kind = kind_of(task)
-        model = self._find(task.model, kind)
+        kind = task_kind(task)
+        model = self._find_model(task.model, kind)
         started = self._clock()
-        self._observer.accepted(model.name, kind, size_of(task), traffic_of(task, ctx))
+        self._observer.accepted(model.name, kind, count_items(task), classify_traffic(task, ctx))
         outcome = "cancelled"
         result: Result | None = None
         model.enter()
         try:
-            runner = _able(model, task)
+            runner = _get_runner(model, task)
             _check_items(task)
             _check_deadline(ctx, started)
             if runner is None:
-                runner = await self._woken(model, task, ctx)
+                runner = await self._wake_runner(model, task, ctx)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
                 result = await similarity.rerank(runner, task, ctx, threads=self._threads, clock=self._clock)
             else:
@@ -141,21 +141,21 @@ class Gateway:
 
         Raises as `run` does, also in mid-stream, and DeadlineExceeded for a model that is silent for too long.
         """
-        model = self._find(task.model, "generate")
+        model = self._find_model(task.model, "generate")
         started = self._clock()
-        self._observer.accepted(model.name, "generate", task.choices, traffic_of(task, ctx))
+        self._observer.accepted(model.name, "generate", task.choices, classify_traffic(task, ctx))
         outcome, first, pieces = "cancelled", None, 0
         usage: Usage | None = None
         model.enter()
         try:
-            runner = _able(model, task)
+            runner = _get_runner(model, task)
             _check_deadline(ctx, started)
             if runner is None:
-                runner = await self._woken(model, task, ctx)
-            places = self._places(model)
-            if not places.free and isinstance(runner, Checking):
+                runner = await self._wake_runner(model, task, ctx)
+            places = self._get_stream_limit(model)
+            if not places.free and isinstance(runner, SupportsCheck):
                 runner.check(task)  # a refusal waits for nobody; where nobody waits, the stream says it at once
-            async with places.permit(ctx), aclosing(self._heard(runner, task, ctx)) as chunks:
+            async with places.permit(ctx), aclosing(self._stream_with_timeout(runner, task, ctx)) as chunks:
                 async for chunk in chunks:
                     if first is None:
                         first = self._clock() - started
@@ -184,7 +184,7 @@ class Gateway:
         """The served model and the adapter ("" for none) that a client's name means: also `model:adapter`, and
         `model:latest`, which is the model itself. Raises ModelNotFound."""
         found = self.registry.get(name) if name else None
-        if found is None and name in UNNAMED:
+        if found is None and name in PLACEHOLDER_NAMES:
             name = ""
         base, colon, tail = name.rpartition(":")
         if found is None and colon and (model := self.registry.get(base)) is not None:
@@ -207,7 +207,7 @@ class Gateway:
         try:
             if model.resting and self.lifecycle is not None:
                 await self.lifecycle.wake(model, ctx)
-            yield _codec(model)
+            yield _get_codec(model)
         finally:
             model.leave()
 
@@ -238,7 +238,7 @@ class Gateway:
                 return await runner.statistics()
             except ShoalError as error:
                 logger.info("%s could not be asked for its statistics: %s", model.name, error.message)
-        return [self._counts.of(model.name)]
+        return [self._counts.stats_for(model.name)]
 
     def models(self) -> list[ModelCard]:
         """Every served model, in the order of the command line; from memory, at once."""
@@ -248,42 +248,44 @@ class Gateway:
         """One model by name or alias ("" = the default). Raises ModelNotFound."""
         return self.registry.find(name).card()
 
-    def takes(self, name: str, modality: Modality) -> None:
+    def check_modality(self, name: str, modality: Modality) -> None:
         """Return where the model ("" = the default for embedding) may be sent such inputs, as far as is known of it
         now: to be asked before inputs are fetched. Raises ModelNotFound and InvalidValue."""
-        card = self._find(name, "embed").card()
+        card = self._find_model(name, "embed").card()
         if card.facts is not None:
             _check_modality(card.name, modality, card.facts)
 
-    def refused(self, error: ShoalError) -> None:
+    def report_refusal(self, error: ShoalError) -> None:
         """A surface turned a request away itself: for the metrics."""
         self._observer.refused(error.kind)
 
     def ready(self) -> bool:
         """Whether every model that was named at start can answer, if need be after it woke, and the server is not
         draining. Models that were loaded later come and go without a say in it."""
-        return not (self.draining or self.waiting) and all(model.able() for model in self.registry if model.required)
+        return not (self.draining or self.waiting) and all(
+            model.can_answer() for model in self.registry if model.required
+        )
 
-    async def _heard(self, runner: Runner, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+    async def _stream_with_timeout(self, runner: Runner, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         """The runner's chunks, unless it is silent for too long. An answer that is wanted whole may come in one piece,
         after any silence."""
-        first_s, between_s = self._patience if task.stream else (math.inf, math.inf)
+        first_s, between_s = self._token_timeouts if task.stream else (math.inf, math.inf)
         async with aclosing(runner.stream(task, ctx)) as chunks:
-            with Silence(first_s, between_s, ctx.remaining(self._clock())) as silence:
-                self._hearing.add(silence)
+            with StreamTimeout(first_s, between_s, ctx.remaining(self._clock())) as silence:
+                self._active_timeouts.add(silence)
                 try:
                     while True:
-                        silence.listen()
+                        silence.start_wait()
                         try:
                             chunk = await anext(chunks)
                         except StopAsyncIteration:
                             return
-                        silence.heard()
+                        silence.end_wait()
                         yield chunk
                 finally:
-                    self._hearing.discard(silence)
+                    self._active_timeouts.discard(silence)
 
-    def _places(self, model: Model) -> StreamLimit:
+    def _get_stream_limit(self, model: Model) -> StreamLimit:
         found = self._streams.get(model.name)
         if found is None:
             plan = model.plan
@@ -295,34 +297,34 @@ class Gateway:
         self._streams.pop(name, None)
         self._counts.forget(name)
 
-    def break_off(self) -> None:
+    def abort_generations(self) -> None:
         """End every generation in flight, each with an error that its client can read: the server's time is up."""
-        for silence in list(self._hearing):
-            silence.break_off(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
+        for silence in list(self._active_timeouts):
+            silence.abort(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
 
-    async def _woken(self, model: Model, task: Task, ctx: Context) -> Runner:
+    async def _wake_runner(self, model: Model, task: Task, ctx: Context) -> Runner:
         if self.lifecycle is not None:
             await self.lifecycle.wake(model, ctx)
         runner = model.ready_runner()
         _check_task(model.name, task, runner.facts)
         return runner
 
-    def _find(self, name: str, task: TaskKind) -> Model:
+    def _find_model(self, name: str, task: TaskKind) -> Model:
         try:
             return self.registry.find(name, task)
         except ShoalError as error:
-            self.refused(error)
+            self.report_refusal(error)
             raise
 
 
-def _codec(model: Model) -> TextCodec:
+def _get_codec(model: Model) -> TextCodec:
     runner = model.ready_runner()
     if not isinstance(runner, TextCodec):
         raise Unsupported(f"the model {model.name!r} does not show its tokenizer", param="model")
     return runner
 
 
-def _able(model: Model, task: Task) -> Runner | None:
+def _get_runner(model: Model, task: Task) -> Runner | None:
     """Its runner, None while it sleeps; refused at once is what it cannot do, as far as that is known of a sleeper."""
     runner = None if model.resting else model.ready_runner()
     facts = runner.facts if runner is not None else model.facts
@@ -332,8 +334,8 @@ def _able(model: Model, task: Task) -> Runner | None:
 
 
 def _check_task(name: str, task: Task, facts: ModelFacts) -> None:
-    kind = kind_of(task)
-    if kind not in facts.tasks and not (kind == "rerank" and similarity.can(facts)):
+    kind = task_kind(task)
+    if kind not in facts.tasks and not (kind == "rerank" and similarity.can_rerank(facts)):
         raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
     if not isinstance(task, Generate):
         _check_modalities(name, task, facts)
@@ -344,7 +346,7 @@ def _check_task(name: str, task: Task, facts: ModelFacts) -> None:
         )
 
 
-def _check_modalities(name: str, task: Batched, facts: ModelFacts) -> None:
+def _check_modalities(name: str, task: BatchTask, facts: ModelFacts) -> None:
     pictures = 0 if isinstance(task, Rerank) else list(map(type, task.inputs)).count(Image)
     if pictures:
         _check_modality(name, "image", facts)
@@ -362,8 +364,8 @@ def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
     )
 
 
-def _check_items(task: Batched) -> None:
-    if not size_of(task):
+def _check_items(task: BatchTask) -> None:
+    if not count_items(task):
         raise EmptyInput("there is no input: send at least one", param="input")
     if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
         raise InvalidValue(

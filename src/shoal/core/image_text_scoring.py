@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from shoal.core.input_errors import place_in
+from shoal.core.input_errors import parse_input_index
 from shoal.errors import EmptyInput, InputRejected, NotFinite, RequestError, ShoalError
 from shoal.specs import ContrastSpec
 from shoal.types import Array, Context, Embed, Embedded, Image, Vectors
@@ -21,7 +21,7 @@ INLINE: Final = 2**20
 _Error = TypeVar("_Error", bound=ShoalError)
 
 
-class Compared(NamedTuple):
+class ImageTextScores(NamedTuple):
     """`cosine` and `scores`: float32 [pictures, texts]. `scores` are the model's own: with softmax they sum to 1 over
     the texts of a picture, with sigmoid each stands alone. `embedded`: first the texts, then the pictures."""
 
@@ -30,14 +30,14 @@ class Compared(NamedTuple):
     embedded: Embedded
 
 
-async def compare(
+async def score_image_texts(
     run: Callable[[Embed, Context], Awaitable[Embedded]],
     model: str,
     pictures: Sequence[Image],
     texts: Sequence[str],
     ctx: Context,
     contrast: ContrastSpec,
-) -> Compared:
+) -> ImageTextScores:
     """Embed all of them in one task and compare each picture with each text.
 
     Raises EmptyInput where one of the two is empty, and what `run` raises; an error about one of several inputs says
@@ -48,32 +48,32 @@ async def compare(
     try:
         embedded = await run(Embed(model=model, inputs=[*texts, *pictures]), ctx)
     except (InputRejected, NotFinite, RequestError) as error:
-        raise _named(error, len(texts)) from error
+        raise _name_input(error, len(texts)) from error
     vectors: Vectors = embedded.vectors
     both = vectors[len(texts) :], vectors[: len(texts)]
     if len(texts) * vectors[len(texts) :].size <= INLINE:
-        cosine, scores = compared(*both, contrast)
+        cosine, scores = compute_scores(*both, contrast)
     else:
-        cosine, scores = await asyncio.to_thread(compared, *both, contrast)
-    return Compared(cosine, scores, embedded)
+        cosine, scores = await asyncio.to_thread(compute_scores, *both, contrast)
+    return ImageTextScores(cosine, scores, embedded)
 
 
-def compared(pictures: Vectors, texts: Vectors, contrast: ContrastSpec) -> tuple[Vectors, Vectors]:
+def compute_scores(pictures: Vectors, texts: Vectors, contrast: ContrastSpec) -> tuple[Vectors, Vectors]:
     """The cosines and scores, float32 [p, t], of vectors [p, d] and [t, d], which need not have length one; a vector
     of zeros has cosine 0. Computed in float64."""
-    cosine: Array = np.clip(_units(pictures) @ _units(texts).T, -1.0, 1.0)
-    scores = _activated(cosine * contrast.scale + contrast.bias, contrast)
+    cosine: Array = np.clip(_normalize_rows(pictures) @ _normalize_rows(texts).T, -1.0, 1.0)
+    scores = _apply_activation(cosine * contrast.scale + contrast.bias, contrast)
     return cosine.astype(np.float32), scores.astype(np.float32)
 
 
-def _units(vectors: Vectors) -> Array:
+def _normalize_rows(vectors: Vectors) -> Array:
     wide = vectors.astype(np.float64)
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
     units: Array = wide / np.where(lengths > 0.0, lengths, 1.0)
     return units
 
 
-def _activated(logits: Array, contrast: ContrastSpec) -> Array:
+def _apply_activation(logits: Array, contrast: ContrastSpec) -> Array:
     """In forms that never overflow, however large the scale."""
     if contrast.activation == "softmax":
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -86,10 +86,10 @@ def _activated(logits: Array, contrast: ContrastSpec) -> Array:
     return logits
 
 
-def _named(error: _Error, texts: int) -> _Error:
+def _name_input(error: _Error, texts: int) -> _Error:
     """The error, naming a text or a picture where it names one of the inputs."""
-    at, message = place_in(error)
+    at, message = parse_input_index(error)
     if at is None:
         return error
     what = f"text {at}" if at < texts else f"picture {at - texts}"
-    return error.saying(f"{what}: {message}")
+    return error.with_message(f"{what}: {message}")

@@ -9,7 +9,7 @@ from shoal.core.protocols import ModelFacts, ReplicaStatus, TextCodec, Token
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import ShoalError, Unsupported
 from shoal.types import (
-    Batched,
+    BatchTask,
     Chunk,
     Classify,
     Context,
@@ -22,7 +22,7 @@ from shoal.types import (
 )
 
 
-class Shown:
+class CodecMixin:
     """The part of a runner that is its tokenizer, where it was given one."""
 
     def __init__(self, codec: TextCodec | None) -> None:
@@ -31,18 +31,18 @@ class Shown:
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
     ) -> list[list[Token]]:
-        return await self._shown().tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
+        return await self._get_codec().tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        return await self._shown().decode(ids, skip_special_tokens=skip_special_tokens)
+        return await self._get_codec().decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _shown(self) -> TextCodec:
+    def _get_codec(self) -> TextCodec:
         if self._codec is None:
             raise Unsupported("this model does not show its tokenizer", param="model")
         return self._codec
 
 
-class BatchedRunner(Shown):
+class LaneRunner(CodecMixin):
     """Runs the tasks of its facts through a lane; shows the tokenizer when it was given one."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TextCodec | None = None) -> None:
@@ -61,9 +61,9 @@ class BatchedRunner(Shown):
     async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
 
     @overload
-    async def run(self, task: Batched, ctx: Context) -> Result: ...
+    async def run(self, task: BatchTask, ctx: Context) -> Result: ...
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         return await self.lane.run(task, ctx)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:

@@ -45,7 +45,7 @@ class Listing:
     facts: ModelFacts | None = None
 
 
-def listed(model: Model, entry: Entry | None, job: Job | None) -> Listing:
+def describe_registered(model: Model, entry: Entry | None, job: Job | None) -> Listing:
     """A model that is registered; `job` loads it now."""
     card, plan = model.card(), model.plan
     return Listing(
@@ -65,7 +65,7 @@ def listed(model: Model, entry: Entry | None, job: Job | None) -> Listing:
     )
 
 
-def possible(entry: Entry, status: Status, error: ShoalError | None, job: Job | None) -> Listing:
+def describe_available(entry: Entry, status: Status, error: ShoalError | None, job: Job | None) -> Listing:
     """A model that is not registered; `job` downloads it now."""
     return Listing(
         name=entry.name,

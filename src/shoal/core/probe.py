@@ -10,9 +10,9 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from shoal.core.protocols import Counted, Engine, Pipeline
+from shoal.core.protocols import CountedRow, Engine, Pipeline
 from shoal.errors import ConfigError, EngineFailed, ShoalError
-from shoal.types import Array, Batched, Classify, Embed, SparseVector, TextPair, VectorKind, Vectors
+from shoal.types import Array, BatchTask, Classify, Embed, SparseVector, TextPair, VectorKind, Vectors
 
 TEXTS = ("A shoal of herring turns as one.", "42", "Où est la bibliothèque ?", "for i in range(10): print(i)")
 """Short, and unlike each other: models that differ at all differ on one of them."""
@@ -39,7 +39,7 @@ UNIT_TOLERANCE = 5e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeVectors:
     """What the model answered for TEXTS: float32 [len(TEXTS), dimension], as it gives them."""
 
     vectors: Vectors
@@ -63,18 +63,18 @@ class Probed:
         """For one of the texts alone."""
         return type(self)(self.vectors[place : place + 1])
 
-    def check(self, peer: Probed, name: str) -> None:
+    def check(self, peer: ProbeVectors, name: str) -> None:
         """Raise ConfigError when `peer`, called `name`, does not give the same vectors."""
         if peer.dimension != self.dimension:
             raise ConfigError(
                 f"{name} gives {peer.dimension} dimensions and its peers {self.dimension}: it is another model;"
                 " serve it under a name of its own"
             )
-        _agree(least_cosine(self.vectors, peer.vectors), name)
+        _check_cosine(least_cosine(self.vectors, peer.vectors), name)
 
 
 @dataclass(frozen=True, slots=True)
-class ProbedSparse:
+class ProbeSparseVectors:
     """What the model answered for TEXTS: one sparse vector each."""
 
     vectors: list[SparseVector]
@@ -82,23 +82,23 @@ class ProbedSparse:
     @property
     def digest(self) -> str:
         """As Probed.digest."""
-        indices = _indices(self.vectors)
-        rows = _spread(self.vectors, indices)
-        kept = _stepped(rows).any(axis=0)  # what is next to nothing may be nothing another time
+        indices = _collect_indices(self.vectors)
+        rows = _to_dense(self.vectors, indices)
+        kept = _quantize_rows(rows).any(axis=0)  # what is next to nothing may be nothing another time
         return _digest(rows[:, kept], indices[kept])
 
     def of(self, place: int) -> Self:
         """As Probed.of."""
         return type(self)(self.vectors[place : place + 1])
 
-    def check(self, peer: ProbedSparse, name: str) -> None:
+    def check(self, peer: ProbeSparseVectors, name: str) -> None:
         """As Probed.check."""
-        indices = _indices([*self.vectors, *peer.vectors])
-        _agree(least_cosine(_spread(self.vectors, indices), _spread(peer.vectors, indices)), name)
+        indices = _collect_indices([*self.vectors, *peer.vectors])
+        _check_cosine(least_cosine(_to_dense(self.vectors, indices), _to_dense(peer.vectors, indices)), name)
 
 
 @dataclass(frozen=True, slots=True)
-class ProbedScores:
+class ProbeScores:
     """What the model answered for a few inputs: float32 [inputs, labels], before activation."""
 
     scores: Vectors
@@ -107,7 +107,7 @@ class ProbedScores:
         """As Probed.of."""
         return type(self)(self.scores[place : place + 1])
 
-    def check(self, peer: ProbedScores, name: str) -> None:
+    def check(self, peer: ProbeScores, name: str) -> None:
         """Raise ConfigError when `peer`, called `name`, does not give the same scores."""
         if peer.scores.shape != self.scores.shape:
             raise ConfigError(
@@ -132,34 +132,36 @@ def least_cosine(one: Vectors, other: Vectors) -> float:
     return float(cosines.min())
 
 
-async def probe(engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequence[str] = TEXTS) -> Probed:
+async def probe(engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequence[str] = TEXTS) -> ProbeVectors:
     """Run `texts` through a pipeline and one replica, not normalised. Raises what either of them raises."""
     task = Embed(model="", inputs=list(texts), truncate=True, normalize=False)
-    return Probed(np.stack(await _rows(engine, pipeline, task, deadline)).astype(np.float32))
+    return ProbeVectors(np.stack(await _run_probe(engine, pipeline, task, deadline)).astype(np.float32))
 
 
 async def probe_sparse(
     engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequence[str] = TEXTS
-) -> ProbedSparse:
+) -> ProbeSparseVectors:
     """As `probe`, for a model of sparse vectors."""
     task = Embed(model="", inputs=list(texts), truncate=True, normalize=False, outputs=("sparse",))
-    return ProbedSparse([cast(SparseVector, row.sparse) for row in await _rows(engine, pipeline, task, deadline)])
+    return ProbeSparseVectors(
+        [cast(SparseVector, row.sparse) for row in await _run_probe(engine, pipeline, task, deadline)]
+    )
 
 
 async def probe_scores(
     engine: Engine, pipeline: Pipeline, deadline: float, items: Sequence[str | TextPair] = PAIRS
-) -> ProbedScores:
+) -> ProbeScores:
     """As `probe`, for a model of scores: those of `items`."""
     task = Classify(model="", inputs=list(items), raw_scores=True, truncate=True)
-    return ProbedScores(np.stack(await _rows(engine, pipeline, task, deadline)).astype(np.float32))
+    return ProbeScores(np.stack(await _run_probe(engine, pipeline, task, deadline)).astype(np.float32))
 
 
 async def probe_token(engine: Engine, pipeline: Pipeline, deadline: float, token: int, kind: VectorKind) -> None:
     """Have the model read one token id. Raises what the engine and the pipeline raise."""
-    await _rows(engine, pipeline, Embed(model="", inputs=[[token]], outputs=(kind,), truncate=True), deadline)
+    await _run_probe(engine, pipeline, Embed(model="", inputs=[[token]], outputs=(kind,), truncate=True), deadline)
 
 
-async def _rows(engine: Engine, pipeline: Pipeline, task: Batched, deadline: float) -> list[Any]:
+async def _run_probe(engine: Engine, pipeline: Pipeline, task: BatchTask, deadline: float) -> list[Any]:
     prepared = [_whole(each) for each in pipeline.prepare([(task, item) for item in task.items])]
     most = max(1, engine.facts.max_batch_size)
     rows: list[Any] = []
@@ -168,13 +170,13 @@ async def _rows(engine: Engine, pipeline: Pipeline, task: Batched, deadline: flo
         inputs = pipeline.collate(batch, engine.facts)
         outputs = await engine.infer(inputs, batch[0].outputs, batch[0].params, deadline)
         finished = [_whole(each) for each in pipeline.finish(outputs, batch)]
-        rows += [each.row if isinstance(each, Counted) else each for each in finished]
+        rows += [each.row if isinstance(each, CountedRow) else each for each in finished]
     if len(rows) != len(prepared):
         raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
     return rows
 
 
-def _agree(cosine: float, name: str) -> None:
+def _check_cosine(cosine: float, name: str) -> None:
     if not cosine >= LEAST_COSINE:
         raise ConfigError(
             f"{name} does not give the vectors of its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is asked):"
@@ -182,7 +184,7 @@ def _agree(cosine: float, name: str) -> None:
         )
 
 
-def _stepped(rows: Vectors) -> Vectors:
+def _quantize_rows(rows: Vectors) -> Vectors:
     """Rows in whole steps of their largest numbers."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     steps: Vectors = np.rint(rows / np.where(largest > 0, largest, 1) * DIGEST_STEPS)
@@ -190,19 +192,19 @@ def _stepped(rows: Vectors) -> Vectors:
 
 
 def _digest(rows: Vectors, indices: Array | None = None) -> str:
-    told = repr(rows.shape).encode() + _stepped(rows).astype(np.int8).tobytes()
+    told = repr(rows.shape).encode() + _quantize_rows(rows).astype(np.int8).tobytes()
     if indices is not None:
         told += indices.astype("<i4").tobytes()
     return blake2b(told, digest_size=8).hexdigest()
 
 
-def _indices(vectors: Sequence[SparseVector]) -> Array:
+def _collect_indices(vectors: Sequence[SparseVector]) -> Array:
     """Every index that one of them has, in order."""
     found: Array = np.unique(np.concatenate([each.indices for each in vectors]))
     return found
 
 
-def _spread(vectors: Sequence[SparseVector], indices: Array) -> Vectors:
+def _to_dense(vectors: Sequence[SparseVector], indices: Array) -> Vectors:
     """Sparse vectors as the rows of one array, with a column for each of `indices`."""
     rows = np.zeros((len(vectors), len(indices)), dtype=np.float32)
     for row, each in zip(rows, vectors, strict=True):
@@ -220,9 +222,9 @@ __all__ = [
     "LEAST_COSINE",
     "PAIRS",
     "TEXTS",
-    "Probed",
-    "ProbedScores",
-    "ProbedSparse",
+    "ProbeScores",
+    "ProbeSparseVectors",
+    "ProbeVectors",
     "least_cosine",
     "probe",
     "probe_scores",

@@ -15,7 +15,7 @@ from shoal.errors import ShoalError
 from shoal.specs import ContrastSpec
 from shoal.types import (
     Array,
-    Batched,
+    BatchTask,
     Chunk,
     Context,
     Generate,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 Tensors = Mapping[str, Array]
-Work = Literal["light", "usual", "heavy"]
+WorkWeight = Literal["light", "usual", "heavy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ Row = Array | VectorSet
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedRow:
     """A result row whose tokens only the model's answer tells: they replace what `Prepared.tokens` said."""
 
     row: Row
@@ -177,35 +177,35 @@ class Pipeline(Protocol):
     """
 
     @property
-    def work(self) -> Work: ...
+    def work(self) -> WorkWeight: ...
 
-    def check(self, task: Batched) -> None: ...
+    def check(self, task: BatchTask) -> None: ...
 
     def estimate(self, item: Item) -> int: ...
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]: ...
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]: ...
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]: ...
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | Counted | ShoalError]: ...
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | CountedRow | ShoalError]: ...
 
 
 @runtime_checkable
-class Holding(Protocol):
+class BoundedPipeline(Protocol):
     """Optional: a pipeline of heavy work whose prepared items take up what the pipelines of other models need too. Only
-    `most_held` of them are prepared and not answered at once: an engine that hangs keeps that much and no more."""
+    `max_held_items` of them are prepared and not answered at once: an engine that hangs keeps that much and no more."""
 
     @property
-    def most_held(self) -> int: ...
+    def max_held_items(self) -> int: ...
 
 
 class Cache(Protocol):
     """Rows that were computed before, by `Prepared.key`: of one model, in one precision. Bounded; called on the loop,
     so both are quick. `put` copies, since a row may be a view of its whole batch; what `get` answers is read-only."""
 
-    def get(self, key: Hashable) -> Counted | None: ...
+    def get(self, key: Hashable) -> CountedRow | None: ...
 
-    def put(self, key: Hashable, found: Counted) -> None: ...
+    def put(self, key: Hashable, found: CountedRow) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Replicated(Protocol):
 
 
 @runtime_checkable
-class Checking(Protocol):
+class SupportsCheck(Protocol):
     """Optional: a runner that can tell at once, and cheaply, what is wrong with a generation as a whole. `stream`
     raises it as well, but only once there is a place for it."""
 
@@ -337,7 +337,7 @@ class Runner(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    async def run(self, task: Batched, ctx: Context) -> Result: ...
+    async def run(self, task: BatchTask, ctx: Context) -> Result: ...
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]: ...
 
@@ -460,7 +460,7 @@ class ChatPipeline(Protocol):
       counts, where one leaves no room for an answer within `context_tokens`; InvalidValue for ids that are no tokens
       and for messages that the template refuses.
     - `decoder` answers a fresh Decoder for the choice `index` of a prompt; the task's sampling is the one in effect.
-    - `told` answers what the backend is told of a choice's sampling: stop texts only where they mean all of its text.
+    - `to_backend_sampling` answers what the backend is told of a choice's sampling: stop texts only where they mean all of its text.
     - `tools_guide`: what a backend with guided decoding is told so that the tools asked for are called; None: nothing.
     - `details`: what it adds to the details of its model's facts.
     """
@@ -476,7 +476,7 @@ class ChatPipeline(Protocol):
         self, task: Generate, prompt: Prompt, index: int, gives: Literal["delta", "cumulative", "ids"]
     ) -> Decoder: ...
 
-    def told(self, task: Generate, sampling: Sampling) -> Sampling: ...
+    def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling: ...
 
     def tools_guide(self, task: Generate) -> Guide | None: ...
 
@@ -586,9 +586,8 @@ __all__ = [
     "Breakable",
     "Cache",
     "ChatPipeline",
-    "Checking",
     "CostModel",
-    "Counted",
+    "CountedRow",
     "Decoder",
     "Engine",
     "EngineFacts",
@@ -604,6 +603,7 @@ __all__ = [
     "Row",
     "Runner",
     "Statistics",
+    "SupportsCheck",
     "Surface",
     "Task",
     "Tensors",
@@ -611,6 +611,6 @@ __all__ = [
     "TextGenerator",
     "Token",
     "VectorSet",
-    "Work",
+    "WorkWeight",
     "round_up",
 ]

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from itertools import count
 
 from shoal.core.lifecycle.loading import Plan
-from shoal.core.lifecycle.states import Happening, State, after
+from shoal.core.lifecycle.states import State, StateEvent, next_state
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.errors import AddressError, CapacityError, ModelFailed, ModelNotFound, ModelNotReady, ShoalError
 from shoal.types import TaskKind
@@ -37,7 +37,7 @@ class ModelCard:
     broken: bool = False
 
     @property
-    def standing(self) -> str:
+    def status_text(self) -> str:
         """Its state for people, with what it does or waits for: one that sleeps can answer, and "unloaded" sounds as if
         it could not."""
         asleep = self.sleeping and self.state in ("unloading", "unloaded")
@@ -60,10 +60,10 @@ _MOST_UNLOADED = 1000
 """Names of unloaded models that are remembered."""
 
 
-def _nobody() -> None: ...
+def _ignore() -> None: ...
 
 
-def _unheard(name: str) -> None: ...
+def _ignore_name(name: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -90,11 +90,11 @@ class Model:
     last_used: float = 0.0
     crashed: float = -math.inf
     note: str = ""
-    idle: Callable[[], None] = _nobody
+    idle: Callable[[], None] = _ignore
     facts: ModelFacts | None = None
 
-    def on(self, happening: Happening) -> None:
-        self.state = after(self.state, happening)
+    def transition(self, happening: StateEvent) -> None:
+        self.state = next_state(self.state, happening)
 
     def enter(self) -> None:
         """A request for it begins; `leave` ends it, exactly once."""
@@ -105,26 +105,26 @@ class Model:
         if not self.inflight:
             self.idle()
 
-    def able(self) -> bool:
+    def can_answer(self) -> bool:
         """Whether a request would be answered: by its runner, or after it woke."""
         if self.resting:
             return True
         return self.state == "ready" and self.runner is not None and self.runner.ready()
 
-    def loaded(self, runner: Runner) -> None:
+    def mark_loaded(self, runner: Runner) -> None:
         self.runner, self.error, self.facts = runner, None, runner.facts
         self.resting, self.note = False, ""
-        self.on("loaded")
+        self.transition("loaded")
 
-    def failed(self, error: ShoalError) -> None:
+    def mark_failed(self, error: ShoalError) -> None:
         self.error = error
-        self.on("load_failed")
+        self.transition("load_failed")
 
-    def broke(self, runner: Runner, error: ShoalError) -> None:
+    def mark_broken(self, runner: Runner, error: ShoalError) -> None:
         """Its runner stopped for good. It stays, closed by whatever is done to the model next."""
         if self.runner is runner and self.state == "ready":
             self.error = error
-            self.on("broke")
+            self.transition("broke")
 
     def ready_runner(self) -> Runner:
         """Its runner. Raises ModelFailed with the reason, and ModelNotReady in every other state but ready."""
@@ -151,20 +151,20 @@ class Model:
 class Registry:
     """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
     hears the name of each that was removed; one that was unloaded is spoken of as such. `waiting`: servers that were
-    named at start and whose models are not known yet, or, of those in `told`, still loading, with the reason.
+    named at start and whose models are not known yet, or, of those in `reported_places`, still loading, with the reason.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
     to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.
     """
 
     def __init__(self) -> None:
-        self.gone: Callable[[str], None] = _unheard
+        self.gone: Callable[[str], None] = _ignore_name
         self.waiting: dict[str, str] = {}
-        self.told: set[str] = set()
+        self.reported_places: set[str] = set()
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
         self._places: dict[str, int] = {}
-        self._kept: dict[str, int] = {}
+        self._saved_places: dict[str, int] = {}
         self._count = count()
         self._unloaded: dict[str, str] = {}
 
@@ -178,7 +178,9 @@ class Registry:
                 raise AddressError(
                     f"the name {name!r} is served twice: give one of them another name with NAME=ADDRESS"
                 )
-        place = self._places[model.name] = self._kept[model.name] if model.name in self._kept else next(self._count)
+        place = self._places[model.name] = (
+            self._saved_places[model.name] if model.name in self._saved_places else next(self._count)
+        )
         behind = [each for each in self if self._places[each.name] > place]
         self._models[model.name] = model
         for each in behind:
@@ -187,13 +189,13 @@ class Registry:
             self._names[name] = model
             self._unloaded.pop(name, None)
 
-    def unloaded(self, model: Model) -> None:
+    def remember_unloaded(self, model: Model) -> None:
         """It was taken out by somebody's wish, and can be loaded again."""
         self._unloaded |= dict.fromkeys((model.name, *model.aliases), model.name)
         for name in list(self._unloaded)[:-_MOST_UNLOADED]:
             del self._unloaded[name]
 
-    def remembers(self, name: str) -> bool:
+    def was_unloaded(self, name: str) -> bool:
         """Whether a model of that name was unloaded, and not deleted since."""
         return name in self._unloaded
 
@@ -205,7 +207,7 @@ class Registry:
         self._models.pop(model.name, None)
         place = self._places.pop(model.name, None)
         if place is not None and (model.required or model.facts is not None):
-            self._kept[model.name] = place
+            self._saved_places[model.name] = place
         for name in (model.name, *model.aliases):
             self._names.pop(name, None)
         self.gone(model.name)
@@ -220,9 +222,9 @@ class Registry:
         model = self._names.get(name) if name else self._default(task)
         if model is not None:
             return model
-        if self.waiting.keys() - self.told:
-            raise ModelNotReady(self._awaited(name, task), param="model", retry_after=2.0)
-        raise ModelNotFound(self._unknown(name, task), param="model")
+        if self.waiting.keys() - self.reported_places:
+            raise ModelNotReady(self._not_ready_message(name, task), param="model", retry_after=2.0)
+        raise ModelNotFound(self._not_found_message(name, task), param="model")
 
     def _default(self, task: TaskKind) -> Model | None:
         """The model named as the task's default, else the first one served that can do it or may turn out to. A
@@ -248,31 +250,33 @@ class Registry:
         # Any embedder can rerank by its vectors; a model that was trained for it comes first.
         return self._default("embed") if task == "rerank" else None
 
-    def _awaited(self, name: str, task: TaskKind) -> str:
+    def _not_ready_message(self, name: str, task: TaskKind) -> str:
         meant = f"the model {name[:LONGEST_SHOWN]!r}" if name else f"a model that can {task}"
-        places = "; ".join(f"{place}: {reason}" for place, reason in self.waiting.items() if place not in self.told)
+        places = "; ".join(
+            f"{place}: {reason}" for place, reason in self.waiting.items() if place not in self.reported_places
+        )
         return f"{meant} may be on a server that is not there yet ({places}): try again soon"
 
-    def _unknown(self, name: str, task: TaskKind) -> str:
+    def _not_found_message(self, name: str, task: TaskKind) -> str:
         if not name:
             lacking = f"none of the models served can {task}" if self._models else "no model is served"
             if self._unloaded:
-                return f"{lacking}; {_shown(self._unloaded.values())} can be loaded again"
+                return f"{lacking}; {_join_names(self._unloaded.values())} can be loaded again"
             return f"{lacking}: start one with `shoal serve ADDRESS`"
         if unloaded := self._unloaded.get(name):
             return f"the model {unloaded!r} is unloaded: load it again (`shoal load {unloaded}`)"
-        return f"the model {name[:LONGEST_SHOWN]!r} does not exist: {self._instead(name)}"
+        return f"the model {name[:LONGEST_SHOWN]!r} does not exist: {self._suggest_models(name)}"
 
-    def _instead(self, name: str) -> str:
+    def _suggest_models(self, name: str) -> str:
         # Names come from callers and may be as long as a body; a comparison of megabytes would hold the loop.
         near = get_close_matches(name[:LONGEST_SHOWN], self._names, n=1, cutoff=0.5)
         if near:
             return f"did you mean {near[0]!r}?"
         # By their names, not by a route that lists them: a program in Python has no server to ask.
-        names = _shown(self._models)
+        names = _join_names(self._models)
         return f"the ones served are {names}" if names else "no model is served"
 
 
-def _shown(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     quoted = [repr(each) for each in dict.fromkeys(names)]
     return ", ".join(quoted[:_MOST_NAMED] + ["..."] * (len(quoted) > _MOST_NAMED))

@@ -7,14 +7,23 @@ from dataclasses import replace
 from typing import TypeVar
 
 from shoal.core.closing import close_all
-from shoal.core.protocols import Breakable, Checking, ModelFacts, ReplicaStatus, Replicated, Runner, TextCodec, Token
+from shoal.core.protocols import (
+    Breakable,
+    ModelFacts,
+    ReplicaStatus,
+    Replicated,
+    Runner,
+    SupportsCheck,
+    TextCodec,
+    Token,
+)
 from shoal.errors import ShoalError, Unsupported
-from shoal.types import Batched, Chunk, Context, Generate, Result, TaskKind, kind_of
+from shoal.types import BatchTask, Chunk, Context, Generate, Result, TaskKind, task_kind
 
 T = TypeVar("T")
 
 
-class ByTask:
+class TaskRouter:
     """Runners under one name; the first one's facts are the model's, with everybody's tasks, and what the others alone
     know: the context, the adapters, details. The tokenizer shown is that of the first one which shows any."""
 
@@ -39,26 +48,26 @@ class ByTask:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
-        return await self._for(kind_of(task)).run(task, ctx)
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
+        return await self._runner_for(task_kind(task)).run(task, ctx)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        return self._for("generate").stream(task, ctx)
+        return self._runner_for("generate").stream(task, ctx)
 
     def check(self, task: Generate) -> None:
-        runner = self._for("generate")
-        if isinstance(runner, Checking):
+        runner = self._runner_for("generate")
+        if isinstance(runner, SupportsCheck):
             runner.check(task)
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
     ) -> list[list[Token]]:
-        return await self._shown(
+        return await self._call_codec(
             lambda codec: codec.tokenize(texts, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
         )
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        return await self._shown(lambda codec: codec.decode(ids, skip_special_tokens=skip_special_tokens))
+        return await self._call_codec(lambda codec: codec.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         for runner in self._runners:
@@ -74,7 +83,7 @@ class ByTask:
     async def aclose(self) -> None:
         await close_all(*(runner.aclose for runner in self._runners))
 
-    async def _shown(self, ask: Callable[[TextCodec], Awaitable[T]]) -> T:
+    async def _call_codec(self, ask: Callable[[TextCodec], Awaitable[T]]) -> T:
         for runner in self._runners:
             if isinstance(runner, TextCodec):
                 try:
@@ -83,7 +92,7 @@ class ByTask:
                     continue
         raise Unsupported("this model does not show its tokenizer", param="model")
 
-    def _for(self, task: TaskKind) -> Runner:
+    def _runner_for(self, task: TaskKind) -> Runner:
         try:
             return self._by_task[task]
         except KeyError:

@@ -18,10 +18,10 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from shoal.core.batch_facts import together
-from shoal.core.input_errors import place_in
+from shoal.core.batch_facts import merge_batch_facts
+from shoal.core.input_errors import parse_input_index
 from shoal.core.protocols import ModelFacts, Runner
-from shoal.core.scheduling.admission import traffic_of
+from shoal.core.scheduling.admission import classify_traffic
 from shoal.core.threads import Threads
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError, Unsupported
 from shoal.types import Array, BatchFacts, Context, Embed, Embedded, Rerank, Scored, Vectors
@@ -47,7 +47,7 @@ NARROWEST = 64
 PRODUCTS = PIECE // NARROWEST
 
 
-def can(facts: ModelFacts) -> bool:
+def can_rerank(facts: ModelFacts) -> bool:
     """Whether a model's vectors can rank."""
     return "embed" in facts.tasks and not {"dense", "multi"}.isdisjoint(facts.vectors)
 
@@ -66,8 +66,8 @@ async def rerank(
     ranking = _Ranking(runner, task, ctx, threads, clock)
     start = 0
     while start < len(task.documents):
-        start = await ranking.chunk(start)
-    return ranking.scored()
+        start = await ranking.score_chunk(start)
+    return ranking.build_result()
 
 
 class _Ranking:
@@ -79,7 +79,7 @@ class _Ranking:
         self._runner = runner
         self._task = task
         # Its chunks are small, and yet it stays what it is to others.
-        self._ctx = msgspec.structs.replace(ctx, traffic=traffic_of(task, ctx))
+        self._ctx = msgspec.structs.replace(ctx, traffic=classify_traffic(task, ctx))
         self._threads = threads
         self._clock = clock
         self._multi = "multi" in runner.facts.vectors
@@ -90,54 +90,54 @@ class _Ranking:
         self._truncated = 0
         self._facts: list[BatchFacts] = []
 
-    async def chunk(self, start: int) -> int:
+    async def score_chunk(self, start: int) -> int:
         """Score the documents from `start`, as many as may be held; the next one's place."""
         if len(self._task.queries) == 1:
             if self._query is None:
-                self._query = await self._embedded(self._task.queries, "query", 0)
-            queries, stop = self._query, self._stop(start)
+                self._query = await self._embed(self._task.queries, "query", 0)
+            queries, stop = self._query, self._chunk_end(start)
         else:
-            stop = self._stop(start)
-            queries = await self._embedded(self._task.queries[start:stop], "query", start)
-        documents = await self._embedded(self._task.documents[start:stop], "document", start)
+            stop = self._chunk_end(start)
+            queries = await self._embed(self._task.queries[start:stop], "query", start)
+        documents = await self._embed(self._task.documents[start:stop], "document", start)
         count = stop - start
         repeated = count // len(queries.tokens)
         tokens = queries.tokens * repeated
         self._tokens += [one + other for one, other in zip(tokens, documents.tokens, strict=True)]
         # A query that was cut was cut for each of its documents.
         self._truncated += min(count, queries.truncated * repeated + documents.truncated)
-        for size, call in self._pieces(queries, documents, count):
+        for size, call in self._split_pairs(queries, documents, count):
             if self._ctx.deadline <= self._clock():
                 raise DeadlineExceeded("the deadline passed before all was compared: send less or allow more time")
             self._scores.append(call() if size <= INLINE else await self._threads.run(call))
         return stop
 
-    def scored(self) -> Scored:
+    def build_result(self) -> Scored:
         return Scored(
             scores=np.concatenate(self._scores)[:, None],
             tokens=self._tokens,
             truncated=self._truncated,
-            facts=together(self._facts, sum),
+            facts=merge_batch_facts(self._facts, sum),
         )
 
-    def _stop(self, start: int) -> int:
+    def _chunk_end(self, start: int) -> int:
         """The end of the chunk that begins there: at least one document."""
         task, left = self._task, NUMBERS
         for place in range(start, len(task.documents)):
-            left -= self._numbers(task.documents[place])
+            left -= self._estimate_numbers(task.documents[place])
             if len(task.queries) > 1:
-                left -= self._numbers(task.queries[place])
+                left -= self._estimate_numbers(task.queries[place])
             if left < 0:
                 return max(place, start + 1)
         return len(task.documents)
 
-    def _numbers(self, text: str) -> int:
+    def _estimate_numbers(self, text: str) -> int:
         if not self._multi:
             return self._width
         tokens = len(text) // CHARS_PER_TOKEN + 16
         return self._width * min(tokens, self._runner.facts.max_input_tokens or tokens)
 
-    async def _embedded(self, texts: list[str], role: str, start: int) -> Embedded:
+    async def _embed(self, texts: list[str], role: str, start: int) -> Embedded:
         asked = Embed(
             model=self._task.model,
             inputs=[*texts],
@@ -149,23 +149,25 @@ class _Ranking:
         try:
             found = cast(Embedded, await self._runner.run(asked, self._ctx))
         except ShoalError as error:
-            raise self._placed(error, role, start, len(texts)) from None
+            raise self._remap_error(error, role, start, len(texts)) from None
         self._facts.append(found.facts)
         self._width = max(found.multi_vectors[0].shape[1] if self._multi else found.vectors.shape[1], 1)
         return found
 
-    def _placed(self, error: ShoalError, role: str, start: int, count: int) -> ShoalError:
+    def _remap_error(self, error: ShoalError, role: str, start: int, count: int) -> ShoalError:
         """It names a text of one side of a chunk: say which of the request's it is."""
-        named, message = place_in(error)
+        named, message = parse_input_index(error)
         alone = count == 1 and isinstance(error, RequestError | InputRejected | NotFinite)
         if named is None and (not alone or isinstance(error, Unsupported)):
             return error
         place = start + (named or 0)
-        placed = error.saying(f"the query: {message}" if role == "query" else message)
+        placed = error.with_message(f"the query: {message}" if role == "query" else message)
         several = len(self._task.queries if role == "query" else self._task.documents) > 1
-        return placed.of_input(place) if several else placed
+        return placed.at_input(place) if several else placed
 
-    def _pieces(self, queries: Embedded, documents: Embedded, count: int) -> Iterator[tuple[int, Callable[[], Array]]]:
+    def _split_pairs(
+        self, queries: Embedded, documents: Embedded, count: int
+    ) -> Iterator[tuple[int, Callable[[], Array]]]:
         """(multiplications, what answers the scores) of the pairs, in their order."""
         one = len(queries.tokens) == 1
         if not self._multi:
@@ -205,11 +207,11 @@ def max_sims(pairs: Sequence[tuple[Array, Array]]) -> Vectors:
     found = []
     for _, group in groupby(pairs, key=lambda pair: id(pair[0])):
         some = list(group)
-        found += _of_one(some[0][0], [document for _, document in some])
+        found += _score_query(some[0][0], [document for _, document in some])
     return np.array(found, dtype=np.float32)
 
 
-def _of_one(query: Array, documents: Sequence[Array]) -> list[float]:
+def _score_query(query: Array, documents: Sequence[Array]) -> list[float]:
     scores = np.zeros(len(documents), dtype=np.float32)
     there = [place for place, document in enumerate(documents) if document.size]
     if there and query.size:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer
-from shoal.types import BatchStats, InferenceStats, ModelStats, Result, Spent, TaskKind, TrafficClass
+from shoal.types import BatchStats, DurationStat, InferenceStats, ModelStats, Result, TaskKind, TrafficClass
 
 MAX_MODELS = 1000
 """Models that are counted; the one that was begun first makes way, so that ever new names do not add up."""
@@ -31,8 +31,8 @@ def _add(pair: list[float], seconds: float) -> None:
     pair[1] += seconds
 
 
-def _spent(pair: list[float]) -> Spent:
-    return Spent(count=int(pair[0]), ns=round(pair[1] * 1e9))
+def _spent(pair: list[float]) -> DurationStat:
+    return DurationStat(count=int(pair[0]), ns=round(pair[1] * 1e9))
 
 
 class Counts(Observer):
@@ -48,7 +48,7 @@ class Counts(Observer):
         self._tallies: OrderedDict[str, _Tally] = OrderedDict()
         self._caches = caches
 
-    def of(self, model: str) -> ModelStats:
+    def stats_for(self, model: str) -> ModelStats:
         """What is known of a model, all zeros when it has done nothing."""
         tally = self._tallies.get(model) or _Tally()
         cached = self._caches().get(model, CacheCounts())
@@ -64,8 +64,8 @@ class Counts(Observer):
                 compute_input=_spent(tally.prepare),
                 compute_infer=_spent(tally.infer),
                 compute_output=_spent(tally.finish),
-                cache_hit=Spent(count=cached.hits),
-                cache_miss=Spent(count=cached.misses),
+                cache_hit=DurationStat(count=cached.hits),
+                cache_miss=DurationStat(count=cached.misses),
             ),
             batch_stats=[
                 BatchStats(batch_size=size, compute_infer=_spent(pair)) for size, pair in sorted(tally.sizes.items())

@@ -29,7 +29,7 @@ class Threads:
         try:
             running = asyncio.get_running_loop().run_in_executor(self._pool, call)
         except RuntimeError as error:
-            raise Unavailable(_no_thread(error)) from error
+            raise Unavailable(_no_thread_message(error)) from error
         return await running
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _no_thread(error: RuntimeError) -> str:
+def _no_thread_message(error: RuntimeError) -> str:
     if threading.main_thread().is_alive():
         return f"no thread can be had for the work ({error}): try again later"
     return "Python lends no threads once the main thread has ended: let it wait for the program's others (Thread.join)"

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
+async def run_in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
     """Run work that ends soon after `stop` was called. Cancelled, however often, this ends once the thread has: what it
     writes until then is nobody else's yet."""
     # No task, as `asyncio.to_thread` would be one: a loop that ends cancels every task, and this one must not be.

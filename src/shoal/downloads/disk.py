@@ -14,7 +14,7 @@ from shoal.errors import SourceError
 FREE = "free some space"
 
 
-def full(room: str = FREE) -> str:
+def full_disk_advice(room: str = FREE) -> str:
     """What to do about a full disk; `room`: how some is made."""
     return f"the disk is full; {room}, or set SHOAL_HOME to a larger one"
 
@@ -22,7 +22,7 @@ def full(room: str = FREE) -> str:
 def disk_error(error: OSError, what: str, room: str = FREE) -> SourceError:
     """The next step for an error of this machine's file system while `what` was written."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return SourceError(f"{what}: {full(room)}")
+        return SourceError(f"{what}: {full_disk_advice(room)}")
     return SourceError(f"{what}: {error.strerror or error} ({error.filename}); check the folder that SHOAL_HOME names")
 
 
@@ -52,7 +52,7 @@ def try_lock(lock: int) -> bool:
     return True
 
 
-def check_room(folder: Path, size: int) -> None:
+def check_free_space(folder: Path, size: int) -> None:
     """Raise the OSError of a full disk, before anything is written, where `size` bytes do not fit."""
     if size > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.downloads.disk import full
+from shoal.downloads.disk import full_disk_advice
 from shoal.errors import NotAtSource, SourceAway, SourceError
 
 _SIZE = re.compile(r"Downloading \S+ \(([0-9.]+) ([kMG]?B)\)")
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_AWAY = r"NewConnectionError|NameResolution|ConnectTimeout|ReadTimeout|Max retries|ProxyError|SSLError|Connection"
+_UNREACHABLE = (
+    r"NewConnectionError|NameResolution|ConnectTimeout|ReadTimeout|Max retries|ProxyError|SSLError|Connection"
+)
 
 NO_PIP = "pip is not installed here; run `python -m ensurepip --upgrade`"
 
@@ -40,8 +42,8 @@ class Advice:
         """What pip said, as an error that says the next step."""
         away = "the package index cannot be reached; check the network, the proxy and pip's configuration"
         for pattern, text, kind in (
-            (r"No space left|Disk quota", full(), SourceError),
-            (_AWAY, away, SourceAway),
+            (r"No space left|Disk quota", full_disk_advice(), SourceError),
+            (_UNREACHABLE, away, SourceAway),
             (
                 r"HTTP error 40[13]|40[13] Client Error",
                 "the package index refused the request; check pip's configuration and credentials",
@@ -96,7 +98,7 @@ class Pip:
             try:
                 while process.poll() is None:
                     self.check()
-                    most = self._look(log, most)
+                    most = self._count_bytes(log, most)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(0.1)
             finally:
@@ -105,7 +107,7 @@ class Pip:
         if process.returncode != 0:
             raise self.advice.error(log.read_text(errors="replace"), self.what)
 
-    def _look(self, log: Path, most: int) -> int:
+    def _count_bytes(self, log: Path, most: int) -> int:
         """Bytes that pip has written, of those that its log announces as downloads begin; the most so far."""
         announced = _SIZE.findall(log.read_text(errors="replace"))
         total = sum(int(float(size) * _UNITS[unit]) for size, unit in announced) or None

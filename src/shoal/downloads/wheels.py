@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.downloads.disk import check_room
+from shoal.downloads.disk import check_free_space
 from shoal.errors import SourceError
 
 _CHUNK = 1 << 20
 
 
 @contextmanager
-def opened(wheel: Path, what: str) -> Iterator[zipfile.ZipFile]:
+def open_wheel(wheel: Path, what: str) -> Iterator[zipfile.ZipFile]:
     """The archive, to be read inside the block. Raises SourceError where it shows to be broken; `what` names it."""
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -38,7 +38,7 @@ def extract(
     are written, of all. Raises OSError, before anything is written where it would not fit.
     """
     total = sum(entry.file_size for entry in entries.values())
-    check_room(into, total)
+    check_free_space(into, total)
     done = 0
     for name, entry in entries.items():
         target = into / name

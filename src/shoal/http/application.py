@@ -20,15 +20,15 @@ from starlette.routing import Router
 from shoal.core.protocols import Surface
 from shoal.errors import Cancelled, InternalError, Malformed, ShoalError
 from shoal.http.auth import Gate
-from shoal.http.body import Receive, check_head, leaves_unread, linger, read_body
+from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
 from shoal.http.cors import Cors
-from shoal.http.disconnect import Watch
+from shoal.http.disconnect import DisconnectWatch
 from shoal.http.headers import check_headers
-from shoal.http.operation import Described
-from shoal.http.redaction import redacted_error
-from shoal.http.request import Headers, Options, RenderError, Reply, Request
+from shoal.http.operation import DocumentedOperation
+from shoal.http.redaction import redact_error
+from shoal.http.request import ErrorRenderer, Headers, Options, Reply, Request
 from shoal.http.routes import Miss, Route, Routes
-from shoal.http.streaming import Feed
+from shoal.http.streaming import StreamBody
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -45,18 +45,21 @@ _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _NOT_HTTP = Router()  # says yes to start and stop, and no to websockets
 _CLOSE = (b"connection", b"close")
-_LAST = {408, 499}  # the body was late, or its sender left: what comes next on this connection is no new request
+_CLOSING_STATUSES = {
+    408,
+    499,
+}  # the body was late, or its sender left: what comes next on this connection is no new request
 
 
-def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -> Front:
+def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -> Application:
     """The ASGI application of these surfaces over this gateway; errors of unknown paths are the first surface's.
 
     Raises ValueError when two surfaces claim the same method of a path.
     """
-    return Front(gateway, Routes(surfaces, gateway), options)
+    return Application(gateway, Routes(surfaces, gateway), options)
 
 
-class Front:
+class Application:
     """`routes` is the table that it serves, for who wants to look at all of it."""
 
     def __init__(self, gateway: Gateway, routes: Routes, options: Options) -> None:
@@ -81,7 +84,7 @@ class Front:
         request = Request(scope, time.monotonic())
         request.id = self._request_id(request)
         found = self._find(request, scope)
-        request.deadline = request.started + self._seconds(request, found)
+        request.deadline = request.started + self._choose_timeout(request, found)
         status = await self._respond(request, found, receive, send)
         level = logging.DEBUG if isinstance(found, Route) and found.operation.quiet else logging.INFO
         if access_log.isEnabledFor(level):
@@ -98,26 +101,28 @@ class Front:
     async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
         try:
             if isinstance(found, Miss):
-                reply = self._cors.preflight(request, self.routes.allowed(request.path)) or self._missed(found)
+                reply = self._cors.answer_preflight(
+                    request, self.routes.allowed_methods(request.path)
+                ) or self._render_miss(found)
             else:
-                with Watch(receive, self._options.body_timeout_s) as watch:
+                with DisconnectWatch(receive, self._options.body_timeout_s) as watch:
                     await self._admit(request, found, receive)
-                    watch.body_read()
+                    watch.mark_body_read()
                     reply = await found.operation.endpoint(request)
                     if not isinstance(reply.body, bytes | list):
                         return await self._stream(request, reply, reply.body, watch, send)
         except Exception as error:  # a bug anywhere below must become an answer in the client's dialect
             if request.begun:
-                return _cut_short(request, error)
+                return _abort_stream(request, error)
             if isinstance(error, ShoalError) and not request.handed_over:
-                self._gateway.refused(error)
-            reply = _told(request, request.render_error or found.surface.render_error, error)
+                self._gateway.report_refusal(error)
+            reply = _report_error(request, request.render_error or found.surface.render_error, error)
         await self._send(request, reply, receive, send)
         return reply.status
 
-    def _missed(self, miss: Miss) -> Reply:
-        self._gateway.refused(miss.error)
-        return _rendered(miss.surface.render_error, miss.error)
+    def _render_miss(self, miss: Miss) -> Reply:
+        self._gateway.report_refusal(miss.error)
+        return _render_reply(miss.surface.render_error, miss.error)
 
     async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
         operation = route.operation
@@ -128,7 +133,7 @@ class Front:
             await operation.endpoint(request)
         if operation.method != "GET":
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
-            form = isinstance(operation, Described) and operation.form is not None
+            form = isinstance(operation, DocumentedOperation) and operation.form is not None
             check_head(request, limit, json=operation.request is not None, form=form)
             request.body = await read_body(receive, limit)
             if len(request.body) > LARGE_BODY:
@@ -141,13 +146,13 @@ class Front:
         assert isinstance(body, bytes | list)
         pieces = body if isinstance(body, list) else [body]
         length = sum(map(len, pieces))
-        headers = self._headers(request, reply)
+        headers = self._build_headers(request, reply)
         if reply.status != 204:
             headers.append((b"content-length", b"%d" % length))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if request.method == "HEAD":
             pieces = [b""]
-        if leaves_unread(request) and b"expect" not in request.headers:
+        if has_unread_body(request) and b"expect" not in request.headers:
             await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
             await linger(receive)
             pieces = [b""]
@@ -156,17 +161,17 @@ class Front:
             await send({"type": "http.response.body", "body": piece, "more_body": at < last})
 
     async def _stream(
-        self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: Watch, send: Send
+        self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: DisconnectWatch, send: Send
     ) -> int:
         try:
             request.begun = True
-            headers = self._headers(request, reply)
+            headers = self._build_headers(request, reply)
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             if request.method != "HEAD":
                 async for piece in body:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
-            if isinstance(body, Feed):
+            if isinstance(body, StreamBody):
                 request.failure = body.failed
             close = getattr(body, "aclose", None)
             if close is not None:
@@ -175,9 +180,9 @@ class Front:
         await send({"type": "http.response.body", "body": b""})
         return reply.status
 
-    def _headers(self, request: Request, reply: Reply) -> Headers:
+    def _build_headers(self, request: Request, reply: Reply) -> Headers:
         headers = [*reply.headers, (b"x-request-id", request.id.encode()), _NOSNIFF, *self._cors.headers(request)]
-        if reply.status in _LAST or leaves_unread(request):
+        if reply.status in _CLOSING_STATUSES or has_unread_body(request):
             headers.append(_CLOSE)
         return headers
 
@@ -187,7 +192,7 @@ class Front:
             return wanted.decode("ascii")
         return f"{self._id_prefix}{next(self._count):08x}"
 
-    def _seconds(self, request: Request, found: Route | Miss) -> float:
+    def _choose_timeout(self, request: Request, found: Route | Miss) -> float:
         """The time that this request has: the server's, or less when the client says so; nonsense says nothing."""
         generates = isinstance(found, Route) and found.operation.generates
         most = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
@@ -201,21 +206,21 @@ class Front:
         return min(seconds, most) if seconds > 0 else most
 
 
-def _rendered(render: RenderError, error: ShoalError) -> Reply:
+def _render_reply(render: ErrorRenderer, error: ShoalError) -> Reply:
     status, headers, body = render(error)
     raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
     return Reply(status, raw, body)
 
 
-def _told(request: Request, render: RenderError, error: Exception) -> Reply:
+def _report_error(request: Request, render: ErrorRenderer, error: Exception) -> Reply:
     """An error in the client's dialect. Of a bug the log gets all, the client the id under which the log has it."""
     if isinstance(error, ShoalError) and not isinstance(error, InternalError):
-        return _rendered(render, redacted_error(error, request.id))
+        return _render_reply(render, redact_error(error, request.id))
     _log_bug(request, error)
-    return _rendered(render, InternalError(f"The server failed on this request; its log says why ({request.id})."))
+    return _render_reply(render, InternalError(f"The server failed on this request; its log says why ({request.id})."))
 
 
-def _cut_short(request: Request, error: Exception) -> int:
+def _abort_stream(request: Request, error: Exception) -> int:
     """The headers of a stream are out, so the status cannot change any more: 499 for the log if the client left.
 
     Any other error goes on to the HTTP server, which then breaks the connection: the only way left to say it.
@@ -231,7 +236,7 @@ def _log_bug(request: Request, error: Exception) -> None:
     log.error(message, request.id, request.method, request.path, exc_info=error, extra={"request_id": request.id})
 
 
-def _tokens(request: Request) -> tuple[int, int]:
+def _count_tokens(request: Request) -> tuple[int, int]:
     """What the model read and wrote; of a stream that was cut off nobody knows."""
     if request.usage is not None:
         return request.usage.prompt_tokens, request.usage.completion_tokens
@@ -241,7 +246,7 @@ def _tokens(request: Request) -> tuple[int, int]:
 def _log_access(request: Request, status: int, level: int) -> None:
     elapsed = (time.monotonic() - request.started) * 1000
     facts = request.result.facts if request.result is not None else None
-    read, written = _tokens(request)
+    read, written = _count_tokens(request)
     access_log.log(
         level,
         "%s %s %d %.1f ms%s",

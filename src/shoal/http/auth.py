@@ -14,7 +14,7 @@ from shoal.http.headers import host_name, is_loopback, is_loopback_name
 from shoal.http.request import Options, Request
 from shoal.types import TrafficClass
 
-_READS = frozenset({"GET", "HEAD"})
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 PROXY_HEADERS = frozenset(
     {
@@ -88,8 +88,8 @@ class Gate:
     """
 
     def __init__(self, options: Options) -> None:
-        self._keys = [_key(text, admin=False) for text in options.api_key]
-        self._keys += [_key(text, admin=True) for text in options.admin_key]
+        self._keys = [_parse_key(text, admin=False) for text in options.api_key]
+        self._keys += [_parse_key(text, admin=True) for text in options.admin_key]
         self._users_need_keys = bool(options.api_key)
         self._admins_need_keys = bool(options.admin_key)
         self._bound = options.host.encode().lower()
@@ -99,7 +99,7 @@ class Gate:
 
     def admit(self, request: Request, access: Access) -> Caller:
         """Raises Unauthorized (no key, or an unknown one) and Forbidden (known, or local, but without the right)."""
-        key = self._known(request) if self._keys else None
+        key = self._find_key(request) if self._keys else None
         if access == "admin":
             self._admit_admin(request, key)
         elif access != "public":
@@ -115,7 +115,7 @@ class Gate:
     def _admit_user(self, request: Request, key: _Key | None) -> None:
         if self._users_need_keys:
             if key is None:
-                raise _unauthorized(request)
+                raise _unauthorized_error(request)
             return
         if self._bound_to_loopback:
             host = request.headers.get(b"host")
@@ -124,7 +124,7 @@ class Gate:
                     "This Host is not the address that the server is bound to; call it as localhost, "
                     "or set --api-key or --host to serve other names."
                 )
-        if key is None and request.method not in _READS and self._is_foreign(request.headers):
+        if key is None and request.method not in _SAFE_METHODS and self._is_foreign(request.headers):
             raise Forbidden(
                 "The request comes from a page of another site, and this server has no keys; list the page's origin in "
                 "cors_origins, or set --api-key."
@@ -140,20 +140,20 @@ class Gate:
     def _admit_admin(self, request: Request, key: _Key | None) -> None:
         if self._admins_need_keys:
             if key is None:
-                raise _unauthorized(request)
+                raise _unauthorized_error(request)
             if not key.admin:
                 raise Forbidden("This key may not manage the server; use an admin key.")
             return
         self._admit_user(request, key)
-        reason = _not_local(request)
+        reason = _explain_remote(request)
         if reason:
             raise Forbidden(
                 f"Without an admin key only programs on the server's own machine may manage it, and {reason}; "
                 "set --admin-key-file."
             )
 
-    def _known(self, request: Request) -> _Key | None:
-        secret = _presented(request)
+    def _find_key(self, request: Request) -> _Key | None:
+        secret = _read_secret(request)
         if secret is None:
             return None
         digest = hashlib.sha256(secret).digest()
@@ -164,7 +164,7 @@ class Gate:
         return found
 
 
-def _key(entry: str, *, admin: bool) -> _Key:
+def _parse_key(entry: str, *, admin: bool) -> _Key:
     """`entry` is a key as the settings have it, maybe followed by a space and its class."""
     secret, _, traffic = entry.partition(" ")
     digest = hashlib.sha256(secret.encode())
@@ -172,7 +172,7 @@ def _key(entry: str, *, admin: bool) -> _Key:
     return _Key(digest.digest(), caller, admin)
 
 
-def _presented(request: Request) -> bytes | None:
+def _read_secret(request: Request) -> bytes | None:
     headers = request.headers
     scheme, _, secret = headers.get(b"authorization", b"").strip().partition(b" ")
     if scheme.lower() == b"bearer" and secret.strip():
@@ -180,13 +180,13 @@ def _presented(request: Request) -> bytes | None:
     return headers.get(b"x-api-key") or headers.get(b"api-key")
 
 
-def _unauthorized(request: Request) -> Unauthorized:
-    if _presented(request) is None:
+def _unauthorized_error(request: Request) -> Unauthorized:
+    if _read_secret(request) is None:
         return Unauthorized("No API key was sent; add the header 'Authorization: Bearer <key>'.")
     return Unauthorized("The API key is not known here; check it, or ask the operator of this server for one.")
 
 
-def _not_local(request: Request) -> str:
+def _explain_remote(request: Request) -> str:
     """Why a request may come from elsewhere than a program or a page of this machine; empty when it cannot."""
     headers = request.headers
     host = headers.get(b"host", b"")
@@ -201,7 +201,7 @@ def _not_local(request: Request) -> str:
     if not (_is_own_origin(headers) and _is_same_site(headers)):
         return "the request comes from a page of another site"
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if request.method not in _READS and kind != b"application/json":
+    if request.method not in _SAFE_METHODS and kind != b"application/json":
         return "the content type is not application/json"
     return ""
 

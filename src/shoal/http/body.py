@@ -11,10 +11,10 @@ from shoal.http.request import Request
 
 Receive = Callable[[], Awaitable[Any]]
 
-UNREAD_TOLERATED = 65_536
+MAX_UNREAD_BYTES = 65_536
 """A refused body up to this size is cheaper to skip than a connection is to open again."""
 
-MOST_AT_ONCE = 536_870_912
+MAX_PENDING_BYTES = 536_870_912
 """Bytes of bodies that have begun to come, of all connections together."""
 
 LINGER_S = 1.0
@@ -27,7 +27,7 @@ def check_head(request: Request, limit: int, json: bool, form: bool = False) -> 
     headers = request.headers
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in {b"identity", b""}:
-        name = _printable(encoding)
+        name = _to_printable(encoding)
         raise UnsupportedMediaType(f"Content-Encoding '{name}' is not read here; send the body uncompressed.")
     if json:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -35,21 +35,21 @@ def check_head(request: Request, limit: int, json: bool, form: bool = False) -> 
             kind not in {b"", b"application/json"}
             and not kind.endswith((b"/json", b"+json"))
             and not (form and kind == b"multipart/form-data")
-            and not _is_curls(request)
+            and not _is_curl_form(request)
         ):
             raise UnsupportedMediaType(
-                f"Unsupported content type '{_printable(kind)}'; send JSON with 'Content-Type: application/json'."
+                f"Unsupported content type '{_to_printable(kind)}'; send JSON with 'Content-Type: application/json'."
             )
     length = headers.get(b"content-length")
     if length is not None:
         if not length.isdigit():
             raise Malformed("Content-Length is not a number.")
         if int(length[:20]) > limit:
-            raise _too_large(limit)
-        _UNFINISHED.check(0, int(length))
+            raise _too_large_error(limit)
+        _PENDING_BODIES.check(0, int(length))
 
 
-def _is_curls(request: Request) -> bool:
+def _is_curl_form(request: Request) -> bool:
     """`curl -d` says of every body that it is a form, and many examples of Ollama's are such. No page in a browser can
     send that name without asking first."""
     headers = request.headers
@@ -57,15 +57,15 @@ def _is_curls(request: Request) -> bool:
     return form and headers.get(b"user-agent", b"").startswith(b"curl/") and b"origin" not in headers
 
 
-class Unfinished:
+class PendingBodies:
     """What all bodies hold that have not come whole: each is bounded, but not how many there are.
 
     A body alone may be of any size, and one that comes in a single piece is not counted: it never waits. Up to
-    UNREAD_TOLERATED, which a connection may hold before anybody reads it, none is refused: large ones that stall do not
+    MAX_UNREAD_BYTES, which a connection may hold before anybody reads it, none is refused: large ones that stall do not
     keep small ones out.
     """
 
-    def __init__(self, most: int = MOST_AT_ONCE) -> None:
+    def __init__(self, most: int = MAX_PENDING_BYTES) -> None:
         self.size = 0
         self._most = most
 
@@ -76,17 +76,17 @@ class Unfinished:
 
     def check(self, own: int, size: int) -> None:
         """Raises Overloaded where `size` bytes more of a body that has `own` here would be too much for all."""
-        if own + size > UNREAD_TOLERATED and self.size > own and self.size + size > self._most:
+        if own + size > MAX_UNREAD_BYTES and self.size > own and self.size + size > self._most:
             raise Overloaded("Too many large bodies are being sent at once; send this one again.", retry_after=1.0)
 
     def remove(self, size: int) -> None:
         self.size -= size
 
 
-_UNFINISHED = Unfinished()
+_PENDING_BODIES = PendingBodies()
 
 
-async def read_body(receive: Receive, limit: int, unfinished: Unfinished = _UNFINISHED) -> bytes:
+async def read_body(receive: Receive, limit: int, unfinished: PendingBodies = _PENDING_BODIES) -> bytes:
     """The whole body.
 
     Raises BodyTooLarge, Overloaded when all unfinished bodies together are too large, and Cancelled when the client
@@ -101,7 +101,7 @@ async def read_body(receive: Receive, limit: int, unfinished: Unfinished = _UNFI
                 raise Cancelled("The client left while it sent the body.")
             piece: bytes = message.get("body", b"")
             if size + len(piece) > limit:
-                raise _too_large(limit)
+                raise _too_large_error(limit)
             if not message.get("more_body", False):
                 return b"".join([*pieces, piece]) if pieces else piece
             unfinished.add(size, len(piece))
@@ -111,13 +111,13 @@ async def read_body(receive: Receive, limit: int, unfinished: Unfinished = _UNFI
         unfinished.remove(size)
 
 
-def leaves_unread(request: Request) -> bool:
+def has_unread_body(request: Request) -> bool:
     """More of the body is still to come than is worth skipping: the connection should end with the reply."""
     if request.body_read:
         return False
     headers = request.headers
     length = headers.get(b"content-length", b"0")
-    return b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > UNREAD_TOLERATED
+    return b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > MAX_UNREAD_BYTES
 
 
 async def linger(receive: Receive) -> None:
@@ -137,9 +137,9 @@ async def linger(receive: Receive) -> None:
         return
 
 
-def _too_large(limit: int) -> BodyTooLarge:
+def _too_large_error(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is larger than {limit} bytes; split the request, or raise max_body_bytes.")
 
 
-def _printable(value: bytes) -> str:
+def _to_printable(value: bytes) -> str:
     return value[:64].decode("latin-1").encode("ascii", "replace").decode()

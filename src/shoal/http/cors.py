@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shoal.http.request import Headers, Reply, Request
 
 _STAINLESS = "arch async helper-method lang os package-version poll-helper read-timeout retry-count runtime timeout"
-_ALLOWED = ", ".join(
+_ALLOWED_HEADERS = ", ".join(
     [
         "accept",
         "api-key",
@@ -25,7 +25,7 @@ _ALLOWED = ", ".join(
         *(f"x-stainless-{name}" for name in _STAINLESS.split()),
     ]
 ).encode()
-_EXPOSED = (
+_EXPOSED_HEADERS = (
     b"retry-after, server-timing, x-request-id, x-shoal-batch-id, x-shoal-batch-size, x-shoal-batches, x-shoal-flush, "
     b"x-shoal-queue-ms, x-shoal-space, x-shoal-token-ids, x-shoal-truncated"
 )
@@ -46,9 +46,9 @@ class Cors:
         origin = request.headers.get(b"origin", b"")
         if origin.lower() not in self._origins:
             return [_VARY]
-        return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
+        return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED_HEADERS), _VARY]
 
-    def preflight(self, request: Request, allow: str) -> Reply | None:
+    def answer_preflight(self, request: Request, allow: str) -> Reply | None:
         """The answer to a preflight request of a listed origin; None for every other request."""
         headers = request.headers
         if request.method != "OPTIONS" or not allow or b"access-control-request-method" not in headers:
@@ -56,4 +56,4 @@ class Cors:
         if headers.get(b"origin", b"").lower() not in self._origins:
             return None
         methods = (b"access-control-allow-methods", allow.encode())
-        return Reply(204, [methods, (b"access-control-allow-headers", _ALLOWED), _MAX_AGE])
+        return Reply(204, [methods, (b"access-control-allow-headers", _ALLOWED_HEADERS), _MAX_AGE])

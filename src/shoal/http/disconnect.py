@@ -9,11 +9,11 @@ from typing import Any, Literal, Self
 
 from shoal.errors import Cancelled, RequestTimeout
 
-PATIENCE_S = 0.01
+WATCH_DELAY_S = 0.01
 """Most requests are answered sooner, and those pay for one timer only, not for a second one or for a task."""
 
 
-class Watch:
+class DisconnectWatch:
     """`with Watch(receive, timeout):` around the work of the current task; `body_read()` in it, when that is so.
 
     Before, what the task awaits is cancelled after `timeout` seconds, and the block raises RequestTimeout. After, it
@@ -34,7 +34,7 @@ class Watch:
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
-        self._timer = self._loop.call_later(PATIENCE_S, self._lose_patience)
+        self._timer = self._loop.call_later(WATCH_DELAY_S, self._start_watching)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -44,11 +44,11 @@ class Watch:
                 raise Cancelled("The client left before the answer was ready.") from None
             raise RequestTimeout(f"The body did not arrive within {self._timeout:g} s; send it faster.") from None
 
-    def body_read(self) -> None:
+    def mark_body_read(self) -> None:
         self._body_read = True
         if self._impatient:
             self._timer.cancel()
-            self._watch()
+            self._create_watcher()
 
     def stop(self) -> None:
         """From here on nothing is cancelled any more; may be called twice."""
@@ -57,17 +57,17 @@ class Watch:
             self._watcher.cancel()
             self._watcher = None
 
-    def _lose_patience(self) -> None:
+    def _start_watching(self) -> None:
         self._impatient = True
         if self._body_read:
-            self._watch()
+            self._create_watcher()
         else:
-            self._timer = self._loop.call_later(max(0.0, self._timeout - PATIENCE_S), self._cancel, "late")
+            self._timer = self._loop.call_later(max(0.0, self._timeout - WATCH_DELAY_S), self._cancel, "late")
 
-    def _watch(self) -> None:
-        self._watcher = self._loop.create_task(self._until_gone())
+    def _create_watcher(self) -> None:
+        self._watcher = self._loop.create_task(self._wait_for_disconnect())
 
-    async def _until_gone(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if self._watcher is not None:

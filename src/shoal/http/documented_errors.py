@@ -18,18 +18,18 @@ from shoal.errors import (
     WrongType,
 )
 
-_GUARDED: tuple[type[ShoalError], ...] = (Unauthorized, Forbidden)
-_WITH_BODY: tuple[type[ShoalError], ...] = (Malformed, RequestTimeout, BodyTooLarge, UnsupportedMediaType)
+_AUTH_ERRORS: tuple[type[ShoalError], ...] = (Unauthorized, Forbidden)
+_BODY_ERRORS: tuple[type[ShoalError], ...] = (Malformed, RequestTimeout, BodyTooLarge, UnsupportedMediaType)
 """Also without a `request` type: a body that nobody wants has a length and an encoding all the same."""
 
 
-def with_refusals(surface: Surface, operation: Operation) -> Operation:
+def with_common_errors(surface: Surface, operation: Operation) -> Operation:
     """The operation with its surface's answers to those errors among `errors`.
 
     There a status may stand for several types, as a tuple, and for no body at all, as an empty one.
     """
-    errors = {status: each_of(kinds) for status, kinds in operation.errors.items()}
-    for kind in _refusals(operation):
+    errors = {status: as_tuple(kinds) for status, kinds in operation.errors.items()}
+    for kind in _common_errors(operation):
         status, headers, _ = surface.render_error(kind("."))
         media_type = headers.get("content-type", "").partition(";")[0]
         told: tuple[Any, ...] = {"": (), "text/plain": (str,)}.get(media_type, (surface.error,))
@@ -40,15 +40,15 @@ def with_refusals(surface: Surface, operation: Operation) -> Operation:
     return dataclasses.replace(operation, errors=errors)
 
 
-def each_of(kinds: Any) -> tuple[Any, ...]:
+def as_tuple(kinds: Any) -> tuple[Any, ...]:
     """The types of an error's bodies: one type, or a tuple of them."""
     return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
-def _refusals(operation: Operation) -> Iterator[type[ShoalError]]:
+def _common_errors(operation: Operation) -> Iterator[type[ShoalError]]:
     if operation.access != "public":
-        yield from _GUARDED
+        yield from _AUTH_ERRORS
     if operation.method != "GET" and operation.limit != 0:
-        yield from _WITH_BODY
+        yield from _BODY_ERRORS
     if operation.request is not None:
         yield WrongType

@@ -46,6 +46,6 @@ def render_stream_error(error: ShoalError) -> bytes:
 
 
 def describe_error(error: ShoalError) -> OpenAIErrorDetail:
-    row = status_codes.row(error).openai
+    row = status_codes.find_row(error).openai
     param = "model" if isinstance(error, ModelNotFound) else error.param
     return OpenAIErrorDetail(message=error.message, type=row.type, param=param, code=row.code)

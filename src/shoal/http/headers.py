@@ -11,7 +11,7 @@ from shoal.errors import Malformed
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
-SINGLE = frozenset(
+SINGLE_VALUE_HEADERS = frozenset(
     {
         b"access-control-request-method",
         b"api-key",
@@ -53,7 +53,7 @@ def check_headers(raw: RawHeaders, version: str, client_header: bytes = b"") -> 
         raise Malformed(f"HTTP/{version} is not supported; send the request as HTTP/1.1.")
     seen = set()
     for name, value in raw:
-        if name in SINGLE or name == client_header:
+        if name in SINGLE_VALUE_HEADERS or name == client_header:
             if name in seen:
                 raise Malformed(f"The {name.decode('latin-1')!r} header has more than one value; send it once.")
             seen.add(name)

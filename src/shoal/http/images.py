@@ -9,23 +9,23 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from shoal.core.concurrency import side_by_side
+from shoal.core.concurrency import run_concurrently
 from shoal.errors import InvalidValue, RequestError, TooManyInputs
-from shoal.http.fetching.allowed import Allowed
+from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import MAX_BYTES, Fetcher
-from shoal.http.fetching.inline import Link, picture_of
+from shoal.http.fetching.inline import Link, parse_image
 from shoal.types import Image
 
 INLINE_CHARACTERS: Final = 65_536
 """Of base64 that is decoded on the loop without a break; one text that is longer has a thread."""
 
-AT_ONCE: Final = 8
+MAX_CONCURRENT_FETCHES: Final = 8
 """Fetches of one request side by side."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
-class Pictures:
+class ImageReader:
     """`fetcher` None: nothing is fetched. `max_bytes`: of one picture's file, and of all that a request fetches."""
 
     def __init__(self, fetcher: Fetcher | None = None, *, max_bytes: int = MAX_BYTES) -> None:
@@ -42,7 +42,7 @@ class Pictures:
         where there are several, TooManyInputs for more than may be fetched in all, DeadlineExceeded, Overloaded,
         Unavailable. What was still being fetched then is given up.
         """
-        reading = _Reading(self._fetcher, self._max_bytes, deadline, headers)
+        reading = _ImageFetches(self._fetcher, self._max_bytes, deadline, headers)
         found: list[Image | None] = [None] * len(texts)
         links: list[tuple[int, Link]] = []
         left = INLINE_CHARACTERS
@@ -52,34 +52,34 @@ class Pictures:
                 await asyncio.sleep(0)  # hundreds of short ones are as much work as a long one
                 left = INLINE_CHARACTERS
             try:
-                given = await self._given(text)
+                given = await self._parse(text)
             except RequestError as error:
-                raise (error.of_input(place) if len(texts) > 1 else error) from None
+                raise (error.at_input(place) if len(texts) > 1 else error) from None
             if isinstance(given, Link):
                 links.append((place, given))
             else:
                 found[place] = Image(given)
-        for place, data in zip([place for place, _ in links], await reading.all(links, len(texts)), strict=True):
+        for place, data in zip([place for place, _ in links], await reading.fetch_all(links, len(texts)), strict=True):
             found[place] = Image(data)
         return [picture for picture in found if picture is not None]
 
-    async def one(self, text: str, *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS) -> Image:
+    async def read_one(self, text: str, *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS) -> Image:
         """As `read`, of one text."""
         return (await self.read([text], deadline=deadline, headers=headers))[0]
 
-    def uploaded(self, data: bytes) -> Image:
+    def read_upload(self, data: bytes) -> Image:
         """The picture of a file that came as it is. Raises InvalidValue for one that is too large."""
         if len(data) > self._max_bytes:
             raise InvalidValue(f"the picture has {len(data)} bytes, of {self._max_bytes} at most: send a smaller one")
         return Image(bytes(data))
 
-    async def _given(self, text: str) -> bytes | Link:
+    async def _parse(self, text: str) -> bytes | Link:
         if len(text) <= INLINE_CHARACTERS:
-            return picture_of(text, max_bytes=self._max_bytes)
-        return await asyncio.to_thread(picture_of, text, max_bytes=self._max_bytes)
+            return parse_image(text, max_bytes=self._max_bytes)
+        return await asyncio.to_thread(parse_image, text, max_bytes=self._max_bytes)
 
 
-class _Reading:
+class _ImageFetches:
     """The fetches of one request."""
 
     def __init__(self, fetcher: Fetcher | None, max_bytes: int, deadline: float, headers: Mapping[str, str]) -> None:
@@ -88,22 +88,22 @@ class _Reading:
         self._max_bytes = max_bytes
         self._deadline = deadline
         self._headers = headers
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
-    async def all(self, links: Sequence[tuple[int, Link]], inputs: int) -> list[bytes]:
+    async def fetch_all(self, links: Sequence[tuple[int, Link]], inputs: int) -> list[bytes]:
         if not links:
             return []
-        return await side_by_side(*(self._one(place, link, inputs) for place, link in links))
+        return await run_concurrently(*(self._fetch_one(place, link, inputs) for place, link in links))
 
-    async def _one(self, place: int, link: Link, inputs: int) -> bytes:
+    async def _fetch_one(self, place: int, link: Link, inputs: int) -> bytes:
         try:
             if self._fetcher is None:
-                Allowed().target(link.url)
+                FetchPolicy().check_url(link.url)
                 raise InvalidValue("URLs are not fetched here: send the picture itself")
             async with self._places:
                 data = await self._fetcher.get(link.url, self._headers, deadline=self._deadline)
         except RequestError as error:
-            raise (error.of_input(place) if inputs > 1 else error) from None
+            raise (error.at_input(place) if inputs > 1 else error) from None
         self._left -= len(data)
         if self._left < 0:
             raise TooManyInputs(

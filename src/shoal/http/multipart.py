@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 FORM: Final = b"multipart/form-data"
 
-HEADERS: Final = 8
+MAX_PART_HEADERS: Final = 8
 """Of one part: a browser sends two, other clients three or four."""
 
-HEADER_BYTES: Final = 2048
+MAX_HEADER_BYTES: Final = 2048
 """Of one header: a name and a file's name."""
 
 _TURN: Final = 32_768
-_LOOK: Final = 1_048_576
+_SCAN_BYTES: Final = 1_048_576
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 _ENCODINGS = {b"", b"7bit", b"8bit", b"binary"}
-_UNHEARD = logging.getLogger("shoal.http.multipart")
-_UNHEARD.setLevel(logging.CRITICAL + 1)  # what a client sent wrong is told to the client; it does not fill the log
+_SILENT_LOG = logging.getLogger("shoal.http.multipart")
+_SILENT_LOG.setLevel(logging.CRITICAL + 1)  # what a client sent wrong is told to the client; it does not fill the log
 
 
 class BadForm(Malformed):
@@ -59,7 +59,7 @@ def is_form(content_type: bytes) -> bool:
     return content_type.partition(b";")[0].strip().lower() == FORM
 
 
-async def parts_of(content_type: bytes, body: bytes, *, most: int) -> list[Part]:
+async def parse_parts(content_type: bytes, body: bytes, *, most: int) -> list[Part]:
     """The parts in their order, without the empty ones that browsers send for files that nobody chose.
 
     Raises BadForm, and TooManyInputs for more than `most`.
@@ -68,9 +68,11 @@ async def parts_of(content_type: bytes, body: bytes, *, most: int) -> list[Part]
     if _BOUNDARY.fullmatch(found) is None:
         raise BadForm("The content type multipart/form-data names no boundary; let the HTTP client write that header.")
     await _check_count(body, b"\r\n--" + found, most)
-    reading = _Reading()
-    parser = MultipartParser(found, reading.callbacks(), max_header_count=HEADERS, max_header_size=HEADER_BYTES)
-    parser.logger = _UNHEARD
+    reading = _PartCollector()
+    parser = MultipartParser(
+        found, reading.callbacks(), max_header_count=MAX_PART_HEADERS, max_header_size=MAX_HEADER_BYTES
+    )
+    parser.logger = _SILENT_LOG
     try:
         for start in range(0, len(body), _TURN):
             if start:
@@ -87,15 +89,15 @@ async def _check_count(body: bytes, delimiter: bytes, most: int) -> None:
     """No part may hold its boundary (RFC 2046 5.1.1), and one that does so a million times takes seconds to read: each
     counts. Raises TooManyInputs."""
     count = 0
-    for start in range(0, len(body), _LOOK):
-        count += body.count(delimiter, start, start + _LOOK + len(delimiter) - 1)
+    for start in range(0, len(body), _SCAN_BYTES):
+        count += body.count(delimiter, start, start + _SCAN_BYTES + len(delimiter) - 1)
         if count > most:
             raise TooManyInputs(f"The form has more than {most} parts; split the request.")
         await asyncio.sleep(0)
 
 
 @dataclass(slots=True)
-class _Reading:
+class _PartCollector:
     parts: list[Part] = field(default_factory=list)
     ended: bool = False
     begun: int = 0
@@ -106,33 +108,33 @@ class _Reading:
 
     def callbacks(self) -> MultipartCallbacks:
         return {
-            "on_part_begin": self.begin,
-            "on_header_field": self.of_name,
-            "on_header_value": self.of_value,
-            "on_header_end": self.header,
-            "on_part_data": self.of_data,
-            "on_part_end": self.part,
+            "on_part_begin": self.begin_part,
+            "on_header_field": self.add_name,
+            "on_header_value": self.add_value,
+            "on_header_end": self.end_header,
+            "on_part_data": self.add_data,
+            "on_part_end": self.end_part,
             "on_end": self.end,
         }
 
-    def begin(self) -> None:
+    def begin_part(self) -> None:
         self.begun += 1
         self.headers, self.pieces = {}, []
 
-    def of_name(self, data: bytes, start: int, end: int) -> None:
+    def add_name(self, data: bytes, start: int, end: int) -> None:
         self.name += data[start:end]
 
-    def of_value(self, data: bytes, start: int, end: int) -> None:
+    def add_value(self, data: bytes, start: int, end: int) -> None:
         self.value += data[start:end]
 
-    def header(self) -> None:
+    def end_header(self) -> None:
         self.headers[self.name.lower()] = self.value.strip()
         self.name = self.value = b""
 
-    def of_data(self, data: bytes, start: int, end: int) -> None:
+    def add_data(self, data: bytes, start: int, end: int) -> None:
         self.pieces.append(data[start:end])
 
-    def part(self) -> None:
+    def end_part(self) -> None:
         kind, options = parse_options_header(self.headers.get(b"content-disposition", b""))
         if kind != b"form-data" or not options.get(b"name"):
             raise BadForm(

@@ -17,8 +17,8 @@ from shoal._version import __version__
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import ModelNotFound, ModelNotReady, ShoalError
 from shoal.http import status_codes
-from shoal.http.documented_errors import each_of, with_refusals
-from shoal.http.operation import Described
+from shoal.http.documented_errors import as_tuple, with_common_errors
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import JSON, Reply, Request
 from shoal.types import TaskKind
 
@@ -58,9 +58,9 @@ REQUEST_HEADERS: dict[str, dict[str, Any]] = {
 }
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _TEXT = {"type": "string"}
-PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+PATH_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
-EXPLORER = "/explorer/swagger.json"
+EXPLORER_PATH = "/explorer/swagger.json"
 """Where triton-grpc-proxy has the document."""
 
 Table = Mapping[str, Sequence[Operation]]
@@ -86,10 +86,10 @@ class OpenApi:
             models = _default_model(gateway, "embed"), _default_model(gateway, "generate")
             if models not in made:
                 made.clear()
-                table = {surface.name: operations_of(surface, gateway) for surface in self._surfaces}
-                made[models] = msgspec.json.encode(document({**table, self.name: operations}, *models))
+                table = {surface.name: list_operations(surface, gateway) for surface in self._surfaces}
+                made[models] = msgspec.json.encode(build_document({**table, self.name: operations}, *models))
             body = made[models]
-            if request.path == EXPLORER:  # an address in it is relative to its own place
+            if request.path == EXPLORER_PATH:  # an address in it is relative to its own place
                 body = body.replace(b'"url":"./"', b'"url":"../"', 1)
             return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=body)
 
@@ -102,22 +102,22 @@ class OpenApi:
                 access="public",
                 response=dict[str, Any],
             )
-            for path in ("/openapi.json", EXPLORER)
+            for path in ("/openapi.json", EXPLORER_PATH)
         ]
         return operations
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-        status = status_codes.row(error).openai.status
+        status = status_codes.find_row(error).openai.status
         body = msgspec.json.encode({"error": error.message})
         return status, {"content-type": "application/json", **status_codes.headers(error, status)}, body
 
 
-def operations_of(surface: Surface, gateway: Gateway) -> list[Operation]:
+def list_operations(surface: Surface, gateway: Gateway) -> list[Operation]:
     """A surface's operations, with all that they can answer among their `errors`."""
-    return [with_refusals(surface, operation) for operation in surface.routes(gateway)]
+    return [with_common_errors(surface, operation) for operation in surface.routes(gateway)]
 
 
-def document(table: Table, model: str = "", talker: str = "") -> dict[str, Any]:
+def build_document(table: Table, model: str = "", talker: str = "") -> dict[str, Any]:
     """The whole document, ready for JSON; examples that name a model name `model`, and `talker` where they generate,
     unless that is empty.
 
@@ -127,10 +127,10 @@ def document(table: Table, model: str = "", talker: str = "") -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for name, operations in table.items():
         for operation in operations:
-            item = paths.setdefault(template(operation.path), {})
+            item = paths.setdefault(to_openapi_path(operation.path), {})
             if operation.method.lower() in item:
                 raise ValueError(f"{operation.method} {operation.path} is claimed twice, once by {name}")
-            item[operation.method.lower()] = writer.operation(name, operation)
+            item[operation.method.lower()] = writer.describe_operation(name, operation)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -142,18 +142,18 @@ def document(table: Table, model: str = "", talker: str = "") -> dict[str, Any]:
         "servers": [{"url": "./", "description": "This server"}],
         "tags": [{"name": name} for name, operations in table.items() if operations],
         "paths": paths,
-        "components": writer.components(),
+        "components": writer.build_components(),
     }
 
 
-def template(path: str) -> str:
+def to_openapi_path(path: str) -> str:
     """A route's path as OpenAPI writes it: `/v1/models/{id:path}` is `/v1/models/{id}`."""
-    return PARAMETER.sub(r"{\1}", path)
+    return PATH_PARAMETER.sub(r"{\1}", path)
 
 
 def operation_id(operation: Operation) -> str:
     """Made of method and path alone, so that it stays when code moves: `post_v1_embeddings`."""
-    words = re.sub(r"\W+", "_", template(operation.path)).strip("_")
+    words = re.sub(r"\W+", "_", to_openapi_path(operation.path)).strip("_")
     return f"{operation.method.lower()}_{words or 'root'}"
 
 
@@ -170,7 +170,7 @@ class _Writer:
     def __init__(self, table: Table, model: str, talker: str) -> None:
         self._model = model
         self._talker = talker
-        kinds = [kind for operations in table.values() for each in operations for kind in _types(each)]
+        kinds = [kind for operations in table.values() for each in operations for kind in _collect_types(each)]
         types = list({id(kind): kind for kind in kinds}.values())
         made, self._schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
         self._schema_of = dict(zip(map(id, types), made, strict=True))
@@ -178,13 +178,13 @@ class _Writer:
         self._parameters: dict[str, Any] = {}
         self._accesses: set[str] = set()
 
-    def components(self) -> dict[str, Any]:
+    def build_components(self) -> dict[str, Any]:
         schemes = {
             scheme: {"type": "http", "scheme": "bearer", "description": text}
             for access, (scheme, text) in SCHEMES.items()
             if access in self._accesses
         }
-        headers = {name: _header(text) for name, text in self._headers.items()}
+        headers = {name: _describe_header(text) for name, text in self._headers.items()}
         parts = {
             "schemas": self._schemas,
             "headers": headers,
@@ -193,13 +193,13 @@ class _Writer:
         }
         return {name: part for name, part in parts.items() if part}
 
-    def operation(self, tag: str, operation: Operation) -> dict[str, Any]:
+    def describe_operation(self, tag: str, operation: Operation) -> dict[str, Any]:
         self._accesses.add(operation.access)
         said: dict[str, Any] = {
             "operationId": operation_id(operation),
             "tags": [tag],
             "summary": operation.summary,
-            "responses": self._responses(operation),
+            "responses": self._describe_responses(operation),
             "security": [{SCHEMES[operation.access][0]: []}] if operation.access in SCHEMES else [],
         }
         if operation.description:
@@ -210,48 +210,55 @@ class _Writer:
         if operation.request is not None:
             content: dict[str, Any] = {"schema": self._schema_of[id(operation.request)]}
             if operation.example is not None:
-                content["example"] = self._named(operation)
-            required = not (isinstance(operation, Described) and operation.optional)
+                content["example"] = self._fill_example(operation)
+            required = not (isinstance(operation, DocumentedOperation) and operation.optional)
             said["requestBody"] = {"required": required, "content": {"application/json": content}}
-            if isinstance(operation, Described) and operation.form is not None:
-                said["requestBody"]["content"].update(self._content(operation.form, "multipart/form-data"))
+            if isinstance(operation, DocumentedOperation) and operation.form is not None:
+                said["requestBody"]["content"].update(self._describe_content(operation.form, "multipart/form-data"))
         return said
 
-    def _responses(self, operation: Operation) -> dict[str, Any]:
-        success: dict[str, Any] = {"description": "OK", "headers": self._refer({**REQUEST_ID, **operation.headers})}
+    def _describe_responses(self, operation: Operation) -> dict[str, Any]:
+        success: dict[str, Any] = {
+            "description": "OK",
+            "headers": self._reference_headers({**REQUEST_ID, **operation.headers}),
+        }
         if operation.response is not None:
-            success["content"] = self._content(operation.response, operation.media_type)
-            for media_type, kind in operation.also if isinstance(operation, Described) else ():
-                success["content"].update(self._content(kind, media_type))
+            success["content"] = self._describe_content(operation.response, operation.media_type)
+            for media_type, kind in operation.also if isinstance(operation, DocumentedOperation) else ():
+                success["content"].update(self._describe_content(kind, media_type))
         responses = {"200": success}
-        if isinstance(operation, Described) and operation.accepted is not None:
+        if isinstance(operation, DocumentedOperation) and operation.accepted is not None:
             headers = {**REQUEST_ID, "location": "Where to look for the job."}
-            content = self._content(operation.accepted, "application/json")
-            responses["202"] = {"description": "Accepted", "headers": self._refer(headers), "content": content}
+            content = self._describe_content(operation.accepted, "application/json")
+            responses["202"] = {
+                "description": "Accepted",
+                "headers": self._reference_headers(headers),
+                "content": content,
+            }
         for status, kinds in sorted(operation.errors.items()):
             response: dict[str, Any] = {
                 "description": PHRASES.get(status, "Refused"),
-                "headers": self._refer({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
+                "headers": self._reference_headers({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
             }
             for media_type, told in (
-                ("application/json", tuple(kind for kind in each_of(kinds) if kind is not str)),
-                ("text/plain", tuple(kind for kind in each_of(kinds) if kind is str)),
+                ("application/json", tuple(kind for kind in as_tuple(kinds) if kind is not str)),
+                ("text/plain", tuple(kind for kind in as_tuple(kinds) if kind is str)),
             ):
                 if told:
-                    response.setdefault("content", {}).update(self._content(told, media_type))
+                    response.setdefault("content", {}).update(self._describe_content(told, media_type))
             responses[str(status)] = response
         return responses
 
-    def _content(self, kind: Any, media_type: str) -> dict[str, Any]:
-        schemas = [self._schema_of[id(each)] for each in each_of(kind)]
+    def _describe_content(self, kind: Any, media_type: str) -> dict[str, Any]:
+        schemas = [self._schema_of[id(each)] for each in as_tuple(kind)]
         return {media_type: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
 
-    def _refer(self, headers: Mapping[str, str]) -> dict[str, Any]:
+    def _reference_headers(self, headers: Mapping[str, str]) -> dict[str, Any]:
         """A header that says the same everywhere is written once."""
         return {
             name: {"$ref": f"#/components/headers/{name}"}
             if self._headers.setdefault(name, text) == text
-            else _header(text)
+            else _describe_header(text)
             for name, text in headers.items()
         }
 
@@ -263,7 +270,7 @@ class _Writer:
         self._parameters.update({name: REQUEST_HEADERS[name] for name in names})
         return [{"$ref": f"#/components/parameters/{name}"} for name in names]
 
-    def _named(self, operation: Operation) -> Any:
+    def _fill_example(self, operation: Operation) -> Any:
         """The example with the model that is served here; what manages models is not tried out on that one."""
         example = operation.example
         model = self._talker if operation.generates else self._model
@@ -272,12 +279,12 @@ class _Writer:
         return example
 
 
-def _types(operation: Operation) -> list[Any]:
-    errors = [kind for kinds in operation.errors.values() for kind in each_of(kinds)]
+def _collect_types(operation: Operation) -> list[Any]:
+    errors = [kind for kinds in operation.errors.values() for kind in as_tuple(kinds)]
     more: tuple[Any, ...] = ()
-    if isinstance(operation, Described):
+    if isinstance(operation, DocumentedOperation):
         more = (operation.accepted, operation.form, *(kind for _, kind in operation.also))
-    kinds = (operation.request, *each_of(operation.response), *more, *errors)
+    kinds = (operation.request, *as_tuple(operation.response), *more, *errors)
     return [kind for kind in kinds if kind is not None]
 
 
@@ -290,12 +297,12 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
             "schema": {"type": "string"},
             **({"description": "May hold slashes."} if found[2] else {}),
         }
-        for found in PARAMETER.finditer(path)
+        for found in PATH_PARAMETER.finditer(path)
     ]
 
 
 def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
-    if not isinstance(operation, Described):
+    if not isinstance(operation, DocumentedOperation):
         return []
     return [
         {"name": name, "in": "query", "required": name in operation.needed, "description": text, "schema": _TEXT}
@@ -303,5 +310,5 @@ def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
     ]
 
 
-def _header(text: str) -> dict[str, Any]:
+def _describe_header(text: str) -> dict[str, Any]:
     return {"description": text, "schema": {"type": "string"}}

@@ -10,7 +10,7 @@ from shoal.core.protocols import Operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described(Operation):
+class DocumentedOperation(Operation):
     """`query` maps parameters of the query to what they say, `needed` names those that may not be left out. `accepted`
     is the type of a 202's body. `optional`: the body may be left out. `response` may be a tuple: one of these types.
     `also`: other media types of a success, each with its type. `form`: the body may be multipart/form-data of this type

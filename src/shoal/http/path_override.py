@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 
-def instead(first: Surface, others: Sequence[Surface]) -> list[Surface]:
+def override_paths(first: Surface, others: Sequence[Surface]) -> list[Surface]:
     """`first`, then the others without the operations whose method and path it has."""
-    return [first, *(_Without(each, first) for each in others)]
+    return [first, *(_OverriddenSurface(each, first) for each in others)]
 
 
-class _Without:
+class _OverriddenSurface:
     def __init__(self, surface: Surface, first: Surface) -> None:
         self.name = surface.name
         self.error: Any = surface.error

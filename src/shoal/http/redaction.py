@@ -20,22 +20,22 @@ _ADDRESS = re.compile(
     r"|\b[0-9]{1,3}(?:\.[0-9]{1,3}){3}\b"
     r"|(?<=\bname=)[^\s:]+"
 )
-_SIGN = re.compile(r"\('|:[/0-9]|\.[0-9]{1,3}\.|name=")
+_ADDRESS_HINT = re.compile(r"\('|:[/0-9]|\.[0-9]{1,3}\.|name=")
 """What stands in each of those. Looked for first, because refusals must be cheap: looking for addresses in a sentence
 that has none took a third of the time of a 429."""
 
 
-def redacted(text: str) -> str:
-    return _ADDRESS.sub(HIDDEN, text) if _SIGN.search(text) else text
+def redact(text: str) -> str:
+    return _ADDRESS.sub(HIDDEN, text) if _ADDRESS_HINT.search(text) else text
 
 
-def redacted_error(error: ShoalError, request_id: str) -> ShoalError:
+def redact_error(error: ShoalError, request_id: str) -> ShoalError:
     """The error as a client may read it. What the caller sent may stand in it: that of a bad request stays as it is,
     and so does what an OpenAI-compatible server itself said. The log keeps the address."""
     if isinstance(error, RequestError | UpstreamRefused):
         return error
-    message = redacted(error.message)
+    message = redact(error.message)
     if message == error.message:
         return error
     log.warning("request %s: %s", request_id, error.message, extra={"request_id": request_id})
-    return error.saying(message)
+    return error.with_message(message)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from shoal.core.protocols import Access
 from shoal.errors import Forbidden, InternalError, ShoalError, Unauthorized
 from shoal.http.headers import combine_headers
-from shoal.http.images import Pictures
+from shoal.http.images import ImageReader
 from shoal.types import Context, Result, TrafficClass, Usage
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Body: TypeAlias = bytes | list[bytes] | AsyncIterator[bytes]
-RenderError: TypeAlias = Callable[[ShoalError], tuple[int, dict[str, str], bytes]]
+ErrorRenderer: TypeAlias = Callable[[ShoalError], tuple[int, dict[str, str], bytes]]
 
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
@@ -56,11 +56,11 @@ class Options:
     batch_info: bool = False
     any_model: bool = False
     token_ids: Literal["refuse", "accept"] = "refuse"
-    pictures: Pictures | None = None
+    pictures: ImageReader | None = None
 
     @classmethod
-    def of(
-        cls, settings: object, metrics: Callable[[], bytes] | None = None, pictures: Pictures | None = None
+    def from_settings(
+        cls, settings: object, metrics: Callable[[], bytes] | None = None, pictures: ImageReader | None = None
     ) -> Options:
         """The options among `settings`, which has an attribute for each. Key files are the caller's to read."""
         names = [each.name for each in fields(cls) if each.name not in ("metrics", "pictures")]
@@ -141,7 +141,7 @@ class Request:
         self.result: Result | None = None
         self.usage: Usage | None = None
         self.failure = ""
-        self.render_error: RenderError | None = None
+        self.render_error: ErrorRenderer | None = None
 
     @property
     def traffic(self) -> TrafficClass | None:
@@ -164,21 +164,21 @@ class Request:
         self.handed_over = True
         return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=self.traffic)
 
-    def demand(self, access: Access) -> None:
+    def require_access(self, access: Access) -> None:
         """Ask for more than the route does, once it is known what the body wants. Raises Unauthorized or Forbidden."""
         if self.gate is None:
             raise InternalError("a request that never passed the gate asks for a right")
         self.gate.admit(self, access)
 
-    def may(self, access: Access) -> bool:
+    def has_access(self, access: Access) -> bool:
         """Whether the caller has that right."""
         try:
-            self.demand(access)
+            self.require_access(access)
         except (Unauthorized, Forbidden):
             return False
         return True
 
-    def argument(self, name: str) -> str | None:
+    def query_parameter(self, name: str) -> str | None:
         """A parameter of the query, decoded; the last of several, and None where there is none."""
         found = dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True)) if self.query else {}
         return found.get(name)

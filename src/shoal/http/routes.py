@@ -79,21 +79,23 @@ class Routes:
         wanted = "GET" if method == "HEAD" else method
         methods = self._exact.get(path)
         if methods is not None:
-            return methods.get(wanted) or self._wrong_method(method, path, methods)
-        under = self._under(path)
+            return methods.get(wanted) or self._method_not_allowed(method, path, methods)
+        under = self._match_prefix(path)
         for found, parameter in under:
             route = found.get(wanted)
             if route is not None:
                 return Route(route.surface, route.operation, parameter)
         if under:
-            return self._wrong_method(method, path, _joined(under))
-        return Miss(self._owner(path), RouteNotFound(f"Unknown request URL: {method} {path}. /docs lists the routes."))
+            return self._method_not_allowed(method, path, _merge_methods(under))
+        return Miss(
+            self._find_owner(path), RouteNotFound(f"Unknown request URL: {method} {path}. /docs lists the routes.")
+        )
 
-    def allowed(self, path: str) -> str:
+    def allowed_methods(self, path: str) -> str:
         """The methods of a path as an Allow header has them; empty for an unknown path."""
-        return _allow(self._exact.get(path) or _joined(self._under(path)))
+        return _format_allow(self._exact.get(path) or _merge_methods(self._match_prefix(path)))
 
-    def _under(self, path: str) -> list[tuple[_Methods, str]]:
+    def _match_prefix(self, path: str) -> list[tuple[_Methods, str]]:
         """The routes with a parameter that a path fits, each with the parameter: those with a suffix first."""
         for prefix, suffixes in self._ordered:
             if path.startswith(prefix):
@@ -105,12 +107,12 @@ class Routes:
                 ]
         return []
 
-    def _wrong_method(self, method: str, path: str, methods: _Methods) -> Miss:
-        allow = _allow(methods)
+    def _method_not_allowed(self, method: str, path: str, methods: _Methods) -> Miss:
+        allow = _format_allow(methods)
         error = MethodNotAllowed(f"Not allowed to {method} on {path}; use {allow}.", allow=allow)
         return Miss(next(iter(methods.values())).surface, error)
 
-    def _owner(self, path: str) -> Surface:
+    def _find_owner(self, path: str) -> Surface:
         while path.rstrip("/"):
             path = path.rstrip("/").rpartition("/")[0]
             methods = self._exact.get(path)
@@ -121,11 +123,11 @@ class Routes:
         return self.first
 
 
-def _joined(under: Sequence[tuple[_Methods, str]]) -> _Methods:
+def _merge_methods(under: Sequence[tuple[_Methods, str]]) -> _Methods:
     return {method: route for methods, _ in reversed(under) for method, route in methods.items()}
 
 
-def _allow(methods: _Methods) -> str:
+def _format_allow(methods: _Methods) -> str:
     names = set(methods)
     if "GET" in names:
         names.add("HEAD")

@@ -82,7 +82,7 @@ TABLE: dict[str, Row] = {
 }
 
 
-def row(error: ShoalError) -> Row:
+def find_row(error: ShoalError) -> Row:
     return TABLE[error.kind]
 
 
@@ -91,12 +91,12 @@ def status(error: ShoalError) -> int:
     see by it whether to come again, also where its words are no answer of this API, such as a proxy's page."""
     if isinstance(error, UpstreamRefused) and 400 <= error.status < 600:
         return error.status
-    return row(error).openai.status
+    return find_row(error).openai.status
 
 
-def unprocessable(error: ShoalError) -> int:
+def status_with_422(error: ShoalError) -> int:
     """The status in dialects that are OpenAI's but for one: a body of the wrong form is 422."""
-    return 422 if error.kind == "wrong_type" else row(error).openai.status
+    return 422 if error.kind == "wrong_type" else find_row(error).openai.status
 
 
 def headers(error: ShoalError, status: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pathlib import PurePath
 import msgspec
 
 from shoal.errors import AddressError
-from shoal.names import RESERVED, RULE, is_name, is_part
+from shoal.names import NAME_RULE, RESERVED, is_name, is_part
 
 LOCAL_SCHEMES = ("hf", "pypi", "file")
 
@@ -73,7 +73,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return self.scheme in LOCAL_SCHEMES
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A served name and its replicas. `name` is empty when the models keep the names that their server gives them.
     `bare`: the name alone that the one address was written as ("": it has a scheme), which means a model of that name
     in the store before it means one of the hub."""
@@ -91,7 +91,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 def check_name(name: str) -> str:
     """Answer `name` if it may be a served model's name, else raise AddressError."""
     if not is_name(name):
-        raise AddressError(f"{name!r} cannot name a model: {RULE}")
+        raise AddressError(f"{name!r} cannot name a model: {NAME_RULE}")
     if name in RESERVED:
         raise AddressError(f"{name!r} is reserved by the API: choose another name")
     return name
@@ -117,13 +117,13 @@ class Grammar:
         self._names = names
         self._scheme = scheme
 
-    def served(self, text: str) -> Served:
+    def parse_served(self, text: str) -> ServedModel:
         """Parse one argument of `shoal serve`. Raises AddressError."""
         name, found, rest = text.partition("=")
         # An address with a scheme may itself hold "=" (fake:delay_ms=5, file:/a=b); a name never holds ":".
         named = bool(found) and ":" not in name
         written = rest if named else text
-        addresses = tuple(self.address(one) for one in written.split(","))
+        addresses = tuple(self.parse_model_address(one) for one in written.split(","))
         bare = written if len(addresses) == 1 and addresses[0].scheme == "hf" and not written.startswith("hf:") else ""
         if named:
             check_name(name)
@@ -132,13 +132,13 @@ class Grammar:
                     raise AddressError(
                         f"{name}={address}: a name needs one model: write {address}#MODEL, or drop the name"
                     )
-            return Served(name=name, addresses=addresses, bare=bare)
+            return ServedModel(name=name, addresses=addresses, bare=bare)
         ids = {address.id for address in addresses}
         if len(ids) > 1:
             raise AddressError(f"{text}: these addresses have different ids; name them as one model: NAME={text}")
-        return Served(name=_own_name(addresses[0]), addresses=addresses, bare=bare)
+        return ServedModel(name=_own_name(addresses[0]), addresses=addresses, bare=bare)
 
-    def address(self, text: str) -> Address:
+    def parse_model_address(self, text: str) -> Address:
         """Parse one address. Raises AddressError that says what to write instead."""
         if not text:
             raise AddressError("an empty address: write hf:org/name, pypi:package or file:path")
@@ -199,5 +199,5 @@ FILE_SCHEMES: Mapping[str, Scheme] = {
     "file": Scheme(parse=_parse_folder),
 }
 
-parse_source = Grammar(LOCAL_SCHEMES, FILE_SCHEMES.__getitem__).address
+parse_source = Grammar(LOCAL_SCHEMES, FILE_SCHEMES.__getitem__).parse_model_address
 """Parse an address of files alone, such as a model of the store has. Raises AddressError."""

@@ -32,7 +32,7 @@ from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
-from shoal.models.sources.select import choose, module_folders
+from shoal.models.sources.select import choose_files, module_folders
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
 from shoal.specs import TextSpec
@@ -58,7 +58,7 @@ class Overrides:
     normalize: bool | None = None
 
 
-class Foreign(NamedTuple):
+class ForeignModel(NamedTuple):
     """`folder` holds the spec's tokenizer. `notes`: what was taken for granted, a line each, worth showing."""
 
     folder: Path
@@ -75,7 +75,7 @@ def foreign_spec(
     dimension: int = 0,
     overrides: Overrides | None = None,
     access: Access | None = None,
-) -> Foreign:
+) -> ForeignModel:
     """The TextSpec of a model that runs elsewhere, with its tokenizer from `source`: an address or a folder.
 
     `inputs` and `outputs` are those of the served graph by their canonical names, of `outputs` the first being the one
@@ -88,17 +88,17 @@ def foreign_spec(
     overrides = overrides or Overrides()
     folder = tokenizer_folder(source, store=store, access=access)
     contract = read_contract(folder / SOURCE, elsewhere=True)
-    pooled = _pooled(outputs)
+    pooled = _choose_output(outputs)
     _check(contract, inputs, pooled)
     notes: list[str] = []
-    contract = _overridden(contract, overrides, pooled)
+    contract = _apply_overrides(contract, overrides, pooled)
     if pooled == TOKENS and not overrides.pooling and not (folder / SOURCE / "modules.json").is_file():
         notes.append(f"no modules.json says how token vectors are pooled: {DEFAULT_POOLING} is taken; set `pooling`")
     if not contract.max_tokens:
         contract = msgspec.structs.replace(contract, max_tokens=DEFAULT_MAX_TOKENS)
         notes.append(f"no file says how long a text may be: {DEFAULT_MAX_TOKENS} tokens are taken; set `max_tokens`")
     spec = text_spec(_with_pad(folder, contract), tokenizer=TOKENIZER, inputs=inputs, pooled=pooled)
-    return Foreign(folder, _with_prompts(_sized(spec, dimension, str(source)), overrides), tuple(notes))
+    return ForeignModel(folder, _with_prompts(_set_dimension(spec, dimension, str(source)), overrides), tuple(notes))
 
 
 def tokenizer_folder(
@@ -130,7 +130,7 @@ def tokenizer_folder(
                 fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop, weights=False)
                 if fetched.folder != partial / SOURCE:
                     _copy_settings(fetched.folder, partial / SOURCE)
-            _put_together(partial)
+            _assemble(partial)
             _replace(partial, target)
         if address.scheme == "file":  # its revision is a fingerprint: the files of an older one are of no more use
             for other in home.iterdir():
@@ -154,7 +154,7 @@ def spec_from_parameters(text: str) -> TextSpec:
         ) from None
 
 
-def _put_together(entry: Path) -> None:
+def _assemble(entry: Path) -> None:
     """The tokenizer, as it is to be used, and the settings of a chat beside it. Raises ModelFileError."""
     source = entry / SOURCE
     if not (is_causal(source) and (source / TOKENIZER).is_file()):
@@ -182,7 +182,7 @@ def _copy_settings(folder: Path, target: Path) -> None:
     """Keep the settings of a folder that is used in place, so that the entry is whole."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     modules = folder / "modules.json"
-    for name in choose(names, module_folders(modules.read_bytes()) if modules.is_file() else [], weights=False):
+    for name in choose_files(names, module_folders(modules.read_bytes()) if modules.is_file() else [], weights=False):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, target / name)
 
@@ -196,7 +196,7 @@ def _replace(partial: Path, target: Path) -> None:
             raise
 
 
-def _pooled(outputs: Sequence[str]) -> str:
+def _choose_output(outputs: Sequence[str]) -> str:
     """Which of a graph's outputs the pipeline reads: the one before a final Normalize where there are both."""
     if outputs[0] == TOKENS:
         return TOKENS
@@ -221,7 +221,7 @@ def _check(contract: Contract, inputs: Sequence[str], pooled: str) -> None:
         )
 
 
-def _overridden(contract: Contract, overrides: Overrides, pooled: str) -> Contract:
+def _apply_overrides(contract: Contract, overrides: Overrides, pooled: str) -> Contract:
     changes: dict[str, Any] = {}
     if overrides.pooling:
         modes = _modes(overrides.pooling)
@@ -257,7 +257,7 @@ def _with_pad(folder: Path, contract: Contract) -> Contract:
     return msgspec.structs.replace(contract, pad_id=found)
 
 
-def _sized(spec: TextSpec, dimension: int, source: str) -> TextSpec:
+def _set_dimension(spec: TextSpec, dimension: int, source: str) -> TextSpec:
     """With the dimension of the served vectors, which must be the one that the files state."""
     if not dimension:
         return spec

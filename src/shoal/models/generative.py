@@ -13,7 +13,7 @@ from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.gguf import Gguf, read_gguf, write_settings
 from shoal.models.gguf_support import check as check_support
 from shoal.models.manifest import GenerationSpec
-from shoal.models.sources.select import IR, generative
+from shoal.models.sources.select import IR, find_generative_graph
 from shoal.models.tokenizer_file import TOKENIZER
 
 SETTINGS = (
@@ -37,7 +37,7 @@ _MOST_WEIGHTS = 2**50
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "model_max_length")
 
 
-class Generative(NamedTuple):
+class GenerativeModel(NamedTuple):
     """`graph`: path in the model's folder."""
 
     spec: GenerationSpec
@@ -46,9 +46,9 @@ class Generative(NamedTuple):
     text: str
 
 
-def graph_of(folder: Path) -> tuple[str, ...]:
+def find_graph(folder: Path) -> tuple[str, ...]:
     """The files with the graph of a language model in this folder; none when there is none that can be run."""
-    return generative({path.relative_to(folder).as_posix() for path in folder.glob("*") if path.is_file()})
+    return find_generative_graph({path.relative_to(folder).as_posix() for path in folder.glob("*") if path.is_file()})
 
 
 def is_causal(folder: Path) -> bool:
@@ -60,12 +60,12 @@ def is_causal(folder: Path) -> bool:
     return any(isinstance(name, str) and name.endswith(_CAUSAL) for name in names)
 
 
-def take(folder: Path, target: Path, *, place: str = "") -> Generative:
+def prepare_generative(folder: Path, target: Path, *, place: str = "") -> GenerativeModel:
     """Check that the graph in `folder` is whole, and put the settings beside each other into the folder `target`.
 
     Raises ModelFileError, naming the file, for what cannot be run.
     """
-    graph = graph_of(folder)
+    graph = find_graph(folder)
     copy_settings(folder, target)
     if graph == IR:
         parameters = check_ir(folder)
@@ -94,7 +94,7 @@ def take(folder: Path, target: Path, *, place: str = "") -> Generative:
         stop_ids=_stops(target),
         cache_heads=cache,
     )
-    return Generative(spec, graph[0], parameters, text)
+    return GenerativeModel(spec, graph[0], parameters, text)
 
 
 def copy_settings(folder: Path, target: Path) -> None:

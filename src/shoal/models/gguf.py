@@ -122,7 +122,7 @@ class _Reader:
         version = self._scalar("I")
         if version not in (2, 3):
             raise ModelFileError(f"is of version {version} of the format, and 2 and 3 are read", file=self._name)
-        tensors, pairs = (self._bounded(self._scalar("Q"), _MOST_ENTRIES) for _ in range(2))
+        tensors, pairs = (self._check_length(self._scalar("Q"), _MOST_ENTRIES) for _ in range(2))
         metadata = {}
         for _ in range(pairs):
             key = self._text()
@@ -131,12 +131,12 @@ class _Reader:
         if made.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise made.refuse(
-                f"{_shown(made.architecture)} is not run from GGUF, only {known}: use a model with openvino_model.xml",
+                f"{_shorten(made.architecture)} is not run from GGUF, only {known}: use a model with openvino_model.xml",
                 "general.architecture",
             )
         parts = metadata.get("split.count", 0)
         if isinstance(parts, bool) or not isinstance(parts, int):
-            raise made.refuse(f"must be a whole number, not {_shown(parts)}; fetch it again", "split.count")
+            raise made.refuse(f"must be a whole number, not {_shorten(parts)}; fetch it again", "split.count")
         if parts > 1:
             raise made.refuse("is a part of a model: join the parts with `llama-gguf-split --merge`", "split.count")
         return made
@@ -184,7 +184,7 @@ class _Reader:
         step = metadata.get(key, _ALIGNMENT)
         if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= _MOST_ALIGNMENT or step & (step - 1):
             raise ModelFileError(
-                f"must be a power of two up to {_MOST_ALIGNMENT}, not {_shown(step)}; fetch it again",
+                f"must be a power of two up to {_MOST_ALIGNMENT}, not {_shorten(step)}; fetch it again",
                 file=self._name,
                 key=key,
             )
@@ -195,7 +195,7 @@ class _Reader:
             return self._text()
         if kind != _ARRAY:
             return self._scalar(self._kind(kind))
-        kind, count = self._scalar("I"), self._bounded(self._scalar("Q"), _MOST_ITEMS)
+        kind, count = self._scalar("I"), self._check_length(self._scalar("Q"), _MOST_ITEMS)
         if kind == _STRING:
             return [self._text() for _ in range(count)]
         code = struct.Struct(f"<{count}{self._kind(kind)}")
@@ -214,20 +214,20 @@ class _Reader:
         return value
 
     def _text(self) -> str:
-        length = self._bounded(self._scalar("Q"), _MOST_BYTES)
+        length = self._check_length(self._scalar("Q"), _MOST_BYTES)
         if self._at + length > len(self._data):
             raise struct.error("a text ends behind the file")
         text = self._data[self._at : self._at + length].decode()
         self._at += length
         return text
 
-    def _bounded(self, length: int, most: int) -> int:
+    def _check_length(self, length: int, most: int) -> int:
         if length > most:
             raise struct.error(f"a length of {length}")
         return length
 
 
-def settings(model: Gguf) -> dict[str, dict[str, Any]]:
+def build_settings(model: Gguf) -> dict[str, dict[str, Any]]:
     """The JSON files that a folder of transformers would have beside these weights, by name.
 
     Raises ModelFileError for a vocabulary that is not known exactly.
@@ -235,7 +235,7 @@ def settings(model: Gguf) -> dict[str, dict[str, Any]]:
     tokens = _strings(model, "tokenizer.ggml.tokens")
     kinds = _kinds(model, len(tokens))
     control = {token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL}
-    named = {key: _named(model, tokens, key) for key in ("bos", "eos", "unknown", "padding", "eot")}
+    named = {key: _find_token(model, tokens, key) for key in ("bos", "eos", "unknown", "padding", "eot")}
     stops = [tokens.index(token) for token in ENDS if token in control]
     stops += [tokens.index(token) for key in ("eos", "eot") if (token := named[key]) is not None]
     heads = model.number("attention.head_count")
@@ -277,7 +277,7 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
     way = str(model.metadata.get("tokenizer.ggml.pre", "default"))
     if way not in _SPLITS:
         raise model.refuse(
-            f"{_shown(way)} does not say how texts are split: put tokenizer.json and tokenizer_config.json "
+            f"{_shorten(way)} does not say how texts are split: put tokenizer.json and tokenizer_config.json "
             "of the original model into the folder",
             "tokenizer.ggml.pre",
         )
@@ -298,7 +298,7 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
     begins = model.metadata.get("tokenizer.ggml.add_bos_token", _SPLITS[way] is _SPLITS["llama-bpe"])
     if not isinstance(begins, bool):
         raise model.refuse(
-            f"must be true or false, not {_shown(begins)}; fetch it again", "tokenizer.ggml.add_bos_token"
+            f"must be true or false, not {_shorten(begins)}; fetch it again", "tokenizer.ggml.add_bos_token"
         )
     return {
         "version": "1.0",
@@ -307,7 +307,7 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
         "added_tokens": added,
         "normalizer": {"type": "NFC"} if _SPLITS[way] is _SPLITS["qwen2"] else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_SPLITS[way], letters]},
-        "post_processor": _begun_with(bos, tokens) if begins and bos is not None else None,
+        "post_processor": _bos_processor(bos, tokens) if begins and bos is not None else None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
@@ -324,7 +324,7 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
     }
 
 
-def _begun_with(bos: str, tokens: list[str]) -> dict[str, Any]:
+def _bos_processor(bos: str, tokens: list[str]) -> dict[str, Any]:
     first = {"SpecialToken": {"id": bos, "type_id": 0}}
     return {
         "type": "TemplateProcessing",
@@ -353,7 +353,7 @@ def _kinds(model: Gguf, count: int) -> list[int]:
 def _text(model: Gguf, key: str) -> str | None:
     value = model.metadata.get(key)
     if value is not None and not isinstance(value, str):
-        raise model.refuse(f"must be a text, not {_shown(value)}; fetch it again", key)
+        raise model.refuse(f"must be a text, not {_shorten(value)}; fetch it again", key)
     return value
 
 
@@ -363,18 +363,18 @@ def _merges(model: Gguf, vocabulary: Container[str]) -> list[list[str]]:
     pairs = [merge.split(" ", 1) for merge in _strings(model, key)]
     for pair in pairs:
         if len(pair) != 2 or not all(part in vocabulary for part in (*pair, "".join(pair))):
-            raise model.refuse(f"{_shown(' '.join(pair))} joins no two known tokens; take another file", key)
+            raise model.refuse(f"{_shorten(' '.join(pair))} joins no two known tokens; take another file", key)
     return pairs
 
 
-def _named(model: Gguf, tokens: list[str], key: str) -> str | None:
+def _find_token(model: Gguf, tokens: list[str], key: str) -> str | None:
     number = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(tokens):
         return None
     return tokens[number]
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """A value from a file, short enough for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -385,9 +385,9 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_settings(model: Gguf, folder: Path) -> None:
-    """Write those of `settings` that are not in the folder yet. Raises ModelFileError and OSError."""
+    """Write those of `build_settings` that are not in the folder yet. Raises ModelFileError and OSError."""
     if (folder / "tokenizer.json").is_file():
         return
-    for name, content in settings(model).items():
+    for name, content in build_settings(model).items():
         if not (folder / name).is_file():
             (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

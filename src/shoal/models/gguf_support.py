@@ -108,7 +108,7 @@ def _check_tensors(model: Gguf) -> None:
     allowed = {"token_embd.weight": _TABLE, "output.weight": _TABLE, "output_norm.weight": _NORM}
     required = {"token_embd.weight", "output_norm.weight"}
     layers = model.number("block_count")
-    of_block = _of_block(model.architecture)
+    of_block = _block_tensors(model.architecture)
     needed = {name for name in of_block if name.endswith(".weight")}
     found: dict[int, set[str]] = {layer: set() for layer in range(layers)}
     for tensor in model.tensors:
@@ -132,7 +132,7 @@ def _check_tensors(model: Gguf) -> None:
         raise model.refuse("this tensor is missing; take another file of the model", min(required))
 
 
-def _of_block(architecture: str) -> dict[str, frozenset[int]]:
+def _block_tensors(architecture: str) -> dict[str, frozenset[int]]:
     """The tensors of one block with the kinds that each may have."""
     made = {f"{name}.weight": _MATRIX for name in _PROJECTIONS}
     made |= {f"{name}.weight": _NORM for name in _NORMS}

@@ -109,7 +109,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.text
 
     @property
-    def verified(self) -> str:
+    def verification_summary(self) -> str:
         """What the comparisons of its graphs came to, in words; "" where one of them was not compared."""
         verdicts = [self.verification] if self.text is not None or self.image is None else []
         verdicts += [self.image.verification] if self.image is not None else []

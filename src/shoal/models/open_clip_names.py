@@ -218,7 +218,7 @@ _REPOSITORIES: dict[str, dict[str, str]] = {
 }
 
 
-def repository(name: str, pretrained: str) -> str | None:
+def find_repository(name: str, pretrained: str) -> str | None:
     """The repository, org/name, of a model of open_clip; None for a pair that it does not know.
 
     `name`: as in open_clip, or "hf-hub:org/name", which is a repository whatever `pretrained` says.
@@ -232,13 +232,13 @@ def repository(name: str, pretrained: str) -> str | None:
     return _REPOSITORIES.get(plain, {}).get(tag)
 
 
-def of_pair(pair: str) -> str | None:
+def find_pair_repository(pair: str) -> str | None:
     """The same of the name that a pair is served under, `name/pretrained`; None for any other."""
     name, _, pretrained = pair.partition("/")
-    return repository(name, pretrained)
+    return find_repository(name, pretrained)
 
 
-def held_by(address: Address) -> Address:
+def resolve_pair(address: Address) -> Address:
     """The repository that holds a pair, for an address that names one on the hub; any other as it is."""
-    found = of_pair(address.target) if address.scheme == "hf" else None
+    found = find_pair_repository(address.target) if address.scheme == "hf" else None
     return address if found is None else structs.replace(address, target=found)

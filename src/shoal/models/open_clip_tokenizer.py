@@ -45,7 +45,7 @@ def byte_pairs(
     return tokenizer
 
 
-def cleaned_first(tokenizer: Tokenizer, clean: str) -> Tokenizer:
+def with_cleaning(tokenizer: Tokenizer, clean: str) -> Tokenizer:
     """The same tokenizer, of texts that are cleaned before its own normalisation."""
     from tokenizers import normalizers
 

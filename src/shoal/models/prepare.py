@@ -16,19 +16,19 @@ import msgspec
 from shoal.errors import AddressError, ModelFileError, SourceError
 from shoal.models.address import Address, parse_source
 from shoal.models.convert import as_published
-from shoal.models.convert.pickles import Export, without_pickles
-from shoal.models.generative import graph_of, is_causal, take
+from shoal.models.convert.pickles import Export, convert_pickles
+from shoal.models.generative import find_graph, is_causal, prepare_generative
 from shoal.models.manifest import CONVERTER, GenerationSpec, ImagePart, Manifest, Verdict, measure
 from shoal.models.progress import Progress, Stop
-from shoal.models.sources import Access, Fetched, fetch
+from shoal.models.sources import Access, FetchedModel, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
 from shoal.models.sources.select import CONVERT, CONVERT_IMAGES, SERVE_FOLDER, is_pickle, is_weights
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import ContrastSpec, TextSpec
 
 if TYPE_CHECKING:
-    from shoal.models.convert.convert import Converted
+    from shoal.models.convert.convert import ConversionResult
     from shoal.models.convert.export_dual_encoder import ExportedTowers
     from shoal.models.convert.verify import Run
 
@@ -47,7 +47,7 @@ class ExportTowers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class Fallbacks:
     """What may be done with what Shoal cannot read itself. Weights that are pickles, and architectures that it has no
     graph for: `export` them, and those that read pictures by `towers`. An architecture may also be left as it is, where
     the engine runs a model's own `folders`.
@@ -67,8 +67,8 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
     progress: Progress | None = None,
     stop: Stop | None = None,
     refresh: bool = False,
-    ways: Ways = Ways(),
-) -> Stored:
+    ways: Fallbacks = Fallbacks(),
+) -> StoredModel:
     """Answer the model of a local address, ready to run.
 
     What the store has is answered without network or locks, within milliseconds; `refresh` fetches it anew all the
@@ -83,27 +83,27 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
         raise AddressError(f"{address} names a model of another server: there is nothing to fetch; serve it instead")
     if address.scheme == "file":
         address = resolve(address)
-    if not refresh and (ready := _ready(store, address, engine, ways, [])):
+    if not refresh and (ready := _find_ready(store, address, engine, ways, [])):
         return ready
     try:
         with store.working(address, stop) as partial:
             # Another process may have brought it while this one waited for its turn.
             damage: list[str] = []
-            if not refresh and (ready := _ready(store, address, engine, ways, damage)):
+            if not refresh and (ready := _find_ready(store, address, engine, ways, damage)):
                 return ready
-            fetched = None if refresh else _kept(store, address, partial / SOURCE)
+            fetched = None if refresh else _reuse_source(store, address, partial / SOURCE)
             if fetched is None:
                 try:
                     fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop)
                 except SourceError as error:
-                    raise error.saying("; ".join((*damage, error.message))) from error
+                    raise error.with_message("; ".join((*damage, error.message))) from error
             steps = _Steps(progress, stop)
-            fetched = without_pickles(fetched, partial, ways.export, steps, stop)
-            made = _taken(fetched, partial, steps) or _converted(fetched, partial, engine, steps, ways)
+            fetched = convert_pickles(fetched, partial, ways.export, steps, stop)
+            made = _prepare_generative(fetched, partial, steps) or _make_graph(fetched, partial, engine, steps, ways)
             stop.check()
             stored = store.commit(partial, address, _describe(address, fetched, partial, made))
             for line in damage:
-                progress.noted(f"{line}: it was made anew")
+                progress.report_note(f"{line}: it was made anew")
             return stored
     except OSError as error:
         raise disk_error(error, str(address)) from error
@@ -117,13 +117,15 @@ class _Steps:
 
     def __call__(self, stage: str, fraction: float) -> None:
         self.stop.check()
-        self._progress.worked(stage, fraction)
+        self._progress.report_work(stage, fraction)
 
     def note(self, line: str) -> None:
-        self._progress.noted(line)
+        self._progress.report_note(line)
 
 
-def _ready(store: Store, address: Address, engine: OpenGraph | None, ways: Ways, damage: list[str]) -> Stored | None:
+def _find_ready(
+    store: Store, address: Address, engine: OpenGraph | None, ways: Fallbacks, damage: list[str]
+) -> StoredModel | None:
     stored = store.find(address, damage)
     if stored is None or stored.manifest.converter != CONVERTER:
         return None
@@ -133,7 +135,7 @@ def _ready(store: Store, address: Address, engine: OpenGraph | None, ways: Ways,
     return stored if engine is None or checked else None
 
 
-def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
+def _reuse_source(store: Store, address: Address, into: Path) -> FetchedModel | None:
     """The files of an entry that an older conversion made, so that a new one needs no network."""
     stored = store.find(address, [])
     if stored is None or not (stored.path / SOURCE).is_dir():
@@ -146,11 +148,11 @@ def _kept(store: Store, address: Address, into: Path) -> Fetched | None:
         for name, facts in stored.manifest.files.items()
         if name.startswith(prefix)
     }
-    return Fetched(into, parse_source(stored.manifest.source), hashes, stored.manifest.weights)
+    return FetchedModel(into, parse_source(stored.manifest.source), hashes, stored.manifest.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
+class _GraphResult:
     """What a manifest says of a graph, however it came to be."""
 
     graph: str
@@ -164,10 +166,10 @@ class _Made:
     verdict: Verdict | None = None
 
 
-def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
+def _prepare_generative(fetched: FetchedModel, target: Path, steps: _Steps) -> _GraphResult | None:
     """A language model, taken as it is; None for an embedder. Raises ModelFileError for one that cannot be run."""
     inside = fetched.folder.is_relative_to(target)
-    if not graph_of(fetched.folder):
+    if not find_graph(fetched.folder):
         if is_causal(fetched.folder) and not (fetched.folder / "onnx").is_dir():
             raise ModelFileError(
                 "names a language model, and there is neither openvino_model.xml nor a .gguf file: convert it with "
@@ -177,9 +179,9 @@ def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
             )
         return None
     steps("read", 0.0)
-    made = take(fetched.folder, target, place="" if inside else str(fetched.folder))
+    made = prepare_generative(fetched.folder, target, place="" if inside else str(fetched.folder))
     steps("read", 1.0)
-    return _Made(
+    return _GraphResult(
         graph=f"{SOURCE}/{made.graph}" if inside else made.graph,
         source="shipped",
         parameters=made.parameters,
@@ -188,20 +190,22 @@ def _taken(fetched: Fetched, target: Path, steps: _Steps) -> _Made | None:
     )
 
 
-def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Ways) -> _Made:
+def _make_graph(
+    fetched: FetchedModel, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Fallbacks
+) -> _GraphResult:
     folder = fetched.folder
     from shoal.models.convert.contract.towers import has_towers
     from shoal.models.convert.export_dual_encoder import library_of
 
     if has_towers(folder) or library_of(folder) is not None:
-        return _pictured(folder, target, engine, steps, ways)
+        return _make_image_model(folder, target, engine, steps, ways)
     try:
-        return _of(*_convert(folder, target, engine, steps))
+        return _to_result(*_convert(folder, target, engine, steps))
     except ModelFileError as error:
         if not _is_foreign(folder):
             raise
         if ways.folders:
-            return _published(folder, target)
+            return _use_published(folder, target)
         if ways.export is None:
             where = f"{error.file}: {error.key}: " if error.key else f"{error.file}: "
             raise ModelFileError(
@@ -212,7 +216,7 @@ def _converted(fetched: Fetched, target: Path, engine: OpenGraph | None, steps: 
         found = ways.export(folder, Path(place), steps, steps.stop, graph=True)
         converted, verdict = _convert(Path(place), target, engine, steps)
     text = f"exported by PyTorch ({found.verification})"
-    return _of(msgspec.structs.replace(converted, text=text), verdict, source="exported")
+    return _to_result(msgspec.structs.replace(converted, text=text), verdict, source="exported")
 
 
 def _is_foreign(folder: Path) -> bool:
@@ -232,9 +236,9 @@ def _is_foreign(folder: Path) -> bool:
     return unknown and shipped_graph(folder, contract.encoder_path) is None
 
 
-def _published(folder: Path, target: Path) -> _Made:
-    taken = as_published.take_folder(folder, target)
-    return _Made(
+def _use_published(folder: Path, target: Path) -> _GraphResult:
+    taken = as_published.prepare_published(folder, target)
+    return _GraphResult(
         graph=SOURCE,
         source=as_published.SOURCE,
         parameters=taken.parameters,
@@ -244,8 +248,8 @@ def _published(folder: Path, target: Path) -> _Made:
     )
 
 
-def _of(converted: Converted, verdict: Verdict | None, *, source: str = "") -> _Made:
-    return _Made(
+def _to_result(converted: ConversionResult, verdict: Verdict | None, *, source: str = "") -> _GraphResult:
+    return _GraphResult(
         graph=converted.graph,
         source=source or converted.source,
         parameters=converted.parameters,
@@ -255,35 +259,39 @@ def _of(converted: Converted, verdict: Verdict | None, *, source: str = "") -> _
     )
 
 
-def _convert(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> tuple[Converted, Verdict | None]:
-    from shoal.models.convert.convert import convert, convert_checked
+def _convert(
+    folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps
+) -> tuple[ConversionResult, Verdict | None]:
+    from shoal.models.convert.convert import convert, convert_and_check
 
     if engine is None:
         return convert(folder, target, progress=steps), None
 
     from shoal.models.convert.verify import Verification, require, verify
 
-    def check(converted: Converted) -> Verification:
+    def check(converted: ConversionResult) -> Verification:
         steps("verify", 0.0)
         run = engine(target / converted.graph)
         found = require(verify(folder, converted.contract, target, converted.spec, run))
         steps("verify", 1.0)
         return found
 
-    converted, found = convert_checked(folder, target, check, progress=steps)
+    converted, found = convert_and_check(folder, target, check, progress=steps)
     return converted, Verdict(found.text, found.min_cosine)
 
 
-def _pictured(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Ways) -> _Made:
+def _make_image_model(
+    folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Fallbacks
+) -> _GraphResult:
     """A model that takes pictures: its towers built here, or exported where Shoal has no graph for them."""
-    reason = _unbuilt(folder)
+    reason = _unsupported_error(folder)
     if reason is None:
-        return _towers(folder, target, engine, steps)
+        return _build_towers(folder, target, engine, steps)
     if ways.towers is None:
         raise reason
     steps.note("Shoal has no graph for these towers: PyTorch exports them, which may take minutes")
     found = ways.towers(folder, target, steps, steps.stop)
-    return _Made(
+    return _GraphResult(
         graph=found.graph or found.image_graph,
         source="exported",
         parameters=found.parameters,
@@ -295,9 +303,9 @@ def _pictured(folder: Path, target: Path, engine: OpenGraph | None, steps: _Step
     )
 
 
-def _unbuilt(folder: Path) -> ModelFileError | None:
+def _unsupported_error(folder: Path) -> ModelFileError | None:
     """Why the model's architecture, and not something else in its files, is what Shoal cannot build."""
-    from shoal.models.convert.contract.open_clip import unbuilt
+    from shoal.models.convert.contract.open_clip import unsupported_error
     from shoal.models.convert.contract.towers import read_towers
     from shoal.models.convert.export_dual_encoder import TIMM_CONFIG, library_of
 
@@ -308,11 +316,11 @@ def _unbuilt(folder: Path) -> ModelFileError | None:
     try:
         read_towers(folder)
     except ModelFileError:
-        return unbuilt(folder) if library == "open_clip" else None
+        return unsupported_error(folder) if library == "open_clip" else None
     return None
 
 
-def _towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> _Made:
+def _build_towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps) -> _GraphResult:
     from shoal.models.convert.convert_dual_encoder import convert_towers
 
     made = convert_towers(folder, target, progress=steps)
@@ -330,7 +338,7 @@ def _towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps)
         steps("verify", 0.5)
         image = verdict(verify_pictures(folder, made.towers, engine(target / made.image_graph)))
         steps("verify", 1.0)
-    return _Made(
+    return _GraphResult(
         graph=made.graph,
         source="built",
         parameters=made.parameters,
@@ -342,7 +350,7 @@ def _towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps)
     )
 
 
-def _describe(address: Address, fetched: Fetched, target: Path, made: _Made) -> Manifest:
+def _describe(address: Address, fetched: FetchedModel, target: Path, made: _GraphResult) -> Manifest:
     files = measure(target, {f"{SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
     prefix = f"{SOURCE}/"
     published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}

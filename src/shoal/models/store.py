@@ -57,7 +57,7 @@ _FOLDER = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+!-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredModel:
     """A model in the store. Paths in the manifest are relative to `path`."""
 
     path: Path
@@ -93,26 +93,26 @@ class Store:
     def home(self) -> Path:
         return self._home
 
-    def entries(self) -> list[Stored]:
+    def entries(self) -> list[StoredModel]:
         """Every model whose manifest this Shoal reads, newest first. Files are not looked at.
 
         Raises SourceError when the home cannot be read.
         """
-        found = [stored for folder in _folders(self._models) for stored in self._steadily(folder, _entries)]
+        found = [stored for folder in _folders(self._models) for stored in self._read_consistently(folder, _entries)]
         return sorted(found, key=lambda stored: (-stored.manifest.created, str(stored.path)))
 
-    def named(self, name: str) -> list[Stored]:
+    def find_by_name(self, name: str) -> list[StoredModel]:
         """Entries that go by a name, as `entries`."""
         return [one for one in self.entries() if name in (one.manifest.id, one.manifest.address)]
 
-    def find(self, address: Address, damage: list[str] | None = None) -> Stored | None:
+    def find(self, address: Address, damage: list[str] | None = None) -> StoredModel | None:
         """The newest entry for an address whose files are as its manifest says; None when there is no such.
 
         Why others are not used is added to `damage`, for who tells it, else logged. Raises SourceError when the home
         cannot be read.
         """
 
-        return self._steadily(self._folder(address), partial(_sound, address), damage)
+        return self._read_consistently(self._folder(address), partial(_load_entry, address), damage)
 
     @contextmanager
     def working(self, address: Address, stop: Stop | None = None) -> Iterator[Path]:
@@ -121,7 +121,7 @@ class Store:
         Waits until no other process or thread works on this model. What dead ones left behind, of this model or
         another, is removed or put back. Raises SourceError when the home cannot be written.
         """
-        with self._locked(_folder_name(address), stop or Stop()):
+        with self._hold_lock(_folder_name(address), stop or Stop()):
             folder = self._folder(address)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class Store:
                 partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
                 partial.chmod(0o755)
             except OSError as error:
-                raise _unusable(folder, "written", error) from None
+                raise _unusable_error(folder, "written", error) from None
             try:
                 yield partial
             finally:
@@ -138,14 +138,14 @@ class Store:
                 _remove_if_empty(folder)
 
     @contextmanager
-    def adding(self, stored: Stored, stop: Stop | None = None) -> Iterator[Path]:
+    def adding(self, stored: StoredModel, stop: Stop | None = None) -> Iterator[Path]:
         """Own the model of an entry and get an empty folder inside of it to write further files in, which is removed at
         the end: what is to stay is moved beside it.
 
         Waits until no other process or thread works on this model; what dead ones left behind is removed. Raises
         SourceError when the home cannot be written, OSError when the entry cannot.
         """
-        with self._locked(stored.path.parent.name, stop or Stop()):
+        with self._hold_lock(stored.path.parent.name, stop or Stop()):
             for leftover in (*stored.path.glob(f"{_ADDING}*"), *stored.path.glob(".variant-*")):
                 _sweep(leftover)
             place = Path(tempfile.mkdtemp(prefix=_ADDING, dir=stored.path))
@@ -154,7 +154,7 @@ class Store:
             finally:
                 _sweep(place)
 
-    def commit(self, partial: Path, address: Address, manifest: Manifest) -> Stored:
+    def commit(self, partial: Path, address: Address, manifest: Manifest) -> StoredModel:
         """Turn a folder of `working` into the entry for `address`. Older answers to the same address go, after that."""
         write_manifest(partial, manifest)
         folder = partial.parent
@@ -168,9 +168,9 @@ class Store:
             raise
         for path in sorted({aside, *superseded} - {target}):
             _discard(path)
-        return Stored(target, manifest)
+        return StoredModel(target, manifest)
 
-    def remove(self, stored: Stored) -> None:
+    def remove(self, stored: StoredModel) -> None:
         """Delete an entry of this store; one that is gone already is no error.
 
         Raises SourceError when it is no entry of this store, is being worked on, or cannot be removed.
@@ -192,16 +192,16 @@ class Store:
                 _discard(stored.path)
                 _remove_if_empty(folder)
             except OSError as error:
-                raise _unusable(stored.path, "removed", error) from None
+                raise _unusable_error(stored.path, "removed", error) from None
 
-    def notes(self, stored: Stored) -> dict[str, Any]:
+    def notes(self, stored: StoredModel) -> dict[str, Any]:
         """What `note` kept; empty when there is nothing, or nothing readable."""
         try:
             return _NOTES.decode((stored.path / NOTES).read_bytes())
         except (OSError, msgspec.DecodeError):
             return {}
 
-    def note(self, stored: Stored, key: str, value: Any) -> None:
+    def note(self, stored: StoredModel, key: str, value: Any) -> None:
         """Keep a JSON value that spares the next start some work; a store that cannot be written goes without."""
         data = msgspec.json.encode(self.notes(stored) | {key: value})
         try:
@@ -229,14 +229,16 @@ class Store:
     def _folder(self, address: Address) -> Path:
         return self._models / _folder_name(address)
 
-    def _steadily(self, folder: Path, look: Callable[[Path, list[str]], T], told: list[str] | None = None) -> T:
+    def _read_consistently(
+        self, folder: Path, look: Callable[[Path, list[str]], T], told: list[str] | None = None
+    ) -> T:
         """What `look` finds in a folder in which no entry came or went meanwhile: half of an old one and half of a new
         one would be a damaged one. What the last look complains of goes to `told`, else is logged, once."""
         for _ in range(_LOOKS):
             complaints: list[str] = []
             before = _state(folder)
             found = look(folder, complaints)
-            self._settle(folder)
+            self._wait_for_swap(folder)
             if _state(folder) == before:
                 break
         if told is not None:
@@ -248,7 +250,7 @@ class Store:
                 _log.warning("%s", complaint)
         return found
 
-    def _settle(self, folder: Path) -> None:
+    def _wait_for_swap(self, folder: Path) -> None:
         """Wait for who has moved an entry aside to put the new one there, or put it back when that one is dead.
 
         A store that cannot be written stays as it is.
@@ -265,7 +267,7 @@ class Store:
                 time.sleep(_LOOK_S)
 
     @contextmanager
-    def _locked(self, name: str, stop: Stop) -> Iterator[None]:
+    def _hold_lock(self, name: str, stop: Stop) -> Iterator[None]:
         with self._lock_file(name) as lock:
             while not try_lock(lock):
                 stop.wait(0.1)
@@ -279,7 +281,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise _unusable(path, "written", error) from None
+            raise _unusable_error(path, "written", error) from None
         try:
             yield lock
         finally:
@@ -293,7 +295,7 @@ def _folder_name(address: Address) -> str:
     return f"{address.scheme}+{address.target.replace('/', '+')}"
 
 
-def _answers(manifest: Manifest, address: Address) -> bool:
+def _matches(manifest: Manifest, address: Address) -> bool:
     """Whether an entry is what an address asks for: by the same words, or by the exact revision that they led to."""
     if address.scheme == "file":
         return manifest.revision == address.revision
@@ -314,7 +316,7 @@ def _folders(parent: Path) -> Iterator[Path]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _unusable(parent, "read", error) from None
+        raise _unusable_error(parent, "read", error) from None
     yield from (parent / name for name in names if _FOLDER.fullmatch(name))
 
 
@@ -329,19 +331,19 @@ def _state(folder: Path) -> set[tuple[str, int, int]]:
     return found
 
 
-def _entries(folder: Path, complaints: list[str]) -> list[Stored]:
+def _entries(folder: Path, complaints: list[str]) -> list[StoredModel]:
     found = []
     for path in _folders(folder):
         try:
-            found.append(Stored(path, read_manifest(path)))
+            found.append(StoredModel(path, read_manifest(path)))
         except ModelFileError as error:
             complaints.append(f"{path} is passed over: {error.message}")
     return found
 
 
-def _sound(address: Address, folder: Path, complaints: list[str]) -> Stored | None:
+def _load_entry(address: Address, folder: Path, complaints: list[str]) -> StoredModel | None:
     for stored in sorted(_entries(folder, complaints), key=lambda one: -one.manifest.created):
-        if not _answers(stored.manifest, address):
+        if not _matches(stored.manifest, address):
             continue
         if wrong := check_files(stored.path, stored.manifest):
             complaints.append(f"{address} in the store is damaged ({'; '.join(wrong)}) and is not used")
@@ -410,7 +412,7 @@ def _remove_if_empty(folder: Path) -> None:
             folder.rmdir()
 
 
-def _unusable(path: Path, done: str, error: OSError) -> SourceError:
+def _unusable_error(path: Path, done: str, error: OSError) -> SourceError:
     return SourceError(
         f"{path} cannot be {done} ({error.strerror}): set SHOAL_HOME to a folder of yours, or correct its rights"
     )

@@ -51,7 +51,7 @@ _TASKS: dict[TaskKind, str] = {"embed": "te_embed", "rerank": "te_predict", "cla
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class Series(Observer):
+class ForeignMetrics(Observer):
     """Counts and histograms by another server's names. Everything is passed on to `inner`.
 
     `queues` answers (model, items, tokens) that wait now.
@@ -122,7 +122,7 @@ class Series(Observer):
         yield from ()
 
 
-class ProxyMetrics(Series):
+class ProxyMetrics(ForeignMetrics):
     """The metrics of triton-grpc-proxy, `tgp_*`, by src/services of https://github.com/kozistr/triton-grpc-proxy-rs.
 
     Its requests are all batches. Turning texts into tensors stands for its serialization.
@@ -138,7 +138,7 @@ class ProxyMetrics(Series):
         self._observe("tgp_inference_duration", DURATIONS, result.facts.infer_ms / 1000)
 
 
-class TeiMetrics(Series):
+class TeiMetrics(ForeignMetrics):
     """The metrics of text-embeddings-inference, `te_*`.
 
     A failure counts once a request, the original's once an input; and only of requests that `te_request_count` counts:

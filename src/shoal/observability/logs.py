@@ -31,16 +31,16 @@ FIELDS = (
 )
 
 _State: TypeAlias = tuple[logging.Logger, list[logging.Handler], int, bool]
-GATHER_S = 0.02
+FLUSH_INTERVAL_S = 0.02
 """How long records gather before they are written: waking a thread for every line costs the event loop more than the
 line itself."""
 
 _CHUNK = 32  # lines formatted in one go, about 0.3 ms, so that the event loop gets the interpreter back
-_WAITING = 100_000  # records kept for a terminal or pipe that has stalled; beyond that the oldest go
+_MAX_PENDING = 100_000  # records kept for a terminal or pipe that has stalled; beyond that the oldest go
 _MARKS = ("bearer", "hf_", "sk-")
 _SECRETS = re.compile(r"(?i)(bearer\s+|\bhf_|\bsk-)[\w.~+/=-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+_COLORS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 
 
 class Logs:
@@ -88,7 +88,7 @@ def configure(
     out = sys.stderr if stream is None else stream
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        known = ", ".join(name.lower() for name in _COLOURS)
+        known = ", ".join(name.lower() for name in _COLORS)
         raise ValueError(f"unknown log level {level!r}: use one of {known}")
     terminal = out.isatty()
     as_text = format == "text" or (format == "auto" and terminal)
@@ -108,7 +108,7 @@ def configure(
     loggers = {name: logging.getLogger(name) for name in levels}
     before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers.values()]
     for name, logger in loggers.items():
-        logger.handlers[:] = [] if name else [_Entry(writer)]
+        logger.handlers[:] = [] if name else [_RecordForwarder(writer)]
         logger.setLevel(levels[name])
         logger.propagate = True
     # a record need not look up what no format shows (the documented way to make logging cheaper)
@@ -119,7 +119,7 @@ def configure(
     return Logs(writer, before, records, as_json=not as_text)
 
 
-class _Entry(logging.Handler):
+class _RecordForwarder(logging.Handler):
     """Hands records over to the writing thread as they are; formatting happens there."""
 
     def __init__(self, writer: _Writer) -> None:
@@ -136,7 +136,7 @@ class _Writer:
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
         self._stream = stream
         self._formatter = formatter
-        self._records: deque[logging.LogRecord] = deque(maxlen=_WAITING)
+        self._records: deque[logging.LogRecord] = deque(maxlen=_MAX_PENDING)
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
@@ -155,7 +155,7 @@ class _Writer:
     def _run(self) -> None:
         while not (self._closing.is_set() and not self._records):
             self._wake.wait()
-            self._closing.wait(GATHER_S)
+            self._closing.wait(FLUSH_INTERVAL_S)
             self._wake.clear()
             while self._records:
                 self._write([self._records.popleft() for _ in range(min(_CHUNK, len(self._records)))])
@@ -187,7 +187,7 @@ class JsonFormatter(logging.Formatter):
         entry.update(_fields(record))
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        return _masked(orjson.dumps(entry, default=str).decode())
+        return _mask_secrets(orjson.dumps(entry, default=str).decode())
 
 
 class TextFormatter(logging.Formatter):
@@ -199,20 +199,20 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        level = self._paint(_COLOURS.get(record.levelname, "0"), f"{record.levelname.lower():<8}")
+        level = self._paint(_COLORS.get(record.levelname, "0"), f"{record.levelname.lower():<8}")
         fields = _fields(record)
         if record.name == ACCESS:
             message = " ".join(str(fields.pop(name, "-")) for name in ("method", "path", "status"))
             fields = {name: value for name, value in fields.items() if value}  # a page or a probe has no batch
         else:
             message = record.getMessage()
-        shown = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-        line = f"{self._paint('2', time)} {level} {_CONTROL.sub(_escaped, message)}"
+        shown = " ".join(f"{name}={_format_value(value)}" for name, value in fields.items())
+        line = f"{self._paint('2', time)} {level} {_CONTROL.sub(_escape_control, message)}"
         if shown:
-            line += "  " + self._paint("2", _CONTROL.sub(_escaped, shown))
+            line += "  " + self._paint("2", _CONTROL.sub(_escape_control, shown))
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info).replace("\x1b", "\\x1b")
-        return _masked(line)
+        return _mask_secrets(line)
 
     def _paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
@@ -223,14 +223,14 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in found if value is not None}
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def _masked(text: str) -> str:
+def _mask_secrets(text: str) -> str:
     lowered = text.lower()
     return _SECRETS.sub(r"\1***", text) if any(mark in lowered for mark in _MARKS) else text
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape_control(match: re.Match[str]) -> str:
     return match.group().encode("unicode_escape").decode()

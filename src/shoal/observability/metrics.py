@@ -263,15 +263,17 @@ class PrometheusObserver(Observer, Collector):
         """A request was turned away before it was accepted: `reason` is the error's kind."""
         self._families.refused.child(reason).value += 1
 
-    def lagged(self, seconds: float) -> None:
+    def record_lag(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """Everything but the process's own metrics; called by the registry on every scrape."""
         families = self._families
         yield from families.collect()
-        yield self._cancelled()
-        yield gauge("shoal_requests_in_flight", "Requests accepted and not finished.", ("model", "task"), self._open())
+        yield self._collect_cancelled()
+        yield gauge(
+            "shoal_requests_in_flight", "Requests accepted and not finished.", ("model", "task"), self._count_open()
+        )
         models = list(self._models())
         yield gauge(
             "shoal_model_state",
@@ -286,23 +288,23 @@ class PrometheusObserver(Observer, Collector):
         yield gauge(
             "shoal_queue_tokens", "Tokens that wait for a slot.", ("model",), (((m,), float(n)) for m, _, n in queues)
         )
-        yield from _cached(self._caches())
-        yield from _ejected(self._replicas())
+        yield from _collect_caches(self._caches())
+        yield from _collect_replicas(self._replicas())
         if self.backends:
-            yield from upstream.families(self.backends)
+            yield from upstream.collect_families(self.backends)
 
     def render(self) -> bytes:
         """The text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""
         return generate_latest(self._registry)
 
-    def _cancelled(self) -> Metric:
+    def _collect_cancelled(self) -> Metric:
         family = CounterMetricFamily("shoal_cancelled_total", "Requests whose client left.", labels=("model", "task"))
         for (model, task, outcome), count in self._families.requests.series():
             if outcome == "cancelled":
                 family.add_metric((model, task), count.value)
         return family
 
-    def _open(self) -> Iterator[tuple[tuple[str, str], float]]:
+    def _count_open(self) -> Iterator[tuple[tuple[str, str], float]]:
         balance: dict[tuple[str, str], float] = {}
         for (model, task, _), count in self._families.received.series():
             balance[model, task] = balance.get((model, task), 0) + count.value
@@ -332,7 +334,7 @@ class PrometheusObserver(Observer, Collector):
         return self._batches[key]
 
 
-def _cached(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
+def _collect_caches(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
     """Of the models that have a cache; a model that was unloaded begins anew."""
     for name, text, field in (
         ("shoal_cache_hits_total", "Items answered from the cache.", "hits"),
@@ -355,7 +357,7 @@ def _cached(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
     )
 
 
-def _ejected(replicas: Iterable[tuple[str, ReplicaStatus]]) -> Iterator[Metric]:
+def _collect_replicas(replicas: Iterable[tuple[str, ReplicaStatus]]) -> Iterator[Metric]:
     """Of each replica; the lanes of a model may share one by name."""
     states: dict[tuple[str, str], float] = {}
     ejections: dict[tuple[str, str], int] = {}

@@ -10,16 +10,16 @@ from typing import TypeAlias
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
-from shoal.types import ModelStats, Spent
+from shoal.types import DurationStat, ModelStats
 
-Told: TypeAlias = Iterable[tuple[str, int, ModelStats]]
+BackendStats: TypeAlias = Iterable[tuple[str, int, ModelStats]]
 """(served name, number of the replica, its counts)."""
 
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 OUTCOMES = ("success", "fail")
 
 
-def families(told: Told) -> Iterator[Metric]:
+def collect_families(told: BackendStats) -> Iterator[Metric]:
     """The counters of all replicas, by model and replica."""
     rows = list(told)
     labels = ("model", "replica")
@@ -39,7 +39,7 @@ def families(told: Told) -> Iterator[Metric]:
         replica = str(number)
         items.add_metric((model, replica), stats.inference_count)
         for outcome in OUTCOMES:
-            spent: Spent = getattr(stats.inference_stats, outcome)
+            spent: DurationStat = getattr(stats.inference_stats, outcome)
             requests.add_metric((model, replica, outcome), spent.count)
         for stage in STAGES:
             spent = getattr(stats.inference_stats, stage)

@@ -9,26 +9,26 @@ import msgspec
 
 from shoal.core.protocols import Prepared
 from shoal.errors import ShoalError
-from shoal.types import Batched, Embed, Image, Item, TextPair
+from shoal.types import BatchTask, Embed, Image, Item, TextPair
 
 Entry: TypeAlias = Prepared | ShoalError
 Text: TypeAlias = str | TextPair
-Asked = TypeVar("Asked")
+Options = TypeVar("Options")
 
-KNOWN = 256
+MAX_CACHED_OPTIONS = 256
 """Ways of asking that are remembered: real ones are a few for each model."""
 
 KNOWN_NAME = 256
 """Characters of the longest name of a prompt that is remembered: a server's own may be any text."""
 
 
-class Known(Generic[Asked]):
+class OptionsCache(Generic[Options]):
     """What tasks ask of each of their items, worked out once for all tasks that differ in their inputs alone."""
 
     def __init__(self) -> None:
-        self._found: dict[Embed, Asked] = {}
+        self._found: dict[Embed, Options] = {}
 
-    def of(self, task: Embed, work_out: Callable[[Embed], Asked]) -> Asked:
+    def get_or_compute(self, task: Embed, work_out: Callable[[Embed], Options]) -> Options:
         """`work_out` of the task, or of one that asked for the same. Raises what that raises."""
         if task.prompt_name is not None and len(task.prompt_name) > KNOWN_NAME:
             return work_out(task)
@@ -36,18 +36,18 @@ class Known(Generic[Asked]):
         found = self._found.get(key)
         if found is None:
             found = work_out(task)
-            if len(self._found) >= KNOWN:  # threads share it, and may have stepped over
+            if len(self._found) >= MAX_CACHED_OPTIONS:  # threads share it, and may have stepped over
                 self._found.clear()
             self._found[key] = found
         return found
 
 
-def in_order(
-    items: Sequence[tuple[Batched, Item]],
+def prepare_in_order(
+    items: Sequence[tuple[BatchTask, Item]],
     *,
-    asked: Callable[[Batched], Asked],
-    texts: Callable[[list[tuple[Asked, Text]]], list[Entry]],
-    ids: Callable[[Asked, list[int]], Entry],
+    asked: Callable[[BatchTask], Options],
+    texts: Callable[[list[tuple[Options, Text]]], list[Entry]],
+    ids: Callable[[Options, list[int]], Entry],
 ) -> list[Entry]:
     """One entry an item, in order.
 
@@ -55,10 +55,10 @@ def in_order(
     they all fail. Token ids are answered by `ids` one by one; everything else by `texts`, in one call.
     """
     entries: list[Entry | None] = []
-    waiting: list[tuple[Asked, Text]] = []
+    waiting: list[tuple[Options, Text]] = []
     places: list[int] = []
-    last: Batched | None = None
-    wants: Asked | ShoalError
+    last: BatchTask | None = None
+    wants: Options | ShoalError
     for task, item in items:
         if task is not last:
             last = task

@@ -37,11 +37,11 @@ class Sides:
         """Tokens of a text at most, all of them."""
         return self._limits[query]
 
-    def marks(self, query: bool) -> int:
+    def marker_tokens(self, query: bool) -> int:
         """How many of those are its marker."""
         return self._markers[query] is not None
 
-    def marked(self, ids: list[int], query: bool, *, after: int) -> list[int]:
+    def insert_marker(self, ids: list[int], query: bool, *, after: int) -> list[int]:
         """With the marker after the first special token; `after` tokens stand before the text."""
         marker = self._markers[query]
         if marker is None:
@@ -49,7 +49,7 @@ class Sides:
         at = min(after, 1)
         return [*ids[:at], marker, *ids[at:]]
 
-    def filled(self, ids: list[int], query: bool) -> list[int]:
+    def pad_query(self, ids: list[int], query: bool) -> list[int]:
         """A query up to its length."""
         if self._fill is None or not query:
             return ids

@@ -9,14 +9,14 @@ import numpy as np
 
 from shoal.core.protocols import Prepared, Row, Tensors, VectorSet
 from shoal.errors import NotFinite, ShoalError, Unsupported
-from shoal.pipelines.vectors import Shape, not_finite
+from shoal.pipelines.vectors import Shape, not_finite_error
 from shoal.specs import TextSpec
 from shoal.types import Array, SparseVector, VectorKind
 
 PLAIN: tuple[VectorKind, ...] = ("dense",)
 
 
-class Asked(NamedTuple):
+class RowOptions(NamedTuple):
     """What an item's row is made of. `skip`: its leading tokens that pooling leaves out. `tokens`: how many of its ids
     are its text with its special tokens; what follows them fills a query up. `query`: of a late interaction."""
 
@@ -79,25 +79,25 @@ class Heads:
         """One row an item, of the kinds that its `extra`, an Asked, names. `dense`: their dense vectors, empty when
         nobody asked. The others are copies: the outputs of a batch are more than one request should keep alive."""
         return [
-            dense[place] if item.extra.kinds == PLAIN else self._set(outputs, place, item, dense)
+            dense[place] if item.extra.kinds == PLAIN else self._build_vector_set(outputs, place, item, dense)
             for place, item in enumerate(batch)
         ]
 
-    def _set(
+    def _build_vector_set(
         self, outputs: Tensors, place: int, item: Prepared, dense: Sequence[Array | ShoalError]
     ) -> VectorSet | ShoalError:
-        asked: Asked = item.extra
+        asked: RowOptions = item.extra
         vector = dense[place] if "dense" in asked.kinds else None
         if isinstance(vector, ShoalError):
             return vector
         tokens = sparse = multi = None
         if "tokens" in asked.kinds:
-            tokens = _copied(outputs[self._names["tokens"]][place, : asked.tokens])
+            tokens = _copy_rows(outputs[self._names["tokens"]][place, : asked.tokens])
         if "sparse" in asked.kinds:
             sparse = self._sparse(outputs[self._names["sparse"]][place], item)
         if "multi" in asked.kinds:
             multi = self._multi(outputs[self._names["multi"]][place], item)
-        return finite(VectorSet(dense=vector, tokens=tokens, sparse=sparse, multi=multi))
+        return check_finite(VectorSet(dense=vector, tokens=tokens, sparse=sparse, multi=multi))
 
     def _sparse(self, row: Array, item: Prepared) -> SparseVector:
         assert self._spec.sparse is not None
@@ -117,7 +117,7 @@ class Heads:
             kept = ~np.isin(ids, self._hidden)
         if spec.drop_first:
             kept[:1] = False
-        return _copied(row[: len(ids)][kept])
+        return _copy_rows(row[: len(ids)][kept])
 
 
 def weights_by_id(ids: Array, weights: Array, skipped: Array) -> SparseVector:
@@ -133,13 +133,13 @@ def weights_by_id(ids: Array, weights: Array, skipped: Array) -> SparseVector:
     return SparseVector(ids[last].astype(np.int32), weights[last])
 
 
-def finite(vectors: VectorSet) -> VectorSet | NotFinite:
+def check_finite(vectors: VectorSet) -> VectorSet | NotFinite:
     """The same, or NotFinite when any of it holds NaN or infinity."""
     arrays = [vectors.tokens, vectors.multi, vectors.sparse.values if vectors.sparse is not None else None]
     if all(array is None or np.isfinite(array).all() for array in arrays):
         return vectors
-    return not_finite()
+    return not_finite_error()
 
 
-def _copied(rows: Array) -> Array:
+def _copy_rows(rows: Array) -> Array:
     return np.array(rows, dtype=np.float32, order="C")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from shoal.core.protocols import Counted, Prepared, Row
+from shoal.core.protocols import CountedRow, Prepared, Row
 from shoal.errors import InvalidValue, ShoalError, Unsupported
-from shoal.pipelines.text.tokenizer import too_long
-from shoal.types import Array, Batched, Direction
+from shoal.pipelines.text.tokenizer import too_long_error
+from shoal.types import Array, BatchTask, Direction
 
 TEXT = "text"
 PAIR = "pair"
@@ -32,10 +32,10 @@ class Count(NamedTuple):
     exact: bool
 
 
-class Cutting:
+class TruncationPolicy:
     """Who cuts a text that is too long: the server, as it is told (`passes`); or by itself, without a word, so that
     only who counts tokens knows. `limit`: where it cuts, 0 where that or the count is not known. `default`: whether to
-    cut where a request does not say. `counted`: how many tokens of a text matter to who counts them."""
+    cut where a request does not say. `attach_counts`: how many tokens of a text matter to who counts them."""
 
     def __init__(self, passes: Passes, *, limit: int, default: bool) -> None:
         self.limit = limit
@@ -43,7 +43,7 @@ class Cutting:
         self._passes = passes
         self._default = default
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         """Raises Unsupported (truncate, truncation_direction) for what nobody could see to."""
         if self.limit:
             return
@@ -56,31 +56,31 @@ class Cutting:
         if task.truncation_direction == "left" and "truncation_direction" not in self._passes:
             raise Unsupported(_ONLY_RIGHT, param="truncation_direction")
 
-    def wanted(self, task: Batched) -> bool:
+    def should_truncate(self, task: BatchTask) -> bool:
         return self._default if task.truncate is None else task.truncate
 
-    def params(self, task: Batched) -> dict[str, Any]:
+    def params(self, task: BatchTask) -> dict[str, Any]:
         """What the server is told of it."""
         params: dict[str, Any] = {}
-        cut = self.wanted(task)
+        cut = self.should_truncate(task)
         if "truncate" in self._passes:
             params["truncate"] = cut
         if cut and task.truncation_direction == "left" and "truncation_direction" in self._passes:
             params["truncation_direction"] = "left"
         return params
 
-    def truncates(self, count: Count | None) -> bool:
+    def must_truncate(self, count: Count | None) -> bool:
         return count is not None and 0 < self.limit < count.total
 
     def refusal(self, count: Count, wanted: bool, direction: Direction) -> ShoalError | None:
         """Why a text that is too long cannot be cut as it was asked for; None when it can."""
         if not wanted:
-            return too_long(count.total, count.exact, self.limit)
+            return too_long_error(count.total, count.exact, self.limit)
         if direction == "left" and "truncation_direction" not in self._passes:
             return Unsupported(_ONLY_RIGHT, param="truncation_direction")
         return None
 
-    def capped(self, tokens: int) -> int:
+    def cap_tokens(self, tokens: int) -> int:
         return min(tokens, self.limit) if self.limit else tokens
 
 
@@ -92,15 +92,15 @@ def utf8_size(text: str) -> int | InvalidValue:
         return InvalidValue("the text holds half of a surrogate pair, which UTF-8 cannot carry", param="input")
 
 
-def weighed(size: int, count: Count | None, cutting: Cutting) -> tuple[int, int]:
+def estimate_cost(size: int, count: Count | None, cutting: TruncationPolicy) -> tuple[int, int]:
     """(cost, tokens) of `size` bytes of text that hold `count` tokens, or nobody knows how many."""
     if count is None:
-        return cutting.capped(max(1, size // 3)), max(1, size // BYTES_PER_TOKEN)
-    tokens = cutting.capped(count.total)
+        return cutting.cap_tokens(max(1, size // 3)), max(1, size // BYTES_PER_TOKEN)
+    tokens = cutting.cap_tokens(count.total)
     return max(1, tokens), tokens
 
 
-def objects(values: Sequence[object]) -> Array:
+def to_object_array(values: Sequence[object]) -> Array:
     """An object array [rows], also of lists, which numpy would take for more axes."""
     array = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):
@@ -108,16 +108,17 @@ def objects(values: Sequence[object]) -> Array:
     return array
 
 
-def joined(batch: Sequence[Prepared], name: str) -> Array:
+def join_tensors(batch: Sequence[Prepared], name: str) -> Array:
     """[rows] of what each item has under that name: [1]."""
-    return objects([item.tensors[name][0] for item in batch])
+    return to_object_array([item.tensors[name][0] for item in batch])
 
 
-def counted(rows: Sequence[R], tokens: Array) -> list[R | Counted]:
+def attach_counts(rows: Sequence[R], tokens: Array) -> list[R | CountedRow]:
     """Rows with the server's count of each, [rows, 1] or longer; what failed stays as it is."""
     counts = tokens[: len(rows)].reshape(len(rows), -1)[:, 0].tolist()
     return [
-        row if isinstance(row, ShoalError) else Counted(row, int(read)) for row, read in zip(rows, counts, strict=True)
+        row if isinstance(row, ShoalError) else CountedRow(row, int(read))
+        for row, read in zip(rows, counts, strict=True)
     ]
 
 

@@ -13,7 +13,7 @@ _PROBES = (*_WORDS, *(f"{word} {word}" for word in _WORDS))
 """Also of two words: where all are unknown they are one token, and only their number tells texts apart."""
 
 
-def frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
+def find_frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
     """The special tokens before and after a text, found by tokenising texts with and without them. Raises
     ModelFileError where they do not stand around every text, or are not the same around each."""
     found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
@@ -28,7 +28,7 @@ def frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
         if starts != sorted(starts):
             raise ModelFileError("it repeats a text", file=file, key="post_processor")
         if bare.ids:
-            found.add(_around(framed, bare.ids, file))
+            found.add(_split_around(framed, bare.ids, file))
             seen.add(tuple(bare.ids))
     if len(found) == 1 and len(seen) > 1:
         before, after = found.pop()
@@ -36,7 +36,7 @@ def frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
     raise ModelFileError("its special tokens do not stand around the text", file=file, key="post_processor")
 
 
-def _around(framed: Encoding, bare: list[int], file: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _split_around(framed: Encoding, bare: list[int], file: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     for start in range(len(framed.ids) - len(bare) + 1):
         if framed.ids[start : start + len(bare)] == bare:
             if any(framed.type_ids):
@@ -85,7 +85,7 @@ _PAIRS = (
 """Of unlike texts, and of texts of unlike length."""
 
 
-def pair_frame(raw: Tokenizer, file: str) -> PairFrame:
+def find_pair_frame(raw: Tokenizer, file: str) -> PairFrame:
     """How two texts are framed, found by tokenising pairs with and without special tokens. Raises ModelFileError where
     the second text does not follow the first, each once, where the tokens of a text have more than one segment id, and
     where not all pairs are framed alike."""
@@ -98,7 +98,7 @@ def pair_frame(raw: Tokenizer, file: str) -> PairFrame:
         except Exception:  # as in frame: without an unknown token the library fails on unknown words
             continue
         if all(bare):
-            found.add(_parted(framed, *bare))
+            found.add(_split_frame(framed, *bare))
             for texts, ids in zip(seen, bare, strict=True):
                 texts.add(tuple(ids))
     only = found.pop() if len(found) == 1 else None
@@ -111,7 +111,7 @@ def pair_frame(raw: Tokenizer, file: str) -> PairFrame:
     )
 
 
-def _parted(framed: Encoding, first: list[int], second: list[int]) -> PairFrame | None:
+def _split_frame(framed: Encoding, first: list[int], second: list[int]) -> PairFrame | None:
     ids, types = framed.ids, framed.type_ids
     for start in range(len(ids) - len(first) - len(second) + 1):
         middle = start + len(first)
@@ -172,11 +172,11 @@ def words_stand_alone(raw: Tokenizer) -> tuple[bool, bool]:
 
 
 def _parts_words(raw: Tokenizer) -> bool:
-    found = parts(raw, "bb cc")
+    found = pre_tokenize(raw, "bb cc")
     return any("b" in part for part in found) and not any("b" in part and "c" in part for part in found)
 
 
-def parts(raw: Tokenizer, text: str) -> list[str]:
+def pre_tokenize(raw: Tokenizer, text: str) -> list[str]:
     """What the pre-tokenizer makes of a text; the model sees each part on its own."""
     if raw.normalizer is not None:
         text = raw.normalizer.normalize_str(text)

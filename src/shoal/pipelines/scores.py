@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.pipelines.vectors import not_finite
+from shoal.pipelines.vectors import not_finite_error
 from shoal.specs import Activation
 from shoal.types import Array
 
@@ -19,14 +19,14 @@ def score_rows(logits: Array, activation: Activation, raw: Sequence[bool]) -> li
     finite: Array = np.asarray(np.isfinite(logits).all(axis=1))
     if not finite.all():
         logits = np.where(finite[:, None], logits, np.float32(0))
-    scores = logits if activation == "identity" or all(raw) else activated(logits, activation)
+    scores = logits if activation == "identity" or all(raw) else apply_activation(logits, activation)
     return [
-        (logits[place] if own else scores[place]) if fine else not_finite()
+        (logits[place] if own else scores[place]) if fine else not_finite_error()
         for place, (own, fine) in enumerate(zip(raw, finite.tolist(), strict=True))
     ]
 
 
-def activated(logits: Array, activation: Activation) -> Array:
+def apply_activation(logits: Array, activation: Activation) -> Array:
     """Of finite float32 [rows, labels], over the labels of each row; no power overflows, however large a logit is."""
     if activation == "sigmoid":
         powers = np.exp(-np.abs(logits))

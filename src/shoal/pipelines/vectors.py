@@ -28,7 +28,7 @@ def check_shape(task: Embed, dimension: int, *, gives_raw: bool) -> None:
         raise Unsupported("the model only gives normalised vectors; leave normalize out", param="normalize")
 
 
-def shape_of(task: Embed, dimension: int, normalize: bool | None) -> Shape:
+def resolve_shape(task: Embed, dimension: int, normalize: bool | None) -> Shape:
     """What a task asks of its rows. `normalize` False: the model's setting that its rows stay as it gives them."""
     dimensions = None if task.dimensions == dimension else task.dimensions
     return (dimensions, task.normalize and normalize is not False)
@@ -49,24 +49,24 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
         squares = np.einsum("ij,ij->i", rows, rows)
     vectors: list[Array | ShoalError]
     if len(shapes) == 1 or all(shape == shapes[0] for shape in shapes):
-        vectors = list(_shaped(rows, shapes[0], squares))
+        vectors = list(_apply_shape(rows, shapes[0], squares))
     else:
         vectors = [rows[0]] * len(shapes)
         for shape in set(shapes):
             members = [i for i, other in enumerate(shapes) if other == shape]
-            for i, vector in zip(members, _shaped(rows[members], shape, squares[members]), strict=True):
+            for i, vector in zip(members, _apply_shape(rows[members], shape, squares[members]), strict=True):
                 vectors[i] = vector
     for i in bad:
-        vectors[i] = not_finite()
+        vectors[i] = not_finite_error()
     return vectors
 
 
-def not_finite() -> NotFinite:
+def not_finite_error() -> NotFinite:
     """What an item gets whose answer is no number."""
     return NotFinite("the model answered NaN or infinity for this input; try another one or precision f32")
 
 
-def _shaped(rows: Array, shape: Shape, squares: Array) -> Vectors:
+def _apply_shape(rows: Array, shape: Shape, squares: Array) -> Vectors:
     dimensions, normalize = shape
     if dimensions is not None:
         rows = rows[:, :dimensions]

@@ -23,9 +23,9 @@ import numpy as np
 
 from shoal import config
 from shoal.backends import parse_served
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.config.settings import BY_NAME, convert
-from shoal.core.image_text_scoring import compare
+from shoal.core.image_text_scoring import score_image_texts
 from shoal.errors import AddressError, ConfigError, InvalidValue, Unsupported, WrongType
 from shoal.python.arguments import (
     check_options,
@@ -59,7 +59,7 @@ T = TypeVar("T")
 CHUNK = 512
 """Items that go to the gateway at once: full batches on every slot, and others have their turn in between."""
 
-_SERVERS_OWN = ("Server", "Logs")
+_SERVER_SECTIONS = ("Server", "Logs")
 """Sections of settings that are about a server."""
 
 _log = logging.getLogger("shoal")
@@ -99,7 +99,7 @@ def open(*models: str, config: str | os.PathLike[str] | None = None, **settings:
     file is read that was not named. Answers at once: models load behind it, and `with`, `async with` or the first call
     wait for them. Raises ConfigError and AddressError for what can be seen before that.
     """
-    return Shoal(_loaded(models, config, settings))
+    return Shoal(_load_config(models, config, settings))
 
 
 class Shoal:
@@ -111,7 +111,7 @@ class Shoal:
     that is cancelled, or interrupted, leaves the queue.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedConfig) -> None:
         self._background = Background(loaded)
 
     # -- the models, synchronous
@@ -165,7 +165,7 @@ class Shoal:
     ) -> list[Ranked]:
         """The documents by descending score, of equal ones the first first; only the best `top_n` where that is given
         (0: all of them). A model that only embeds ranks by its vectors."""
-        return self._background.wait(self._rerank(query, documents, top_n, _task(model, raw_scores, truncate)))
+        return self._background.wait(self._rerank(query, documents, top_n, _task_options(model, raw_scores, truncate)))
 
     def classify(
         self,
@@ -176,7 +176,7 @@ class Shoal:
         truncate: bool | None = None,
     ) -> list[list[Label]]:
         """The labels of each text, pair of texts or picture, by descending score."""
-        return self._background.wait(self._classify(inputs, _task(model, raw_scores, truncate)))
+        return self._background.wait(self._classify(inputs, _task_options(model, raw_scores, truncate)))
 
     def rank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
         """The texts by descending score: which of them describes the picture best. Raises Unsupported for a model that
@@ -216,7 +216,7 @@ class Shoal:
         self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind] | None = None, **options: Any
     ) -> Vectors | Embedded:
         """As `embed`."""
-        return await self._background.awaited(self._embed(texts, outputs, options))
+        return await self._background.wait_async(self._embed(texts, outputs, options))
 
     async def arerank(
         self,
@@ -229,7 +229,9 @@ class Shoal:
         truncate: bool | None = None,
     ) -> list[Ranked]:
         """As `rerank`."""
-        return await self._background.awaited(self._rerank(query, documents, top_n, _task(model, raw_scores, truncate)))
+        return await self._background.wait_async(
+            self._rerank(query, documents, top_n, _task_options(model, raw_scores, truncate))
+        )
 
     async def aclassify(
         self,
@@ -240,11 +242,11 @@ class Shoal:
         truncate: bool | None = None,
     ) -> list[list[Label]]:
         """As `classify`."""
-        return await self._background.awaited(self._classify(inputs, _task(model, raw_scores, truncate)))
+        return await self._background.wait_async(self._classify(inputs, _task_options(model, raw_scores, truncate)))
 
     async def arank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
         """As `rank`."""
-        return await self._background.awaited(self._rank(image, texts, model))
+        return await self._background.wait_async(self._rank(image, texts, model))
 
     # -- its life
 
@@ -293,15 +295,15 @@ class Shoal:
         # Embed refuses options that it does not have, with a TypeError as of any call.
         whole = Embed(inputs=[], outputs=kinds_of(outputs), **{"model": "", **options})
         check_options(whole)
-        return self._embedded(whole, inputs, plain=outputs is None)
+        return self._run_embed(whole, inputs, plain=outputs is None)
 
-    async def _embedded(
+    async def _run_embed(
         self, whole: Embed, inputs: Sequence[TextItem | Image | Path], *, plain: bool
     ) -> Vectors | Embedded:
         items = await read_all(inputs)
-        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(items)]
+        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _split(items)]
         found = cast(list[Embedded], await self._background.results(tasks))
-        return _joined_vectors(found) if plain else _joined(found)
+        return _concatenate_vectors(found) if plain else _merge_results(found)
 
     def _rerank(
         self, query: str, documents: Sequence[str], top_n: int | None, options: dict[str, Any]
@@ -311,10 +313,10 @@ class Shoal:
             raise InvalidValue(f"top_n is {top_n}: give how many of the best to answer, or 0 for all", param="top_n")
         whole = Rerank(queries=[text_of(query, "query")], documents=texts, **options)
         check_options(whole)
-        tasks = [msgspec.structs.replace(whole, documents=part) for part in _parts(texts)]
-        return self._ranked(tasks, texts, top_n or None)
+        tasks = [msgspec.structs.replace(whole, documents=part) for part in _split(texts)]
+        return self._run_rerank(tasks, texts, top_n or None)
 
-    async def _ranked(self, tasks: list[Rerank], texts: list[str], top_n: int | None) -> list[Ranked]:
+    async def _run_rerank(self, tasks: list[Rerank], texts: list[str], top_n: int | None) -> list[Ranked]:
         found = cast(list[Scored], await self._background.results(tasks))
         scores = [float(score) for each in found for score in each.scores[:, 0]]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -326,10 +328,12 @@ class Shoal:
         listed = each_of(inputs, "inputs", text_pair_or_picture)
         whole = Classify(inputs=[], **options)
         check_options(whole)
-        return self._labelled(whole, listed)
+        return self._run_classify(whole, listed)
 
-    async def _labelled(self, whole: Classify, inputs: Sequence[str | TextPair | Image | Path]) -> list[list[Label]]:
-        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts(await read_all(inputs))]
+    async def _run_classify(
+        self, whole: Classify, inputs: Sequence[str | TextPair | Image | Path]
+    ) -> list[list[Label]]:
+        tasks = [msgspec.structs.replace(whole, inputs=part) for part in _split(await read_all(inputs))]
         found = cast(list[Scored], await self._background.results(tasks))
         gateway = self._background.gateway
         facts = gateway.model(gateway.resolve(tasks[0].model, "classify")[0]).facts
@@ -349,11 +353,11 @@ class Shoal:
             )
         listed = each_of(texts, "texts", text_of)
         check_options(Embed(model=model, inputs=listed))
-        return self._matched(picture, listed, model)
+        return self._run_rank(picture, listed, model)
 
-    async def _matched(self, picture: Image | Path, texts: list[str], model: str) -> list[Match]:
+    async def _run_rank(self, picture: Image | Path, texts: list[str], model: str) -> list[Match]:
         gateway = self._background.gateway
-        gateway.takes(model, "image")
+        gateway.check_modality(model, "image")
         name = gateway.resolve(model, "embed")[0]
         facts = gateway.model(name).facts
         if facts is None or facts.contrast is None:
@@ -362,24 +366,26 @@ class Shoal:
             )
 
         async def run(whole: Embed, ctx: Context) -> Embedded:
-            tasks = [msgspec.structs.replace(whole, inputs=part) for part in _parts([*whole.inputs])]
-            return _joined(await self._background.results(tasks))
+            tasks = [msgspec.structs.replace(whole, inputs=part) for part in _split([*whole.inputs])]
+            return _merge_results(await self._background.results(tasks))
 
         ctx = Context(id="rank", deadline=math.inf)  # each part has its own
-        found = await compare(run, name, await read_all([picture]), texts, ctx, facts.contrast)
+        found = await score_image_texts(run, name, await read_all([picture]), texts, ctx, facts.contrast)
         rows = zip(texts, found.cosine[0].tolist(), found.scores[0].tolist(), strict=True)
         matches = [Match(index, *row) for index, row in enumerate(rows)]
         # Far from the best, probabilities are all 0.
         return sorted(matches, key=lambda each: (-each.score, -each.cosine))
 
 
-def _loaded(models: Sequence[object], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> Loaded:
+def _load_config(
+    models: Sequence[object], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]
+) -> LoadedConfig:
     for name in settings:
         if name not in BY_NAME:
             near = difflib.get_close_matches(name, BY_NAME, n=1)
             hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name} is not a setting: {hint}", param=name)
-        if BY_NAME[name].section in _SERVERS_OWN:
+        if BY_NAME[name].section in _SERVER_SECTIONS:
             raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)
         if settings[name] is not None:
             convert(BY_NAME[name], settings[name], name)  # by its name here, which is no flag's
@@ -391,29 +397,29 @@ def _loaded(models: Sequence[object], file: str | os.PathLike[str] | None, setti
     settings = {"max_queue_ms": 0.0, **settings}
     loaded = config.load({**settings, config.MODELS: models}, os.environ, None if file is None else Path(file))
     for address in loaded.served:
-        parse_served(loaded.meant(address))
+        parse_served(loaded.resolve_argument(address))
     for warning in loaded.warnings:
         _log.warning("%s", warning)
     return loaded
 
 
-def _task(model: str, raw_scores: bool, truncate: bool | None) -> dict[str, Any]:
+def _task_options(model: str, raw_scores: bool, truncate: bool | None) -> dict[str, Any]:
     return {"model": model, "raw_scores": raw_scores, "truncate": truncate}
 
 
-def _parts(items: list[T]) -> list[list[T]]:
+def _split(items: list[T]) -> list[list[T]]:
     """At least one, so that what is empty is refused by the gateway as everywhere."""
     return [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)] or [items]
 
 
-def _joined_vectors(found: Sequence[Embedded]) -> Vectors:
+def _concatenate_vectors(found: Sequence[Embedded]) -> Vectors:
     """The caller's own: a row of one text may be a view of a whole batch, or of a cache."""
     vectors: Vectors = np.concatenate([each.vectors for each in found])
     return vectors
 
 
-def _joined(found: Sequence[Embedded]) -> Embedded:
-    """All of it the caller's own, as `_joined_vectors` says."""
+def _merge_results(found: Sequence[Embedded]) -> Embedded:
+    """All of it the caller's own, as `_concatenate_vectors` says."""
     largest = max((each.facts for each in found), key=lambda facts: facts.size)
     facts = msgspec.structs.replace(
         largest,
@@ -424,7 +430,7 @@ def _joined(found: Sequence[Embedded]) -> Embedded:
         infer_ms=max(each.facts.infer_ms for each in found),
     )
     return Embedded(
-        vectors=_joined_vectors(found),
+        vectors=_concatenate_vectors(found),
         tokens=[count for each in found for count in each.tokens],
         truncated=sum(each.truncated for each in found),
         facts=facts,

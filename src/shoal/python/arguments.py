@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.errors import InvalidValue, WrongType
 from shoal.python.images import picture_of, read_picture
-from shoal.types import Batched, Direction, Image, TextItem, TextPair, VectorKind
+from shoal.types import BatchTask, Direction, Image, TextItem, TextPair, VectorKind
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def kinds_of(outputs: Sequence[VectorKind] | None) -> tuple[VectorKind, ...]:
     return kinds
 
 
-def check_options(task: Batched) -> None:
+def check_options(task: BatchTask) -> None:
     """Raises WrongType or InvalidValue for an option that its type does not allow."""
     for name in task.__struct_fields__:
         if name not in _OPTIONS:

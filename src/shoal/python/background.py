@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from shoal.app import Running, open_models
-from shoal.config import Loaded
+from shoal.app import RunningModels, open_models
+from shoal.config import LoadedConfig
 from shoal.core.gateway import Gateway
-from shoal.core.input_errors import place_in
+from shoal.core.input_errors import parse_input_index
 from shoal.errors import InternalError, SetupError, ShoalError, Unavailable
-from shoal.types import Batched, Context
+from shoal.types import BatchTask, Context
 
 T = TypeVar("T")
 
-PATIENCE_S = 86400.0
+CALL_TIMEOUT_S = 86400.0
 """Nobody waits for a proxy here: who does not want to wait so long cancels, or closes."""
 
 _log = logging.getLogger("shoal")
@@ -37,15 +37,15 @@ _ids = count(1)
 class Background:
     """Starts at once, and is closed by `close`, at the latest when the interpreter ends.
 
-    `wait` and `awaited` run a coroutine on its loop, for synchronous callers and for coroutines on other loops. They
+    `wait` and `wait_async` run a coroutine on its loop, for synchronous callers and for coroutines on other loops. They
     raise what it raises, SetupError when a model could not be loaded, and Unavailable once it is closed, or in a child
     of the process that made it, which has none of its threads.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedConfig) -> None:
         self._loaded = loaded
         self._process = os.getpid()
-        self._ready: futures.Future[Running] = futures.Future()
+        self._ready: futures.Future[RunningModels] = futures.Future()
         self._closing = threading.Lock()
         self._closed = False
         self._ended = False
@@ -76,7 +76,7 @@ class Background:
         if os.getpid() != self._process:
             raise Unavailable("this Shoal belongs to the process that opened it: open another after the fork")
         if self._closed:
-            raise _closed()
+            raise _closed_error()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -84,57 +84,57 @@ class Background:
         except BaseException:  # a coroutine that never ran complains
             work.close()
             raise
-        future = self._submitted(work)
+        future = self._submit(work)
         try:
             return future.result()
         except futures.CancelledError:
-            raise _closed() from None
+            raise _closed_error() from None
         except BaseException:  # an interrupt is the caller's wish to leave
             future.cancel()
             raise
 
-    async def awaited(self, work: Coroutine[Any, Any, T]) -> T:
+    async def wait_async(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             await self.ready()
         except BaseException:  # as in `wait`
             work.close()
             raise
-        future = self._submitted(work)
+        future = self._submit(work)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise _closed() from None
+            raise _closed_error() from None
 
-    async def results(self, tasks: Sequence[Batched]) -> list[Any]:
+    async def results(self, tasks: Sequence[BatchTask]) -> list[Any]:
         """One result a task, in order; the first that fails cancels the others. On its loop.
 
         The tasks are parts of one list, and an error counts the inputs of all of it.
         """
         if len(tasks) == 1:
-            return [await self._result(tasks[0])]
+            return [await self._run_task(tasks[0])]
         starts = accumulate((len(task.items) for task in tasks), initial=0)
         try:
             async with asyncio.TaskGroup() as group:
                 running = [
-                    group.create_task(self._part(task, start)) for task, start in zip(tasks, starts, strict=False)
+                    group.create_task(self._run_part(task, start)) for task, start in zip(tasks, starts, strict=False)
                 ]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in running]
 
-    async def _result(self, task: Batched) -> Any:
-        async with self._room.of(len(task.items)):
-            ctx = Context(id=f"call-{next(_ids)}", deadline=time.monotonic() + PATIENCE_S)
+    async def _run_task(self, task: BatchTask) -> Any:
+        async with self._room.admit(len(task.items)):
+            ctx = Context(id=f"call-{next(_ids)}", deadline=time.monotonic() + CALL_TIMEOUT_S)
             return await self.gateway.run(task, ctx)
 
-    async def _part(self, task: Batched, start: int) -> Any:
+    async def _run_part(self, task: BatchTask, start: int) -> Any:
         try:
-            return await self._result(task)
+            return await self._run_task(task)
         except ShoalError as error:
-            place, message = place_in(error)
+            place, message = parse_input_index(error)
             if place is None:
                 raise
             error.message = f"input {start + place}: {message}"
@@ -154,20 +154,20 @@ class Background:
                     self._loop.call_soon_threadsafe(self._stop)
         self._thread.join()
 
-    def _submitted(self, work: Coroutine[Any, Any, T]) -> futures.Future[T]:
+    def _submit(self, work: Coroutine[Any, Any, T]) -> futures.Future[T]:
         """Without a lock: a caller's loop may not wait for one."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # the loop is closed
             work.close()
-            raise _closed() from None
+            raise _closed_error() from None
         self._calls[future] = work
         future.add_done_callback(self._calls.pop)
         if self._ended:
-            self._give_up()
+            self._cancel_pending()
         return future
 
-    def _give_up(self) -> None:
+    def _cancel_pending(self) -> None:
         """What came to the loop too late to be cancelled there."""
         for future, work in list(self._calls.items()):
             if future.cancel():
@@ -180,25 +180,25 @@ class Background:
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._live())
+                runner.run(self._run_models())
         except asyncio.CancelledError:
             return  # it was closed
         finally:
             self._ended = True
-            self._give_up()
+            self._cancel_pending()
             if not self._ready.done():
-                self._ready.set_exception(_closed())
+                self._ready.set_exception(_closed_error())
 
-    async def _live(self) -> None:
+    async def _run_models(self) -> None:
         """Until it is cancelled."""
         self._main = asyncio.current_task()
         if self._closed:  # before it began
             return
         try:
             async with open_models(self._loaded, self._loaded.served) as running:
-                await running.wait_loaded()
+                await running.wait_until_loaded()
                 _check_loaded(running)
-                self._room = _Room(_most_inside(self._loaded))
+                self._room = _ItemLimiter(_max_items(self._loaded))
                 self._ready.set_result(running)
                 await asyncio.get_running_loop().create_future()
         except Exception as error:  # whatever it is, whoever waits has to hear of it
@@ -209,7 +209,7 @@ class Background:
             self._ready.set_exception(error if known else InternalError(f"starting failed: {error!r}"))
 
 
-class _Room:
+class _ItemLimiter:
     """Lets so many items be at the gateway at once: others wait here, where a server would refuse them. First come,
     first served: a large call is not passed by small ones for ever."""
 
@@ -219,17 +219,17 @@ class _Room:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def of(self, items: int) -> AsyncGenerator[None]:
+    async def admit(self, items: int) -> AsyncGenerator[None]:
         if self._waiting or not self._fits(items):
-            await self._turn(items)
+            await self._wait_for_turn(items)
         else:
             self._inside += items
         try:
             yield
         finally:
-            self._left(items)
+            self._release(items)
 
-    async def _turn(self, items: int) -> None:
+    async def _wait_for_turn(self, items: int) -> None:
         """Return once they are inside."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.append((items, place))
@@ -237,19 +237,19 @@ class _Room:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._let_in()  # it may have been the one that the others wait for
+                self._admit_waiting()  # it may have been the one that the others wait for
             else:
-                self._left(items)
+                self._release(items)
             raise
 
     def _fits(self, items: int) -> bool:
         return not self._inside or self._inside + items <= self._most
 
-    def _left(self, items: int) -> None:
+    def _release(self, items: int) -> None:
         self._inside -= items
-        self._let_in()
+        self._admit_waiting()
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
             items, place = self._waiting.popleft()
             if not place.done():
@@ -257,7 +257,7 @@ class _Room:
                 place.set_result(None)
 
 
-def _check_loaded(running: Running) -> None:
+def _check_loaded(running: RunningModels) -> None:
     """Raise SetupError for a model that was named and cannot run, or a server that does not tell its models."""
     failed = {card.name: card.error for card in running.gateway.models() if card.state == "failed"}
     failed |= running.gateway.waiting
@@ -265,11 +265,11 @@ def _check_loaded(running: Running) -> None:
         raise SetupError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
 
 
-def _most_inside(loaded: Loaded) -> int:
+def _max_items(loaded: LoadedConfig) -> int:
     """Half of the smallest queue: what the gateway lets one caller have."""
     settings = (loaded.settings, *(loaded.for_model(name) for name in loaded.models))
     return max(1, min(each.max_queue_items for each in settings) // 2)
 
 
-def _closed() -> Unavailable:
+def _closed_error() -> Unavailable:
     return Unavailable("this Shoal is closed: open another")

@@ -24,7 +24,7 @@ Picture: TypeAlias = "Image | bytes | os.PathLike[str] | pillow.Image"
 FORMATS: Final = "JPEG, PNG, WebP, GIF or BMP"
 
 _HEAD: Final = 12
-_STARTS: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
+_SIGNATURES: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
 
 
 def picture_of(given: object) -> Image | Path | None:
@@ -37,7 +37,7 @@ def picture_of(given: object) -> Image | Path | None:
     if isinstance(given, os.PathLike):
         return Path(os.fsdecode(given))
     drawn = sys.modules.get("PIL.Image")  # nobody has a picture of Pillow's without it
-    return _written(given) if drawn is not None and isinstance(given, drawn.Image) else None
+    return _encode_png(given) if drawn is not None and isinstance(given, drawn.Image) else None
 
 
 def read_picture(path: Path) -> Image:
@@ -45,7 +45,7 @@ def read_picture(path: Path) -> Image:
     try:
         return Image(path.read_bytes())
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
 
 
 def check_picture(path: Path) -> Path | Image:
@@ -59,7 +59,7 @@ def check_picture(path: Path) -> Path | Image:
         with path.open("rb") as file:
             check_head(file.read(_HEAD), str(path))
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
     return path
 
 
@@ -67,15 +67,15 @@ def check_head(head: bytes, name: str) -> None:
     """Raises InvalidValue unless bytes begin as a file of one of FORMATS does."""
     if not head:
         raise InvalidValue(f"{name} is empty: give a {FORMATS} file")
-    if not (head.startswith(_STARTS) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")):
+    if not (head.startswith(_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")):
         raise InvalidValue(f"{name} is no picture: give a {FORMATS} file")
 
 
-def _unreadable(path: Path, error: OSError) -> InvalidValue:
+def _unreadable_error(path: Path, error: OSError) -> InvalidValue:
     return InvalidValue(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _written(picture: pillow.Image) -> Image:
+def _encode_png(picture: pillow.Image) -> Image:
     """Without loss, and hardly compressed: it is read again at once."""
     file = io.BytesIO()
     try:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeAlias
 import uvicorn
 
 from shoal.errors import SetupError, Unavailable
-from shoal.server.http_protocol import Connection, RenderError, State
+from shoal.server.http_protocol import Connection, ErrorBodyRenderer, State
 from shoal.server.listener import Listener
 
 Scope: TypeAlias = Any
@@ -40,24 +40,24 @@ KEEP_ALIVE_S = 75
 _log = logging.getLogger(__name__)
 
 
-LAST_WORDS_S = 1.0
+ABORT_GRACE_S = 1.0
 """For streams to say that they were broken off, before connections are cut."""
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 """Between looks whether everything in flight is answered."""
-IDLE_S = 5.0
-ROOM = 32
-"""So many connections, idle for at least IDLE_S, are closed at a time when there are no file descriptors left."""
+MIN_IDLE_S = 5.0
+MAX_IDLE_CLOSES = 32
+"""So many connections, idle for at least MIN_IDLE_S, are closed at a time when there are no file descriptors left."""
 
 
 class Drainable(Protocol):
-    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing; `break_off`
+    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing; `abort_generations`
     ends the streams that go on when their time is over, in words that their clients can read."""
 
     draining: bool
 
     def ready(self) -> bool: ...
 
-    def break_off(self) -> None: ...
+    def abort_generations(self) -> None: ...
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -80,7 +80,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             for one in sockets:
                 one.close()
-            raise SetupError(_bind_failed(error, host, port)) from None
+            raise SetupError(_describe_bind_error(error, host, port)) from None
     return sockets
 
 
@@ -101,7 +101,7 @@ def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
     return listener
 
 
-def _bind_failed(error: OSError, host: str, port: int) -> str:
+def _describe_bind_error(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use: choose another with --port, or stop the program that has it"
     if error.errno == errno.EACCES:
@@ -116,7 +116,7 @@ def stop_signals(stop: asyncio.Event) -> Iterator[None]:
     """While inside, the first SIGTERM or SIGINT sets `stop`; the next one exits at once with 128 + its number."""
     loop = asyncio.get_running_loop()
 
-    def arrived(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             os.write(2, b"stopped at once; requests in flight were dropped\n")
             os._exit(128 + number)
@@ -124,7 +124,7 @@ def stop_signals(stop: asyncio.Event) -> Iterator[None]:
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, arrived, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
@@ -139,7 +139,7 @@ class HttpServer:
         self,
         asgi: Asgi,
         sockets: Sequence[socket.socket],
-        render_error: RenderError,
+        render_error: ErrorBodyRenderer,
         *,
         drain_delay_s: float,
         drain_timeout_s: float,
@@ -167,12 +167,12 @@ class HttpServer:
         config.load()
         self._state = State()
         make_protocol = partial(Connection, config, self._state, {}, render_error=render_error)
-        self._listener = Listener(sockets, make_protocol, self._make_room)
+        self._listener = Listener(sockets, make_protocol, self._close_idle)
 
     async def run(self, gateway: Drainable, stop: asyncio.Event) -> None:
         """Serve until `stop` is set and what was in flight is answered, or its time is over."""
         self._listener.start()
-        dating = asyncio.create_task(self._keep_date())
+        dating = asyncio.create_task(self._refresh_date())
         try:
             await stop.wait()
             # Nobody routes to a server that was never ready, so nobody needs time to notice.
@@ -189,33 +189,33 @@ class HttpServer:
         await self._listener.close()
         for connection in list(self._state.connections):
             connection.drain(self._drain_idle_s)
-        last = asyncio.get_running_loop().call_later(self._drain_timeout_s, gateway.break_off)
+        last = asyncio.get_running_loop().call_later(self._drain_timeout_s, gateway.abort_generations)
         try:
-            async with asyncio.timeout(self._drain_timeout_s + LAST_WORDS_S):
+            async with asyncio.timeout(self._drain_timeout_s + ABORT_GRACE_S):
                 while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - uvicorn's protocol has no event
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
             tasks = set(self._state.tasks)
             _log.warning("%d requests outlasted drain_timeout_s and are dropped", len(tasks))
             for task in tasks:
                 task.cancel()
             if tasks:
-                await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+                await asyncio.wait(tasks, timeout=ABORT_GRACE_S)
             for connection in list(self._state.connections):
                 connection.transport.close()
         finally:
             last.cancel()
 
-    async def _keep_date(self) -> None:
+    async def _refresh_date(self) -> None:
         while True:
             self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             await asyncio.sleep(1.0)
 
-    def _make_room(self) -> None:
+    def _close_idle(self) -> None:
         """Close some connections that have been idle for longest."""
         idle = [(connection.idle_s(), connection) for connection in self._state.connections]
-        longest = sorted((each for each in idle if each[0] >= IDLE_S), key=lambda each: each[0], reverse=True)
-        for _, connection in longest[:ROOM]:
+        longest = sorted((each for each in idle if each[0] >= MIN_IDLE_S), key=lambda each: each[0], reverse=True)
+        for _, connection in longest[:MAX_IDLE_CLOSES]:
             connection.transport.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -235,8 +235,8 @@ class HttpServer:
             # An answer that has begun cannot be mended: uvicorn refuses the second start and cuts the connection.
             with contextlib.suppress(RuntimeError):
                 length = (b"content-length", b"%d" % len(self._gone))
-                await send({"type": "http.response.start", "status": 503, "headers": [*_GONE_HEADERS, length]})
+                await send({"type": "http.response.start", "status": 503, "headers": [*_SHUTDOWN_HEADERS, length]})
                 await send({"type": "http.response.body", "body": self._gone})
 
 
-_GONE_HEADERS = [(b"content-type", b"application/json"), (b"connection", b"close"), (b"retry-after", b"1")]
+_SHUTDOWN_HEADERS = [(b"content-type", b"application/json"), (b"connection", b"close"), (b"retry-after", b"1")]

@@ -13,7 +13,7 @@ import gc
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """Between looks whether models came or went."""
 
 THRESHOLDS = (200_000, 10, 10)
@@ -22,7 +22,7 @@ request in flight is about 100 objects: with 700, as CPython starts, seven of th
 thousand takes 0.03 s. No request, failed or not, leaves a cycle (tests/unit/core/test_cycles.py), so this can wait."""
 
 
-def settle() -> None:
+def collect_and_freeze() -> None:
     """Collect everything, then take what is left out of the collector's sight: 0.1 s. What was out of its sight comes
     back first, so that a model which is gone is freed even where it is part of a cycle."""
     gc.unfreeze()
@@ -31,11 +31,11 @@ def settle() -> None:
 
 
 @asynccontextmanager
-async def settled(standing: Callable[[], Hashable]) -> AsyncIterator[None]:
-    """While inside, `settle` whenever `standing`, which tells what lives long, has changed."""
+async def keep_frozen(standing: Callable[[], Hashable]) -> AsyncIterator[None]:
+    """While inside, `collect_and_freeze` whenever `standing`, which tells what lives long, has changed."""
     before = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
-    task = asyncio.create_task(_settling(standing), name="garbage")
+    task = asyncio.create_task(_refreeze_on_change(standing), name="garbage")
     try:
         yield
     finally:
@@ -46,11 +46,11 @@ async def settled(standing: Callable[[], Hashable]) -> AsyncIterator[None]:
         gc.set_threshold(*before)
 
 
-async def _settling(standing: Callable[[], Hashable]) -> None:
+async def _refreeze_on_change(standing: Callable[[], Hashable]) -> None:
     last: Hashable = None
     while True:
         now = standing()
         if now != last:
             last = now
-            settle()
-        await asyncio.sleep(LOOK_S)
+            collect_and_freeze()
+        await asyncio.sleep(CHECK_INTERVAL_S)

@@ -34,12 +34,12 @@ from uvicorn.server import ServerState
 
 from shoal.errors import Malformed, ShoalError
 
-HEAD_S = 10.0
+HEAD_TIMEOUT_S = 10.0
 """From the connection, or from the first byte of a later request, to the end of its head."""
 HEAD_BYTES = 65_536
 """So much of a head may come after its first packet; nothing else bounds it."""
-LOOK_S = 10.0
-LOOKS = 3
+WRITE_CHECK_S = 10.0
+MAX_STALLED_CHECKS = 3
 """A client that takes nothing of its answer from one look to the next, so many times in a row, is cut off."""
 LINGER_S = 0.5
 """The least time for another request, while draining, behind an answer whose head could not say `connection: close`.
@@ -50,17 +50,17 @@ READS_PER_TURN = 8
 any number of uploads."""
 FRAMING_PER_BYTE = 16
 """Bytes of chunked framing that a byte of data may have, beyond HEAD_BYTES."""
-REFUSED_S = 1.0
+REFUSAL_LINGER_S = 1.0
 """A refused connection is read for so long after its answer, unless the client closes it first."""
 
-RenderError: TypeAlias = Callable[[ShoalError], bytes]
+ErrorBodyRenderer: TypeAlias = Callable[[ShoalError], bytes]
 """The body of an error that belongs to no route, as JSON."""
 
 _AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
 
 
-class _At(Enum):
+class _ParserState(Enum):
     """Where in a message the parser is."""
 
     BETWEEN = auto()
@@ -101,13 +101,13 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        render_error: RenderError,
+        render_error: ErrorBodyRenderer,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._at = _At.BETWEEN
+        self._at = _ParserState.BETWEEN
         self._head_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        self._head_s = HEAD_S
+        self._head_s = HEAD_TIMEOUT_S
         self._head_new = False
         self._head_size = 0
         self._framing = 0  # bytes of the body's chunk sizes, extensions and trailers, less what its data allows
@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport, self.server_state, self.loop)
-        self._expect_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -128,7 +128,7 @@ class Connection(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
-        self._head_came()
+        self._cancel_head_timer()
         if self._look_timer is not None:
             self._look_timer.cancel()
             self._look_timer = None
@@ -138,14 +138,14 @@ class Connection(HttpToolsProtocol):
             return
         before = self._at
         self._unset_keepalive_if_required()
-        if before is _At.BODY:
+        if before is _ParserState.BODY:
             self._framing += len(data)
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            self._refuse(b"400 Bad Request", f"The request is not valid HTTP/1.1: {_reason(error)}.")
+            self._refuse(b"400 Bad Request", f"The request is not valid HTTP/1.1: {_describe_parse_error(error)}.")
             return
-        if self._at is _At.HEAD:
+        if self._at is _ParserState.HEAD:
             self._head_size = 0 if self._head_new else self._head_size + len(data)
             self._head_new = False
             if self._head_size > HEAD_BYTES:
@@ -154,30 +154,30 @@ class Connection(HttpToolsProtocol):
         elif self._framing > HEAD_BYTES:
             self._refuse(b"400 Bad Request", "The body's chunks or trailers hold too little data for their size.")
             return
-        if not self._answered():
-            self._head_came()
-        elif before is _At.BODY and self._at is _At.BETWEEN:
+        if not self._is_idle():
+            self._cancel_head_timer()
+        elif before is _ParserState.BODY and self._at is _ParserState.BETWEEN:
             # The end of a body that was answered before it was read: what follows is a pause like any other.
-            self._head_came()
+            self._cancel_head_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
         else:
-            self._expect_head()
+            self._start_head_timer()
 
     def _parse(self, data: bytes) -> None:
         while True:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
-                self._pass_over()
+                self._skip_upgrade()
                 if self.scope["method"] == "CONNECT":
                     return
                 data = data[offer.args[0] :]
             else:
                 return
 
-    def _pass_over(self) -> None:
+    def _skip_upgrade(self) -> None:
         """Read on after a head with an offer, by a parser that is told the same head without it."""
         framing = [(name, value) for name, value in self.headers if name in _FRAMING]
         if self.scope["method"] == "CONNECT":
@@ -186,7 +186,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         version = self.parser.get_http_version().encode()
         lines = [b"POST / HTTP/%s" % version, *(b"%s: %s" % header for header in framing), b"", b""]
-        target = _AfterOffer(self)
+        target = _BodyParserTarget(self)
         self.parser = httptools.HttpRequestParser(target)
         with contextlib.suppress(AttributeError):  # httptools before 0.6.3 has none; uvicorn asks for the same
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -194,12 +194,14 @@ class Connection(HttpToolsProtocol):
         target.in_head = False
 
     def on_message_begin(self) -> None:
-        self._at = _At.HEAD
+        self._at = _ParserState.HEAD
         self._head_new = True  # the packet that it begins in may hold much else
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._at is _At.HEAD:  # afterwards it is a trailer, which must not change what was decided by the headers
+        if (
+            self._at is _ParserState.HEAD
+        ):  # afterwards it is a trailer, which must not change what was decided by the headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -208,14 +210,14 @@ class Connection(HttpToolsProtocol):
             # The target names a host as well. Whoever judges the headers sees both, and refuses two.
             self.headers.append((b"host", authority[1]))
         super().on_headers_complete()
-        self._at = _At.BODY
+        self._at = _ParserState.BODY
         self._framing = 0
         if not self.parser.should_keep_alive():  # uvicorn before 0.54 overlooks a `close` beside other options
             self.cycle.keep_alive = False
         while self._open and self._open[0].response_complete:
             self._open.popleft()
         self._open.append(self.cycle)
-        self.cycle.transport = _Joining(self.transport, self.loop)  # type: ignore[assignment]
+        self.cycle.transport = _JoiningTransport(self.transport, self.loop)  # type: ignore[assignment]
 
     def _hosts(self) -> list[bytes]:
         return [value for name, value in self.headers if name == b"host"]
@@ -227,28 +229,28 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # so this parser thinks; `_parse` has the rest read by one that does not
-        self._at = _At.BETWEEN
+        self._at = _ParserState.BETWEEN
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._written()
+        self._watch_writes()
         if self._refusal is not None:
             self._send_refusal()
-        elif self._at is _At.HEAD and self._answered() and not self.transport.is_closing():
+        elif self._at is _ParserState.HEAD and self._is_idle() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
-            self._expect_head()
+            self._start_head_timer()
 
     def drain(self, idle_s: float) -> None:
         """Leave no more than this time for the next request."""
         # Behind an answer whose head could not say `connection: close`, LINGER_S at least.
         self.timeout_keep_alive = max(idle_s, LINGER_S)  # type: ignore[assignment]  # a timer's delay, and no more
         self._head_s = min(self._head_s, self.timeout_keep_alive)
-        if self._answered() and not self.transport.is_closing():
+        if self._is_idle() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
-            self._head_came()
-            if self._at is _At.HEAD:
-                self._expect_head()
+            self._cancel_head_timer()
+            if self._at is _ParserState.HEAD:
+                self._start_head_timer()
             else:
                 self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
 
@@ -259,30 +261,30 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._written()
+        self._watch_writes()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._writes += 1
 
-    def _answered(self) -> bool:
+    def _is_idle(self) -> bool:
         """Nothing that was asked waits for its answer; until then it is not the client that keeps others waiting."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _expect_head(self) -> None:
+    def _start_head_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._head_s, self._head_late)
+            self._head_timer = self.loop.call_later(self._head_s, self._on_head_timeout)
 
-    def _head_came(self) -> None:
+    def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _head_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
         if self.transport.is_closing():
             return
-        if self._at is _At.HEAD:
+        if self._at is _ParserState.HEAD:
             self._refuse(b"408 Request Timeout", "The request's headers did not come in time.")
         else:
             # Without a request there is nothing to answer: browsers open connections in advance.
@@ -291,15 +293,15 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: bytes, message: str) -> None:
         """Read no further; say so once everything before it is answered, as clients match answers by their order."""
         self.logger.warning("refused a request of %s: %s", self.client[0] if self.client else "a client", message)
-        self._head_came()
+        self._cancel_head_timer()
         body = self._render_error(Malformed(message))
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self._refusal = head % (status, len(body)) + body
-        if self._at is _At.BODY:
-            self._drop(self.cycle)
+        if self._at is _ParserState.BODY:
+            self._drop_request(self.cycle)
         self._send_refusal()
 
-    def _drop(self, cycle: RequestResponseCycle) -> None:
+    def _drop_request(self, cycle: RequestResponseCycle) -> None:
         """The request that is being read will never be whole: the refusal is its answer, unless one has begun."""
         cycle.disconnected = True
         cycle.message_event.set()
@@ -317,33 +319,33 @@ class Connection(HttpToolsProtocol):
             self.transport.write(self._refusal)
             # Closing at once would reset the connection, and a client that is still sending would not see why.
             self.transport.write_eof()
-            self._head_timer = self.loop.call_later(REFUSED_S, self.transport.close)
+            self._head_timer = self.loop.call_later(REFUSAL_LINGER_S, self.transport.close)
             self._refusal = b""
         else:
             self.transport.close()
-        self._written()
+        self._watch_writes()
 
-    def _written(self) -> None:
+    def _watch_writes(self) -> None:
         self._writes += 1
         if self._look_timer is None and self.transport.get_write_buffer_size():
-            self._look_later(self._left(), 0)
+            self._schedule_write_check(self._unsent_bytes(), 0)
 
-    def _look_later(self, size: int, idle: int) -> None:
-        self._look_timer = self.loop.call_later(LOOK_S, self._look, self._writes, size, idle)
+    def _schedule_write_check(self, size: int, idle: int) -> None:
+        self._look_timer = self.loop.call_later(WRITE_CHECK_S, self._check_writes, self._writes, size, idle)
 
-    def _look(self, writes: int, size: int, idle: int) -> None:
+    def _check_writes(self, writes: int, size: int, idle: int) -> None:
         """Whether less waits to be sent than the last time; what was written since then says that some was taken."""
         self._look_timer = None
         if not self.transport.get_write_buffer_size():
             return
-        left = self._left()
+        left = self._unsent_bytes()
         idle = idle + 1 if writes == self._writes and left >= size else 0
-        if idle < LOOKS:
-            self._look_later(left, idle)
+        if idle < MAX_STALLED_CHECKS:
+            self._schedule_write_check(left, idle)
         else:
             self.transport.abort()
 
-    def _left(self) -> int:
+    def _unsent_bytes(self) -> int:
         """Bytes that the client has not taken. The system keeps megabytes of them: a slow reader takes from those for
         minutes before there is room for more."""
         kept = bytearray(4)
@@ -352,7 +354,7 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
 
 
-def _reason(error: httptools.HttpParserError) -> str:
+def _describe_parse_error(error: httptools.HttpParserError) -> str:
     if isinstance(error, httptools.HttpParserCallbackError):
         return "its target is malformed"  # the only one of the calls above that can fail is the parsing of the URL
     return str(error) or "it cannot be parsed"
@@ -378,7 +380,7 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Joining:
+class _JoiningTransport:
     """Where a cycle writes its answer: the first piece waits for the second, or for the next turn of the loop."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -410,7 +412,7 @@ class _Joining:
             self._transport.write(held)
 
 
-class _AfterOffer:
+class _BodyParserTarget:
     """What the second parser calls: the connection, but for the head, which it has seen."""
 
     def __init__(self, connection: Connection) -> None:

@@ -21,7 +21,7 @@ RETRY_S = 0.1
 REPORT_EVERY_S = 60.0
 RESERVED_DESCRIPTORS = 64
 """Kept free of connections, for models' files and connections to backends; an eighth of a limit below 512."""
-MOST_DESCRIPTORS = 65_536
+MAX_DESCRIPTORS = 65_536
 HANDSHAKE_S = 0.05
 """For handshakes under way when the listener closes."""
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 def raise_descriptor_limit() -> None:
     """Use what the system grants: the default of 1,024 is for programs that call select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -94,7 +94,7 @@ class Listener:
         except (BlockingIOError, ConnectionAbortedError):
             return False
         except OSError as error:
-            self._wait_for_room(error)
+            self._wait_for_descriptors(error)
             return False
         connection.setblocking(False)
         task = self._loop.create_task(self._connect(connection))
@@ -102,7 +102,7 @@ class Listener:
         task.add_done_callback(self._connecting.discard)
         # The system gives out the lowest free number, so this one tells how many are in use.
         if connection.fileno() >= self._most and not self._closing:
-            self._wait_for_room(None)
+            self._wait_for_descriptors(None)
             return False
         return True
 
@@ -120,7 +120,7 @@ class Listener:
         for one in self._sockets:
             self._loop.remove_reader(one)
 
-    def _wait_for_room(self, error: OSError | None) -> None:
+    def _wait_for_descriptors(self, error: OSError | None) -> None:
         if not self._closing:
             self._pause()
             self._retry = self._loop.call_later(RETRY_S, self.start)

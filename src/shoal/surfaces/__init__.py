@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shoal.core.protocols import Surface
-from shoal.http.application import Front, build_app
-from shoal.http.images import Pictures
-from shoal.http.path_override import instead
+from shoal.http.application import Application, build_app
+from shoal.http.images import ImageReader
+from shoal.http.path_override import override_paths
 from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.cohere import Cohere
 from shoal.surfaces.health import Health
@@ -25,14 +25,14 @@ from shoal.surfaces.tei import RerankTexts, Tei
 from shoal.surfaces.vllm import Scoring
 
 
-def _rerank(options: Options) -> Surface:
+def _build_rerank(options: Options) -> Surface:
     return RerankPath(RerankDocuments(options), RerankTexts(options), AnyRerankRequest)
 
 
 SURFACES: tuple[Callable[[Options], Surface], ...] = (
     OpenAI,
     Tei,
-    _rerank,
+    _build_rerank,
     Ranking,
     Cohere,
     Scoring,
@@ -46,10 +46,20 @@ SURFACES: tuple[Callable[[Options], Surface], ...] = (
 """The first one answers for paths that nobody knows."""
 
 
-def surfaces_of(options: Options) -> Sequence[Surface]:
+def build_surfaces(options: Options) -> Sequence[Surface]:
     """All of them, and before them the one whose dialect `embed_dialect` says /embed is."""
     surfaces = [make(options) for make in SURFACES]
-    return instead(AutoBatchingProxy(options), surfaces) if options.embed_dialect != "tei" else surfaces
+    return override_paths(AutoBatchingProxy(options), surfaces) if options.embed_dialect != "tei" else surfaces
 
 
-__all__ = ["SURFACES", "Front", "Options", "Pictures", "Reply", "Request", "Surface", "build_app", "surfaces_of"]
+__all__ = [
+    "SURFACES",
+    "Application",
+    "ImageReader",
+    "Options",
+    "Reply",
+    "Request",
+    "Surface",
+    "build_app",
+    "build_surfaces",
+]

@@ -31,11 +31,11 @@ POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     b"base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
-GUARDS: Headers = [
+SECURITY_HEADERS: Headers = [
     (b"content-security-policy", POLICY),
     (b"referrer-policy", b"no-referrer"),
 ]
-BELOW = "-below.html"
+BELOW_SUFFIX = "-below.html"
 ONE_YEAR = b"public, max-age=31536000, immutable"
 
 NOT_BUILT = b"""<!doctype html>
@@ -58,20 +58,20 @@ class File:
     etag: bytes
 
     @classmethod
-    def of(cls, name: str, body: bytes) -> File:
+    def create(cls, name: str, body: bytes) -> File:
         etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'.encode()
         kept = ONE_YEAR if name.startswith("assets/") else b"no-cache"
         kind = TYPES.get(Path(name).suffix, b"application/octet-stream")
-        return cls(body, [(b"content-type", kind), (b"cache-control", kept), (b"etag", etag), *GUARDS], etag)
+        return cls(body, [(b"content-type", kind), (b"cache-control", kept), (b"etag", etag), *SECURITY_HEADERS], etag)
 
-    def reply(self, request: Request) -> Reply:
+    def to_reply(self, request: Request) -> Reply:
         asked = request.headers.get(b"if-none-match", b"")
         if asked == b"*" or self.etag in (each.strip().removeprefix(b"W/") for each in asked.split(b",")):
             return Reply(304, self.headers[1:])
         return Reply(200, list(self.headers), self.body)
 
 
-def read(dist: Path) -> dict[str, File]:
+def read_files(dist: Path) -> dict[str, File]:
     """Every page and asset under `dist` by its relative name; empty when nothing was built.
 
     A page is there twice: the second is for its address with a trailing slash, where relative links start one level up.
@@ -80,10 +80,10 @@ def read(dist: Path) -> dict[str, File]:
     for path in sorted(dist.rglob("*")):
         if path.suffix in TYPES:
             name, body = path.relative_to(dist).as_posix(), path.read_bytes()
-            files[name] = File.of(name, body)
+            files[name] = File.create(name, body)
             if path.suffix == ".html":
-                below = path.stem + BELOW
-                files[below] = File.of(below, body.replace(b"<head>", b'<head><base href="../">', 1))
+                below = path.stem + BELOW_SUFFIX
+                files[below] = File.create(below, body.replace(b"<head>", b'<head><base href="../">', 1))
     return files
 
 
@@ -102,15 +102,15 @@ class Pages:
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         async def asset(request: Request) -> Reply:
-            file = await self._file(f"assets/{request.parameter}")
+            file = await self._find_file(f"assets/{request.parameter}")
             if file is None:
                 raise RouteNotFound(f"No file {request.path}. Reload the page: it may be of another version.")
-            return file.reply(request)
+            return file.to_reply(request)
 
         return [
-            self._page("/", "index", "Start page"),
-            self._page("/docs", "docs", "Swagger UI"),
-            self._page("/explorer/", "docs", "Swagger UI"),
+            self._page_operation("/", "index", "Start page"),
+            self._page_operation("/docs", "docs", "Swagger UI"),
+            self._page_operation("/explorer/", "docs", "Swagger UI"),
             Operation(
                 method="GET",
                 path="/assets/{name:path}",
@@ -121,13 +121,13 @@ class Pages:
             ),
         ]
 
-    def _page(self, path: str, name: str, summary: str) -> Operation:
+    def _page_operation(self, path: str, name: str, summary: str) -> Operation:
         async def endpoint(request: Request) -> Reply:
             below = request.path != "/" and request.path.endswith("/")
-            file = await self._file(f"{name}{BELOW if below else '.html'}")
+            file = await self._find_file(f"{name}{BELOW_SUFFIX if below else '.html'}")
             if file is None:
-                return Reply(404, [(b"content-type", TYPES[".html"]), *GUARDS], NOT_BUILT)
-            return file.reply(request)
+                return Reply(404, [(b"content-type", TYPES[".html"]), *SECURITY_HEADERS], NOT_BUILT)
+            return file.to_reply(request)
 
         return Operation(
             method="GET",
@@ -139,12 +139,12 @@ class Pages:
             media_type="text/html",
         )
 
-    async def _file(self, name: str) -> File | None:
+    async def _find_file(self, name: str) -> File | None:
         if not self._files:
-            self._files = await asyncio.to_thread(read, self._dist)
+            self._files = await asyncio.to_thread(read_files, self._dist)
         return self._files.get(name)
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-        status = status_codes.row(error).openai.status
+        status = status_codes.find_row(error).openai.status
         kind = {TEXT[0].decode(): TEXT[1].decode()}
         return status, kind | status_codes.headers(error, status), f"{error.message}\n".encode()

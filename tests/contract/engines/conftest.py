@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint, TritonEngine
-from shoal.backends.triton.schema import Embedder, Names
+from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.core.protocols import Engine
 from tests.contract.engines.tiny import OUTPUTS, SLOW_WIDTH, Tiny
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
@@ -31,7 +31,7 @@ def here(kind: str, **options: Any) -> Open:
 
     @asynccontextmanager
     async def opened(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
-        engine = await opener(kind)(graph, name="tiny", options=EngineOptions(warm_up_s=0.0, **options))
+        engine = await load_opener(kind)(graph, name="tiny", options=EngineOptions(warm_up_s=0.0, **options))
         try:
             yield engine
         finally:
@@ -61,7 +61,7 @@ async def triton(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
     async with grpc_in_use(), FakeTriton() as server:
         server.add(FakeModel("tiny", config=config, answer=answer))
         client = Client(server.target)
-        names = Names(outputs={name: name for name in OUTPUTS})
+        names = TensorNames(outputs={name: name for name in OUTPUTS})
         target = Endpoint(
             client=client, control=Control(client), address="triton://fake#tiny", model="tiny", names=names
         )

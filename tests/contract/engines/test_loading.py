@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from shoal.backends.local.engine import LocalEngine
-from shoal.backends.local.engines import ENGINES, Checked, EngineOptions, opener
+from shoal.backends.local.engines import ENGINES, EngineOptions, PrecisionCheck, load_opener
 from shoal.backends.local.open import precision_samples
-from shoal.backends.local.precision import MOST
+from shoal.backends.local.precision import MAX_FIGURES
 from shoal.core.protocols import CostModel
 from shoal.errors import ConfigError, ModelFileError
-from shoal.models.convert.convert import Converted, convert
+from shoal.models.convert.convert import ConversionResult, convert
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import ScoreSpec, TextSpec
 from shoal.types import Array
@@ -61,7 +61,7 @@ assert not seen, seen
 
 
 async def rows(graph: Path, options: EngineOptions, inputs: dict[str, Array]) -> Array:
-    engine = await opener("openvino")(graph, name="x", options=options)
+    engine = await load_opener("openvino")(graph, name="x", options=options)
     try:
         answer = await engine.infer(inputs, ["sentence_embedding"], {}, time.monotonic() + 30)
         return answer["sentence_embedding"]
@@ -90,13 +90,13 @@ async def test_a_broken_graph_is_named(engine: str, tmp_path: Path) -> None:
     broken = tmp_path / "model.onnx"
     broken.write_bytes(b"no graph at all")
     with pytest.raises(ModelFileError, match=r"model\.onnx: .*convert the model again"):
-        await opener(engine)(broken, name="x", options=COLD)
+        await load_opener(engine)(broken, name="x", options=COLD)
 
 
 async def test_onnxruntime_refuses_bf16(graph: Path) -> None:
     """An engine that cannot do a precision says what to use in its place."""
     with pytest.raises(ConfigError, match="use precision f32"):
-        await opener("onnxruntime")(graph, name="x", options=replace(COLD, precision="bf16"))
+        await load_opener("onnxruntime")(graph, name="x", options=replace(COLD, precision="bf16"))
 
 
 async def test_bf16_is_close_or_refused(graph: Path) -> None:
@@ -115,7 +115,7 @@ async def test_bf16_is_close_or_refused(graph: Path) -> None:
 
 async def test_auto_compares_its_samples(graph: Path) -> None:
     """Auto is bf16 exactly when all figures are good enough; the facts hold them."""
-    engine = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
+    engine = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
     found = engine.facts.details["precision_checked"]
     await engine.aclose()
     assert (found is not None) == has_bf16()
@@ -136,7 +136,7 @@ async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) 
         score=ScoreSpec(labels=("a", "b"), activation="softmax", output="sentence_embedding"),
     )
     options = replace(COLD, samples=SAMPLES, spec=spec)
-    engine = await opener("openvino")(graph, name="x", options=options)
+    engine = await load_opener("openvino")(graph, name="x", options=options)
     await engine.aclose()
     found = engine.facts.details["precision_checked"]
     if not has_bf16():
@@ -145,8 +145,8 @@ async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) 
     assert found.figures.keys() == {"mean_difference", "high_difference", "spearman"}
     assert 0.0 < found.figures["high_difference"] < 1.0
     assert engine.facts.precision == ("bf16" if found.agrees else "f32")
-    kept = replace(found, figures={"high_difference": MOST["high_difference"] * (1 if close else 1.01)})
-    engine = await opener("openvino")(graph, name="x", options=replace(options, checked=kept))
+    kept = replace(found, figures={"high_difference": MAX_FIGURES["high_difference"] * (1 if close else 1.01)})
+    engine = await load_opener("openvino")(graph, name="x", options=replace(options, checked=kept))
     await engine.aclose()
     assert engine.facts.precision == ("bf16" if close else "f32")
     assert "high difference" in engine.facts.details["precision_reason"]
@@ -156,17 +156,17 @@ async def test_bf16_is_not_taken_where_it_is_emulated(graph: Path, monkeypatch: 
     """The kernels that the variable leaves multiply in f32, forty times slower for bf16; OpenVINO lists it all the
     same."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core")
-    engine = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
+    engine = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
     await engine.aclose()
     assert (engine.facts.precision, engine.facts.details["precision_checked"]) == ("f32", None)
     assert engine.facts.details["precision_reason"] == "the processor has no bf16 arithmetic"
     with pytest.raises(ConfigError, match="use precision f32 or auto"):
-        await opener("openvino")(graph, name="x", options=replace(COLD, precision="bf16"))
+        await load_opener("openvino")(graph, name="x", options=replace(COLD, precision="bf16"))
 
 
 async def test_a_closed_engine_leaves_nothing(graph: Path) -> None:
     """Its infer requests are gone, and with them the memory of the model: loading again and again costs no more."""
-    engine = await opener("openvino")(graph, name="x", options=COLD)
+    engine = await load_opener("openvino")(graph, name="x", options=COLD)
     assert isinstance(engine, LocalEngine)
     requests = [weakref.ref(worker) for worker in engine._lanes.slots._free._queue]  # type: ignore[attr-defined]
     assert requests
@@ -180,13 +180,13 @@ async def test_a_closed_engine_leaves_nothing(graph: Path) -> None:
 async def test_auto_judges_late_interaction_by_the_vectors_of_tokens(tmp_path: Path) -> None:
     """Such a model has no others; what it makes of padding does not count."""
 
-    def prepared() -> tuple[Converted, EngineOptions]:
+    def prepared() -> tuple[ConversionResult, EngineOptions]:
         converted = convert(pylate(tmp_path / "source"), tmp_path)
         pipeline = TextPipeline(tmp_path, converted.spec, truncate=True)
         return converted, replace(COLD, samples=precision_samples(pipeline), spec=converted.spec)
 
     converted, options = await asyncio.to_thread(prepared)
-    engine = await opener("openvino")(tmp_path / converted.graph, name="x", options=options)
+    engine = await load_opener("openvino")(tmp_path / converted.graph, name="x", options=options)
     await engine.aclose()
     found = engine.facts.details["precision_checked"]
     if not has_bf16():
@@ -198,12 +198,12 @@ async def test_auto_judges_late_interaction_by_the_vectors_of_tokens(tmp_path: P
 @pytest.mark.parametrize("cosine", [0.5, 1.0])
 async def test_a_kept_outcome_is_used_on_the_same_machine_only(graph: Path, cosine: float) -> None:
     """An earlier check decides while its key fits; with another key the samples are run again."""
-    first = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
+    first = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
     await first.aclose()
-    own = first.facts.details["precision_checked"] or Checked("")
+    own = first.facts.details["precision_checked"] or PrecisionCheck("")
     for key in (own.key, "another processor"):
-        options = replace(COLD, samples=SAMPLES, checked=Checked(key, figures={"mean_cosine": cosine}))
-        engine = await opener("openvino")(graph, name="x", options=options)
+        options = replace(COLD, samples=SAMPLES, checked=PrecisionCheck(key, figures={"mean_cosine": cosine}))
+        engine = await load_opener("openvino")(graph, name="x", options=options)
         await engine.aclose()
         used = engine.facts.details["precision_checked"]
         assert used == (options.checked if key == own.key and key else first.facts.details["precision_checked"])
@@ -211,13 +211,13 @@ async def test_a_kept_outcome_is_used_on_the_same_machine_only(graph: Path, cosi
 
 async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
     """Other samples are other evidence: what was kept for the first is not used for the second."""
-    first = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
+    first = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
     await first.aclose()
     if not has_bf16():  # where there is no other precision there is nothing to keep
         assert first.facts.details["precision_checked"] is None
         return
-    kept = Checked(first.facts.details["precision_checked"].key, figures={"mean_cosine": 0.5})
-    second = await opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES[:1], checked=kept))
+    kept = PrecisionCheck(first.facts.details["precision_checked"].key, figures={"mean_cosine": 0.5})
+    second = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES[:1], checked=kept))
     await second.aclose()
     used = second.facts.details["precision_checked"]
     assert used.key != kept.key
@@ -226,7 +226,7 @@ async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
 
 async def test_auto_without_samples_is_exact(graph: Path) -> None:
     """Nothing to check with means f32."""
-    engine = await opener("openvino")(graph, name="x", options=COLD)
+    engine = await load_opener("openvino")(graph, name="x", options=COLD)
     await engine.aclose()
     assert engine.facts.precision == "f32"
 
@@ -235,7 +235,7 @@ async def test_auto_without_samples_is_exact(graph: Path) -> None:
 async def test_warming_measures_the_cost(engine: str, graph: Path) -> None:
     """An engine that was warmed states a cost of its own, and serves."""
     options = EngineOptions(streams=2, max_length=32, max_batch_size=4, warm_up_s=20.0)
-    opened = await opener(engine)(graph, name="x", options=options)
+    opened = await load_opener(engine)(graph, name="x", options=options)
     answer = await opened.infer(batch(5), ["pooled"], {}, time.monotonic() + 30)
     await opened.aclose()
     assert opened.facts.cost != CostModel()

@@ -67,7 +67,7 @@ class Load:
     async def run(self) -> Seen:
         tasks = [asyncio.create_task(work) for work in self._work]
         await asyncio.sleep(self.seen.seconds)
-        parts = [pending for pending in self.lane._pendings if pending.traffic == "bulk"]
+        parts = [pending for pending in self.lane._requests if pending.traffic == "bulk"]
         self.seen.bulk_items += sum(BULK_INPUTS - pending.left for pending in parts)
         for task in tasks:
             task.cancel()

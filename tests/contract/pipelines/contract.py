@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from shoal.core.protocols import Counted, EngineFacts, Pipeline, Prepared, VectorSet
+from shoal.core.protocols import CountedRow, EngineFacts, Pipeline, Prepared, VectorSet
 from shoal.errors import InvalidValue, NotFinite, ShoalError
-from shoal.types import Array, Batched, Classify, Embed, Item, Rerank, VectorKind
+from shoal.types import Array, BatchTask, Classify, Embed, Item, Rerank, VectorKind
 
 LONG = "the quick brown fox jumps over the lazy dog " * 3
 TEXTS: list[Item] = ["a fox", LONG, "dogs", [5, 6, 7], "", "a fox"]
@@ -26,7 +26,7 @@ def embed(**fields: Any) -> Embed:
 
 def rows_of(answers: Sequence[Any]) -> list[Any]:
     """Without their counts; all of them are rows."""
-    rows = [answer.row if isinstance(answer, Counted) else answer for answer in answers]
+    rows = [answer.row if isinstance(answer, CountedRow) else answer for answer in answers]
     assert all(isinstance(row, np.ndarray | VectorSet) for row in rows), rows
     return rows
 
@@ -73,7 +73,7 @@ class PipelineContract:
     def bad(self) -> Item:
         raise NotImplementedError
 
-    def task(self, **fields: Any) -> Batched:
+    def task(self, **fields: Any) -> BatchTask:
         raise NotImplementedError
 
     def outputs(self, batch: list[Prepared], rows: Array) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import FakePipeline, FakeScript, scores_of
+from shoal.backends.fake.model import FakePipeline, FakeScript, compute_scores
 from shoal.core.protocols import EngineFacts, Pipeline, Prepared
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
@@ -241,4 +241,4 @@ class TestFakePipelineThatScores(Fake, ScoreContract):
         return 2
 
     def expected(self, batch: list[Prepared], rows: Array) -> Array:
-        return np.stack([scores_of(item.tensors["ids"].tolist(), 2, raw=True) for item in batch])
+        return np.stack([compute_scores(item.tensors["ids"].tolist(), 2, raw=True) for item in batch])

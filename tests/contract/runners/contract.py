@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import FakeEngine, FakeTalker, tokens_of, vector_of
+from shoal.backends.fake.model import FakeEngine, FakeGenerator, compute_vector, tokenize_item
 from shoal.core.protocols import Runner
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import BackendError, CapacityError, RequestError, ShoalError
@@ -32,7 +32,7 @@ class Opened:
     runner: Runner
     lane: Lane | None = None
     engines: list[FakeEngine] = field(default_factory=list)
-    talker: FakeTalker | None = None
+    talker: FakeGenerator | None = None
 
     @property
     def running(self) -> int:
@@ -40,7 +40,7 @@ class Opened:
 
     def idle(self) -> bool:
         """No work of anybody is left, and every permit is back."""
-        if self.lane is not None and (self.lane.queued != (0, 0) or self.lane.admission.items):
+        if self.lane is not None and (self.lane.queue_size != (0, 0) or self.lane.admission.items):
             return False
         return not self.running
 
@@ -109,9 +109,9 @@ class EmbedContract(RunnerContract):
             answers = await asyncio.gather(*(opened.runner.run(embed(*inputs), context()) for inputs in requests))
             for inputs, answer in zip(requests, answers, strict=True):
                 assert isinstance(answer, Embedded)
-                expected = np.stack([vector_of(tokens_of(item), 32) for item in inputs])
+                expected = np.stack([compute_vector(tokenize_item(item), 32) for item in inputs])
                 assert np.array_equal(answer.vectors, expected)
-                assert answer.tokens == [len(tokens_of(item)) for item in inputs]
+                assert answer.tokens == [len(tokenize_item(item)) for item in inputs]
                 assert answer.facts.batches >= 1
             await until(opened.idle)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.fake.model import FakeScript, FakeTalker
+from shoal.backends.fake.model import FakeGenerator, FakeScript
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle.loading import Plan
 from shoal.core.registry import Model, Registry
@@ -24,13 +24,13 @@ class Talk:
     """A gateway over one talker with `places` streams at once, 10 ms a word."""
 
     def __init__(self, places: int) -> None:
-        self.talker = FakeTalker(FakeScript(token_ms=10))
+        self.talker = FakeGenerator(FakeScript(token_ms=10))
         registry = Registry()
         registry.add(model := Model("m"))
         model.plan = Plan(name="m", source="s", backend="fake", max_streams=places)
-        model.loaded(talking(self.talker))
+        model.mark_loaded(talking(self.talker))
         self.gateway = Gateway(registry)
-        self.places = self.gateway._places(model)
+        self.places = self.gateway._get_stream_limit(model)
 
     def stream(self, client: str = "c", words: int = 100, seconds: float = 1000.0) -> AsyncGenerator[Chunk, Any]:
         # The talker reads the loop's clock, places the real one: a deadline that is late on both.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.backends.fake.model import FakeScript, FakeTalker
-from shoal.core.lane_runner import BatchedRunner
+from shoal.backends.fake.model import FakeGenerator, FakeScript
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.protocols import ModelFacts
-from shoal.core.routing import ByTask
+from shoal.core.routing import TaskRouter
 from tests.contract.runners.contract import EmbedContract, Opened, StreamContract
 from tests.unit.core.lanes import engine, make_lane
 from tests.unit.core.talks import talking
@@ -19,9 +19,9 @@ UNLIKE = (
 TALK = FakeScript(token_ms=10)
 
 
-def batched(*scripts: FakeScript) -> tuple[BatchedRunner, Opened]:
+def batched(*scripts: FakeScript) -> tuple[LaneRunner, Opened]:
     lane = make_lane(*scripts)
-    runner = BatchedRunner(lane, FACTS)
+    runner = LaneRunner(lane, FACTS)
     return runner, Opened(runner, lane, [engine(lane, number) for number in range(len(scripts))])
 
 
@@ -38,11 +38,11 @@ class TestBatchedOnUnlikeReplicas(EmbedContract):
 class TestByTask(EmbedContract, StreamContract):
     def opened(self) -> Opened:
         runner, opened = batched(*UNLIKE)
-        talker = FakeTalker(TALK)
-        return Opened(ByTask([runner, talking(talker)]), opened.lane, opened.engines, talker)
+        talker = FakeGenerator(TALK)
+        return Opened(TaskRouter([runner, talking(talker)]), opened.lane, opened.engines, talker)
 
 
 class TestGeneration(StreamContract):
     def opened(self) -> Opened:
-        talker = FakeTalker(TALK)
+        talker = FakeGenerator(TALK)
         return Opened(talking(talker), talker=talker)

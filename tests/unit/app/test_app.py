@@ -17,9 +17,9 @@ import pytest
 
 import shoal.backends.local.open
 from shoal.app import App, open_app
-from shoal.backends.fake.model import tokens_of, vector_of
+from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.backends.local.open import open_local
-from shoal.config import Loaded, load
+from shoal.config import LoadedConfig, load
 from shoal.config.settings import Settings
 from shoal.core.protocols import Runner
 from shoal.errors import (
@@ -32,28 +32,28 @@ from shoal.errors import (
 )
 from shoal.models.address import Address
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from shoal.types import Context, Embed, Generate
 from tests.unit.core.conftest import gathered
 
 LOCAL = "slow=hf:org/slow"
 
 
-async def settings(tmp_path: Path, toml: str = "", **flags: Any) -> Loaded:
+async def settings(tmp_path: Path, toml: str = "", **flags: Any) -> LoadedConfig:
     file = tmp_path / "shoal.toml"
     file.write_text(toml)
     return await asyncio.to_thread(load, flags, {}, file)
 
 
 @pytest.fixture
-def loaded() -> Loaded:
+def loaded() -> LoadedConfig:
     return load({}, {})
 
 
 @asynccontextmanager
-async def opened(loaded: Loaded, *served: str) -> AsyncIterator[App]:
+async def opened(loaded: LoadedConfig, *served: str) -> AsyncIterator[App]:
     async with open_app(loaded, served) as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         yield app
 
 
@@ -85,19 +85,19 @@ def opening(
     monkeypatch.setattr(shoal.backends.local.open, "open_local", open_)
 
 
-async def test_fake_models_embed_and_generate(loaded: Loaded) -> None:
+async def test_fake_models_embed_and_generate(loaded: LoadedConfig) -> None:
     """Each by its own script; ready when all are, and the first one is the default."""
     async with opened(loaded, "a=fake:dimension=8", "b=fake:dimension=16") as app:
         assert app.gateway.ready()
-        assert np.array_equal(await vector(app, "a", "x y"), vector_of(tokens_of("x y"), 8))
-        assert np.array_equal(await vector(app, "b", "x y"), vector_of(tokens_of("x y"), 16))
+        assert np.array_equal(await vector(app, "a", "x y"), compute_vector(tokenize_item("x y"), 8))
+        assert np.array_equal(await vector(app, "b", "x y"), compute_vector(tokenize_item("x y"), 16))
         assert len(await vector(app, "", "x y")) == 8
         chunks = app.gateway.stream(Generate(model="b", prompts=["x y"]), soon())
         assert "".join([chunk.text async for chunk in chunks]) == "x y"
         assert app.gateway.models()[0].facts is not None
 
 
-async def test_a_models_replicas_share_its_work(loaded: Loaded) -> None:
+async def test_a_models_replicas_share_its_work(loaded: LoadedConfig) -> None:
     """Two addresses under one name are one model with two replicas."""
     async with opened(loaded, "two=fake:delay_ms=1000,fake:delay_ms=1000") as app:
         first = asyncio.create_task(app.gateway.run(Embed(model="two", inputs=["a"]), soon()))
@@ -106,7 +106,7 @@ async def test_a_models_replicas_share_its_work(loaded: Loaded) -> None:
         assert {(await first).facts.replica, second.facts.replica} == {"fake-0", "fake-1"}
 
 
-async def test_a_model_that_fails_takes_nobody_down(loaded: Loaded) -> None:
+async def test_a_model_that_fails_takes_nobody_down(loaded: LoadedConfig) -> None:
     """An option that fake does not know: that model says why, the other serves, readiness is off."""
     async with opened(loaded, "bad=fake:speed=5", "good=fake:") as app:
         assert states(app) == {"bad": "failed", "good": "ready"}
@@ -117,7 +117,9 @@ async def test_a_model_that_fails_takes_nobody_down(loaded: Loaded) -> None:
         assert not app.gateway.ready()
 
 
-async def test_a_bug_while_loading_is_that_models_failure(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_while_loading_is_that_models_failure(
+    loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What nobody foresaw becomes its state, named; errors meant for the operator keep their words."""
 
     async def broken(name: str, *args: Any, **named: Any) -> Any:
@@ -135,7 +137,7 @@ async def test_a_bug_while_loading_is_that_models_failure(loaded: Loaded, monkey
         assert app.gateway.model("gone").error == "the hub is away"
 
 
-async def test_kinds_of_replicas_do_not_mix(loaded: Loaded) -> None:
+async def test_kinds_of_replicas_do_not_mix(loaded: LoadedConfig) -> None:
     """A scripted model beside a real one under one name would answer two kinds of vectors."""
     async with opened(loaded, "x=fake:,hf:org/real") as app:
         assert "must be of one kind, not fake, hf" in str(app.gateway.model("x").error)
@@ -177,7 +179,7 @@ async def test_a_models_own_settings_reach_its_lane(tmp_path: Path) -> None:
     ],
 )
 async def test_what_can_be_seen_without_loading_is_raised(
-    loaded: Loaded, served: Sequence[str], error: type[Exception]
+    loaded: LoadedConfig, served: Sequence[str], error: type[Exception]
 ) -> None:
     """A name served twice or reserved, and replicas without a name, end the start."""
     with pytest.raises(error):
@@ -186,7 +188,7 @@ async def test_what_can_be_seen_without_loading_is_raised(
 
 
 async def test_the_default_model_has_its_short_name_unless_it_was_named(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Served without arguments it answers to its alias; under names of one's own it may be served twice."""
 
@@ -200,7 +202,9 @@ async def test_the_default_model_has_its_short_name_unless_it_was_named(
         assert [card.aliases for card in app.gateway.models()] == [(), ()]
 
 
-async def test_a_loading_model_says_so_and_closing_stops_it(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loading_model_says_so_and_closing_stops_it(
+    loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it loads its requests are ModelNotReady, the others are served; leaving cancels the load."""
     begun, cancelled = asyncio.Event(), False
 
@@ -238,7 +242,7 @@ async def test_loading_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert "load_timeout_s" in str(app.gateway.model("slow").error)
 
 
-async def test_leaving_ends_what_is_under_way(loaded: Loaded) -> None:
+async def test_leaving_ends_what_is_under_way(loaded: LoadedConfig) -> None:
     """A request in flight is answered with a retryable error, and every runner is closed, also after one that fails."""
 
     class Stubborn:
@@ -272,7 +276,7 @@ async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         shoal.backends.local.open,
         "prepare_local",
-        lambda *args, **options: cast(Stored, SimpleNamespace(space=next(stored))),
+        lambda *args, **options: cast(StoredModel, SimpleNamespace(space=next(stored))),
     )
     monkeypatch.setattr(shoal.backends.local.open, "space_of", lambda one: one.space)
     addresses = [Address(scheme="hf", target="org/one"), Address(scheme="hf", target="org/other")]
@@ -292,7 +296,9 @@ async def test_no_default_model_where_none_is_wanted(tmp_path: Path) -> None:
         assert len(await vector(app, "", "x")) == 8
 
 
-async def test_a_failed_load_by_api_is_told_and_tried_again(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_load_by_api_is_told_and_tried_again(
+    loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files first, then engines: what the first step raises, the second never sees."""
     opened_: list[str] = []
 
@@ -322,7 +328,7 @@ from shoal.config import load
 
 async def main():
     async with open_app(load({}, {}), ["fake:"]) as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
     assert not [name for name in sys.modules if name.split(".")[0] in ("grpc", "google")], "imported"
 
 asyncio.run(main())

@@ -10,9 +10,9 @@ import pytest
 
 from shoal.app import App, open_app
 from shoal.config import load
-from shoal.core.generation.sampling import ELSEWHERE
-from shoal.http.json.unsupported import KNOWN
-from shoal.surfaces.ollama.tasks import OFF
+from shoal.core.generation.sampling import UNSUPPORTED_FIELDS
+from shoal.http.json.unsupported import KNOWN_FIELDS
+from shoal.surfaces.ollama.tasks import OFF_VALUES
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
 
 SAID = [{"role": "user", "content": "one two"}]
@@ -49,7 +49,7 @@ SOMETHING: Mapping[str, Any] = {"truncation_direction": "left", "truncation_side
 @pytest.fixture
 async def app() -> AsyncIterator[App]:
     async with open_app(load({}, {}), ["fake:", "ranker=fake:labels=1"]) as made:
-        await made.wait_loaded()
+        await made.wait_until_loaded()
         yield made
 
 
@@ -68,7 +68,7 @@ def refused(answer: Answer, name: str) -> None:
 @pytest.mark.parametrize("path", GENERATION)
 async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
     """Each is refused by name, unless its value asks for nothing; what nobody knows is ignored."""
-    for name, neutral in ELSEWHERE.items():
+    for name, neutral in UNSUPPORTED_FIELDS.items():
         refused(await post(app, path, {**GENERATION[path], name: "something"}), name)
         for value in (None, *neutral):
             answer = await post(app, path, {**GENERATION[path], name: value})
@@ -79,18 +79,18 @@ async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
 @pytest.mark.parametrize("path", OLLAMA)
 async def test_options_of_ollama(app: App, path: str) -> None:
     """Those that it knows and no model here has are refused, unless they are off."""
-    for name, off in OFF.items():
+    for name, off in OFF_VALUES.items():
         refused(await post(app, path, {**OLLAMA[path], "options": {name: 0.5}}), f"options.{name}")
         assert (await post(app, path, {**OLLAMA[path], "options": {name: off}})).status == 200
     assert (await post(app, path, {**OLLAMA[path], "options": {"num_ctx": 4096, "made_up": 1}})).status == 200
 
 
-@pytest.mark.parametrize("dialect", KNOWN)
+@pytest.mark.parametrize("dialect", KNOWN_FIELDS)
 async def test_fields_of_other_servers(app: App, dialect: str) -> None:
     """On each route that its type does not have them on; null, and what asks for nothing, is not refused."""
     for path, body in OTHERS[dialect].items():
         assert (await post(app, path, {**body, "made_up": 5})).status == 200
-        for name, neutral in KNOWN[dialect].items():
+        for name, neutral in KNOWN_FIELDS[dialect].items():
             answer = await post(app, path, {**body, name: SOMETHING.get(name, "something")})
             if answer.status != 200:  # else it works: tests of the route itself say how
                 refused(answer, name)
@@ -102,7 +102,7 @@ async def test_fields_of_other_servers(app: App, dialect: str) -> None:
 
 
 async def test_every_table_has_its_routes() -> None:
-    assert KNOWN.keys() == OTHERS.keys()
+    assert KNOWN_FIELDS.keys() == OTHERS.keys()
 
 
 async def test_the_end_that_is_cut_goes_by_both_names(app: App) -> None:

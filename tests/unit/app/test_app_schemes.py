@@ -44,7 +44,7 @@ async def test_no_route_loads_what_is_for_the_operator(path: str) -> None:
     """Scripted models, folders and other servers come from the command line and the settings alone: a client who names
     one is refused, admin or not, and nothing is loaded."""
     async with open_app(load({}, {}), ["fake:"]) as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         before = {model.name for model in app.gateway.models()}
         for address in ADDRESSES:
             body: dict[str, Any] = {

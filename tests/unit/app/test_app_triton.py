@@ -20,7 +20,7 @@ from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open import host as host_module
 from shoal.backends.triton.open import models as models_module
-from shoal.config import Loaded, load
+from shoal.config import LoadedConfig, load
 from shoal.core.protocols import Runner
 from shoal.core.registry import Model, Registry
 from shoal.errors import (
@@ -42,15 +42,15 @@ from tests.unit.models.checkpoints import HIDDEN
 
 
 @pytest.fixture
-def loaded() -> Loaded:
+def loaded() -> LoadedConfig:
     return load({}, {})
 
 
 @pytest.fixture
 async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
     """Nobody pauses between looks at it."""
-    monkeypatch.setattr(discovery, "DISCOVER_S", 0.001)
-    monkeypatch.setattr(discovery, "ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr(discovery, "POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(discovery, "RETRY_INTERVAL_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     for module in (engine_module, models_module, host_module):
         monkeypatch.setattr(module, "RETRY_S", (0.001,))
@@ -58,7 +58,7 @@ async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
         yield server
 
 
-async def test_a_named_model_is_waited_for(loaded: Loaded, triton: FakeTriton) -> None:
+async def test_a_named_model_is_waited_for(loaded: LoadedConfig, triton: FakeTriton) -> None:
     """Shoal answers meanwhile, not ready, and its refusals say what for; on leaving the model stays loaded."""
     triton.add(text_model("emb"))
     await triton.stop()
@@ -69,7 +69,7 @@ async def test_a_named_model_is_waited_for(loaded: Loaded, triton: FakeTriton) -
             await vector(app, "emb", "x")
         assert len(await vector(app, "fake", "x")) == 32
         await triton.start()
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         assert app.gateway.ready()
         assert app.gateway.model("emb").note == ""
         assert np.array_equal(await vector(app, "emb", "x"), triton_vector_of("x"))
@@ -81,7 +81,7 @@ async def test_a_named_model_is_waited_for(loaded: Loaded, triton: FakeTriton) -
 
 
 async def test_whatever_a_server_offers_is_served(
-    loaded: Loaded, triton: FakeTriton, caplog: pytest.LogCaptureFixture
+    loaded: LoadedConfig, triton: FakeTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not ready until it was asked; then models come as they are loaded there. What cannot be served is said
     once."""
@@ -109,7 +109,7 @@ async def test_whatever_a_server_offers_is_served(
 
 
 async def test_while_what_a_server_offers_loads_its_names_are_known(
-    loaded: Loaded, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedConfig, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another name is unknown for good, and nobody is to come again for it."""
     triton.add(text_model("emb"))
@@ -147,7 +147,7 @@ async def test_a_name_that_is_taken_keeps_no_other_away(
     assert "the name 'fake' is served twice" in caplog.text
 
 
-async def test_what_was_unloaded_there_by_api_does_not_come_back(loaded: Loaded, triton: FakeTriton) -> None:
+async def test_what_was_unloaded_there_by_api_does_not_come_back(loaded: LoadedConfig, triton: FakeTriton) -> None:
     """It is not offered any more."""
     triton.add(text_model("emb"))
     async with open_app(loaded, [f"triton://{triton.target}"]) as app:
@@ -199,7 +199,7 @@ async def test_a_triton_of_its_own_takes_local_models(
     async with open_app(chosen, [LOCAL]) as app:
         await until(lambda: app.gateway.model("slow").note == "waiting for Triton to start")
         there.set()
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         facts = app.gateway.model("slow").facts
         assert facts is not None
         assert (facts.backend, app.gateway.ready()) == ("triton", True)
@@ -223,11 +223,11 @@ class Counting:
 
 async def test_what_backends_count_is_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked in the background, so that a scrape waits for no other machine; one that is away does not end that."""
-    monkeypatch.setattr(app_module, "STATISTICS_S", 0.001)
+    monkeypatch.setattr(app_module, "STATISTICS_INTERVAL_S", 0.001)
     registry, observer, runner = Registry(), PrometheusObserver(), Counting()
     registry.add(model := Model("emb"))
     model.runner = cast(Runner, runner)
-    asking = asyncio.create_task(app_module._ask_backends(registry, observer))
+    asking = asyncio.create_task(app_module._poll_statistics(registry, observer))
 
     async def asked_twice() -> None:
         for _ in range(2):  # what the first one answered is in its place by the second
@@ -267,11 +267,11 @@ async def test_one_triton_at_a_time() -> None:
 
 
 async def test_a_look_that_fails_in_an_unforeseen_way_is_not_the_last(
-    loaded: Loaded, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    loaded: LoadedConfig, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has the mistake, readiness says that there is one, and the next look is as good as any."""
     triton.add(text_model("emb"))
-    real, looks = ModelLoader.offered, 0
+    real, looks = ModelLoader.list_offers, 0
 
     async def offered(self: ModelLoader, address: Any) -> Any:
         nonlocal looks
@@ -280,7 +280,7 @@ async def test_a_look_that_fails_in_an_unforeseen_way_is_not_the_last(
             raise RecursionError("too deep")
         return await real(self, address)
 
-    monkeypatch.setattr(ModelLoader, "offered", offered)
+    monkeypatch.setattr(ModelLoader, "list_offers", offered)
     address = f"triton://{triton.target}"
     async with open_app(loaded, [address]) as app:
         await until(lambda: "could not be understood" in app.gateway.waiting.get(address, ""))

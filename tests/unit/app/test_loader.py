@@ -15,17 +15,17 @@ import pytest
 import shoal.backends.genai.open
 import shoal.backends.local.open
 from shoal.app.loader import ModelLoader
-from shoal.app.resources import OpeningResources, Queues
+from shoal.app.resources import ModelResources, RunningLanes
 from shoal.backends import parse_served
-from shoal.backends.base.chat_pipeline import chat_pipeline
+from shoal.backends.base.chat_pipeline import load_chat_pipeline
 from shoal.backends.fake.model import (
-    CONVERSATION,
+    CHAT_TEMPLATE,
     FakeEngine,
+    FakeGenerator,
     FakePipeline,
     FakeScript,
-    FakeTalker,
-    tokens_of,
-    vector_of,
+    compute_vector,
+    tokenize_item,
 )
 from shoal.backends.triton import TritonBackend
 from shoal.backends.triton.open import host as host_module
@@ -33,7 +33,7 @@ from shoal.backends.triton.open import models as models_module
 from shoal.backends.triton.open.host import TritonHost
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.cache import RowCaches
-from shoal.config import Loaded, load
+from shoal.config import LoadedConfig, load
 from shoal.config.settings import Settings
 from shoal.core.lifecycle.lifecycle import LoadOptions
 from shoal.core.protocols import ModelFacts, Observer
@@ -42,7 +42,7 @@ from shoal.errors import AddressError, ConfigError, InvalidValue, ShoalError, Tr
 from shoal.models.address import Address
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.types import Context, Embed
 from tests.fakes.triton import FakeTriton
 from tests.unit.backends.triton.open.kit import grpc_in_use, reads, stored_model, text_model, token_model, until
@@ -115,12 +115,12 @@ def make(tmp_path: Path, home: Path) -> Any:
     threads.close()
 
 
-def loader_of(loaded: Loaded, threads: Threads, **parts: Any) -> ModelLoader:
+def loader_of(loaded: LoadedConfig, threads: Threads, **parts: Any) -> ModelLoader:
     caches = RowCaches(Path(loaded.settings.home))
-    return ModelLoader(OpeningResources(loaded, Observer(), threads, caches=caches, queues=Queues(), **parts))
+    return ModelLoader(ModelResources(loaded, Observer(), threads, caches=caches, queues=RunningLanes(), **parts))
 
 
-def settled(tmp_path: Path, home: Path, toml: str = "", flags: dict[str, Any] | None = None) -> Loaded:
+def settled(tmp_path: Path, home: Path, toml: str = "", flags: dict[str, Any] | None = None) -> LoadedConfig:
     file = tmp_path / "shoal.toml"
     file.write_text(toml)
     return load({"home": str(home), "offline": True} | (flags or {}), {}, file)
@@ -175,12 +175,12 @@ def prepares(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
     """Stands for fetching: the addresses that were asked for, each then a model of the store."""
     asked: list[str] = []
 
-    def put(address: Address) -> Stored:
+    def put(address: Address) -> StoredModel:
         return store.find(address) or stored_model(store, str(address), created=int(time.time()))
 
-    async def prepared(address: Address, settings: Any, progress: Progress) -> Stored:
+    async def prepared(address: Address, settings: Any, progress: Progress) -> StoredModel:
         asked.append(str(address))
-        progress.worked("converting", 1.0)
+        progress.report_work("converting", 1.0)
         return await asyncio.to_thread(put, address)
 
     monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
@@ -272,7 +272,7 @@ class TestFetching:
         loader = make('[models."org/name"]\naliases = ["short"]\n')
         plan = loader.plan(parse_served("all-MiniLM-L6-v2"))
         assert (plan.name, plan.source, plan.aliases) == (DEFAULT_MODEL[3:], DEFAULT_MODEL, ("all-MiniLM-L6-v2",))
-        plan = loader.plan(parse_served(loader.loaded.meant("short")))
+        plan = loader.plan(parse_served(loader.loaded.resolve_argument("short")))
         assert (plan.name, plan.source, plan.aliases) == ("org/name", "hf:org/name", ("short",))
         assert loader.resolve("short", LoadOptions()).name == "org/name"
 
@@ -368,7 +368,7 @@ class TestOpening:
         loader = await asyncio.to_thread(make)
         plan = loader.resolve("twins", LoadOptions())
         runner = await loader.open(plan, notes)
-        assert np.array_equal(await vectors(runner, "a b"), [vector_of(tokens_of("a b"), 8)])
+        assert np.array_equal(await vectors(runner, "a b"), [compute_vector(tokenize_item("a b"), 8)])
         assert loader._resources._queues.lengths() == [("twins", 0, 0)]
         await loader.close(plan, runner)
         assert loader._resources._queues.lengths() == []
@@ -380,7 +380,7 @@ class TestOpening:
 
         async def open_local(name: str, addresses: Any, settings: Any, progress: Progress, *, table: Any) -> Any:
             asked.append((name, [str(each) for each in addresses]))
-            progress.worked("compiling", 0.5)
+            progress.report_work("compiling", 0.5)
             script = FakeScript(dimension=8)
             facts = ModelFacts(source="x", backend="openvino", tasks=("embed",))
             return SimpleNamespace(
@@ -409,12 +409,12 @@ class TestOpening:
         """What was opened, a process with the whole model, is closed again."""
         closed: list[bool] = []
 
-        class Opened(FakeTalker):
+        class Opened(FakeGenerator):
             async def aclose(self) -> None:
                 closed.append(True)
 
         async def open_llm(name: str, stored: Any, settings: Settings, table: Any) -> Any:
-            pipeline = chat_pipeline(None, settings, template=CONVERSATION)
+            pipeline = load_chat_pipeline(None, settings, template=CHAT_TEMPLATE)
             facts = ModelFacts(source="x", backend="genai", tasks=("generate",))
             return pipeline, Opened(FakeScript(), "a"), facts
 
@@ -461,7 +461,7 @@ class TestOpening:
         assert [entry.name for entry in await house.loader.entries()] == ["org/name"]
         await house.loader.close(plan, runner)
         assert triton.models["org~name"].state == "UNAVAILABLE"
-        assert await house.host.held("org/name") is not None
+        assert await house.host.find_entry("org/name") is not None
 
     async def test_by_push_where_there_is_no_folder(
         self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes
@@ -501,7 +501,7 @@ class TestOpening:
         reads(triton, tmp_path / "repository", load_error="the graph is broken")
         with pytest.raises(ShoalError, match="the graph is broken"):
             await house.loader.open(house.loader.resolve("org/name", LoadOptions()), notes)
-        assert await house.host.held("org/name") is None
+        assert await house.host.find_entry("org/name") is None
         assert house.loader._resources._queues.lengths() == []
 
     async def test_closing_closes_also_where_triton_is_away(
@@ -549,13 +549,13 @@ class Seen(Progress):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def fetched(self, what: str, done: int, total: int | None) -> None:
+    def report_fetch(self, what: str, done: int, total: int | None) -> None:
         self.calls.append((what, done, total))
 
-    def worked(self, stage: str, fraction: float) -> None:
+    def report_work(self, stage: str, fraction: float) -> None:
         self.calls.append((stage, fraction))
 
-    def noted(self, line: str) -> None:
+    def report_note(self, line: str) -> None:
         self.calls.append((line,))
 
 
@@ -568,10 +568,10 @@ class TestProgress:
 
         def work() -> None:
             for done in range(1, 101):
-                progress.fetched("model.onnx", done, 100)
-            progress.fetched("vocab.txt", 5, None)
-            progress.worked("verifying", 0.5)
-            progress.noted("the mirror was slow")
+                progress.report_fetch("model.onnx", done, 100)
+            progress.report_fetch("vocab.txt", 5, None)
+            progress.report_work("verifying", 0.5)
+            progress.report_note("the mirror was slow")
 
         await asyncio.to_thread(work)
         await asyncio.sleep(0)
@@ -591,5 +591,5 @@ class TestProgress:
             return loader._resources.reporter(notes)
 
         progress = asyncio.run(inside())
-        progress.worked("converting", 1.0)
+        progress.report_work("converting", 1.0)
         assert notes.said == []

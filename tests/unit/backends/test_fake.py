@@ -12,11 +12,11 @@ from shoal.backends.fake.model import (
     MAX_TOKENS,
     RANGES,
     FakeEngine,
+    FakeGenerator,
     FakePipeline,
     FakeScript,
-    FakeTalker,
-    tokens_of,
-    vector_of,
+    compute_vector,
+    tokenize_item,
     word_id,
 )
 from shoal.core.protocols import Piece, Prepared, Prompt
@@ -89,13 +89,13 @@ def test_every_number_has_a_range() -> None:
 
 def test_vectors_are_functions_of_their_words() -> None:
     """The same for the same words, another for others or another order; ids stand for themselves."""
-    ids = tokens_of("a b")
+    ids = tokenize_item("a b")
     assert ids == [word_id("a"), word_id("b")]
-    assert tokens_of(ids) == ids
-    seen = [vector_of(tokens_of(text), 16).tobytes() for text in ("a b", "b a", "a", "a b b", "a  b")]
+    assert tokenize_item(ids) == ids
+    seen = [compute_vector(tokenize_item(text), 16).tobytes() for text in ("a b", "b a", "a", "a b b", "a  b")]
     assert len(set(seen)) == 4
     assert seen[0] == seen[4]
-    assert vector_of(ids, 16).dtype == np.float32
+    assert compute_vector(ids, 16).dtype == np.float32
 
 
 def test_long_texts_are_cut() -> None:
@@ -137,7 +137,7 @@ def test_rows_are_finished_as_asked() -> None:
     """Cut, then normalised; NaN is that row's error; padding rows are left out."""
     pipeline = FakePipeline(FakeScript())
     items = [*prepared("a", dimensions=5), *prepared("b", normalize=False), *prepared("c")]
-    rows = np.stack([vector_of(tokens_of(text), 32) for text in "abcd"])
+    rows = np.stack([compute_vector(tokenize_item(text), 32) for text in "abcd"])
     rows[2] = np.nan
     first, second, third = pipeline.finish({"embedding": rows}, items)
     assert isinstance(first, np.ndarray)
@@ -157,7 +157,7 @@ def test_engines_compute_each_row_from_what_they_received(virtual: Run[None]) ->
         answer = await engine.infer(batch("a b c", "d"), ["embedding"], {}, soon())
         assert loop.time() - begun == pytest.approx(0.010 + 6 * 0.001)
         assert [row.tobytes() for row in answer["embedding"]] == [
-            vector_of(tokens_of(text), 32).tobytes() for text in ("a b c", "d")
+            compute_vector(tokenize_item(text), 32).tobytes() for text in ("a b c", "d")
         ]
         assert list(engine.batches) == [(2, 3)]
         assert engine.facts.name == "e"
@@ -241,7 +241,7 @@ def test_cancelled_calls_are_counted_and_free_the_slot(virtual: Run[None]) -> No
     virtual(main)
 
 
-async def said(talker: FakeTalker, prompt: str, **sampling: Any) -> list[Piece]:
+async def said(talker: FakeGenerator, prompt: str, **sampling: Any) -> list[Piece]:
     pieces = talker.generate(Prompt(text=prompt), Sampling(**sampling), Context(id="r", deadline=soon()))
     return [piece async for piece in pieces]
 
@@ -263,7 +263,7 @@ def test_talkers_repeat_the_prompt(
     """Word by word up to the limit, round again only where more is asked for; the last piece says why it ended."""
 
     async def main() -> None:
-        talker = FakeTalker(FakeScript())
+        talker = FakeGenerator(FakeScript())
         pieces = await said(talker, prompt, **sampling)
         assert [piece.text for piece in pieces] == words
         assert [piece.finish_reason for piece in pieces] == [None] * (len(words) - 1) + [reason]
@@ -276,7 +276,7 @@ def test_talkers_tell_probabilities(virtual: Run[None]) -> None:
     """Of each word, and of as many others as asked for; none unless asked."""
 
     async def main() -> None:
-        talker = FakeTalker(FakeScript())
+        talker = FakeGenerator(FakeScript())
         assert [piece.logprobs for piece in await said(talker, "a b")] == [(), ()]
         first, second = [piece.logprobs[0] for piece in await said(talker, "a b", logprobs=2)]
         assert (first.token, first.logprob, second.token, second.logprob) == ("a", 0, " b", -0.1)
@@ -289,7 +289,7 @@ def test_talkers_fail_as_told(virtual: Run[None]) -> None:
     """Refused before the first word, failed in mid-answer, gone; each time what ran is closed."""
 
     async def main() -> None:
-        talker = FakeTalker(FakeScript())
+        talker = FakeGenerator(FakeScript())
         with pytest.raises(InputRejected):
             await said(talker, "a reject-item")
         with pytest.raises(EngineFailed, match="does not say"):
@@ -312,7 +312,7 @@ def test_adapters_change_the_answer(virtual: Run[None]) -> None:
     """So that a test can see which one was asked."""
 
     async def main() -> None:
-        talker = FakeTalker(FakeScript())
+        talker = FakeGenerator(FakeScript())
         pieces = talker.generate(Prompt(text="a b"), Sampling(), Context(id="r", deadline=soon()), adapter="loud")
         assert [piece.text async for piece in pieces] == ["A", " B"]
 

@@ -11,15 +11,23 @@ import pytest
 
 from shoal import backends
 from shoal.app import open_app
-from shoal.backends import BACKENDS, FILE_BACKENDS, backend_class, file_backend, parse_address, parse_served, scheme_of
+from shoal.backends import (
+    BACKENDS,
+    FILE_BACKENDS,
+    backend_class,
+    file_backend,
+    load_scheme,
+    parse_address,
+    parse_served,
+)
 from shoal.backends.base.address import parse_http
 from shoal.backends.base.backend import Backend, Target
 from shoal.config import load
 from shoal.config.settings import Settings
-from shoal.core.lifecycle.loading import Report
+from shoal.core.lifecycle.loading import ProgressReporter
 from shoal.core.protocols import ModelFacts, Runner
 from shoal.errors import AddressError
-from shoal.models.address import Address, Scheme, Served
+from shoal.models.address import Address, Scheme, ServedModel
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -27,7 +35,7 @@ def test_a_folder_has_the_class_and_the_schemes_of_its_line(name: str) -> None:
     """Under the name that users call it."""
     assert backend_class(name).name == name
     for scheme in BACKENDS[name]:
-        assert callable(scheme_of(scheme).parse)
+        assert callable(load_scheme(scheme).parse)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -41,7 +49,7 @@ def test_files_run_on_a_server_of_their_own_or_here() -> None:
     assert file_backend(Settings()) == "local"
     assert file_backend(Settings(triton_url="gpu1:8001")) == "triton"
     for name in BACKENDS.keys() - FILE_BACKENDS:
-        assert backend_class(name).no_files(Settings(triton=True)) == f"{name} runs no models of files"
+        assert backend_class(name).explain_no_files(Settings(triton=True)) == f"{name} runs no models of files"
 
 
 class MadeRunner:
@@ -60,10 +68,10 @@ class MadeBackend(Backend):
     name = "made"
     remote = True
 
-    async def offers(self, address: Address) -> dict[str, Served | str]:
+    async def offers(self, address: Address) -> dict[str, ServedModel | str]:
         return {"one": parse_served(f"{address}#one"), "two": "it is broken"}
 
-    async def open(self, target: Target, report: Report) -> Runner:
+    async def open(self, target: Target, report: ProgressReporter) -> Runner:
         report("making it")
         runner: Any = MadeRunner()
         return runner  # type: ignore[no-any-return]
@@ -93,7 +101,7 @@ async def test_a_new_backend_is_a_folder_and_a_line(made: None, tmp_path: Path) 
         parse_served("mine=made://host")
     UNLOADED.clear()
     async with open_app(load({"home": str(tmp_path)}, {}), ["mine=made://host#m", "made://other"]) as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         cards = {card.name: card for card in app.gateway.models()}
         assert {name: card.state for name, card in cards.items()} == {"mine": "ready", "one": "ready"}
         assert app.gateway.lifecycle is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shoal.bench.answers import Answer
-from shoal.bench.chat import ChatPlan, Heard, cpu_s, measure_http, run_level, run_levels
+from shoal.bench.chat import ChatPlan, ChatStreamReader, cpu_s, measure_http, run_level, run_levels
 
 
 class Talker:
@@ -142,7 +142,7 @@ async def test_nothing_listens() -> None:
 def test_every_piece_of_text_is_timed_once() -> None:
     """Roles, finish reasons and usage are no pieces; reasoning is one; so is each event of a part that holds two."""
     ticks = count(1.0)
-    heard = Heard(0.0, lambda: next(ticks))
+    heard = ChatStreamReader(0.0, lambda: next(ticks))
     heard(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
     heard(b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\ndata: {"choices":[{"text":"a"}]}\n\n')
     heard(b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n: ping\n\n')
@@ -155,7 +155,7 @@ def test_every_piece_of_text_is_timed_once() -> None:
 @pytest.mark.parametrize("data", [b"data: {nonsense\n\n", b'data: {"choices":3}\n\n'])
 def test_what_cannot_be_read_is_an_error(data: bytes) -> None:
     """Said as such, not passed over."""
-    heard = Heard(0.0)
+    heard = ChatStreamReader(0.0)
     heard(data)
     assert heard.answer.error.startswith("an answer that cannot be read")
 

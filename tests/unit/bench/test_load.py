@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shoal.bench.client import ConnectionLost, Pool, Reply, Target
-from shoal.bench.load import burst, closed_loop, open_loop
+from shoal.bench.load import run_burst, run_closed_loop, run_open_loop
 from shoal.bench.texts import Bodies, Texts
 
 
@@ -64,7 +64,7 @@ async def test_a_closed_loop_keeps_its_connections_and_never_repeats_a_text() ->
     async with serving() as server:
         pool = Pool(Target(f"http://127.0.0.1:{server.port}"), 4)
         await pool.open()
-        record = await closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=0.5)
+        record = await run_closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=0.5)
         pool.close()
     assert server.connections == 4
     assert len(record.latency) == record.texts > 4
@@ -80,7 +80,7 @@ async def test_a_refusal_is_an_error_by_its_status() -> None:
     async with serving() as server:
         server.head = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 0.01\r\n"
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
-        record = await burst(pool, [bodies.request(texts.take(1))])
+        record = await run_burst(pool, [bodies.request(texts.take(1))])
         pool.close()
     assert record.errors == {"503": 1}
     assert record.latency == []
@@ -92,9 +92,9 @@ async def test_a_lost_connection_is_counted_and_replaced() -> None:
     async with serving() as server:
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
         server.drop = True
-        first = await burst(pool, [bodies.request(texts.take(1))])
+        first = await run_burst(pool, [bodies.request(texts.take(1))])
         server.drop = False
-        second = await burst(pool, [bodies.request(texts.take(1))])
+        second = await run_burst(pool, [bodies.request(texts.take(1))])
         pool.close()
     assert first.errors == {"connection lost": 1}
     assert len(second.latency) == 1
@@ -133,7 +133,7 @@ async def test_nobody_listens() -> None:
     async with serving() as server:
         port = server.port
     texts, bodies = maker()
-    record = await burst(Pool(Target(f"127.0.0.1:{port}"), 1), [bodies.request(texts.take(1))])
+    record = await run_burst(Pool(Target(f"127.0.0.1:{port}"), 1), [bodies.request(texts.take(1))])
     assert sum(record.errors.values()) == 1
     assert next(iter(record.errors)).startswith("connect")
 
@@ -157,7 +157,7 @@ class Stalling:
 
 async def test_an_open_loop_counts_the_requests_that_a_stall_held_up() -> None:
     """One stall of 50 ms at 1,000 requests a second is seen by every request that was due meanwhile."""
-    record = await open_loop(Stalling(), lambda: b"", rate=1000, seconds=0.06)
+    record = await run_open_loop(Stalling(), lambda: b"", rate=1000, seconds=0.06)
     assert len(record.latency) == 60
     assert sum(latency > 0.02 for latency in record.latency) >= 25
 
@@ -180,14 +180,14 @@ class Refusing:
 async def test_a_refused_request_is_sent_again() -> None:
     """After its pause the same body goes out once more, and no other is used up."""
     pool, numbers = Refusing(), iter(range(1, 10**6))
-    record = await closed_loop(pool, lambda: str(next(numbers)).encode(), clients=1, seconds=0.5)
+    record = await run_closed_loop(pool, lambda: str(next(numbers)).encode(), clients=1, seconds=0.5)
     assert pool.sent[:4] == [b"1", b"1", b"2", b"2"]
     assert record.errors["429"] >= len(record.latency) > 0
 
 
 async def test_late_answers_do_not_count() -> None:
     """An answer that comes after the end of a closed loop is waited for and left out."""
-    record = await closed_loop(Stalling(), lambda: b"x", clients=1, seconds=0.01)
+    record = await run_closed_loop(Stalling(), lambda: b"x", clients=1, seconds=0.01)
     assert (record.texts, record.seconds) == (0, 0.01)
 
 
@@ -200,7 +200,7 @@ class Broken:
 
 async def test_an_open_loop_goes_on_without_its_server() -> None:
     """Every due request is tried and counted."""
-    record = await open_loop(Broken(), lambda: b"", rate=1000, seconds=0.01)
+    record = await run_open_loop(Broken(), lambda: b"", rate=1000, seconds=0.01)
     assert record.errors == {"connection lost": 10}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.bench.machine import cpu_info, machine
+from shoal.bench.machine import cpu_info, describe_machine
 
 
 def test_the_first_processor_is_read() -> None:
@@ -20,7 +20,7 @@ def test_no_cpuinfo_is_no_facts() -> None:
 
 def test_facts_of_this_machine_are_json() -> None:
     """They encode, name this package's version, and leave out what is not installed."""
-    facts = machine(("shoal", "no-such-distribution"))
+    facts = describe_machine(("shoal", "no-such-distribution"))
     assert list(facts.versions) == ["shoal"]
     assert facts.cores >= 1
     assert msgspec.json.decode(msgspec.json.encode(facts))["processor"] == facts.processor

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.bench.stats import Record, latencies, median, percentile, summarise
+from shoal.bench.stats import Record, median, percentile, summarize, summarize_latencies
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_nothing_has_no_percentile() -> None:
     """No measurement is NaN for one figure and no figures for a run."""
     assert math.isnan(percentile([], 0.5))
     assert math.isnan(median([]))
-    assert latencies([]) == {}
+    assert summarize_latencies([]) == {}
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
@@ -49,8 +49,8 @@ def test_latencies_do_not_depend_on_order() -> None:
     """Shuffled measurements give the same figures, in milliseconds."""
     values = [n / 1000 for n in range(1, 1001)]
     shuffled = random.Random(1).sample(values, len(values))
-    found = latencies(shuffled)
-    assert found == latencies(values)
+    found = summarize_latencies(shuffled)
+    assert found == summarize_latencies(values)
     assert found["p50"] == 500
     assert found["p99.9"] == 999
     assert found["max"] == 1000
@@ -60,7 +60,7 @@ def test_a_summary_divides_by_the_time_of_the_run() -> None:
     """Rates are answers over seconds; server facts are averages of what was said."""
     record = Record(latency=[0.01] * 50, texts=100, batch_sizes=[4, 8], queue_ms=[1.0, 3.0], seconds=2.0)
     record.errors["503"] = 2
-    summary = summarise(record)
+    summary = summarize(record)
     assert summary.requests_per_s == 25
     assert summary.texts_per_s == 50
     assert summary.errors == {"503": 2}
@@ -70,4 +70,4 @@ def test_a_summary_divides_by_the_time_of_the_run() -> None:
 
 def test_a_server_that_says_nothing_of_batches() -> None:
     """Without headers there is no batch size, rather than a zero."""
-    assert summarise(Record(latency=[0.1], texts=1, seconds=1.0)).batch_size is None
+    assert summarize(Record(latency=[0.1], texts=1, seconds=1.0)).batch_size is None

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from shoal.app import App, open_app
-from shoal.config import Loaded, load
+from shoal.config import LoadedConfig, load
 from shoal.errors import ConfigError
 from shoal.types import Context, Embed, Rerank
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
@@ -20,9 +20,9 @@ from tests.unit.app.test_app import settings
 
 
 @asynccontextmanager
-async def serving(loaded: Loaded, *served: str) -> AsyncIterator[App]:
+async def serving(loaded: LoadedConfig, *served: str) -> AsyncIterator[App]:
     async with open_app(loaded, served) as app:
-        await app.wait_loaded()
+        await app.wait_until_loaded()
         yield app
 
 

@@ -19,9 +19,9 @@ import pytest
 
 from shoal.cache import files
 from shoal.cache.files import DiskCache
-from shoal.cache.records import LARGEST, MAGIC, encoded
+from shoal.cache.records import LARGEST, MAGIC, encode_record
 from shoal.core.cache import MemoryCache
-from shoal.core.protocols import Counted, VectorSet
+from shoal.core.protocols import CountedRow, VectorSet
 
 MB = 1 << 20
 
@@ -50,8 +50,8 @@ def make(tmp_path: Path, writer: ThreadPoolExecutor) -> Make:
     return made
 
 
-def row(number: float, width: int = 8) -> Counted:
-    return Counted(np.full(width, number, np.float32), int(number))
+def row(number: float, width: int = 8) -> CountedRow:
+    return CountedRow(np.full(width, number, np.float32), int(number))
 
 
 def read(cache: DiskCache, key: Hashable) -> float | None:
@@ -72,7 +72,7 @@ def test_rows_are_there_after_a_restart(make: Make, writer: ThreadPoolExecutor) 
     first = make()
     for number in range(100):
         first.put(("k", number), row(number))
-    first.put("set", Counted(VectorSet(dense=np.ones(2, np.float32)), 5))
+    first.put("set", CountedRow(VectorSet(dense=np.ones(2, np.float32)), 5))
     first.close()
     settled(writer)
     second = make()
@@ -120,15 +120,15 @@ def test_a_row_is_written_once(make: Make, writer: ThreadPoolExecutor) -> None:
     size = cache.counts().disk_bytes
     cache.put("k", row(1))
     settled(writer)
-    assert cache.counts().disk_bytes == size == len(MAGIC) + len(encoded(bytes(16), row(1)))
+    assert cache.counts().disk_bytes == size == len(MAGIC) + len(encode_record(bytes(16), row(1)))
 
 
 @pytest.mark.parametrize(
     "found",
-    [Counted(np.array([1, np.nan], np.float32), 1), Counted(np.zeros(LARGEST // 4 + 1, np.float32), 1)],
+    [CountedRow(np.array([1, np.nan], np.float32), 1), CountedRow(np.zeros(LARGEST // 4 + 1, np.float32), 1)],
     ids=["NaN", "too large"],
 )
-def test_what_is_not_written(make: Make, writer: ThreadPoolExecutor, found: Counted) -> None:
+def test_what_is_not_written(make: Make, writer: ThreadPoolExecutor, found: CountedRow) -> None:
     """An answer that is none, and one that would take the loop too long to read."""
     cache = make(memory=1)
     cache.put("k", found)

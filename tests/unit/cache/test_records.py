@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.cache.records import LARGEST, MAGIC, decoded, encoded, key_bytes, records
-from shoal.core.cache import arrays_of
-from shoal.core.protocols import Counted, Row, VectorSet
+from shoal.cache.records import LARGEST, MAGIC, decode_record, encode_record, key_bytes, read_records
+from shoal.core.cache import collect_arrays
+from shoal.core.protocols import CountedRow, Row, VectorSet
 from shoal.types import Array, SparseVector
 
 DIGEST = bytes(range(16))
@@ -86,8 +86,8 @@ def test_another_process_gives_the_same_bytes() -> None:
         assert run.stdout.strip() == key_bytes(key).hex()
 
 
-def rows_of(found: Counted) -> list[Array]:
-    return arrays_of(found.row)
+def rows_of(found: CountedRow) -> list[Array]:
+    return collect_arrays(found.row)
 
 
 EVERY = VectorSet(
@@ -109,18 +109,18 @@ ROWS: list[Row] = [
 @pytest.mark.parametrize("row", ROWS)
 def test_rows_come_back_to_the_bit(row: Row) -> None:
     """With tokens, kinds, shapes and types, and read-only."""
-    found = decoded(encoded(DIGEST, Counted(row, 7)), DIGEST)
+    found = decode_record(encode_record(DIGEST, CountedRow(row, 7)), DIGEST)
     assert found is not None
     assert found.tokens == 7
     assert isinstance(found.row, VectorSet) == isinstance(row, VectorSet)
-    for one, other in zip(arrays_of(found.row), arrays_of(row), strict=True):
+    for one, other in zip(collect_arrays(found.row), collect_arrays(row), strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
         assert one.tobytes() == other.tobytes()
         assert not one.flags.writeable
 
 
-RECORD = encoded(DIGEST, Counted(EVERY, 7))
+RECORD = encode_record(DIGEST, CountedRow(EVERY, 7))
 
 
 @given(at=st.integers(0, len(RECORD) - 1), bit=st.integers(0, 7))
@@ -128,17 +128,17 @@ def test_a_changed_bit_is_noticed(at: int, bit: int) -> None:
     """Anywhere: in the checksum, the size, the digest or the numbers."""
     changed = bytearray(RECORD)
     changed[at] ^= 1 << bit
-    assert decoded(bytes(changed), DIGEST) is None
+    assert decode_record(bytes(changed), DIGEST) is None
 
 
 @given(size=st.integers(0, len(RECORD) - 1))
 def test_a_record_that_is_cut_off_is_noticed(size: int) -> None:
-    assert decoded(RECORD[:size], DIGEST) is None
+    assert decode_record(RECORD[:size], DIGEST) is None
 
 
 def test_another_key_s_record_is_none() -> None:
     """A place that holds something else by now."""
-    assert decoded(RECORD, bytes(16)) is None
+    assert decode_record(RECORD, bytes(16)) is None
 
 
 def whole(payload: Any) -> bytes:
@@ -164,15 +164,15 @@ def whole(payload: Any) -> bytes:
 )
 def test_what_is_whole_and_no_row_is_none(payload: Any) -> None:
     """Written by another version, or by somebody else; no type but a row's is ever made of it."""
-    assert decoded(whole([7, True, ["<f4", [1], b"\0" * 4]]), DIGEST) is not None
-    assert decoded(whole(payload), DIGEST) is None
+    assert decode_record(whole([7, True, ["<f4", [1], b"\0" * 4]]), DIGEST) is not None
+    assert decode_record(whole(payload), DIGEST) is None
 
 
 class TestReadingAFile:
     def listed(self, path: Path) -> list[tuple[bytes, int, int]]:
         fd = os.open(path, os.O_RDONLY)
         try:
-            return list(records(fd, path.stat().st_size))
+            return list(read_records(fd, path.stat().st_size))
         finally:
             os.close(fd)
 
@@ -184,7 +184,7 @@ class TestReadingAFile:
     def test_every_record_is_found_at_its_place(self, tmp_path: Path) -> None:
         """More of them than one look into the file holds."""
         digests = [number.to_bytes(16, "big") for number in range(700)]
-        written = [encoded(digest, Counted(np.zeros(700, np.float32), 1)) for digest in digests]
+        written = [encode_record(digest, CountedRow(np.zeros(700, np.float32), 1)) for digest in digests]
         content = MAGIC + b"".join(written)
         assert len(content) > LARGEST
         found = self.listed(self.file(tmp_path, content))

@@ -12,10 +12,10 @@ import pytest
 from shoal.cache import RowCaches
 from shoal.config.settings import Settings
 from shoal.core.cache import MemoryCache
-from shoal.core.protocols import Counted, ModelFacts
+from shoal.core.protocols import CountedRow, ModelFacts
 
 FACTS = ModelFacts(source="s", backend="local", tasks=("embed",), space="5pace", revision="r1", precision="bf16")
-ROW = Counted(np.ones(4, np.float32), 3)
+ROW = CountedRow(np.ones(4, np.float32), 3)
 
 
 def settings(memory: int = 0, disk: int = 0) -> Settings:

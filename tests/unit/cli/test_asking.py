@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.cli._asking import Server, first_key
+from shoal.cli._asking import ServerClient, first_key
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from tests.unit.cli.servers import Quiet, serving
 
@@ -95,7 +95,7 @@ def test_vectors_of_another_shape(answer: Any) -> None:
 def test_what_does_not_speak_http(words: bytes) -> None:
     """Nor to the end of its answer."""
     with said(words) as url, pytest.raises(TransportFailed, match="nothing answers at"):
-        Server(url).ask("/v1/models")
+        ServerClient(url).ask("/v1/models")
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,17 @@ def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
     server = Told({"data": listed})
     with serving(server):
         if first is not None:
-            assert Server(server.url).first_model("embed") == first
+            assert ServerClient(server.url).first_model("embed") == first
             return
         with pytest.raises(SetupError, match="lists no model that can embed"):
-            Server(server.url).first_model("embed")
+            ServerClient(server.url).first_model("embed")
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://box", "http://", "http://[::1"])
 def test_what_is_no_url(url: str) -> None:
     """The flag is named."""
     with pytest.raises(ConfigError, match="write http://host:port"):
-        Server(url)
+        ServerClient(url)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_is_no_url(url: str) -> None:
 def test_what_http_has_no_letters_for(url: str, key: str | None) -> None:
     """One line, and no traceback."""
     with pytest.raises(ConfigError, match="cannot be asked: check --url and the key"):
-        Server(url, key).ask("/models")
+        ServerClient(url, key).ask("/models")
 
 
 def test_the_first_key_without_its_class() -> None:

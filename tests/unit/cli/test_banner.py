@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from shoal.cli.banner import lines, url
+from shoal.cli.banner import banner_lines, browser_url
 from shoal.config.settings import Settings
 from shoal.core.protocols import ModelFacts
 from shoal.core.registry import ModelCard
@@ -28,7 +28,7 @@ def card(name: str = "org/name", **changes: object) -> ModelCard:
 
 
 def banner(settings: Settings, *cards: ModelCard) -> dict[str, str]:
-    return dict(lines(settings, 8080, cards))
+    return dict(banner_lines(settings, 8080, cards))
 
 
 def test_a_model_is_described_by_its_facts() -> None:
@@ -40,7 +40,7 @@ def test_a_model_is_described_by_its_facts() -> None:
 
 def test_of_two_defaults_the_first_counts() -> None:
     """As requests find it."""
-    found = [text for label, text in lines(Settings(), 8080, [card("a/b"), card("c/d")]) if label == "model"]
+    found = [text for label, text in banner_lines(Settings(), 8080, [card("a/b"), card("c/d")]) if label == "model"]
     assert [text.rpartition(", alias tiny, ")[2] for text in found] == [
         "default for embed",
         "not default for embed: a/b is, named first",
@@ -105,7 +105,7 @@ def test_an_open_server_is_said_loudly() -> None:
 )
 def test_the_url_is_one_to_open(host: str, expected: str) -> None:
     """Wildcard addresses are nothing that a browser can open."""
-    assert url(host, 80) == expected
+    assert browser_url(host, 80) == expected
 
 
 def test_a_model_that_generates_has_a_line_of_its_own() -> None:

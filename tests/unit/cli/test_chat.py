@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.cli._talking import There, opened
+from shoal.cli._talking import RemoteChat, open_local_chat
 from shoal.errors import ConfigError, EngineFailed, SetupError, TransportFailed
 from shoal.types import Chunk, Context, Generate, Message, Sampling
 from tests.unit.cli.servers import Quiet, serving
@@ -148,7 +148,7 @@ class TestArguments:
 
     def test_a_conversation_needs_a_terminal_on_both_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Answers of many questions in one file would not say which is which."""
-        from shoal.cli.chat import _question
+        from shoal.cli.chat import _read_question
 
         class Tty(io.StringIO):
             def isatty(self) -> bool:
@@ -156,9 +156,9 @@ class TestArguments:
 
         monkeypatch.setattr("sys.stdin", Tty())
         with pytest.raises(ConfigError, match="pipe it in"):
-            _question([])
+            _read_question([])
         monkeypatch.setattr("sys.stdout", Tty())
-        assert _question([]) is None
+        assert _read_question([]) is None
 
 
 class TestThere:
@@ -186,7 +186,7 @@ class TestThere:
 
     def test_reasoning_and_usage_are_chunks(self, upstream: Upstream) -> None:
         """What the terminal dims, and what /stats counts."""
-        chunks = list(There(upstream.url, "m").ask(ASKED, Sampling()))
+        chunks = list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))
         assert "".join(chunk.reasoning for chunk in chunks) == "Hm."
         usage = [chunk.usage for chunk in chunks if chunk.usage is not None]
         assert [(one.prompt_tokens, one.completion_tokens) for one in usage] == [(3, 5)]
@@ -219,12 +219,12 @@ class TestThere:
         """An error event, what cannot be read, and a stream that just ends."""
         upstream.events[1:] = [event]
         with pytest.raises(kind, match=message):
-            list(There(upstream.url, "m").ask(ASKED, Sampling()))
+            list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))
 
     def test_a_stream_that_ends_without_done(self, upstream: Upstream) -> None:
         """A finish reason is as good."""
         del upstream.events[-1]
-        assert list(There(upstream.url, "m").ask(ASKED, Sampling()))[-1].usage is not None
+        assert list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))[-1].usage is not None
 
     def test_what_came_before_an_error_is_printed(self, upstream: Upstream) -> None:
         """With a line end, so that the error has a line of its own."""
@@ -267,7 +267,7 @@ class Scripted:
         if self.sticks:
             raise OSError("it does not close")
 
-    async def wait_loaded(self) -> None:
+    async def wait_until_loaded(self) -> None:
         await self.loaded.wait()
 
     def models(self) -> list[Any]:
@@ -289,7 +289,7 @@ class TestOpened:
     def test_closing_an_answer_stops_the_model(self) -> None:
         """While its loop lives on in a thread of its own; that ends with the context."""
         app = Scripted()
-        with opened(app.opening(), unheard) as here:
+        with open_local_chat(app.opening(), unheard) as here:
             chunks = here.ask(ASKED, Sampling())
             assert next(chunks).text == "a"
             chunks.close()
@@ -307,7 +307,7 @@ class TestOpened:
     )
     def test_a_model_that_cannot_chat(self, app: Scripted, message: str) -> None:
         """Said at once, and everything is closed."""
-        with pytest.raises(SetupError, match=message), opened(app.opening(), unheard):
+        with pytest.raises(SetupError, match=message), open_local_chat(app.opening(), unheard):
             pytest.fail("it was opened")
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
 
@@ -320,13 +320,13 @@ class TestOpened:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("shoal.cli._talking.Future.result", interrupted)
-        with pytest.raises(KeyboardInterrupt), opened(app.opening(), unheard):
+        with pytest.raises(KeyboardInterrupt), open_local_chat(app.opening(), unheard):
             pytest.fail("it was opened")
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
 
     def test_what_is_waited_for_is_said_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that is not there yet is no reason to look like a hang."""
-        monkeypatch.setattr("shoal.cli._talking.LOOK_S", 0.001)
+        monkeypatch.setattr("shoal.cli._talking.POLL_INTERVAL_S", 0.001)
         app = Scripted()
         app.loaded.clear()
         app.card.note = "waiting for triton://h:1: it does not answer"
@@ -338,7 +338,7 @@ class TestOpened:
             if len(said) == 2:
                 app.loaded.set()
 
-        with opened(app.opening(), noted):
+        with open_local_chat(app.opening(), noted):
             pass
         assert said == [
             "m is not there yet: waiting for triton://h:1: it does not answer",
@@ -349,5 +349,5 @@ class TestOpened:
         """Though the answers were all given."""
         app = Scripted()
         app.sticks = True
-        with pytest.raises(OSError, match="does not close"), opened(app.opening(), unheard):
+        with pytest.raises(OSError, match="does not close"), open_local_chat(app.opening(), unheard):
             pass

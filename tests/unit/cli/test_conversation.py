@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli._conversation import COMMANDS, Conversation, Lines, Reply, command, printable
+from shoal.cli._conversation import COMMANDS, Conversation, MessageReader, Reply, parse_command, strip_control
 from shoal.types import Chunk, Usage
 
 PLAIN = st.text(st.characters(exclude_characters='\n"', exclude_categories=["Cs"]), max_size=20)
@@ -16,16 +16,19 @@ class TestConversation:
     def test_what_was_said_goes_before_the_question(self) -> None:
         """The system message first; a question is no turn until it is answered."""
         talk = Conversation("be brief")
-        assert [(one.role, one.content) for one in talk.asking("a?")] == [("system", "be brief"), ("user", "a?")]
-        talk.answered("a?", "a.")
-        found = [(one.role, one.content) for one in talk.asking("b?")]
+        assert [(one.role, one.content) for one in talk.build_messages("a?")] == [
+            ("system", "be brief"),
+            ("user", "a?"),
+        ]
+        talk.add_turn("a?", "a.")
+        found = [(one.role, one.content) for one in talk.build_messages("b?")]
         assert found == [("system", "be brief"), ("user", "a?"), ("assistant", "a."), ("user", "b?")]
 
     def test_undo_takes_back_question_and_answer(self) -> None:
         """One pair at a time, and nothing when there is none."""
         talk = Conversation()
-        talk.answered("a?", "a.")
-        talk.answered("b?", "b.")
+        talk.add_turn("a?", "a.")
+        talk.add_turn("b?", "b.")
         assert talk.undo()
         assert [one.content for one in talk.turns] == ["a?", "a."]
         assert talk.undo()
@@ -34,9 +37,9 @@ class TestConversation:
     def test_clear_keeps_the_system_message(self) -> None:
         """It is who the model is, not what was said."""
         talk = Conversation("be brief")
-        talk.answered("a?", "a.")
+        talk.add_turn("a?", "a.")
         talk.clear()
-        assert [one.content for one in talk.asking("b?")] == ["be brief", "b?"]
+        assert [one.content for one in talk.build_messages("b?")] == ["be brief", "b?"]
 
 
 class TestCommand:
@@ -56,18 +59,18 @@ class TestCommand:
     )
     def test_a_line_that_is_a_slash_and_a_word(self, text: str, found: tuple[str, str] | None) -> None:
         """Paths and text with a slash somewhere are for the model."""
-        assert command(text) == found
+        assert parse_command(text) == found
 
     def test_all_in_the_list_are_commands(self) -> None:
         """Each by its own name."""
-        assert {name: command(f"/{name}") for name in COMMANDS} == {name: (name, "") for name in COMMANDS}
+        assert {name: parse_command(f"/{name}") for name in COMMANDS} == {name: (name, "") for name in COMMANDS}
 
 
 class TestLines:
     @given(PLAIN.filter(str.strip))
     def test_a_line_is_a_message(self, line: str) -> None:
         """As it was typed."""
-        lines = Lines()
+        lines = MessageReader()
         assert lines.push(line) == line
         assert not lines.unfinished
 
@@ -76,7 +79,7 @@ class TestLines:
         """Whether the quotes have lines of their own or not; the reader knows all the while that it goes on."""
         text = "\n".join(rows)
         typed = (f'"""\n{text}\n"""' if own_lines else f'"""{text}"""').split("\n")
-        lines = Lines()
+        lines = MessageReader()
         for line in typed[:-1]:
             assert lines.push(line) is None
             assert lines.unfinished
@@ -86,13 +89,13 @@ class TestLines:
     @pytest.mark.parametrize("line", ["", "   ", '""""""', '"""  """'])
     def test_nothing_is_no_message(self, line: str) -> None:
         """An empty line asks nothing."""
-        lines = Lines()
+        lines = MessageReader()
         assert lines.push(line) is None
         assert not lines.unfinished
 
     def test_what_is_unfinished_can_be_dropped(self) -> None:
         """The next line begins anew."""
-        lines = Lines()
+        lines = MessageReader()
         lines.push('"""half')
         lines.drop()
         assert lines.push("whole") == "whole"
@@ -130,7 +133,7 @@ class TestReply:
 @given(st.text())
 def test_a_terminal_is_sent_no_control_characters(text: str) -> None:
     """What a model writes must not move the cursor, set a title or ring; words, lines and tabs stay as they are."""
-    shown = printable(text)
+    shown = strip_control(text)
     assert not any(character in shown for character in "\x1b\x07\x08\r\x7f\x9b\x00")
-    assert printable("a\tb\nc ü 🐟") == "a\tb\nc ü 🐟"
-    assert shown == printable(shown)
+    assert strip_control("a\tb\nc ü 🐟") == "a\tb\nc ü 🐟"
+    assert shown == strip_control(shown)

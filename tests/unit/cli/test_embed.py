@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.backends.fake.model import tokens_of, vector_of, word_id
+from shoal.backends.fake.model import compute_vector, tokenize_item, word_id
 from shoal.cli import app
 from shoal.types import Image
 from tests.unit.cli.servers import Quiet, serving
@@ -27,7 +27,7 @@ BROKEN = b"\x89PNG\r\n\x1a\n and no more"
 
 
 def expected(*words: str, dimension: int = 32) -> Any:
-    vector = vector_of([word_id(word) for word in words], dimension)
+    vector = compute_vector([word_id(word) for word in words], dimension)
     return vector / np.linalg.norm(vector)
 
 
@@ -172,12 +172,12 @@ class TestHere:
             def isatty(self) -> bool:
                 return True
 
-        from shoal.cli.embed import _lines
+        from shoal.cli.embed import _read_lines
         from shoal.errors import ConfigError
 
         monkeypatch.setattr("sys.stdin", Terminal())
         with pytest.raises(ConfigError, match="pipe them in"):
-            _lines()
+            _read_lines()
 
     def test_only_known_kinds_of_files(self) -> None:
         """Found before any work is done."""
@@ -237,7 +237,7 @@ class TestThere:
 
 
 def seen(data: bytes) -> Any:
-    vector = vector_of(tokens_of(Image(data)), 32)
+    vector = compute_vector(tokenize_item(Image(data)), 32)
     return vector / np.linalg.norm(vector)
 
 
@@ -301,12 +301,12 @@ class TestPictures:
             def isatty(self) -> bool:
                 return True
 
-        from shoal.cli._pictures import checked
+        from shoal.cli._pictures import check_images
         from shoal.errors import InvalidValue
 
         monkeypatch.setattr("sys.stdin", Terminal())
         with pytest.raises(InvalidValue, match="pipe a picture in"):
-            checked(["-"])
+            check_images(["-"])
 
     def test_a_flag_without_a_file(self) -> None:
         """Wrong usage."""
@@ -333,7 +333,7 @@ class TestPictures:
         self, files: dict[str, bytes], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server takes bodies of some size; the rows stay in order."""
-        monkeypatch.setattr("shoal.cli.embed._BYTES_THERE", len(files["red.png"]) + 1)
+        monkeypatch.setattr("shoal.cli.embed._REMOTE_CHUNK_BYTES", len(files["red.png"]) + 1)
         place = f"http://127.0.0.1:{upstream.server_port}"
         words = ["a", "bb", "--image", "red.png", "green.png", "blue.png"]
         result = runner.invoke(app, ["embed", "--url", place, "--model", "m", *words])

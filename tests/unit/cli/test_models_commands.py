@@ -19,7 +19,7 @@ from shoal.errors import MissingExtra
 from shoal.models.address import Address
 from shoal.models.manifest import ImagePart, Manifest, Verdict, measure
 from shoal.models.progress import Progress
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec, TextSpec
 
 Shoal = Callable[..., Result]
@@ -47,7 +47,7 @@ def shoal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Shoal:
 
 
 @pytest.fixture
-def put(home: Path) -> Callable[..., Stored]:
+def put(home: Path) -> Callable[..., StoredModel]:
     """Store a model of a few bytes."""
 
     def put(
@@ -58,7 +58,7 @@ def put(home: Path) -> Callable[..., Stored]:
         spec: TextSpec | None = SPEC,
         image: ImagePart | None = None,
         contrast: ContrastSpec | None = None,
-    ) -> Stored:
+    ) -> StoredModel:
         store, address = Store(home), parse_address(text)
         with store.working(address) as partial:
             (partial / "model.onnx").write_bytes(b"x" * 1500)
@@ -127,7 +127,7 @@ def test_pull_errors_are_one_line_with_the_next_step(shoal: Shoal, home: Path) -
     assert "org/name" in wrong.stderr
 
 
-def test_list_is_a_table(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_list_is_a_table(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """One line a model, newest first, with name, id, size and age; an exact revision is part of the name."""
     put("org/old@v1")
     stored = put(
@@ -141,7 +141,7 @@ def test_list_is_a_table(shoal: Shoal, put: Callable[..., Stored]) -> None:
     assert lines[2][-1] == "ago"
 
 
-def test_list_as_json(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_list_as_json(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """--json gives programs the same, in bytes and ISO time; an empty store is an empty list."""
     assert json.loads(shoal("list", "--json").stdout) == []
     stored = put("org/tiny")
@@ -153,7 +153,7 @@ def test_list_as_json(shoal: Shoal, put: Callable[..., Stored]) -> None:
 
 
 @pytest.mark.parametrize("name", ["org/tiny", "hf:org/tiny"])
-def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[..., Stored], name: str) -> None:
+def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[..., StoredModel], name: str) -> None:
     """What the files say of the model, for people and for programs."""
     put("org/tiny", verification=Verdict("the graph agrees", 0.9999))
     shown = shoal("show", name).stdout
@@ -163,7 +163,7 @@ def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[...,
     assert (facts["dimension"], facts["max_tokens"], facts["verified"]) == (8, 16, "the graph agrees")
 
 
-def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """Its labels and what is put over them, and nothing of vectors."""
     score = ScoreSpec(labels=("no", "yes"), activation="softmax")
     put("org/judge", spec=msgspec.structs.replace(SPEC, dimension=0, score=score))
@@ -172,7 +172,7 @@ def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., Stored])
     assert not {"dimension", "pooling", "similarity"} & set(facts)
 
 
-def test_show_says_what_a_model_of_two_towers_takes(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_show_says_what_a_model_of_two_towers_takes(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """Texts and pictures, how both are compared, and both verdicts."""
     seen = ImagePart(
         graph="image.onnx", spec=ImageSpec(size=(224, 320), dimension=8), verification=Verdict("pictures agree", 1.0)
@@ -184,7 +184,7 @@ def test_show_says_what_a_model_of_two_towers_takes(shoal: Shoal, put: Callable[
     assert facts["verified"] == "texts agree; pictures agree"
 
 
-def test_show_says_what_a_classifier_of_pictures_takes(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_show_says_what_a_classifier_of_pictures_takes(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """No texts, no vectors."""
     score = ScoreSpec(labels=("cat", "dog"), activation="softmax", pairs=False)
     image = ImagePart(graph="model.onnx", spec=ImageSpec(size=(32, 32), dimension=0, score=score))
@@ -194,7 +194,7 @@ def test_show_says_what_a_classifier_of_pictures_takes(shoal: Shoal, put: Callab
     assert not {"dimension", "max_tokens", "compared_by"} & set(facts)
 
 
-def test_show_tells_variants(shoal: Shoal, put: Callable[..., Stored], home: Path) -> None:
+def test_show_tells_variants(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
     """What was made of the graph on this machine: bytes, and parity and speed where these were measured."""
     stored = put("org/tiny")
     assert json.loads(shoal("show", "org/tiny", "--json").stdout)["variants"] == {}
@@ -212,19 +212,19 @@ def test_show_tells_variants(shoal: Shoal, put: Callable[..., Stored], home: Pat
     assert "fp16: 700 B, scores move by 0.0100 of their range" in shoal("show", "org/tiny").stdout
 
 
-def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """The default model answers to its short name here, too."""
     put("sentence-transformers/all-MiniLM-L6-v2")
     assert shoal("show", "all-MiniLM-L6-v2").exit_code == 0
 
 
 def test_a_pair_of_open_clip_s_names_is_its_repository(
-    shoal: Shoal, put: Callable[..., Stored], monkeypatch: pytest.MonkeyPatch
+    shoal: Shoal, put: Callable[..., StoredModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pulled, shown and removed by the names that it is served under."""
     pair, repository = "ViT-B-32/openai", "timm/vit_base_patch32_clip_224.openai"
 
-    def prepared(address: Address, settings: Settings, *, progress: Progress, refresh: bool) -> Stored:
+    def prepared(address: Address, settings: Settings, *, progress: Progress, refresh: bool) -> StoredModel:
         return put(str(address))
 
     monkeypatch.setattr("shoal.backends.local.open.prepare_local", prepared)
@@ -233,7 +233,7 @@ def test_a_pair_of_open_clip_s_names_is_its_repository(
     assert f"removed {repository}" in shoal("rm", pair).stdout
 
 
-def test_show_verify_reads_every_file(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_show_verify_reads_every_file(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """--verify says that all is well, or names the damaged file and the way to mend it with exit code 1."""
     stored = put("org/tiny")
     assert "all 1 files" in shoal("show", "org/tiny", "--verify").stdout
@@ -245,7 +245,7 @@ def test_show_verify_reads_every_file(shoal: Shoal, put: Callable[..., Stored]) 
     assert "model.onnx" in json.loads(result.stdout)["damaged"][0]
 
 
-def test_unknown_names_are_answered_with_a_guess(shoal: Shoal, put: Callable[..., Stored]) -> None:
+def test_unknown_names_are_answered_with_a_guess(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """A misspelt name is refused with what was probably meant."""
     put("org/tiny")
     for verb in ("show", "rm"):
@@ -255,7 +255,7 @@ def test_unknown_names_are_answered_with_a_guess(shoal: Shoal, put: Callable[...
     assert "`shoal list`" in shoal("show", "unlike-anything").stderr
 
 
-def test_rm_removes_every_revision_or_the_one_named(shoal: Shoal, put: Callable[..., Stored], home: Path) -> None:
+def test_rm_removes_every_revision_or_the_one_named(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
     """A revision removes itself; the bare name removes what is left."""
     for text in ("org/tiny", "org/tiny@v1", "org/tiny@v2", "org/other"):
         put(text)
@@ -295,7 +295,7 @@ class TestTriton:
         assert [one.manifest.id for one in Store(home).entries()] == ["tiny"]
 
     def test_rm_takes_it_out_of_the_repository(
-        self, shoal: Shoal, put: Callable[..., Stored], home: Path, composed: list[tuple[Any, ...]]
+        self, shoal: Shoal, put: Callable[..., StoredModel], home: Path, composed: list[tuple[Any, ...]]
     ) -> None:
         """The store keeps its own; a name that is not there is a failure."""
         put("org/tiny")

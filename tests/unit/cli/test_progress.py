@@ -15,11 +15,11 @@ def draw(*, terminal: bool, log: logging.Logger | None = None) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=160, no_color=True)
     with TerminalProgress(console, log=log) as progress:
-        progress.fetched("hf:org/[tiny]", 0, None)
-        progress.fetched("hf:org/[tiny]", 50_000_000, 100_000_000)
-        progress.noted("pypi:fish: the hub [cannot] be reached")
-        progress.worked("convert", 0.5)
-        progress.worked("convert", 1.0)
+        progress.report_fetch("hf:org/[tiny]", 0, None)
+        progress.report_fetch("hf:org/[tiny]", 50_000_000, 100_000_000)
+        progress.report_note("pypi:fish: the hub [cannot] be reached")
+        progress.report_work("convert", 0.5)
+        progress.report_work("convert", 1.0)
     return out.getvalue()
 
 

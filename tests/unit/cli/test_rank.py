@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.backends.fake.model import tokens_of, vector_of
+from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.cli import app
 from shoal.types import Image, Item
 from tests.unit.cli.servers import Quiet, serving
@@ -33,7 +33,7 @@ def red(tmp_path: Path, elsewhere: None) -> None:
 def right() -> list[dict[str, Any]]:
     """Softmax over ten times the cosines, by falling score."""
     items: list[Item] = [*TEXTS, Image(RED)]
-    rows = np.stack([vector_of(tokens_of(item), 32) for item in items])
+    rows = np.stack([compute_vector(tokenize_item(item), 32) for item in items])
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     cosines = rows[:-1] @ rows[-1]
     powers = np.exp(10 * cosines)

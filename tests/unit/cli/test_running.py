@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import _running, app
-from shoal.cli._running import Running
+from shoal.cli._running import RunningServer
 from shoal.config.settings import Settings
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
@@ -75,13 +75,13 @@ class Seen(Progress):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def fetched(self, what: str, done: int, total: int | None) -> None:
+    def report_fetch(self, what: str, done: int, total: int | None) -> None:
         self.calls.append((what, done, total))
 
-    def worked(self, stage: str, fraction: float) -> None:
+    def report_work(self, stage: str, fraction: float) -> None:
         self.calls.append((stage, fraction))
 
-    def noted(self, line: str) -> None:
+    def report_note(self, line: str) -> None:
         self.calls.append((line,))
 
 
@@ -146,7 +146,7 @@ class TestPs:
         """Of a model's several versions, under the name that it has in Triton."""
         stats = [{"name": "org~m", "last_inference": str(each)} for each in (2000, 9000, 5000)]
         stub.replies["GET /metrics"] = (200, {"model_stats": stats})
-        assert Running(stub.url).last_used() == {"org/m": 9.0}
+        assert RunningServer(stub.url).get_last_used() == {"org/m": 9.0}
 
 
 class TestLoad:
@@ -193,7 +193,7 @@ class TestLoad:
         ]
         stub.job("POST /v1/models/m/load?wait=false", looks)
         seen = Seen()
-        assert Running(stub.url).load("m", {}, seen)
+        assert RunningServer(stub.url).load("m", {}, seen)
         assert seen.calls == [("model.onnx", 5, 10), ("more", 1, None), ("convert", 0.25), ("warming up",)]
 
     def test_leaving_says_that_the_server_goes_on(self, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ class TestLoad:
         stub.job("POST /v1/models/m/load?wait=false", [{"state": "running"}])
         seen = Seen()
         with pytest.raises(KeyboardInterrupt):
-            Running(stub.url).load("m", {}, seen)
+            RunningServer(stub.url).load("m", {}, seen)
         assert seen.calls == [("the server goes on with it: `shoal ps` shows how far it is",)]
 
     @pytest.mark.parametrize("name", ["", "/", "/etc/passwd", "//"])
@@ -222,7 +222,7 @@ class TestLoad:
     def test_strange_names_reach_the_server_as_they_are(self, stub: Stub, name: str) -> None:
         """It is the server that refuses them, and not a path that quietly became another one."""
         with pytest.raises(SetupError, match="answered 404"):
-            Running(stub.url).load(name, {}, Seen())
+            RunningServer(stub.url).load(name, {}, Seen())
         ((asked, _),) = stub.asked
         quoted = name.replace("%", "%25").replace(" ", "%20").replace("?", "%3F").replace("#", "%23")
         assert asked == f"POST /v1/models/{quoted}/load?wait=false"
@@ -272,7 +272,7 @@ class TestServer:
         """Status and reason."""
         stub.replies["GET /models"] = (403, [body])
         with pytest.raises(SetupError) as caught:
-            Running(stub.url).models()
+            RunningServer(stub.url).models()
         assert caught.value.message == f"{stub.url}/models answered 403: {reason}"
 
     @pytest.mark.parametrize("body", [b"hello", [[1]], {"data": 3}, {}])
@@ -280,13 +280,13 @@ class TestServer:
         """It is not taken for a server without models."""
         stub.replies["GET /models"] = (200, body)
         with pytest.raises(TransportFailed, match=r"is that a Shoal server\?"):
-            Running(stub.url).models()
+            RunningServer(stub.url).models()
 
     def test_a_server_that_knows_no_jobs(self, stub: Stub) -> None:
         """An older one would have loaded it by now, or never."""
         stub.replies["POST /v1/models/m/load?wait=false"] = (200, {"status": "success"})
         with pytest.raises(TransportFailed, match="has not begun a job"):
-            Running(stub.url).load("m", {}, Seen())
+            RunningServer(stub.url).load("m", {}, Seen())
 
     @pytest.mark.parametrize(
         ("environ", "key"),
@@ -315,13 +315,13 @@ class TestServer:
 
     def test_where_it_is(self) -> None:
         """The settings' port, the preset's too; 0 names none; only http."""
-        assert Running.of(Settings(port=9000), "").url == "http://127.0.0.1:9000"
-        assert Running.of(Settings(host="0.0.0.0"), "").url == "http://localhost:8080"
-        assert Running.of(Settings(), "https://box.example/").url == "https://box.example"
+        assert RunningServer.from_settings(Settings(port=9000), "").url == "http://127.0.0.1:9000"
+        assert RunningServer.from_settings(Settings(host="0.0.0.0"), "").url == "http://localhost:8080"
+        assert RunningServer.from_settings(Settings(), "https://box.example/").url == "https://box.example"
         with pytest.raises(ConfigError, match="give --url"):
-            Running.of(Settings(port=0), "")
+            RunningServer.from_settings(Settings(port=0), "")
         for wrong in ("box:80", "ftp://box", "http://"):
             with pytest.raises(ConfigError, match="write http://host:port"):
-                Running.of(Settings(), wrong)
+                RunningServer.from_settings(Settings(), wrong)
         result = CliRunner().invoke(app, ["ps", "--as", "inference-server", "--host", "::1"])
         assert "nothing answers at http://[::1]:8686" in result.stderr

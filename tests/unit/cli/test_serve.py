@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app, serve
-from shoal.config import Loaded
+from shoal.config import LoadedConfig
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.registry import ModelCard
 from shoal.errors import SetupError
@@ -36,7 +36,7 @@ class Opened:
     def models(self) -> tuple[ModelCard, ...]:
         return self.cards
 
-    async def wait_loaded(self) -> None:
+    async def wait_until_loaded(self) -> None:
         await self.over.wait()
 
 
@@ -44,13 +44,13 @@ class Opened:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The names in each announcement."""
     said: list[list[str]] = []
-    monkeypatch.setattr(serve, "LOOK_S", 0.0)
+    monkeypatch.setattr(serve, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(serve, "announce", lambda settings, port, cards: said.append([card.name for card in cards]))
     return said
 
 
 def announcing(opened: Opened, **tables: ModelTable) -> asyncio.Task[None]:
-    loaded = Loaded(Settings(), {}, models=tables)
+    loaded = LoadedConfig(Settings(), {}, models=tables)
     return asyncio.create_task(serve._announce(cast(Any, opened), loaded, 80))
 
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from shoal.cli._conversation import Conversation
-from shoal.cli._terminal import GOES_ON, PROMPT, Terminal
+from shoal.cli._terminal import CONTINUATION_PROMPT, PROMPT, Terminal
 from shoal.errors import EngineFailed
 from shoal.types import Chunk, Message, Sampling, Usage
 
@@ -153,7 +153,7 @@ def test_several_lines() -> None:
     script = Script()
     _, typed = talk(script, '"""one', 'two"""', '"""lost', KeyboardInterrupt, "three")
     assert [asked[-1][1] for asked in script.asked] == ["one\ntwo", "three"]
-    assert typed.prompts == [PROMPT, GOES_ON, PROMPT, GOES_ON, PROMPT, PROMPT]
+    assert typed.prompts == [PROMPT, CONTINUATION_PROMPT, PROMPT, CONTINUATION_PROMPT, PROMPT, PROMPT]
 
 
 def test_an_error_is_shown_and_the_chat_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

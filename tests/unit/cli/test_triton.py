@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from shoal.backends.triton import supervise
 from shoal.backends.triton.server import TritonOptions
-from shoal.backends.triton.state import Process, RunFolder, State, process
+from shoal.backends.triton.state import Process, RunFolder, State, find_process
 from shoal.cli import app
 from shoal.cli import triton as commands
 from shoal.errors import SourceError
@@ -37,7 +37,7 @@ def server(home: Path, port: int = 8001, **changes: Any) -> RunFolder:
     folder.path.mkdir(parents=True)
     state = State(
         owner="up",
-        supervisor=process(os.getpid()),
+        supervisor=find_process(os.getpid()),
         server=Process(_GONE, 1),
         phase="ready",
         http_port=port - 1,
@@ -160,11 +160,11 @@ def test_logs_shows_the_end(home: Path) -> None:
 def test_what_is_new_in_a_log(tmp_path: Path) -> None:
     """From where it ended; whole where it was begun anew; nothing where it is gone."""
     log = tmp_path / "log"
-    assert commands._news(log, 5) == ("", 5)
+    assert commands._read_new(log, 5) == ("", 5)
     log.write_text("one two")
-    assert commands._news(log, 4) == ("two", 7)
+    assert commands._read_new(log, 4) == ("two", 7)
     log.write_text("new")
-    assert commands._news(log, 7) == ("new", 3)
+    assert commands._read_new(log, 7) == ("new", 3)
 
 
 def test_logs_follow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from shoal import config
 from shoal.config.settings import SETTINGS, Ignorable, Setting
-from shoal.core.generation.sampling import ELSEWHERE, FIELDS, WIRE_NAMES
+from shoal.core.generation.sampling import FIELDS, UNSUPPORTED_FIELDS, WIRE_NAMES
 from shoal.errors import ConfigError
 
 SECRET = "s3cret-value-0123456789"
@@ -97,7 +97,7 @@ class TestRefused:
         assert "ignore_parameters: must be a list, each one of allowed_token_ids, bad_words" in refused(
             'ignore_parameters = ["temperatur"]', tmp_path
         )
-        assert {*FIELDS, *WIRE_NAMES.values(), *ELSEWHERE} <= {*get_args(Ignorable)}
+        assert {*FIELDS, *WIRE_NAMES.values(), *UNSUPPORTED_FIELDS} <= {*get_args(Ignorable)}
 
     def test_an_unknown_key_names_the_file_and_the_likely_one(self, tmp_path: Path) -> None:
         """A misspelt key never passes silently."""
@@ -241,7 +241,7 @@ class TestKeys:
         file.chmod(0o600)
         loaded = config.load({"admin_key_file": str(file)}, {})
         assert loaded.settings.admin_key == (f"{SECRET} bulk", "other interactive", "plain")
-        assert SECRET not in repr(loaded.settings) + str(loaded.shown())
+        assert SECRET not in repr(loaded.settings) + str(loaded.describe())
 
     @pytest.mark.parametrize("content", ["", "# nothing\n", "two words\n", "key bulk interactive\n", b"\xff\xfe"])
     def test_a_file_without_a_usable_key_is_refused(self, tmp_path: Path, content: str | bytes) -> None:
@@ -259,7 +259,7 @@ class TestKeys:
     def test_neither_repr_nor_dump_shows_a_secret(self) -> None:
         """Keys and tokens are masked wherever settings are shown, their length included."""
         loaded = config.load({"api_key": [SECRET], "admin_key": [SECRET], "hf_token": SECRET}, {})
-        for shown in (repr(loaded), repr(loaded.settings), str(loaded.shown())):
+        for shown in (repr(loaded), repr(loaded.settings), str(loaded.describe())):
             assert SECRET not in shown
             assert "****" in shown
 
@@ -351,7 +351,7 @@ class TestModels:
         assert table.prompts == {"query": "query: ", "document": ""}
         assert table.input_names == {"input_ids": "ids"}
         assert loaded.models["n"] == config.ModelTable(output_names={"pooled": "vector"})
-        shown = loaded.shown()["tables"]["m"]
+        shown = loaded.describe()["tables"]["m"]
         assert shown["dimension"] == {"value": 384, "source": str(loaded.file)}
         assert "aliases" not in shown
 
@@ -392,8 +392,8 @@ class TestPresets:
         assert loaded.preset == "inference-server"
         assert loaded.sources["port"] == config.Source("preset", "preset inference-server")
         assert loaded.sources["max_batch_size"] == config.Source("foreign", "MAX_BATCH_SIZE")
-        assert loaded.shown()["preset"] == "inference-server"
-        assert config.load({}, {}).shown()["preset"] is None
+        assert loaded.describe()["preset"] == "inference-server"
+        assert config.load({}, {}).describe()["preset"] is None
 
     @pytest.mark.parametrize(
         ("flags", "environ", "text", "expected"),
@@ -507,7 +507,7 @@ class TestBind:
 def test_the_reference_page_is_current() -> None:
     """docs/settings.md is what `python -m shoal.config` writes."""
     page = Path(__file__).parents[3] / "docs" / "settings.md"
-    assert page.read_text() == config.reference(), "run: python -m shoal.config > docs/settings.md"
+    assert page.read_text() == config.render_reference(), "run: python -m shoal.config > docs/settings.md"
 
 
 @pytest.mark.parametrize("text", [",", " , ,", ""])

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from shoal.backends import parse_served
-from shoal.config import Loaded, load
+from shoal.config import LoadedConfig, load
 from shoal.config.presets import FLAGS, PRESETS
 from shoal.config.settings import BY_NAME, convert
 from shoal.errors import ConfigError
 
 
-def loaded(preset: str, **environ: str) -> Loaded:
+def loaded(preset: str, **environ: str) -> LoadedConfig:
     return load({"as": preset}, environ)
 
 
-def flagged(preset: str, *words: str, **environ: str) -> Loaded:
+def flagged(preset: str, *words: str, **environ: str) -> LoadedConfig:
     """`words`: flags of the original and their values."""
     return load({"as": preset, "foreign": dict(zip(words[::2], words[1::2], strict=True))}, environ)
 
@@ -299,15 +299,15 @@ class TestTritonOpenAI:
             assert found.table(name).for_language_model.tokenizer == f"file:{tmp_path}"
         assert list(found.models) == ["own", "other"]
         shown = {"tokenizer": {"value": f"file:{tmp_path}", "source": "--tokenizer_dir"}}
-        assert found.shown()["tables"]["*language models*"] == shown
+        assert found.describe()["tables"]["*language models*"] == shown
         assert found.for_model("any") == found.settings
-        assert found.meant("any") == "any"
+        assert found.resolve_argument("any") == "any"
 
     def test_without_them_a_model_has_no_table(self) -> None:
         """As ever."""
         found = loaded(self.NAME)
         assert found.models.get("any") is None
-        assert "*language models*" not in found.shown()["tables"]
+        assert "*language models*" not in found.describe()["tables"]
 
     def test_flags_are_stronger_than_shoal_s_environment(self) -> None:
         """Those of the original, too."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript, tokens_of, vector_of
+from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript, compute_vector, tokenize_item
 from shoal.core.protocols import BatchReport, Observer
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.scheduling.planner import Limits
@@ -68,5 +68,5 @@ def embed(*inputs: TextItem, normalize: bool = False, dimensions: int | None = N
 
 def right(answer: Embedded, inputs: Sequence[TextItem], dimension: int = 32) -> bool:
     """Whether each row is the vector of its own input."""
-    expected = np.stack([vector_of(tokens_of(item), dimension) for item in inputs])
+    expected = np.stack([compute_vector(tokenize_item(item), dimension) for item in inputs])
     return bool(np.array_equal(answer.vectors, expected))

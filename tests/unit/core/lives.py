@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.core.gateway import Gateway
-from shoal.core.lifecycle.lifecycle import Entry, Event, Fetched, Lifecycle, LoadOptions, Plan, Report
+from shoal.core.lifecycle.lifecycle import Entry, Event, FetchResult, Lifecycle, LoadOptions, Plan, ProgressReporter
 from shoal.core.protocols import Runner
 from shoal.core.registry import Registry
 from shoal.errors import InvalidValue, Unavailable
@@ -56,7 +56,7 @@ class Loads:
         self.infer_s = 0.1
         self.tasks: tuple[TaskKind, ...] = ("embed", "generate")
         self.running: dict[str, str] = {}
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, ProgressReporter] = {}
 
     def resolve(self, name: str, options: LoadOptions) -> Plan:
         if not name or ".." in name:
@@ -68,15 +68,15 @@ class Loads:
         fields.setdefault("backend", "local")
         return Plan(name=name, source=source, timeout_s=self.timeout_s, resolved=self.resolved, **fields)
 
-    async def fetch(self, plan: Plan, report: Report) -> Fetched:
+    async def fetch(self, plan: Plan, report: ProgressReporter) -> FetchResult:
         report("downloading", 0, 100)
         await self._stage("fetch", plan.name)
         report("downloading", 100, 100)
         new = plan.name not in self.fetched
         self.fetched.add(plan.name)
-        return Fetched(changed=new, size=self.sizes.get(plan.name, 0), source=self.found.get(plan.name, ""))
+        return FetchResult(changed=new, size=self.sizes.get(plan.name, 0), source=self.found.get(plan.name, ""))
 
-    async def open(self, plan: Plan, report: Report) -> Runner:
+    async def open(self, plan: Plan, report: ProgressReporter) -> Runner:
         self.reports[plan.name] = report
         report("opening")
         await self._stage("open", plan.name)
@@ -136,7 +136,7 @@ class House:
         return await self.gateway.run(Embed(model=name, inputs=["x"]), context(seconds))
 
     def idle(self) -> bool:
-        return not list(self.life._turns)
+        return not list(self.life._queue)
 
 
 async def read(house: House, into: list[Event]) -> None:

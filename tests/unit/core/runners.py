@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 
 from shoal.core.protocols import ModelFacts, Token
-from shoal.types import Batched, Chunk, Context, Embedded, Generate, Result, TaskKind
+from shoal.types import BatchTask, Chunk, Context, Embedded, Generate, Result, TaskKind
 
 
 class Embedder:
@@ -30,7 +30,7 @@ class Embedder:
         self.streams_closed = 0
         self.answer = Embedded(vectors=np.zeros((1, 2), np.float32), tokens=[1])
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         await self._act()
         return self.answer
 

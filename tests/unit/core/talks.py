@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from shoal.backends.fake.model import FakeScript, FakeTalker
+from shoal.backends.fake.model import FakeGenerator, FakeScript
 from shoal.core.generation.runner import GenerationOptions, GenerationRunner
 from shoal.core.protocols import ModelFacts, Piece, Prompt, TextGenerator
 from shoal.types import Chunk, Generate, Guide, Sampling
@@ -57,7 +57,7 @@ class PlainPipeline:
     ) -> PlainDecoder:
         return PlainDecoder(index, task.sampling.stop)
 
-    def told(self, task: Generate, sampling: Sampling) -> Sampling:
+    def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling:
         return sampling
 
     def tools_guide(self, task: Generate) -> Guide | None:
@@ -70,7 +70,7 @@ def talking(
     """The runner over these generators; none: over a fresh fake one."""
     return GenerationRunner(
         pipeline or PlainPipeline(),
-        generators or (FakeTalker(FakeScript()),),
+        generators or (FakeGenerator(FakeScript()),),
         FACTS,
         options or GenerationOptions(model="m"),
     )

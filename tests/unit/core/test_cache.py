@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.cache import MemoryCache, arrays_of, size_of
-from shoal.core.protocols import CacheCounts, Counted, Row, VectorSet
+from shoal.core.cache import MemoryCache, collect_arrays, entry_size
+from shoal.core.protocols import CacheCounts, CountedRow, Row, VectorSet
 from shoal.types import Array, SparseVector
 
 
@@ -32,13 +32,13 @@ def every_kind() -> VectorSet:
 
 
 def one_entry(numbers: int = 4) -> int:
-    return size_of(("k", 0), [np.zeros(numbers, np.float32)])
+    return entry_size(("k", 0), [np.zeros(numbers, np.float32)])
 
 
 def test_what_was_put_comes_back() -> None:
     """Row and tokens, for an equal key that is another object."""
     cache = MemoryCache(10_000)
-    cache.put((b"ids", 0, (None, True)), Counted(row(1, 2), 7))
+    cache.put((b"ids", 0, (None, True)), CountedRow(row(1, 2), 7))
     found = cache.get((b"ids", 0, (None, True)))
     assert found is not None
     assert (found.row.tolist(), found.tokens) == ([1.0, 2.0], 7)  # type: ignore[union-attr]
@@ -50,7 +50,7 @@ def test_it_keeps_copies_that_nobody_can_change() -> None:
     what is not."""
     cache = MemoryCache(10_000)
     batch = np.arange(8, dtype=np.float32).reshape(2, 4)
-    cache.put("k", Counted(batch[1], 1))
+    cache.put("k", CountedRow(batch[1], 1))
     batch[:] = 0
     found = cache.get("k")
     assert found is not None
@@ -64,11 +64,11 @@ def test_it_keeps_copies_that_nobody_can_change() -> None:
 def test_every_kind_of_vector_is_kept() -> None:
     """All that an input was asked for comes back, to the bit, and read-only."""
     cache = MemoryCache(10_000)
-    cache.put("k", Counted(every_kind(), 3))
+    cache.put("k", CountedRow(every_kind(), 3))
     found = cache.get("k")
     assert found is not None
     assert isinstance(found.row, VectorSet)
-    kept, given = arrays_of(found.row), arrays_of(every_kind())
+    kept, given = collect_arrays(found.row), collect_arrays(every_kind())
     assert len(kept) == len(given) == 5
     for one, other in zip(kept, given, strict=True):
         assert one.dtype == other.dtype
@@ -79,7 +79,7 @@ def test_every_kind_of_vector_is_kept() -> None:
 def test_a_kind_that_was_not_asked_for_stays_away() -> None:
     """None is no empty array."""
     cache = MemoryCache(10_000)
-    cache.put("k", Counted(VectorSet(dense=row(1)), 1))
+    cache.put("k", CountedRow(VectorSet(dense=row(1)), 1))
     found = cache.get("k")
     assert found is not None
     assert isinstance(found.row, VectorSet)
@@ -90,9 +90,9 @@ def test_a_kind_that_was_not_asked_for_stays_away() -> None:
 def test_a_row_that_is_no_number_is_not_kept(bad: float) -> None:
     """Also where it is one of several arrays; what was kept before under that key stays."""
     cache = MemoryCache(10_000)
-    cache.put("k", Counted(row(1), 1))
-    cache.put("k", Counted(row(1, bad), 1))
-    cache.put("s", Counted(VectorSet(dense=row(1), multi=row(1, bad).reshape(1, 2)), 1))
+    cache.put("k", CountedRow(row(1), 1))
+    cache.put("k", CountedRow(row(1, bad), 1))
+    cache.put("s", CountedRow(VectorSet(dense=row(1), multi=row(1, bad).reshape(1, 2)), 1))
     found = cache.get("k")
     assert found is not None
     assert isinstance(found.row, np.ndarray)
@@ -104,10 +104,10 @@ def test_the_one_not_asked_for_longest_goes_first() -> None:
     """A read makes it young again; so does another write."""
     cache = MemoryCache(3 * one_entry())
     for name in "abc":
-        cache.put((name, 0), Counted(row(0, 0, 0, 0), 1))
+        cache.put((name, 0), CountedRow(row(0, 0, 0, 0), 1))
     cache.get(("a", 0))
-    cache.put(("b", 0), Counted(row(1, 1, 1, 1), 1))
-    cache.put(("d", 0), Counted(row(0, 0, 0, 0), 1))
+    cache.put(("b", 0), CountedRow(row(1, 1, 1, 1), 1))
+    cache.put(("d", 0), CountedRow(row(0, 0, 0, 0), 1))
     assert [name for name in "abcd" if cache.get((name, 0)) is not None] == ["a", "b", "d"]
     assert cache.counts() == CacheCounts(hits=4, misses=1, evicted=1, memory_bytes=3 * one_entry())
 
@@ -115,29 +115,29 @@ def test_the_one_not_asked_for_longest_goes_first() -> None:
 def test_what_is_larger_than_all_of_it_is_not_kept() -> None:
     """And throws nothing away."""
     cache = MemoryCache(2 * one_entry())
-    cache.put(("a", 0), Counted(row(0, 0, 0, 0), 1))
-    cache.put(("b", 0), Counted(np.zeros(10_000, np.float32), 1))
+    cache.put(("a", 0), CountedRow(row(0, 0, 0, 0), 1))
+    cache.put(("b", 0), CountedRow(np.zeros(10_000, np.float32), 1))
     assert cache.get(("a", 0)) is not None
     assert cache.get(("b", 0)) is None
     assert cache.counts().evicted == 0
     nothing = MemoryCache(0)
-    nothing.put("a", Counted(row(1), 1))
+    nothing.put("a", CountedRow(row(1), 1))
     assert (nothing.get("a"), len(nothing), nothing.size) == (None, 0, 0)
 
 
 def test_what_is_evicted_stays_what_it_is() -> None:
     """A reader that has it may go on with it."""
     cache = MemoryCache(one_entry())
-    cache.put(("a", 0), Counted(row(1, 2, 3, 4), 1))
+    cache.put(("a", 0), CountedRow(row(1, 2, 3, 4), 1))
     found = cache.get(("a", 0))
-    cache.put(("b", 0), Counted(row(0, 0, 0, 0), 1))
+    cache.put(("b", 0), CountedRow(row(0, 0, 0, 0), 1))
     assert found is not None
     assert found.row.tolist() == [1.0, 2.0, 3.0, 4.0]  # type: ignore[union-attr]
 
 
 def test_cleared_it_holds_nothing() -> None:
     cache = MemoryCache(10_000)
-    cache.put("a", Counted(row(1), 1))
+    cache.put("a", CountedRow(row(1), 1))
     cache.clear()
     assert (len(cache), cache.size, cache.get("a")) == (0, 0, None)
 
@@ -165,8 +165,8 @@ def test_it_is_the_plain_model_of_an_lru(steps: list[Step], entries: int) -> Non
                 assert len(found.row) == model[key][0]  # type: ignore[arg-type]
                 model.move_to_end(key)
             continue
-        size = size_of(key, [np.zeros(width, np.float32)])
-        cache.put(key, Counted(np.zeros(width, np.float32), 1))
+        size = entry_size(key, [np.zeros(width, np.float32)])
+        cache.put(key, CountedRow(np.zeros(width, np.float32), 1))
         if size <= limit:
             model.pop(key, None)
             model[key] = (width, size)
@@ -188,7 +188,7 @@ def test_bytes_are_what_python_really_takes(make: Any) -> None:
     tracemalloc.start()
     try:
         for key, each in zip(keys, rows, strict=True):
-            cache.put((bytes(bytearray(key[0])), *key[1:]), Counted(each, 1))
+            cache.put((bytes(bytearray(key[0])), *key[1:]), CountedRow(each, 1))
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -200,7 +200,7 @@ def test_its_size_makes_it_no_slower() -> None:
 
     def seconds(held: int) -> float:
         cache = MemoryCache(held * one_entry())
-        found = Counted(row(0, 0, 0, 0), 1)
+        found = CountedRow(row(0, 0, 0, 0), 1)
         for each in range(held):
             cache.put(("k", each), found)
         took = []

@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import FakeScript, tokens_of, vector_of
-from shoal.core.dual_encoder import TowersRunner
+from shoal.backends.fake.model import FakeScript, compute_vector, tokenize_item
+from shoal.core.dual_encoder import DualEncoderRunner
 from shoal.core.protocols import ModelFacts
 from shoal.errors import EngineFailed, InputRejected, InternalError, InvalidValue, ShoalError, Unsupported
 from shoal.types import Classify, Embed, Embedded, Generate, Image, Item, Modality, Rerank
@@ -19,12 +19,12 @@ FACTS = ModelFacts(source="f", backend="fake", tasks=("embed",), dimension=32, m
 CAT, DOG = Image(b"cat"), Image(b"dog")
 
 
-def runner(text: FakeScript | None = None, image: FakeScript | None = None) -> TowersRunner:
+def runner(text: FakeScript | None = None, image: FakeScript | None = None) -> DualEncoderRunner:
     scripts: dict[Modality, FakeScript | None] = {"text": text, "image": image}
-    return TowersRunner({name: make_lane(script) for name, script in scripts.items() if script is not None}, FACTS)
+    return DualEncoderRunner({name: make_lane(script) for name, script in scripts.items() if script is not None}, FACTS)
 
 
-def both(**image: float) -> TowersRunner:
+def both(**image: float) -> DualEncoderRunner:
     return runner(FakeScript(delay_ms=5), FakeScript(delay_ms=5, **image))  # type: ignore[arg-type]
 
 
@@ -32,7 +32,7 @@ def asked(*inputs: Item, **fields: object) -> Embed:
     return Embed(model="m", inputs=list(inputs), normalize=False, **fields)  # type: ignore[arg-type]
 
 
-async def found(towers: TowersRunner, task: Embed) -> Embedded:
+async def found(towers: DualEncoderRunner, task: Embed) -> Embedded:
     answer = await towers.run(task, context())
     assert isinstance(answer, Embedded)
     return answer
@@ -47,7 +47,7 @@ def test_vectors_come_back_in_the_order_of_the_inputs(virtual: Run[None]) -> Non
         started = asyncio.get_running_loop().time()
         answer = await found(towers, asked(*inputs))
         assert asyncio.get_running_loop().time() - started == pytest.approx(0.005, abs=0.001)
-        expected = np.stack([vector_of(tokens_of(item), 32) for item in inputs])
+        expected = np.stack([compute_vector(tokenize_item(item), 32) for item in inputs])
         assert np.array_equal(answer.vectors, expected)
         assert answer.tokens == [2, 1, 1, 1, 2]
         assert (answer.facts.size, answer.facts.batches, answer.space) == (3, 2, "s")
@@ -185,7 +185,7 @@ def test_it_is_ready_where_both_are(virtual: Run[None]) -> None:
         assert towers.ready()
         assert towers.facts is FACTS
         for number, lane in enumerate(towers.lanes.values()):
-            lane._die(RuntimeError(f"bug {number}"))
+            lane._fail_lane(RuntimeError(f"bug {number}"))
         assert len(broken) == 1
         assert not towers.ready()
         await towers.aclose()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.fake.model import FakeScript, FakeTalker
+from shoal.backends.fake.model import FakeGenerator, FakeScript
 from shoal.core.gateway import Gateway
 from shoal.core.generation.runner import GenerationRunner
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.lifecycle.loading import Plan
 from shoal.core.protocols import GenerationReport, Observer, Runner
 from shoal.core.registry import Model, Registry
@@ -33,7 +33,7 @@ from shoal.errors import (
     Unsupported,
 )
 from shoal.types import (
-    Batched,
+    BatchTask,
     Classify,
     Context,
     Embed,
@@ -83,7 +83,7 @@ def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, T
         model.plan = Plan(name=model.name, source="s", backend="b", max_streams=max_streams)
         registry.add(model)
         if runner is not None:
-            model.loaded(runner)
+            model.mark_loaded(runner)
     return Gateway(registry, told), told
 
 
@@ -128,7 +128,7 @@ async def test_unknown_models_are_refused() -> None:
 async def test_surfaces_report_what_they_refuse() -> None:
     """The kind of the error is the reason."""
     gate, told = gateway()
-    gate.refused(TooLong("x"))
+    gate.report_refusal(TooLong("x"))
     assert await told.heard() == [("refused", "too_long")]
 
 
@@ -261,7 +261,7 @@ async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() ->
 
 async def test_the_codec_is_that_of_the_model() -> None:
     """A runner with a tokenizer is shown as it is; others, unknown names and loading models answer their errors."""
-    batched = BatchedRunner(make_lane(FakeScript()), Embedder().facts, Codec())
+    batched = LaneRunner(make_lane(FakeScript()), Embedder().facts, Codec())
     gate, _ = gateway(batched, Embedder(), None)
     async with gate.using_codec("alias", context()) as shown:
         assert shown is batched
@@ -277,7 +277,7 @@ async def test_what_leaves_the_registry_is_counted_no_longer() -> None:
     registry, model = Registry(), Model("m0")
     gate = Gateway(registry, Counts())
     registry.add(model)
-    model.loaded(Embedder())
+    model.mark_loaded(Embedder())
     await gate.run(Embed(model="m0", inputs=["x"]), context())
     assert (await gate.statistics())[0].inference_stats.success.count == 1
     gate.registry.remove(model)
@@ -307,10 +307,10 @@ async def test_ready_needs_every_model() -> None:
     assert not gate.ready()
     gate.draining = False
     assert gate.ready()
-    gate.registry.find("m1").on("broke")
+    gate.registry.find("m1").transition("broke")
     assert not gate.ready()
     assert not gateway(Embedder(), None)[0].ready()
-    (failed := Model("f")).failed(SetupError("x"))
+    (failed := Model("f")).mark_failed(SetupError("x"))
     (other := gateway(Embedder())[0]).registry.add(failed)
     assert not other.ready()
 
@@ -347,7 +347,7 @@ async def test_an_observer_is_optional() -> None:
     """Without one everything works the same."""
     registry = Registry()
     registry.add(model := Model("m"))
-    model.loaded(runner := Embedder())
+    model.mark_loaded(runner := Embedder())
     assert await Gateway(registry).run(embed(), soon()) is runner.answer
 
 
@@ -361,18 +361,18 @@ async def test_too_many_that_wait_for_a_place_are_refused() -> None:
     holds = asyncio.create_task(text_of(gate, generate(), soon()))
     await until(lambda: runner.begun == 1)
     waiting = [asyncio.create_task(text_of(gate, generate(), soon(client="a"))) for _ in range(2)]
-    await until(lambda: gate._places(model).waiting == 2)
+    await until(lambda: gate._get_stream_limit(model).waiting == 2)
     with pytest.raises(Overloaded, match=r"this client has its half of max_queued_streams \(2 of 4\)") as caught:
         await text_of(gate, generate(), soon(client="a"))
     assert caught.value.retry_after
     waiting += [asyncio.create_task(text_of(gate, generate(), soon(client=name))) for name in "bc"]
-    await until(lambda: gate._places(model).waiting == 4)
+    await until(lambda: gate._get_stream_limit(model).waiting == 4)
     with pytest.raises(Overloaded, match=r"nor one to wait for it \(max_queued_streams is 4\)"):
         await text_of(gate, generate(), soon(client="d"))
     assert runner.release is not None
     runner.release.set()
     assert [*await asyncio.gather(holds, *waiting)] == ["a b c"] * 5
-    assert gate._places(model).waiting == 0
+    assert gate._get_stream_limit(model).waiting == 0
 
 
 async def test_observers_hear_what_a_generation_used() -> None:
@@ -388,7 +388,7 @@ async def test_observers_hear_what_a_generation_used() -> None:
 
     heard, registry = Heard(), Registry()
     registry.add(model := Model("m"))
-    model.loaded(talking())
+    model.mark_loaded(talking())
     gate = Gateway(registry, heard)
     assert await text_of(gate, generate("a b c"), soon())
     with pytest.raises(InputRejected):
@@ -408,10 +408,10 @@ def test_a_silent_model_is_given_up(virtual: Run[None]) -> None:
     """Where the client reads along; an answer that is wanted whole may take all of the request's time."""
 
     async def main() -> None:
-        talker = FakeTalker(FakeScript(token_ms=3000))
+        talker = FakeGenerator(FakeScript(token_ms=3000))
         registry = Registry()
         registry.add(model := Model("m"))
-        model.loaded(talking(talker))
+        model.mark_loaded(talking(talker))
         loop = asyncio.get_running_loop()
         gate = Gateway(registry, first_token_timeout_s=5, token_timeout_s=2, clock=loop.time)
 
@@ -449,10 +449,10 @@ def test_generations_can_be_broken_off(virtual: Run[None]) -> None:
     """Each reader gets what came and then a refusal that says to come again; nothing runs on."""
 
     async def main() -> None:
-        talker = FakeTalker(FakeScript(token_ms=1000))
+        talker = FakeGenerator(FakeScript(token_ms=1000))
         registry = Registry()
         registry.add(model := Model("m"))
-        model.loaded(talking(talker))
+        model.mark_loaded(talking(talker))
         gate = Gateway(registry, clock=asyncio.get_running_loop().time)
         ctx = Context(id="r", deadline=asyncio.get_running_loop().time() + 100)
         seen: list[str] = []
@@ -463,12 +463,12 @@ def test_generations_can_be_broken_off(virtual: Run[None]) -> None:
 
         reader = asyncio.create_task(read())
         await asyncio.sleep(2.5)
-        gate.break_off()
+        gate.abort_generations()
         outcome = (await gathered(reader))[0]
         assert isinstance(outcome, Unavailable)
         assert outcome.retry_after
         assert (seen, talker.running) == (["a", " b"], 0)
-        gate.break_off()
+        gate.abort_generations()
 
     virtual(main)
 
@@ -477,7 +477,7 @@ async def test_what_is_wrong_is_said_without_a_place() -> None:
     """Where the runner can tell: a refusal waits for nobody."""
     gate, _ = gateway(talking(), max_streams=1)
     model = gate.registry.find("m0")
-    async with gate._places(model).permit(soon()):
+    async with gate._get_stream_limit(model).permit(soon()):
         with pytest.raises(Unsupported, match="min_p"):
             await text_of(gate, Generate(model="m0", prompts=["a"], sampling=Sampling(min_p=0.5)), soon())
 
@@ -494,7 +494,9 @@ PICTURE = Image(b"picture")
         (("image",), Rerank(model="", queries=["q"], documents=["d"]), "'m0' takes pictures alone: send pictures"),
     ],
 )
-async def test_inputs_that_a_model_does_not_take(modalities: tuple[Modality, ...], task: Batched, message: str) -> None:
+async def test_inputs_that_a_model_does_not_take(
+    modalities: tuple[Modality, ...], task: BatchTask, message: str
+) -> None:
     """Refused by its name before its runner sees them."""
     runner = Embedder(("embed", "rerank", "classify"))
     runner.facts = replace(runner.facts, modalities=modalities)
@@ -509,14 +511,14 @@ async def test_what_a_model_takes_is_asked_before_it_is_fetched() -> None:
     """As far as is known: of one that is loading nothing is."""
     runner = Embedder()
     front, told = gateway(runner, None)
-    front.takes("m0", "text")
+    front.check_modality("m0", "text")
     with pytest.raises(InvalidValue, match="'m0' reads text alone"):
-        front.takes("alias", "image")
-    front.takes("m1", "image")
+        front.check_modality("alias", "image")
+    front.check_modality("m1", "image")
     with pytest.raises(ModelNotFound):
-        front.takes("nobody", "image")
+        front.check_modality("nobody", "image")
     assert await told.heard() == [("refused", "model_not_found")]
     runner.facts = replace(runner.facts, modalities=("text", "image"))
-    front.takes("", "image")
+    front.check_modality("", "image")
     await front.run(Embed(model="", inputs=[PICTURE, "a"]), soon())
     await front.run(Embed(model="", inputs=[PICTURE]), soon())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shoal.core import image_text_scoring
-from shoal.core.image_text_scoring import compare, compared
+from shoal.core.image_text_scoring import compute_scores, score_image_texts
 from shoal.errors import EmptyInput, InvalidValue, ShoalError, UpstreamRefused
 from shoal.specs import Activation, ContrastSpec
 from shoal.types import Context, Embed, Embedded, Image
@@ -40,7 +40,9 @@ class Eyes:
 
 async def test_every_picture_is_compared_with_every_text_in_one_task_and_in_order() -> None:
     eyes = Eyes()
-    found = await compare(eyes.run, "m", [Image(b"right"), Image(b"up")], ["up", "right", "left"], CTX, SOFTMAX)
+    found = await score_image_texts(
+        eyes.run, "m", [Image(b"right"), Image(b"up")], ["up", "right", "left"], CTX, SOFTMAX
+    )
     assert found.cosine.tolist() == [[0.0, 1.0, -1.0], [1.0, 0.0, 0.0]]
     assert found.scores.argmax(axis=1).tolist() == [1, 0]
     assert found.embedded.tokens == [1] * 5
@@ -51,16 +53,16 @@ async def test_every_picture_is_compared_with_every_text_in_one_task_and_in_orde
 
 async def test_much_work_is_done_in_a_thread_and_little_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
-    real = image_text_scoring.compared
+    real = image_text_scoring.compute_scores
 
     def watched(*given: object) -> object:
         threads.append(threading.current_thread())
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(image_text_scoring, "compared", watched)
-    few = await compare(Eyes().run, "m", [Image(b"up")], ["up", "left"], CTX, SOFTMAX)
+    few = await score_image_texts(Eyes().run, "m", [Image(b"up")], ["up", "left"], CTX, SOFTMAX)
     monkeypatch.setattr(image_text_scoring, "INLINE", 3)
-    many = await compare(Eyes().run, "m", [Image(b"up")], ["up", "left"], CTX, SOFTMAX)
+    many = await score_image_texts(Eyes().run, "m", [Image(b"up")], ["up", "left"], CTX, SOFTMAX)
     assert [each is threading.main_thread() for each in threads] == [True, False]
     assert few.scores.tolist() == many.scores.tolist()
 
@@ -69,7 +71,7 @@ async def test_much_work_is_done_in_a_thread_and_little_is_not(monkeypatch: pyte
 async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) -> None:
     eyes = Eyes()
     with pytest.raises(EmptyInput, match="at least one of each"):
-        await compare(eyes.run, "m", pictures, texts, CTX, SOFTMAX)
+        await score_image_texts(eyes.run, "m", pictures, texts, CTX, SOFTMAX)
     assert not eyes.asked
 
 
@@ -85,7 +87,7 @@ async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) ->
 async def test_an_error_names_the_text_or_the_picture(said: str, named: str) -> None:
     given = InvalidValue(said, param="input")
     with pytest.raises(InvalidValue) as caught:
-        await compare(Eyes(given).run, "m", [Image(b"up")] * 12, ["up", "left"], CTX, SOFTMAX)
+        await score_image_texts(Eyes(given).run, "m", [Image(b"up")] * 12, ["up", "left"], CTX, SOFTMAX)
     assert (caught.value.message, str(caught.value), caught.value.param) == (named, named, "input")
     assert given.message == said
 
@@ -93,12 +95,12 @@ async def test_an_error_names_the_text_or_the_picture(said: str, named: str) -> 
 async def test_an_error_about_no_input_is_passed_on_as_it_is() -> None:
     given = UpstreamRefused("input 0: no", status=418)
     with pytest.raises(UpstreamRefused) as caught:
-        await compare(Eyes(given).run, "m", [Image(b"up")], ["up"], CTX, SOFTMAX)
+        await score_image_texts(Eyes(given).run, "m", [Image(b"up")], ["up"], CTX, SOFTMAX)
     assert caught.value is given
 
 
 def test_softmax_of_known_numbers() -> None:
-    cosine, scores = compared(_rows([1, 0]), _rows([1, 0], [3, 4], [0, 1]), ContrastSpec(scale=5.0))
+    cosine, scores = compute_scores(_rows([1, 0]), _rows([1, 0], [3, 4], [0, 1]), ContrastSpec(scale=5.0))
     powers = np.exp([5.0, 3.0, 0.0])
     np.testing.assert_allclose(cosine, [[1.0, 0.6, 0.0]], atol=1e-7)
     np.testing.assert_allclose(scores, [powers / powers.sum()], rtol=1e-6)
@@ -106,17 +108,19 @@ def test_softmax_of_known_numbers() -> None:
 
 
 def test_sigmoid_of_known_numbers() -> None:
-    _, scores = compared(_rows([1, 0]), _rows([1, 0], [0, 1], [-1, 0]), SIGMOID)
+    _, scores = compute_scores(_rows([1, 0]), _rows([1, 0], [0, 1], [-1, 0]), SIGMOID)
     np.testing.assert_allclose(scores, [[0.5, 1 / (1 + np.exp(10.0)), 1 / (1 + np.exp(20.0))]], rtol=1e-6)
 
 
 def test_without_an_activation_the_scores_are_the_logits() -> None:
-    _, scores = compared(_rows([1, 0]), _rows([1, 0], [0, 1]), ContrastSpec(scale=4.0, bias=1.0, activation="identity"))
+    _, scores = compute_scores(
+        _rows([1, 0]), _rows([1, 0], [0, 1]), ContrastSpec(scale=4.0, bias=1.0, activation="identity")
+    )
     assert scores.tolist() == [[5.0, 1.0]]
 
 
 def test_a_vector_of_zeros_is_near_to_nothing() -> None:
-    cosine, scores = compared(_rows([0, 0]), _rows([1, 0], [0, 1]), SOFTMAX)
+    cosine, scores = compute_scores(_rows([0, 0]), _rows([1, 0], [0, 1]), SOFTMAX)
     assert (cosine.tolist(), scores.tolist()) == ([[0.0, 0.0]], [[0.5, 0.5]])
 
 
@@ -124,7 +128,7 @@ def test_a_vector_of_zeros_is_near_to_nothing() -> None:
 def test_whatever_the_vectors_the_scores_are_likelihoods(
     pictures: np.ndarray, texts: np.ndarray, scale: float, activation: Activation
 ) -> None:
-    cosine, scores = compared(pictures, texts, ContrastSpec(scale=scale, activation=activation))
+    cosine, scores = compute_scores(pictures, texts, ContrastSpec(scale=scale, activation=activation))
     assert np.abs(cosine).max() <= 1.0
     assert scores.min() >= 0.0
     assert scores.max() <= 1.0

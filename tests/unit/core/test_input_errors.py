@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.input_errors import place_in, placed
+from shoal.core.input_errors import parse_input_index, remap_input_error
 from shoal.errors import InputRejected, InvalidValue, NotFinite, Overloaded, ShoalError
 
 
@@ -22,13 +22,13 @@ from shoal.errors import InputRejected, InvalidValue, NotFinite, Overloaded, Sho
 )
 def test_the_place_is_that_of_the_whole_request(error: ShoalError, places: list[int], message: str) -> None:
     """Where it is about an input: of the one that the message names, or of the only one."""
-    found = placed(error, places)
+    found = remap_input_error(error, places)
     assert found.message == str(found) == message
     assert type(found) is type(error)
     assert (found.param, found.retry_after) == (error.param, error.retry_after)
 
 
 def test_a_message_is_taken_apart() -> None:
-    """As `of_input` put it together."""
-    assert place_in(InvalidValue("bad").of_input(12)) == (12, "bad")
-    assert place_in(InvalidValue("bad")) == (None, "bad")
+    """As `at_input` put it together."""
+    assert parse_input_index(InvalidValue("bad").at_input(12)) == (12, "bad")
+    assert parse_input_index(InvalidValue("bad")) == (None, "bad")

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import FakeScript, scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import FakeScript, compute_scores, compute_vector, tokenize_item
 from shoal.core import similarity
 from shoal.core.gateway import Gateway
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.protocols import ModelFacts, Observer
 from shoal.core.registry import Model, Registry
-from shoal.core.scheduling.admission import BULK_ABOVE, size_of, traffic_of
+from shoal.core.scheduling.admission import BULK_ABOVE, classify_traffic, count_items
 from shoal.core.threads import Threads
 from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, Unsupported
 from shoal.types import (
@@ -28,8 +28,8 @@ from shoal.types import (
     TextPair,
     TrafficClass,
     VectorKind,
-    kind_of,
     pack,
+    task_kind,
     unpack,
 )
 from tests.unit.core.conftest import Run
@@ -63,13 +63,13 @@ def gateway(threads: Threads | None = None, /, **models: FakeScript) -> tuple[Ga
             tasks = ("rerank", "classify") if script.labels == 1 else ("classify",)
         facts = ModelFacts(source="f", backend="f", tasks=tasks, vectors=script.kinds, labels=script.label_names)
         model = Model(name)
-        model.loaded(BatchedRunner(make_lane(script), facts))
+        model.mark_loaded(LaneRunner(make_lane(script), facts))
         registry.add(model)
     return Gateway(registry, told := Told(), threads=threads, clock=asyncio.get_running_loop().time), told
 
 
 def expected(query: str, *documents: str, raw: bool = False, labels: int = 1) -> Any:
-    return [scores_of(tokens_of((query, document)), labels, raw=raw).tolist() for document in documents]
+    return [compute_scores(tokenize_item((query, document)), labels, raw=raw).tolist() for document in documents]
 
 
 def test_pairs_are_scored_in_order_and_share_batches(virtual: Run[None]) -> None:
@@ -82,7 +82,10 @@ def test_pairs_are_scored_in_order_and_share_batches(virtual: Run[None]) -> None
         )
         assert plain.scores.tolist() == expected("q", *DOCUMENTS)
         assert raw.scores.tolist() == expected("q", *DOCUMENTS, raw=True)
-        assert classes.scores.tolist() == [scores_of(tokens_of("x"), 1, raw=False).tolist(), *expected("q", "c")]
+        assert classes.scores.tolist() == [
+            compute_scores(tokenize_item("x"), 1, raw=False).tolist(),
+            *expected("q", "c"),
+        ]
         assert plain.tokens == [4, 3, 5]
         assert [size for size, _ in engine(lane).batches] == [7]
 
@@ -95,8 +98,8 @@ def test_every_kind_of_vector_comes_with_its_text(virtual: Run[None]) -> None:
         kinds: tuple[VectorKind, ...] = ("dense", "sparse", "multi", "tokens")
         both = await lane.run(Embed(model="", inputs=["a b a", "c"], outputs=kinds, normalize=False), context())
         some = await lane.run(Embed(model="", inputs=["a b a"], outputs=("sparse",)), context())
-        assert np.array_equal(both.vectors, [vector_of(tokens_of(text), 8) for text in ("a b a", "c")])
-        a, b = tokens_of("a b")
+        assert np.array_equal(both.vectors, [compute_vector(tokenize_item(text), 8) for text in ("a b a", "c")])
+        a, b = tokenize_item("a b")
         weights = dict(zip(both.sparse[0].indices.tolist(), both.sparse[0].values.tolist(), strict=True))
         assert weights == {a: 2.0, b: 1.0}
         assert [each.shape for each in both.token_vectors] == [(3, 8), (1, 8)]
@@ -202,10 +205,10 @@ def test_large_rankings_by_vectors_are_done_in_the_gateway_s_threads(
 def test_size_decides_the_class(virtual: Run[None]) -> None:
     async def main() -> None:
         many = rerank(*("d" for _ in range(BULK_ABOVE + 1)))
-        assert size_of(many) == BULK_ABOVE + 1
-        assert traffic_of(many, context()) == "bulk"
-        assert traffic_of(Classify(model="", inputs=["x"] * BULK_ABOVE), context()) == "interactive"
-        assert traffic_of(Generate(model="", prompts=["x"] * 99), context()) == "interactive"
+        assert count_items(many) == BULK_ABOVE + 1
+        assert classify_traffic(many, context()) == "bulk"
+        assert classify_traffic(Classify(model="", inputs=["x"] * BULK_ABOVE), context()) == "interactive"
+        assert classify_traffic(Generate(model="", prompts=["x"] * 99), context()) == "interactive"
 
     virtual(main)
 
@@ -214,7 +217,7 @@ def test_tasks_and_results_travel() -> None:
     pair: TextPair = ("a", "b")
     tasks: list[Rerank | Classify] = [rerank("d", "e"), Classify(model="m", inputs=["a", pair], raw_scores=True)]
     assert [unpack(pack(task), type(task)) for task in tasks] == tasks
-    assert [kind_of(task) for task in tasks] == ["rerank", "classify"]
+    assert [task_kind(task) for task in tasks] == ["rerank", "classify"]
     assert list(tasks[0].items) == [("q", "d"), ("q", "e")]
     assert list(tasks[1].items) == ["a", pair]
     assert list(rerank("d", "e", queries=("p", "q")).items) == [("p", "d"), ("q", "e")]

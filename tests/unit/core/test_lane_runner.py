@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.backends.fake.model import FakeScript
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.protocols import TextCodec
 from shoal.errors import Unsupported
 from shoal.types import Generate
@@ -19,7 +19,7 @@ def test_embeds_through_its_lane(virtual: Run[None]) -> None:
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1))
-        runner = BatchedRunner(lane, FACTS)
+        runner = LaneRunner(lane, FACTS)
         assert runner.facts is FACTS
         assert runner.ready()
         assert right(await runner.run(embed("a b"), context()), ["a b"])
@@ -35,7 +35,7 @@ def test_does_not_generate(virtual: Run[None]) -> None:
 
     async def main() -> None:
         with pytest.raises(Unsupported, match="it can: embed") as caught:
-            BatchedRunner(make_lane(FakeScript()), FACTS).stream(Generate(model="m", prompts=["x"]), context())
+            LaneRunner(make_lane(FakeScript()), FACTS).stream(Generate(model="m", prompts=["x"]), context())
         assert caught.value.param == "model"
 
     virtual(main)
@@ -46,14 +46,14 @@ def test_shows_the_tokenizer_that_it_was_given(virtual: Run[None]) -> None:
 
     async def main() -> None:
         lane = make_lane(FakeScript())
-        shown: TextCodec = BatchedRunner(lane, FACTS, Codec())
+        shown: TextCodec = LaneRunner(lane, FACTS, Codec())
         tokens = await shown.tokenize(["ab", "c"], add_special_tokens=True, prompt_name=">")
         assert [[token.text for token in row] for row in tokens] == [[">", "a", "b"], [">", "c"]]
         assert tokens[0][0].special
         assert not (await shown.tokenize(["a"], add_special_tokens=False, prompt_name=None))[0][0].special
         assert await shown.decode([[97, 98]], skip_special_tokens=True) == ["ab"]
         assert await shown.decode([[97]], skip_special_tokens=False) == ["a$"]
-        hidden = BatchedRunner(lane, FACTS)
+        hidden = LaneRunner(lane, FACTS)
         with pytest.raises(Unsupported, match="does not show"):
             await hidden.tokenize(["a"], add_special_tokens=True, prompt_name=None)
         with pytest.raises(Unsupported, match="does not show"):

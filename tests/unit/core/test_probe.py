@@ -12,17 +12,17 @@ import pytest
 from shoal.core.probe import (
     PAIRS,
     TEXTS,
-    Probed,
-    ProbedScores,
-    ProbedSparse,
+    ProbeScores,
+    ProbeSparseVectors,
+    ProbeVectors,
     least_cosine,
     probe,
     probe_scores,
     probe_sparse,
 )
-from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet, Work
+from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Row, Tensors, VectorSet, WorkWeight
 from shoal.errors import ConfigError, EngineFailed, NotFinite, ShoalError, TooLong
-from shoal.types import Array, Batched, Classify, Embed, SparseVector
+from shoal.types import Array, BatchTask, Classify, Embed, SparseVector
 from shoal.types import Item as AnyItem
 
 
@@ -32,19 +32,19 @@ class Scripted:
     def __init__(self, rows: Array, *, most: int = 64) -> None:
         self.rows = rows
         self.facts = EngineFacts(name="probed", inputs=("at",), outputs=("row",), max_batch_size=most)
-        self.work: Work = "light"
+        self.work: WorkWeight = "light"
         self.sizes: list[int] = []
         self.refuse: ShoalError | None = None
         self.bad: ShoalError | None = None
         self.counted = False
         self.params: list[Mapping[str, Any]] = []
 
-    def check(self, task: Batched) -> None: ...
+    def check(self, task: BatchTask) -> None: ...
 
     def estimate(self, item: AnyItem) -> int:
         return 1
 
-    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
         assert [text for _, text in items] == list(TEXTS)
         assert not any(isinstance(task, Embed) and task.normalize for task, _ in items), (
             "the rows are judged as the model gives them"
@@ -69,11 +69,11 @@ class Scripted:
         self.params.append(params)
         return {"row": self.rows[inputs["at"][:, 0]]}
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError | Counted]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError | CountedRow]:
         if self.bad is not None:
             return [self.bad] * len(batch)
         rows = list(outputs["row"])
-        return [Counted(row, 3) for row in rows] if self.counted else rows[: len(rows)]
+        return [CountedRow(row, 3) for row in rows] if self.counted else rows[: len(rows)]
 
     def ready(self) -> bool:
         return False
@@ -103,9 +103,9 @@ async def test_rows_come_as_the_model_gives_them(most: int, counted: bool) -> No
 
 def test_unit_rows_are_known() -> None:
     units = ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)
-    assert Probed(units).unit
-    assert Probed(units.astype(np.float16).astype(np.float32)).unit
-    assert not Probed(np.vstack([units[:3], [[2.0, 0, 0]]]).astype(np.float32)).unit
+    assert ProbeVectors(units).unit
+    assert ProbeVectors(units.astype(np.float16).astype(np.float32)).unit
+    assert not ProbeVectors(np.vstack([units[:3], [[2.0, 0, 0]]]).astype(np.float32)).unit
 
 
 async def test_what_fails_is_raised() -> None:
@@ -119,7 +119,7 @@ async def test_what_fails_is_raised() -> None:
         await probe(model, model, soon())
 
     class Short(Scripted):
-        def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError | Counted]:
+        def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError | CountedRow]:
             return list(outputs["row"])[1:]
 
     short = Short(ROWS)
@@ -129,17 +129,17 @@ async def test_what_fails_is_raised() -> None:
 
 def test_peers_agree_within_precision() -> None:
     """Scale is no matter, a half-precision copy passes; another direction, dimension or nothing at all does not."""
-    one = Probed(ROWS)
-    one.check(Probed(ROWS * 2), "b")
-    one.check(Probed((ROWS + np.float32(0.01)).astype(np.float16).astype(np.float32)), "b")
+    one = ProbeVectors(ROWS)
+    one.check(ProbeVectors(ROWS * 2), "b")
+    one.check(ProbeVectors((ROWS + np.float32(0.01)).astype(np.float16).astype(np.float32)), "b")
     with pytest.raises(ConfigError, match="2 dimensions and its peers 3"):
-        one.check(Probed(ROWS[:, :2]), "b")
+        one.check(ProbeVectors(ROWS[:, :2]), "b")
     with pytest.raises(ConfigError, match=r"b does not give the vectors of its peers \(cosine 0\."):
-        one.check(Probed(ROWS[:, ::-1].copy()), "b")
+        one.check(ProbeVectors(ROWS[:, ::-1].copy()), "b")
     with pytest.raises(ConfigError, match="cosine nan"):
-        one.check(Probed(np.zeros_like(ROWS)), "b")
+        one.check(ProbeVectors(np.zeros_like(ROWS)), "b")
     with pytest.raises(ConfigError, match="cosine nan"):
-        one.check(Probed(ROWS * np.float32("nan")), "b")
+        one.check(ProbeVectors(ROWS * np.float32("nan")), "b")
     assert one.of(2).vectors.tolist() == [[1, 1, 1]]
 
 
@@ -155,9 +155,9 @@ class OfKind(Scripted):
     def __init__(self, rows: Sequence[Any], *, most: int = 64) -> None:
         super().__init__(np.zeros((len(rows), 1)), most=most)
         self.answers = rows
-        self.asked: list[tuple[Batched, AnyItem]] = []
+        self.asked: list[tuple[BatchTask, AnyItem]] = []
 
-    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
         self.asked += items
         return [
             Prepared({"at": np.array([at])}, cost=1, group=(), outputs=("row",), tokens=1) for at in range(len(items))
@@ -182,7 +182,7 @@ SPARSE = [sparse({1: 1.0, 7: 2.0}), sparse({5: 0.5}), sparse({0: 1.0, 30521: 3.0
 SCORES = [np.array([score, -score], dtype=np.float32) for score in (1.0, -2.0, 8.0, 0.1)]
 
 
-async def probed_sparse(vectors: Sequence[SparseVector]) -> ProbedSparse:
+async def probed_sparse(vectors: Sequence[SparseVector]) -> ProbeSparseVectors:
     model = OfKind([VectorSet(sparse=vector) for vector in vectors])
     found = await probe_sparse(model, model, soon())
     assert all(isinstance(task, Embed) and task.outputs == ("sparse",) for task, _ in model.asked)
@@ -219,10 +219,12 @@ async def test_an_index_costs_no_memory() -> None:
 
 async def test_digests_tell_models_apart() -> None:
     """And not one answer of a model from another of the same."""
-    one = Probed(ROWS)
-    assert one.digest == Probed(ROWS * np.float32(1.0001)).digest == Probed(-(-ROWS - np.float32(1e-6))).digest
+    one = ProbeVectors(ROWS)
+    assert (
+        one.digest == ProbeVectors(ROWS * np.float32(1.0001)).digest == ProbeVectors(-(-ROWS - np.float32(1e-6))).digest
+    )
     others = [ROWS[:, ::-1].copy(), ROWS[::-1].copy(), ROWS[:, :2], np.zeros_like(ROWS), ROWS.reshape(3, 4)]
-    assert len({one.digest, *(Probed(other).digest for other in others)}) == 6
+    assert len({one.digest, *(ProbeVectors(other).digest for other in others)}) == 6
     terms = await probed_sparse(SPARSE)
     assert terms.digest == (await probed_sparse([sparse({1: 1.0, 7: 2.0, 9: 1e-4}), *SPARSE[1:]])).digest
     for changed in ([sparse({2: 1.0, 7: 2.0}), *SPARSE[1:]], SPARSE[::-1]):
@@ -249,12 +251,12 @@ async def test_scores_are_asked_for_raw(items: Sequence[Any], most: int) -> None
 
 def test_scores_agree_within_precision() -> None:
     scores = np.stack(SCORES)
-    one = ProbedScores(scores)
+    one = ProbeScores(scores)
     assert np.array_equal(one.of(3).scores, scores[3:])
-    one.check(ProbedScores(scores.astype(np.float16).astype(np.float32) + np.float32(0.05)), "b")
+    one.check(ProbeScores(scores.astype(np.float16).astype(np.float32) + np.float32(0.05)), "b")
     with pytest.raises(ConfigError, match=r"b does not give the scores of its peers \(up to 1.000 apart\)"):
-        one.check(ProbedScores(scores + np.array([[0, 0], [0, 0], [0, 0], [1, 0]], dtype=np.float32)), "b")
+        one.check(ProbeScores(scores + np.array([[0, 0], [0, 0], [0, 0], [1, 0]], dtype=np.float32)), "b")
     with pytest.raises(ConfigError, match="1 labels and its peers 2"):
-        one.check(ProbedScores(scores[:, :1]), "b")
+        one.check(ProbeScores(scores[:, :1]), "b")
     with pytest.raises(ConfigError, match="scores of its peers"):
-        one.check(ProbedScores(scores * np.float32("nan")), "b")
+        one.check(ProbeScores(scores * np.float32("nan")), "b")

@@ -28,7 +28,7 @@ def registry(*models: Model) -> Registry:
 
 def ready(name: str, *, default_for: tuple[TaskKind, ...] = (), talks: bool = False) -> Model:
     model = Model(name, default_for=default_for)
-    model.loaded(talking() if talks else Embedder())
+    model.mark_loaded(talking() if talks else Embedder())
     return model
 
 
@@ -163,14 +163,14 @@ def test_models_that_cannot_answer_say_why() -> None:
     with pytest.raises(ModelNotReady, match="is loading: try again") as caught:
         model.ready_runner()
     assert (caught.value.param, caught.value.retry_after) == ("model", 2.0)
-    model.failed(SetupError("the file is broken"))
+    model.mark_failed(SetupError("the file is broken"))
     with pytest.raises(ModelFailed, match="failed to load: the file is broken") as failed:
         model.ready_runner()
     assert (failed.value.param, failed.value.retry_after) == ("model", None)
-    model.on("load")
-    model.loaded(runner := Embedder())
+    model.transition("load")
+    model.mark_loaded(runner := Embedder())
     assert model.ready_runner() is runner
-    model.on("unload")
+    model.transition("unload")
     with pytest.raises(ModelNotReady, match="is unloading"):
         model.ready_runner()
 
@@ -179,7 +179,7 @@ def test_impossible_events_leave_the_state() -> None:
     """A bug in the caller is an InternalError; the model stays what it was."""
     model = ready("m")
     with pytest.raises(InternalError):
-        model.on("loaded")
+        model.transition("loaded")
     assert model.state == "ready"
 
 
@@ -189,10 +189,10 @@ def test_cards_tell_what_is_known() -> None:
     card = model.card()
     assert (card.name, card.aliases, card.default_for, card.created) == ("m", ("al",), ("embed",), 7)
     assert (card.state, card.facts, card.error) == ("loading", None, None)
-    model.failed(SetupError("no"))
+    model.mark_failed(SetupError("no"))
     assert (model.card().state, model.card().error) == ("failed", "no")
-    model.on("load")
-    model.loaded(runner := Embedder())
+    model.transition("load")
+    model.mark_loaded(runner := Embedder())
     assert (model.card().state, model.card().facts, model.card().error) == ("ready", runner.facts, None)
 
 
@@ -203,7 +203,7 @@ def test_what_a_model_waits_for_is_in_its_refusal_and_card() -> None:
     assert model.card().note == model.note
     with pytest.raises(ModelNotReady, match=r"is loading \(waiting for triton at h:1: connection refused\): try again"):
         model.ready_runner()
-    model.loaded(Embedder())
+    model.mark_loaded(Embedder())
     assert model.card().note == ""
 
 
@@ -211,7 +211,7 @@ def test_a_sleeper_keeps_its_facts() -> None:
     """It is still the default of what it could do, and no more."""
     sleeper, talks = ready("sleeper"), ready("talks", talks=True)
     for happening in ("unload", "closed"):
-        sleeper.on(happening)
+        sleeper.transition(happening)
     facts, sleeper.runner, sleeper.resting = sleeper.facts, None, True
     names = registry(sleeper, talks)
     assert (names.find(""), names.find("", "generate")) == (sleeper, talks)
@@ -228,7 +228,7 @@ def test_a_model_that_never_loaded_keeps_no_place() -> None:
     names.add(serving := ready("serving"))
     names.add(late := Model("late", required=False))
     assert names.find("") is serving
-    late.loaded(Embedder())
+    late.mark_loaded(Embedder())
     names.remove(late)
     names.remove(serving)
     for name in ("late", "serving"):
@@ -241,17 +241,17 @@ def test_a_model_that_never_loaded_keeps_no_place() -> None:
 def test_a_sleeper_says_that_it_sleeps() -> None:
     """Until it wakes: then what that waits for."""
     model = Model("m")
-    assert model.card().standing == "loading"
-    model.loaded(Embedder())
-    assert model.card().standing == "ready"
+    assert model.card().status_text == "loading"
+    model.mark_loaded(Embedder())
+    assert model.card().status_text == "ready"
     model.resting = True
-    model.on("unload")
-    assert model.card().standing == "sleeping"
-    model.on("closed")
-    assert model.card().standing == "sleeping"
-    model.on("load")
+    model.transition("unload")
+    assert model.card().status_text == "sleeping"
+    model.transition("closed")
+    assert model.card().status_text == "sleeping"
+    model.transition("load")
     model.note = "compiling"
-    assert model.card().standing == "loading: compiling"
+    assert model.card().status_text == "loading: compiling"
 
 
 def test_what_may_turn_out_to_is_the_default_of_embedding_alone() -> None:
@@ -260,14 +260,14 @@ def test_what_may_turn_out_to_is_the_default_of_embedding_alone() -> None:
     names = registry(late, talks, embeds)
     assert (names.find(""), names.find("", "generate")) == (late, talks)
     assert names.find("", "classify") is late
-    late.failed(SetupError("no"))
+    late.mark_failed(SetupError("no"))
     assert (names.find(""), names.find("", "generate")) == (late, talks)
     assert registry(talks, embeds).find("", "rerank") is embeds
 
 
 def scoring(name: str, tasks: tuple[TaskKind, ...], *, default_for: tuple[TaskKind, ...] = ()) -> Model:
     model = Model(name, default_for=default_for)
-    model.loaded(Embedder(tasks))
+    model.mark_loaded(Embedder(tasks))
     return model
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.core.protocols import Runner, TextCodec
-from shoal.core.routing import ByTask
+from shoal.core.routing import TaskRouter
 from shoal.errors import Unsupported
 from shoal.types import Context, Embed, Generate, Sampling
 from tests.unit.core.runners import Codec, Embedder
@@ -20,7 +20,7 @@ GENERATE = Generate(model="m", prompts=["a b"])
 async def test_each_task_goes_to_the_runner_that_can() -> None:
     """The first one that names the task does it."""
     embeds, talks, both = Embedder(("embed",)), Embedder(("generate",)), Embedder(("generate", "embed"))
-    runner: Runner = ByTask([embeds, talks, both])
+    runner: Runner = TaskRouter([embeds, talks, both])
     assert await runner.run(EMBED, CTX) is embeds.answer
     assert [chunk.text async for chunk in runner.stream(GENERATE, CTX)] == ["a", "b"]
     assert (embeds.begun, talks.begun, both.begun) == (1, 1, 0)
@@ -28,7 +28,7 @@ async def test_each_task_goes_to_the_runner_that_can() -> None:
 
 async def test_facts_are_the_first_ones_with_all_tasks() -> None:
     """In the order of the runners, each task once."""
-    runner = ByTask([Embedder(("embed",)), Embedder(("generate", "embed"))])
+    runner = TaskRouter([Embedder(("embed",)), Embedder(("generate", "embed"))])
     assert runner.facts.tasks == ("embed", "generate")
     assert runner.facts.source == "s"
 
@@ -36,16 +36,16 @@ async def test_facts_are_the_first_ones_with_all_tasks() -> None:
 async def test_what_nobody_can_is_unsupported() -> None:
     """Both ways, with the field's name."""
     with pytest.raises(Unsupported, match="cannot generate") as caught:
-        ByTask([Embedder(("embed",))]).stream(GENERATE, CTX)
+        TaskRouter([Embedder(("embed",))]).stream(GENERATE, CTX)
     assert caught.value.param == "model"
     with pytest.raises(Unsupported, match="cannot embed"):
-        await ByTask([Embedder(("generate",))]).run(EMBED, CTX)
+        await TaskRouter([Embedder(("generate",))]).run(EMBED, CTX)
 
 
 async def test_ready_and_close_mean_all() -> None:
     """One that is not ready makes the model not ready; closing closes every one."""
     first, second = Embedder(("embed",)), Embedder(("generate",))
-    runner = ByTask([first, second])
+    runner = TaskRouter([first, second])
     assert runner.ready()
     second.is_ready = False
     assert not runner.ready()
@@ -62,7 +62,7 @@ async def test_one_that_fails_to_close_keeps_no_other_open(monkeypatch: pytest.M
 
     monkeypatch.setattr(first, "aclose", failing)
     with pytest.raises(OSError, match="broken"):
-        await ByTask([first, second]).aclose()
+        await TaskRouter([first, second]).aclose()
     assert second.closed == 1
 
 
@@ -71,15 +71,15 @@ def test_facts_hold_what_only_later_ones_know() -> None:
     embeds, talks = Embedder(("embed",)), Embedder(("generate",))
     embeds.facts = replace(embeds.facts, details={"a": 1})
     talks.facts = replace(talks.facts, context_tokens=64, adapters=("x",), details={"a": 2, "b": 3})
-    facts = ByTask([embeds, talks]).facts
+    facts = TaskRouter([embeds, talks]).facts
     assert (facts.context_tokens, facts.adapters, facts.details) == (64, ("x",), {"a": 1, "b": 3})
 
 
 async def test_what_generates_can_check() -> None:
     """Where it can; another one says nothing yet."""
-    ByTask([Embedder(("generate",))]).check(GENERATE)
+    TaskRouter([Embedder(("generate",))]).check(GENERATE)
     with pytest.raises(Unsupported, match="min_p"):
-        ByTask([Embedder(("embed",)), talking()]).check(
+        TaskRouter([Embedder(("embed",)), talking()]).check(
             Generate(model="m", prompts=["a"], sampling=Sampling(min_p=0.5))
         )
 
@@ -100,7 +100,7 @@ class Hides(Embedder, Codec):
 
 async def test_the_tokenizer_is_of_the_first_one_that_shows_any() -> None:
     """Whatever task it is for."""
-    model = ByTask([Embedder(("generate",)), Hides(("rerank",)), Shows(("embed",))])
+    model = TaskRouter([Embedder(("generate",)), Hides(("rerank",)), Shows(("embed",))])
     assert isinstance(model, TextCodec)
     tokens = await model.tokenize(["ab"], add_special_tokens=True, prompt_name="p")
     assert [token.text for token in tokens[0]] == ["p", "a", "b"]
@@ -110,7 +110,7 @@ async def test_the_tokenizer_is_of_the_first_one_that_shows_any() -> None:
 @pytest.mark.parametrize("runner", [Embedder(), Hides()])
 async def test_a_tokenizer_that_nobody_shows(runner: Runner) -> None:
     """In the words of a model without one."""
-    model = ByTask([runner])
+    model = TaskRouter([runner])
     with pytest.raises(Unsupported, match="does not show its tokenizer"):
         await model.tokenize(["a"], add_special_tokens=True, prompt_name=None)
     with pytest.raises(Unsupported, match="does not show its tokenizer"):

@@ -16,8 +16,8 @@ from shoal.core.threads import Threads
 from shoal.errors import DeadlineExceeded, EngineFailed, InputRejected, InvalidValue, ShoalError, TooLong, Unsupported
 from shoal.types import (
     Array,
-    Batched,
     BatchFacts,
+    BatchTask,
     Chunk,
     Context,
     Embed,
@@ -46,7 +46,7 @@ class Compass:
         self.asked: list[Embed] = []
         self.contexts: list[Context] = []
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         assert isinstance(task, Embed)
         assert all(isinstance(text, str) for text in task.inputs)
         self.asked.append(task)
@@ -94,11 +94,11 @@ class Refusing(Compass):
         super().__init__(vectors)
         self.error, self.bad = error, bad
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         assert isinstance(task, Embed)
         if self.bad in task.inputs:
             one = len(task.inputs) == 1 or isinstance(self.error, EngineFailed)
-            raise self.error if one else self.error.of_input(task.inputs.index(self.bad))
+            raise self.error if one else self.error.at_input(task.inputs.index(self.bad))
         return await super().run(task, ctx)
 
 
@@ -273,8 +273,8 @@ async def test_documents_cannot_be_cut_by_themselves() -> None:
     ("vectors", "able"), [(("dense",), True), (("multi",), True), (("sparse", "tokens"), False), ((), False)]
 )
 def test_which_vectors_can_rank(vectors: tuple[VectorKind, ...], able: bool) -> None:
-    assert similarity.can(ModelFacts(source="s", backend="b", tasks=("embed",), vectors=vectors)) is able
-    assert not similarity.can(ModelFacts(source="s", backend="b", tasks=("generate",), vectors=vectors))
+    assert similarity.can_rerank(ModelFacts(source="s", backend="b", tasks=("embed",), vectors=vectors)) is able
+    assert not similarity.can_rerank(ModelFacts(source="s", backend="b", tasks=("generate",), vectors=vectors))
 
 
 def matrices() -> st.SearchStrategy[tuple[Array, Array]]:

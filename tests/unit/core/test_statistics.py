@@ -13,11 +13,11 @@ from shoal.errors import ModelNotFound, ShoalError, TransportFailed
 from shoal.types import (
     BatchFacts,
     BatchStats,
+    DurationStat,
     Embedded,
     InferenceStats,
     ModelStats,
     Result,
-    Spent,
     TaskKind,
     TrafficClass,
 )
@@ -46,19 +46,19 @@ def test_requests_and_batches_are_counted_where_their_time_went() -> None:
     counts.finished("m", "embed", "ok", 2.0, answer(250, 125, 500))
     counts.finished("m", "embed", "backend", 0.5, None)
     counts.finished("m", "embed", "cancelled", 9.0, None)
-    stats = counts.of("m")
+    stats = counts.stats_for("m")
     assert (stats.name, stats.inference_count, stats.execution_count) == ("m", 18, 3)
     assert stats.inference_stats == InferenceStats(
-        success=Spent(count=2, ns=3_000_000_000),
-        fail=Spent(count=1, ns=500_000_000),
-        queue=Spent(count=2, ns=500_000_000),
-        compute_input=Spent(count=2, ns=250_000_000),
-        compute_infer=Spent(count=2, ns=1_000_000_000),
-        compute_output=Spent(count=1, ns=125_000_000),
+        success=DurationStat(count=2, ns=3_000_000_000),
+        fail=DurationStat(count=1, ns=500_000_000),
+        queue=DurationStat(count=2, ns=500_000_000),
+        compute_input=DurationStat(count=2, ns=250_000_000),
+        compute_infer=DurationStat(count=2, ns=1_000_000_000),
+        compute_output=DurationStat(count=1, ns=125_000_000),
     )
     assert stats.batch_stats == [
-        BatchStats(batch_size=2, compute_infer=Spent(count=1, ns=250_000_000)),
-        BatchStats(batch_size=8, compute_infer=Spent(count=2, ns=1_000_000_000)),
+        BatchStats(batch_size=2, compute_infer=DurationStat(count=1, ns=250_000_000)),
+        BatchStats(batch_size=8, compute_infer=DurationStat(count=2, ns=1_000_000_000)),
     ]
     assert abs(stats.last_inference / 1000 - time.time()) < 60
 
@@ -67,19 +67,19 @@ def test_generation_counts_by_request() -> None:
     """It has no batches: each one that ended well is one inference."""
     counts = Counts()
     counts.finished("m", "generate", "ok", 1.0, None)
-    stats = counts.of("m")
+    stats = counts.stats_for("m")
     assert (stats.inference_count, stats.execution_count, stats.last_inference > 0) == (1, 0, True)
-    assert stats.inference_stats.success == Spent(count=1, ns=1_000_000_000)
+    assert stats.inference_stats.success == DurationStat(count=1, ns=1_000_000_000)
 
 
 def test_a_model_that_did_nothing_has_zeros() -> None:
     """Also one that was forgotten."""
     counts = Counts()
-    assert counts.of("m") == ModelStats(name="m")
+    assert counts.stats_for("m") == ModelStats(name="m")
     counts.batched(batch(1, 1.0))
     counts.forget("m")
     counts.forget("m")
-    assert counts.of("m") == ModelStats(name="m")
+    assert counts.stats_for("m") == ModelStats(name="m")
 
 
 def test_ever_new_names_do_not_add_up() -> None:
@@ -87,9 +87,9 @@ def test_ever_new_names_do_not_add_up() -> None:
     counts = Counts()
     for number in range(MAX_MODELS + 1):
         counts.finished(f"m{number}", "embed", "backend", 1.0, None)
-    assert counts.of("m0") == ModelStats(name="m0")
-    assert counts.of(f"m{MAX_MODELS}").inference_stats.fail.count == 1
-    assert counts.of("m1").inference_stats.fail.count == 1
+    assert counts.stats_for("m0") == ModelStats(name="m0")
+    assert counts.stats_for(f"m{MAX_MODELS}").inference_stats.fail.count == 1
+    assert counts.stats_for("m1").inference_stats.fail.count == 1
 
 
 def test_everything_is_passed_on() -> None:
@@ -155,7 +155,7 @@ async def test_the_gateway_asks_the_backend_and_else_counts_itself() -> None:
     for name, runner in (("mine", Embedder()), ("theirs", own), ("loading", None)):
         registry.add(model := Model(name))
         if runner is not None:
-            model.loaded(runner)
+            model.mark_loaded(runner)
     gateway = Gateway(registry, counts)
     assert isinstance(own, Statistics)
     counts.finished("mine", "generate", "ok", 1.0, None)
@@ -167,8 +167,8 @@ async def test_the_gateway_asks_the_backend_and_else_counts_itself() -> None:
         ("theirs", "2", 7),
         ("loading", "", 0),
     ]
-    assert await gateway.statistics("mine") == [counts.of("mine")]
+    assert await gateway.statistics("mine") == [counts.stats_for("mine")]
     own.fault = TransportFailed("triton is away")
-    assert await gateway.statistics("theirs") == [counts.of("theirs")]
+    assert await gateway.statistics("theirs") == [counts.stats_for("theirs")]
     with pytest.raises(ModelNotFound):
         await gateway.statistics("nobody")

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shoal.downloads.cancellation import in_thread
+from shoal.downloads.cancellation import run_in_thread
 from shoal.errors import Cancelled
 
 
@@ -17,9 +17,9 @@ async def test_what_comes_of_it() -> None:
     def failing() -> None:
         raise OSError("broken")
 
-    assert await in_thread(lambda: 7, lambda: None) == 7
+    assert await run_in_thread(lambda: 7, lambda: None) == 7
     with pytest.raises(OSError, match="broken"):
-        await in_thread(failing, lambda: None)
+        await run_in_thread(failing, lambda: None)
 
 
 async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
@@ -32,7 +32,7 @@ async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
         ended.set()
         raise Cancelled("stopped")
 
-    task = asyncio.create_task(in_thread(work, told.set))
+    task = asyncio.create_task(run_in_thread(work, told.set))
     await asyncio.to_thread(begun.wait, 30)
     for _ in range(3):
         task.cancel()
@@ -61,7 +61,7 @@ def test_a_loop_that_ends_leaves_no_thread_behind() -> None:
 
     async def load() -> None:
         try:
-            await in_thread(work, told.set)
+            await run_in_thread(work, told.set)
         finally:
             order.append("caller")
 

@@ -63,12 +63,12 @@ def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
     log = one.work / "pip.log"
     log.write_text("Collecting tiny\n")
     (one.work / "part").write_bytes(b"x" * 1500)
-    most = one._look(log, 0)
+    most = one._count_bytes(log, 0)
     log.write_text("Downloading tiny.whl (1.0 kB)\nDownloading other.whl (2 kB)\n")
     (one.work / "part").unlink()
-    one._look(log, most)
+    one._count_bytes(log, most)
     (one.work / "part").write_bytes(b"x" * 5000)
-    one._look(log, most)
+    one._count_bytes(log, most)
     assert seen == [(1516, None), (1516, 3000), (3000, 3000)]
 
 

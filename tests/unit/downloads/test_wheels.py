@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.downloads.wheels import extract, opened
+from shoal.downloads.wheels import extract, open_wheel
 from shoal.errors import Cancelled, SourceError
 
 FILES = {"a/one": b"x" * (2 << 20), "a/b/two": b"y" * 10, "three": b""}
@@ -28,7 +28,7 @@ def unpacked(wheel: Path, into: Path, check: Callable[[], None] = lambda: None) 
     """All of it below "new/"; what was reported."""
     into.mkdir()
     seen: list[tuple[int, int]] = []
-    with opened(wheel, "tiny") as archive:
+    with open_wheel(wheel, "tiny") as archive:
         entries = {f"new/{entry.filename}": entry for entry in archive.infolist()}
         extract(archive, entries, into, check=check, report=lambda done, total: seen.append((done, total)))
     return seen
@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_not_begun(wheel: Path, tmp_path: Path, monkeypatch
 def test_nothing_is_overwritten(wheel: Path, tmp_path: Path) -> None:
     """A file that is there already stays as it is."""
     (tmp_path / "three").write_bytes(b"mine")
-    with opened(wheel, "tiny") as archive, pytest.raises(FileExistsError):
+    with open_wheel(wheel, "tiny") as archive, pytest.raises(FileExistsError):
         extract(
             archive,
             {"three": archive.getinfo("three")},

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import BodyTooLarge, Cancelled, Malformed, Overloaded, UnsupportedMediaType
-from shoal.http.body import Unfinished, check_head, leaves_unread, read_body
+from shoal.http.body import PendingBodies, check_head, has_unread_body, read_body
 from shoal.http.request import Request
 
 
@@ -60,7 +60,7 @@ class Sender:
 
 async def test_bodies_together_are_bounded() -> None:
     """Who sends the piece that is too much is refused, and what it had is free at once; the others go on."""
-    unfinished = Unfinished(10 * MIB)
+    unfinished = PendingBodies(10 * MIB)
     first, second = Sender(6, MIB), Sender(4, MIB)
     reading = [asyncio.create_task(read_body(each, 100 * MIB, unfinished)) for each in (first, second)]
     await asyncio.gather(first.waits.wait(), second.waits.wait())
@@ -79,7 +79,7 @@ async def test_bodies_together_are_bounded() -> None:
 
 async def test_small_bodies_come_through() -> None:
     """In one piece or in some, however much large ones hold."""
-    unfinished = Unfinished(0)
+    unfinished = PendingBodies(0)
     large, small = Sender(1, MIB), Sender(6, 10_000)
     reading = asyncio.create_task(read_body(large, 2 * MIB, unfinished))
     await large.waits.wait()
@@ -91,7 +91,7 @@ async def test_small_bodies_come_through() -> None:
 
 async def test_a_body_alone_may_be_larger_than_the_bound() -> None:
     """Its own limit is what the settings say."""
-    unfinished = Unfinished(MIB)
+    unfinished = PendingBodies(MIB)
     alone = Sender(3, MIB)
     alone.rest.set()
     assert len(await read_body(alone, 10 * MIB, unfinished)) == 3 * MIB + 1
@@ -101,7 +101,7 @@ async def test_a_body_alone_may_be_larger_than_the_bound() -> None:
 @pytest.mark.parametrize("error", [BodyTooLarge, Cancelled])
 async def test_what_a_refused_body_had_is_free(error: type[Exception]) -> None:
     """Too large, or its client left."""
-    unfinished = Unfinished()
+    unfinished = PendingBodies()
     messages = [{"type": "http.request", "body": bytes(8), "more_body": True}]
     end = {"type": "http.request", "body": bytes(8)} if error is BodyTooLarge else {"type": "http.disconnect"}
 
@@ -182,6 +182,6 @@ def test_only_json_routes_want_json() -> None:
 def test_what_is_left_unread(headers: dict[str, str], unread: bool) -> None:
     """A little is skipped for the sake of the connection; much, or nobody knows how much, ends it."""
     asked = request(**headers)
-    assert leaves_unread(asked) is unread
+    assert has_unread_body(asked) is unread
     asked.body_read = True
-    assert leaves_unread(asked) is False
+    assert has_unread_body(asked) is False

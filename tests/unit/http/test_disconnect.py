@@ -10,18 +10,18 @@ import pytest
 
 from shoal.errors import Cancelled, RequestTimeout
 from shoal.http import disconnect
-from shoal.http.disconnect import Watch
+from shoal.http.disconnect import DisconnectWatch
 
 
 @pytest.fixture(autouse=True)
 async def nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """The watch loses patience at once, and no test leaves a task of its behind."""
-    monkeypatch.setattr(disconnect, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(disconnect, "WATCH_DELAY_S", 0.0)
     yield
     for _ in range(3):
         await asyncio.sleep(0)
     names = {task.get_coro().__name__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
-    assert Watch._until_gone.__name__ not in names
+    assert DisconnectWatch._wait_for_disconnect.__name__ not in names
 
 
 class Client:
@@ -49,8 +49,8 @@ async def test_work_that_is_done() -> None:
     """Nothing happens to work that ends by itself, watched or not yet."""
     client = Client()
     for wait in (False, True):
-        with Watch(client.receive, 30.0) as watch:
-            watch.body_read()
+        with DisconnectWatch(client.receive, 30.0) as watch:
+            watch.mark_body_read()
             if wait:
                 await client.watched.wait()
 
@@ -59,8 +59,8 @@ async def test_a_client_that_leaves() -> None:
     """The work is cancelled, the block raises Cancelled, and the task itself is not marked as cancelled."""
     client = Client()
     client.left.set()
-    with pytest.raises(Cancelled), Watch(client.receive, 30.0) as watch:
-        watch.body_read()
+    with pytest.raises(Cancelled), DisconnectWatch(client.receive, 30.0) as watch:
+        watch.mark_body_read()
         await never()
     task = asyncio.current_task()
     assert task is not None
@@ -71,32 +71,32 @@ async def test_a_client_that_leaves_after_a_slow_body() -> None:
     """The body took longer than the patience of the watch: it goes over to waiting for the client to leave."""
     client = Client()
     client.left.set()
-    with pytest.raises(Cancelled), Watch(client.receive, 30.0) as watch:
+    with pytest.raises(Cancelled), DisconnectWatch(client.receive, 30.0) as watch:
         await in_a_while(0.0)
-        watch.body_read()
+        watch.mark_body_read()
         await never()
 
 
 async def test_a_body_that_is_late() -> None:
     """What waits for the body is cancelled, and the block raises RequestTimeout."""
-    with pytest.raises(RequestTimeout, match=r"0\.001 s"), Watch(Client().receive, 0.001):
+    with pytest.raises(RequestTimeout, match=r"0\.001 s"), DisconnectWatch(Client().receive, 0.001):
         await never()
 
 
 async def test_a_body_that_came_in_time() -> None:
     """After the body, its time limit is over."""
     client = Client()
-    with Watch(client.receive, 0.001) as watch:
+    with DisconnectWatch(client.receive, 0.001) as watch:
         await in_a_while(0.0)
-        watch.body_read()
+        watch.mark_body_read()
         await client.watched.wait()
         await in_a_while(0.002)
 
 
 async def test_other_errors_pass() -> None:
     """An error of the work is not touched."""
-    with pytest.raises(ZeroDivisionError), Watch(Client().receive, 30.0) as watch:
-        watch.body_read()
+    with pytest.raises(ZeroDivisionError), DisconnectWatch(Client().receive, 30.0) as watch:
+        watch.mark_body_read()
         raise ZeroDivisionError
 
 
@@ -106,8 +106,8 @@ async def test_a_cancellation_from_outside(also_gone: bool) -> None:
     client = Client()
 
     async def work() -> None:
-        with Watch(client.receive, 30.0) as watch:
-            watch.body_read()
+        with DisconnectWatch(client.receive, 30.0) as watch:
+            watch.mark_body_read()
             await never()
 
     task = asyncio.create_task(work())
@@ -123,8 +123,8 @@ async def test_a_cancellation_from_outside(also_gone: bool) -> None:
 async def test_after_stop_nobody_is_cancelled() -> None:
     """The HTTP server says that the client is gone as soon as the reply is complete; that must not matter."""
     client = Client()
-    with Watch(client.receive, 30.0) as watch:
-        watch.body_read()
+    with DisconnectWatch(client.receive, 30.0) as watch:
+        watch.mark_body_read()
         await client.watched.wait()
         watch.stop()
         client.left.set()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from shoal.errors import TooManyInputs
 from shoal.http import multipart
-from shoal.http.multipart import BadForm, Part, is_form, parts_of
+from shoal.http.multipart import BadForm, Part, is_form, parse_parts
 
 TYPE = b"multipart/form-data; boundary=xyz"
 DISPOSITION = 'Content-Disposition: form-data; name="a"\r\n'
 
 
 def read(body: bytes, content_type: bytes = TYPE, most: int = 100) -> list[Part]:
-    return asyncio.run(parts_of(content_type, body, most=most))
+    return asyncio.run(parse_parts(content_type, body, most=most))
 
 
 def field(headers: str, data: bytes = b"1") -> bytes:
@@ -58,7 +58,7 @@ def test_what_was_written_is_read(parts: list[Part], turn: int) -> None:
     body = written(parts, b"xyz")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multipart, "_TURN", turn)
-        patch.setattr(multipart, "_LOOK", turn)
+        patch.setattr(multipart, "_SCAN_BYTES", turn)
         assert read(body, most=len(parts)) == parts
 
 
@@ -156,7 +156,7 @@ def test_boundaries_inside_of_a_part_are_bounded() -> None:
     assert read(form(field(DISPOSITION, b"\r\n--xyzzy" * 2)), most=3) == [Part("a", b"\r\n--xyzzy" * 2)]
     for look in (1, 7, 8, 1000):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(TooManyInputs, match="more than 3 parts; split"):
-            patch.setattr(multipart, "_LOOK", look)
+            patch.setattr(multipart, "_SCAN_BYTES", look)
             read(form(field(DISPOSITION, b"\r\n--xyzzy" * 3)), most=3)
 
 
@@ -171,7 +171,7 @@ async def test_the_loop_is_free_between() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(count())
-    (part,) = await parts_of(TYPE, form(field(DISPOSITION, b"x" * 1_000_000)), most=1)
+    (part,) = await parse_parts(TYPE, form(field(DISPOSITION, b"x" * 1_000_000)), most=1)
     task.cancel()
     assert len(part.data) == 1_000_000
     assert turns > 20

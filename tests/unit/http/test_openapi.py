@@ -12,8 +12,8 @@ from openapi_spec_validator import validate
 
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import ModelNotFound, ModelNotReady, RouteNotFound, ShoalError
-from shoal.http.openapi import OpenApi, document, operation_id, template
-from shoal.http.operation import Described
+from shoal.http.openapi import OpenApi, build_document, operation_id, to_openapi_path
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Reply, Request
 from shoal.surfaces import SURFACES, Options
 
@@ -76,7 +76,7 @@ def request(path: str = "/openapi.json") -> Request:
 
 
 def added(model: str = "") -> dict[str, Any]:
-    post: dict[str, Any] = document({"pets": [ADD]}, model)["paths"]["/pets"]["post"]
+    post: dict[str, Any] = build_document({"pets": [ADD]}, model)["paths"]["/pets"]["post"]
     return post
 
 
@@ -84,9 +84,9 @@ def test_all_surfaces_make_a_valid_document() -> None:
     """What Shoal serves is OpenAPI 3.1 by the specification's own schema, with every route of every surface in it."""
     surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES if make is not cast(Any, OpenApi)]
     table = {surface.name: surface.routes(cast(Any, None)) for surface in surfaces}
-    made = document(table)
+    made = build_document(table)
     validate(made)
-    served = {(template(each.path), each.method.lower()) for operations in table.values() for each in operations}
+    served = {(to_openapi_path(each.path), each.method.lower()) for operations in table.values() for each in operations}
     assert {(path, method) for path, item in made["paths"].items() for method in item} == served
 
 
@@ -101,7 +101,7 @@ def test_operation_ids_are_unique_and_stable() -> None:
 
 def test_structs_are_shared_components() -> None:
     """A struct is described once, with its bounds and texts, and referred to everywhere else."""
-    made = document({"pets": [ADD, operation(path="/pets/{name:path}", method="GET", response=Pet)]})
+    made = build_document({"pets": [ADD, operation(path="/pets/{name:path}", method="GET", response=Pet)]})
     schemas = made["components"]["schemas"]
     assert set(schemas) == {"Pet", "Problem"}
     assert schemas["Pet"]["properties"]["age"] == {
@@ -128,7 +128,7 @@ def test_responses_name_each_status_with_its_body_and_headers() -> None:
 def test_a_status_with_several_bodies() -> None:
     """Two dialects on one path: each JSON that may come stands there, and plain text beside it."""
     kinds: dict[int, Any] = {400: (Problem, Pet, str), 422: (str, Problem)}
-    made = document({"pets": [operation(request=Pet, errors=kinds)]})
+    made = build_document({"pets": [operation(request=Pet, errors=kinds)]})
     told = made["paths"]["/pets"]["post"]["responses"]
     problem, pet = {"$ref": "#/components/schemas/Problem"}, {"$ref": "#/components/schemas/Pet"}
     assert told["400"]["content"] == {
@@ -142,7 +142,7 @@ def test_a_status_with_several_bodies() -> None:
 def test_headers_with_one_text_are_written_once() -> None:
     """Equal headers are shared; one that says something else under the same name stays in its place."""
     other = operation(path="/other", headers={"x-shoal-batch-size": "Something else."})
-    made = document({"pets": [ADD, other]})
+    made = build_document({"pets": [ADD, other]})
     assert made["components"]["headers"]["x-shoal-batch-size"]["description"] == "Items."
     first, second = (made["paths"][path]["post"]["responses"]["200"]["headers"] for path in ("/pets", "/other"))
     assert first["x-shoal-batch-size"] == {"$ref": "#/components/headers/x-shoal-batch-size"}
@@ -152,14 +152,14 @@ def test_headers_with_one_text_are_written_once() -> None:
 
 def test_request_headers_are_told_where_they_count() -> None:
     """A body's operation takes an id and a timeout; one that is batched also takes a class; a plain GET nothing."""
-    made = document({"pets": [ADD, operation(path="/count", method="GET", response=int), operation(path="/x")]})
+    made = build_document({"pets": [ADD, operation(path="/count", method="GET", response=int), operation(path="/x")]})
     names = [each["$ref"].rpartition("/")[2] for each in made["paths"]["/pets"]["post"]["parameters"]]
     assert names == ["x-request-id", "x-request-timeout", "x-shoal-class"]
     assert "parameters" not in made["paths"]["/count"]["get"]
     assert "parameters" not in made["paths"]["/x"]["post"]
 
 
-DESCRIBED = Described(
+DESCRIBED = DocumentedOperation(
     method="POST",
     path="/feed/{name:path}/now",
     endpoint=endpoint,
@@ -178,7 +178,7 @@ DESCRIBED = Described(
 
 def test_what_some_operations_say_beyond() -> None:
     """Parameters of the query, a body that may be left out, several answers, and 202."""
-    made = document({"pets": [DESCRIBED]}, "org/name")
+    made = build_document({"pets": [DESCRIBED]}, "org/name")
     validate(made)
     post = made["paths"]["/feed/{name}/now"]["post"]
     assert [(each["name"], each["in"], each["required"]) for each in post["parameters"][:3]] == [
@@ -200,16 +200,16 @@ def test_what_some_operations_say_beyond() -> None:
 
 def test_examples_of_what_manages_models_stay() -> None:
     """Who tries out a deletion as it stands should not lose the model that is served."""
-    post = document({"pets": [DESCRIBED]}, "org/name")["paths"]["/feed/{name}/now"]["post"]
+    post = build_document({"pets": [DESCRIBED]}, "org/name")["paths"]["/feed/{name}/now"]["post"]
     assert post["requestBody"]["content"]["application/json"]["example"] == {"model": "any", "name": "x"}
     infer = operation(request=Pet, example={"model_name": "any"})
-    post = document({"pets": [infer]}, "org/name")["paths"]["/pets"]["post"]
+    post = build_document({"pets": [infer]}, "org/name")["paths"]["/pets"]["post"]
     assert post["requestBody"]["content"]["application/json"]["example"] == {"model_name": "org/name"}
 
 
 def test_security_follows_access() -> None:
     """Public operations need nothing, the others the scheme of their plane; only schemes in use are listed."""
-    made = document({"pets": [operation(access="public"), operation(path="/load", access="admin")]})
+    made = build_document({"pets": [operation(access="public"), operation(path="/load", access="admin")]})
     assert made["paths"]["/pets"]["post"]["security"] == []
     assert made["paths"]["/load"]["post"]["security"] == [{"admin_key": []}]
     assert set(made["components"]["securitySchemes"]) == {"admin_key"}
@@ -224,7 +224,7 @@ def test_examples_name_the_model_that_is_served() -> None:
     assert shown("org/name") == {"name": "Wanda", "model": "org/name"}
     assert shown("") == ADD.example
     table = {"pets": [ADD, operation(path="/talk", generates=True, request=Pet, example=ADD.example)]}
-    paths = document(table, "org/name", "org/talker")["paths"]
+    paths = build_document(table, "org/name", "org/talker")["paths"]
     told = paths["/talk"]["post"]["requestBody"]["content"]["application/json"]["example"]
     assert told == {"name": "Wanda", "model": "org/talker"}
 
@@ -232,7 +232,7 @@ def test_examples_name_the_model_that_is_served() -> None:
 def test_an_operation_claimed_twice_is_refused() -> None:
     """Two operations on one path and method cannot both be told."""
     with pytest.raises(ValueError, match=r"POST /pets is claimed twice, once by more"):
-        document({"pets": [operation()], "more": [operation()]})
+        build_document({"pets": [operation()], "more": [operation()]})
 
 
 async def test_the_route_serves_the_document_with_itself_in_it() -> None:

@@ -14,7 +14,7 @@ from shoal.surfaces import Options, Request
 def test_options_are_settings() -> None:
     """Every option is a setting of the same name, type of value and default, so neither can drift."""
     settings = Settings()
-    options = Options.of(settings)
+    options = Options.from_settings(settings)
     for each in fields(Options):
         if each.name not in ("metrics", "pictures"):
             assert getattr(options, each.name) == getattr(settings, each.name) == each.default, each.name
@@ -23,7 +23,7 @@ def test_options_are_settings() -> None:
 def test_a_missing_setting_is_noticed() -> None:
     """An option without its setting is a mistake of ours, and loud."""
     with pytest.raises(AttributeError):
-        Options.of(object())
+        Options.from_settings(object())
 
 
 def request(query: str) -> Request:
@@ -47,15 +47,15 @@ def request(query: str) -> Request:
 )
 def test_arguments(query: str, value: str | None) -> None:
     """Decoded, the last of several; bytes that are no text cannot raise."""
-    assert request(query).argument("model") == value
+    assert request(query).query_parameter("model") == value
 
 
 def test_a_scope_without_a_query() -> None:
     """ASGI lets servers leave it out."""
-    assert Request({"method": "GET", "path": "/", "headers": []}, 0.0).argument("model") is None
+    assert Request({"method": "GET", "path": "/", "headers": []}, 0.0).query_parameter("model") is None
 
 
 def test_rights_are_closed_where_nobody_judged() -> None:
     """A request that did not come through the front has none."""
     with pytest.raises(InternalError):
-        request("").demand("user")
+        request("").require_access("user")

@@ -149,7 +149,7 @@ def test_suffixes_missed(method: str, path: str, allow: str) -> None:
     found = routes.find(method, path)
     assert isinstance(found, Miss)
     assert isinstance(found.error, MethodNotAllowed)
-    assert found.error.allow == allow == routes.allowed(path)
+    assert found.error.allow == allow == routes.allowed_methods(path)
 
 
 def test_a_suffix_alone() -> None:
@@ -159,4 +159,4 @@ def test_a_suffix_alone() -> None:
     missed = routes.find("POST", "/m/x")
     assert isinstance(missed, Miss)
     assert isinstance(missed.error, RouteNotFound)
-    assert routes.allowed("/m/x") == ""
+    assert routes.allowed_methods("/m/x") == ""

@@ -57,7 +57,7 @@ def test_what_clients_repeat() -> None:
         if kind.kind in {"method_not_allowed", "missing_extra", "model_file", "upstream"}:
             continue  # other constructors; their rows are shared with kinds that are checked
         error = kind("message")
-        status = status_codes.row(error).openai.status
+        status = status_codes.find_row(error).openai.status
         says_no = status_codes.headers(error, status).get("x-should-retry") == "false"
         assert says_no == (status >= 500 and not kind.retryable), kind
         if issubclass(kind, CapacityError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import EngineFailed, InternalError, ShoalError
 from shoal.http import streaming
-from shoal.http.streaming import MOST_BYTES, MOST_CHUNKS, Feed, feed
+from shoal.http.streaming import MAX_BUFFERED_BYTES, MAX_BUFFERED_CHUNKS, StreamBody, open_stream_body
 from shoal.types import Chunk, TokenLogprob, ToolDelta
 
 NEVER_S = 1000.0
@@ -23,13 +23,13 @@ class Words:
 
     heartbeat = b"~"
 
-    def chunk(self, chunk: Chunk) -> bytes:
+    def encode_chunk(self, chunk: Chunk) -> bytes:
         return f"<{chunk.text}>".encode() if chunk.text else b""
 
-    def failed(self, error: ShoalError) -> bytes:
+    def encode_error(self, error: ShoalError) -> bytes:
         return f"!{error.message}".encode()
 
-    def end(self) -> bytes:
+    def encode_end(self) -> bytes:
         return b"."
 
 
@@ -57,11 +57,11 @@ class Source:
             self.closed.set()
 
 
-async def begun(source: Source, heartbeat_s: float = NEVER_S) -> Feed:
-    return await feed(source.chunks(), Words(), heartbeat_s, request_id="req_1")
+async def begun(source: Source, heartbeat_s: float = NEVER_S) -> StreamBody:
+    return await open_stream_body(source.chunks(), Words(), heartbeat_s, request_id="req_1")
 
 
-async def rest(body: Feed) -> bytes:
+async def rest(body: StreamBody) -> bytes:
     return b"".join([piece async for piece in body])
 
 
@@ -157,7 +157,7 @@ async def test_no_heartbeat_after_a_write() -> None:
     assert await anext(body) == b"<a>"
     body._heartbeat_s = 0.005
     written = body._written
-    body._look()
+    body._check_heartbeat()
     assert not body._beat_due
     assert await anext(body) == b"~"
     assert asyncio.get_running_loop().time() - written >= 0.005
@@ -169,7 +169,7 @@ async def test_dialects_without_heartbeats() -> None:
     source = Source()
     words = Words()
     words.heartbeat = b""
-    body = await feed(source.chunks(), words, 0.001)
+    body = await open_stream_body(source.chunks(), words, 0.001)
     reading = asyncio.create_task(rest(body))
     await asyncio.sleep(0.005)
     source.say("a", None)
@@ -179,7 +179,7 @@ async def test_dialects_without_heartbeats() -> None:
 async def test_writes_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first goes at once; what comes soon after a write goes out together with what else does."""
     pause_s = 1.0
-    monkeypatch.setattr(streaming, "PAUSE_S", pause_s)
+    monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", pause_s)
     source = Source()
     source.say("a")
     body = await begun(source)
@@ -197,7 +197,7 @@ async def test_writes_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once all is there, there is nothing to wait for."""
-    monkeypatch.setattr(streaming, "PAUSE_S", NEVER_S)
+    monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", NEVER_S)
     source = Source()
     source.say("a")
     body = await begun(source)
@@ -210,18 +210,18 @@ async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("chunk", "most"),
     [
-        (Chunk(text="x"), MOST_CHUNKS),
-        (Chunk(text="x" * (MOST_BYTES // 4)), 4),
-        (Chunk(text="x", reasoning="x" * (MOST_BYTES // 4)), 4),
-        (Chunk(text="x", raw=("d", b"x" * MOST_BYTES)), 1),
-        (Chunk(text="x", tools=[ToolDelta(index=0, arguments="x" * (MOST_BYTES // 2))]), 2),
+        (Chunk(text="x"), MAX_BUFFERED_CHUNKS),
+        (Chunk(text="x" * (MAX_BUFFERED_BYTES // 4)), 4),
+        (Chunk(text="x", reasoning="x" * (MAX_BUFFERED_BYTES // 4)), 4),
+        (Chunk(text="x", raw=("d", b"x" * MAX_BUFFERED_BYTES)), 1),
+        (Chunk(text="x", tools=[ToolDelta(index=0, arguments="x" * (MAX_BUFFERED_BYTES // 2))]), 2),
         (Chunk(text="x", logprobs=[TokenLogprob(token="x", logprob=0.0)] * 1024), 4),
     ],
 )
 async def test_slow_readers(chunk: Chunk, most: int) -> None:
     """The source is asked for no more than may wait; a reader that goes on lets it go on."""
     source = Source()
-    source.say(*[chunk] * (MOST_CHUNKS * 3))
+    source.say(*[chunk] * (MAX_BUFFERED_CHUNKS * 3))
     body = await begun(source)
     await turns(2000)
     assert source.taken == most
@@ -293,7 +293,7 @@ async def test_a_source_that_fails_to_close() -> None:
         finally:
             raise EngineFailed("cannot close")
 
-    body = await feed(chunks(), Words(), NEVER_S)
+    body = await open_stream_body(chunks(), Words(), NEVER_S)
     await anext(body)
     await body.aclose()
 
@@ -302,12 +302,12 @@ async def test_frames_that_fail() -> None:
     """A bug in a dialect ends the stream, and the source with it."""
 
     class Broken(Words):
-        def chunk(self, chunk: Chunk) -> bytes:
+        def encode_chunk(self, chunk: Chunk) -> bytes:
             raise ZeroDivisionError
 
     source = Source()
     source.say("a")
-    body = await feed(source.chunks(), Broken(), NEVER_S)
+    body = await open_stream_body(source.chunks(), Broken(), NEVER_S)
     with pytest.raises(ZeroDivisionError):
         await anext(body)
     assert source.closed.is_set()
@@ -338,8 +338,8 @@ def test_nothing_is_lost(groups: Sequence[Sequence[str]], ends: bool) -> None:
 
     texts = [text for group in groups for text in group]
     expected = "".join(f"<{text}>" for text in texts if text) + ("." if ends else "!x")
-    pause, streaming.PAUSE_S = streaming.PAUSE_S, 0.0
+    pause, streaming.WRITE_INTERVAL_S = streaming.WRITE_INTERVAL_S, 0.0
     try:
         assert asyncio.run(run()) == expected.encode()
     finally:
-        streaming.PAUSE_S = pause
+        streaming.WRITE_INTERVAL_S = pause

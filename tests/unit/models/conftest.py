@@ -52,13 +52,13 @@ class Recorder(Progress):
         self.steps: list[tuple[str, float]] = []
         self.lines: list[str] = []
 
-    def fetched(self, what: str, done: int, total: int | None) -> None:
+    def report_fetch(self, what: str, done: int, total: int | None) -> None:
         self.bytes.append((what, done, total))
 
-    def worked(self, stage: str, fraction: float) -> None:
+    def report_work(self, stage: str, fraction: float) -> None:
         self.steps.append((stage, fraction))
 
-    def noted(self, line: str) -> None:
+    def report_note(self, line: str) -> None:
         self.lines.append(line)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal.backends.local.compile import has_bf16 as openvino_has_bf16
-from shoal.backends.local.compile import runtime as openvino_runtime
-from shoal.backends.local.onnxruntime import runtime as onnx_runtime
+from shoal.backends.local.compile import import_openvino as openvino_runtime
+from shoal.backends.local.onnxruntime import import_onnxruntime as onnx_runtime
 from shoal.models.convert.verify import Run
 from shoal.types import Array
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.backends import parse_address, parse_served
 from shoal.errors import AddressError
-from shoal.models.address import Address, Served, check_name
+from shoal.models.address import Address, ServedModel, check_name
 from shoal.names import RESERVED
 
 _WORD = string.ascii_letters + string.digits
@@ -79,7 +79,7 @@ def test_rendered_address_parses_back(address: Address) -> None:
 @given(names, st.lists(addresses.filter(lambda one: one.id != "" or one.local), min_size=1, max_size=3))
 def test_rendered_served_parses_back(name: str, several: list[Address]) -> None:
     """A name with its replicas survives the round trip."""
-    served = Served(name=name, addresses=tuple(several))
+    served = ServedModel(name=name, addresses=tuple(several))
     assert parse_served(str(served)) == served
 
 

@@ -18,7 +18,7 @@ from shoal.errors import AddressError, ConfigError, ModelFileError, SourceError
 from shoal.models.convert import reference
 from shoal.models.convert.contract import read_contract
 from shoal.models.convert.graphs.weights import open_weights
-from shoal.models.foreign import Foreign, Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
+from shoal.models.foreign import ForeignModel, Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access, fetch, pins
 from shoal.models.sources.pins import Pin
@@ -55,7 +55,7 @@ def bare(tmp_path: Path) -> Path:
     return made
 
 
-def spec_of(folder: Path, store: Store, **fields: Any) -> Foreign:
+def spec_of(folder: Path, store: Store, **fields: Any) -> ForeignModel:
     given: dict[str, Any] = {"inputs": INPUTS, "outputs": TOKENS, "access": OFFLINE}
     return foreign_spec(str(folder), store=store, **(given | fields))
 

@@ -13,13 +13,13 @@ from shoal.backends import parse_address
 from shoal.errors import ModelFileError, SourceError
 from shoal.models.address import Address
 from shoal.models.foreign import tokenizer_folder
-from shoal.models.generative import check_ir, is_causal, take
+from shoal.models.generative import check_ir, is_causal, prepare_generative
 from shoal.models.manifest import GenerationSpec, check_files, read_manifest
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
 from shoal.models.sources.folder import resolve
-from shoal.models.sources.select import choose, generative
-from shoal.models.store import Store, Stored
+from shoal.models.sources.select import choose_files, find_generative_graph
+from shoal.models.store import Store, StoredModel
 
 if TYPE_CHECKING:
     from tests.unit.models.conftest import Hub
@@ -59,7 +59,7 @@ def on_hub(hub: Hub) -> Hub:
     return hub
 
 
-def stored(store: Store, folder: Path) -> Stored:
+def stored(store: Store, folder: Path) -> StoredModel:
     return prepare(parse_address(f"file:{folder}"), store=store, engine=never)
 
 
@@ -74,18 +74,18 @@ class TestChoice:
         names += ["openvino_tokenizer.bin", "openvino_detokenizer.xml", "openvino_detokenizer.bin", "vocab.json"]
         names += ["additional_chat_templates/tool_use.jinja"]
         unwanted = ["pytorch_model.bin", "openvino_model.bin.py", "openvino_other.bin", "README.md", ".gitattributes"]
-        assert choose([*names, *unwanted]) == sorted(names)
+        assert choose_files([*names, *unwanted]) == sorted(names)
 
     def test_one_gguf(self) -> None:
         """It is taken with what lies beside it; nothing else needs to."""
-        assert choose(["m.gguf", "README.md"]) == ["m.gguf"]
-        assert choose(["m.gguf", "tokenizer.json", "m.bin"]) == ["m.gguf", "tokenizer.json"]
+        assert choose_files(["m.gguf", "README.md"]) == ["m.gguf"]
+        assert choose_files(["m.gguf", "tokenizer.json", "m.bin"]) == ["m.gguf", "tokenizer.json"]
 
     def test_one_of_several(self) -> None:
         """The usual quantisation; parts of a split model are none."""
         names = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-F16.gguf", "m-Q4_K_M-00001-of-00002.gguf"]
-        assert generative(names) == ("m-Q4_K_M.gguf",)
-        assert generative(["m.gguf", "m-00001-of-00002.gguf"]) == ("m.gguf",)
+        assert find_generative_graph(names) == ("m-Q4_K_M.gguf",)
+        assert find_generative_graph(["m.gguf", "m-00001-of-00002.gguf"]) == ("m.gguf",)
 
     @pytest.mark.parametrize(
         "names", [["a.gguf", "b.gguf"], ["a-Q4_K_M.gguf", "b-q4_k_m.gguf"], ["m-00001-of-00002.gguf"]]
@@ -93,29 +93,32 @@ class TestChoice:
     def test_a_choice_that_is_the_operators(self, names: list[str]) -> None:
         """They are named, with what to do."""
         with pytest.raises(SourceError, match=r"gguf.*file:FOLDER"):
-            choose(names)
+            choose_files(names)
 
     def test_embedders_stay_embedders(self) -> None:
         """Whatever else their repository holds."""
         base = ["config.json", "model.safetensors"]
-        assert generative([*base, *GRAPH]) == ()
-        assert generative([*base, "m.gguf"]) == ()
-        assert generative(["modules.json", *GRAPH]) == ()
-        assert generative(["onnx/model.onnx", "config.json", *GRAPH]) == ()
-        assert generative([*base, "generation_config.json", *GRAPH]) == ("openvino_model.xml", "openvino_model.bin")
-        assert choose(["modules.json", "generation_config.json", *base])[-1] == "modules.json"
+        assert find_generative_graph([*base, *GRAPH]) == ()
+        assert find_generative_graph([*base, "m.gguf"]) == ()
+        assert find_generative_graph(["modules.json", *GRAPH]) == ()
+        assert find_generative_graph(["onnx/model.onnx", "config.json", *GRAPH]) == ()
+        assert find_generative_graph([*base, "generation_config.json", *GRAPH]) == (
+            "openvino_model.xml",
+            "openvino_model.bin",
+        )
+        assert choose_files(["modules.json", "generation_config.json", *base])[-1] == "modules.json"
 
     def test_safetensors_alone_are_refused_before_they_are_fetched(self) -> None:
         """With the file, and with what converts it."""
         names = [*SETTINGS, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
         with pytest.raises(SourceError, match=r"model-00001-of-00002\.safetensors.*optimum-cli export openvino"):
-            choose(names)
-        assert choose(names, weights=False) == SETTINGS
+            choose_files(names)
+        assert choose_files(names, weights=False) == SETTINGS
 
     def test_half_a_graph_is_none(self) -> None:
         """A graph without its weights is not run."""
         with pytest.raises(SourceError):
-            choose([*SETTINGS, "openvino_model.xml"])
+            choose_files([*SETTINGS, "openvino_model.xml"])
 
     def test_folders_without_config(self, gguf: Path, tmp_path: Path) -> None:
         """A GGUF is a model by itself; an empty folder is none."""
@@ -240,7 +243,7 @@ class TestGraphs:
         """In the form that is read here."""
         (ir / "tokenizer.json").unlink()
         with pytest.raises(ModelFileError, match=r"tokenizer\.json: is missing"):
-            take(ir, tmp_path)
+            prepare_generative(ir, tmp_path)
 
     @pytest.mark.parametrize(
         ("config", "context"),
@@ -256,7 +259,7 @@ class TestGraphs:
     def test_the_context(self, ir: Path, tmp_path: Path, config: dict[str, Any], context: int | None) -> None:
         """By whichever key says it; unknown where none does."""
         (ir / "config.json").write_text(json.dumps(config))
-        made = take(ir, tmp_path)
+        made = prepare_generative(ir, tmp_path)
         assert (made.spec.context_tokens, made.spec.architecture, made.spec.vocab_size) == (context, "", 0)
 
     @pytest.mark.parametrize(
@@ -274,7 +277,7 @@ class TestGraphs:
         """generation_config.json goes first."""
         (ir / "generation_config.json").write_text(json.dumps(generation))
         (ir / "config.json").write_text(json.dumps(config))
-        assert take(ir, tmp_path).spec.stop_ids == stops
+        assert prepare_generative(ir, tmp_path).spec.stop_ids == stops
 
     @pytest.mark.parametrize(
         ("name", "content", "match"),
@@ -290,14 +293,14 @@ class TestGraphs:
         """They are refused by file and key, before they are written anywhere."""
         (ir / name).write_text(json.dumps(content))
         with pytest.raises(ModelFileError, match=rf"{name}: {match}"):
-            take(ir, tmp_path)
+            prepare_generative(ir, tmp_path)
 
     @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
     def test_brackets_without_end(self, ir: Path, tmp_path: Path, name: str) -> None:
         """A file that nests deeper than it can be read is not readable."""
         (ir / name).write_text("[" * 100_000)
         with pytest.raises(ModelFileError, match=rf"{name}: is not readable as JSON") as caught:
-            take(ir, tmp_path)
+            prepare_generative(ir, tmp_path)
         assert caught.value.file == name
 
     @pytest.mark.parametrize(

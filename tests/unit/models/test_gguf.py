@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from shoal.errors import ModelFileError
-from shoal.models.gguf import Gguf, read_gguf, settings, write_settings
+from shoal.models.gguf import Gguf, build_settings, read_gguf, write_settings
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TINY = FIXTURES / "tiny_llama.gguf"
@@ -177,7 +177,7 @@ class TestHeader:
         with contextlib.suppress(ModelFileError):
             model = read_gguf(tmp_path / "x.gguf")
             assert len(model.cache_heads) <= 2**15
-            assert json.dumps(settings(model))
+            assert json.dumps(build_settings(model))
 
     @hypothesis_settings(max_examples=120, deadline=2000)
     @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
@@ -185,7 +185,7 @@ class TestHeader:
         """Wherever one stands, it is refused by its key or does not matter."""
         model = Gguf("x.gguf", read_gguf(TINY).metadata | changes, 0, 448)
         with contextlib.suppress(ModelFileError):
-            assert json.dumps(settings(model))
+            assert json.dumps(build_settings(model))
             assert len(model.cache_heads) <= 2**15
 
     @pytest.mark.parametrize("value", [0, -1, True, 1.5, "two", 2**31])
@@ -241,7 +241,7 @@ class TestSettings:
     def test_how_texts_are_cut(self, metadata: dict[str, Any], way: str, pieces: list[str]) -> None:
         """Each family has its own way with numbers."""
         model = Gguf("x", metadata | {"tokenizer.ggml.pre": way}, 0, 448)
-        made = Tokenizer.from_str(json.dumps(settings(model)["tokenizer.json"]))
+        made = Tokenizer.from_str(json.dumps(build_settings(model)["tokenizer.json"]))
         assert made.pre_tokenizer is not None
         cut = ["".join(piece).replace("Ġ", " ") for piece, _ in made.pre_tokenizer.pre_tokenize_str("ab 12345")]
         assert cut == (["ab", " 12345"] if way == "gpt-2" else pieces)
@@ -251,7 +251,7 @@ class TestSettings:
 
         def begins(**changes: Any) -> bool:
             changed = {key: value for key, value in (metadata | changes).items() if value is not None}
-            return settings(Gguf("x", changed, 0, 448))["tokenizer.json"]["post_processor"] is not None
+            return build_settings(Gguf("x", changed, 0, 448))["tokenizer.json"]["post_processor"] is not None
 
         key, way = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.pre"
         assert begins()
@@ -284,4 +284,4 @@ class TestSettings:
     ) -> None:
         """They are refused rather than guessed."""
         with pytest.raises(ModelFileError, match=match):
-            settings(Gguf("x.gguf", metadata | changes, 0, 448))
+            build_settings(Gguf("x.gguf", metadata | changes, 0, 448))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.backends import parse_address
-from shoal.models.open_clip_names import _REPOSITORIES, held_by, of_pair, repository
+from shoal.models.open_clip_names import _REPOSITORIES, find_pair_repository, find_repository, resolve_pair
 from shoal.names import is_name
 
 
@@ -32,14 +32,14 @@ from shoal.names import is_name
     ],
 )
 def test_pairs(name: str, pretrained: str, found: str | None) -> None:
-    assert repository(name, pretrained) == found
+    assert find_repository(name, pretrained) == found
     if not name.startswith("hf-hub:"):
-        assert of_pair(f"{name}/{pretrained}") == found
+        assert find_pair_repository(f"{name}/{pretrained}") == found
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "org/name", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", ""])
 def test_other_names_are_no_pairs(name: str) -> None:
-    assert of_pair(name) is None
+    assert find_pair_repository(name) is None
 
 
 def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
@@ -50,7 +50,7 @@ def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
         assert tag == tag.lower().replace("-", "_")
         address = parse_address(found)
         assert (address.scheme, address.target) == ("hf", found)
-        assert of_pair(found) is None
+        assert find_pair_repository(found) is None
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
 )
 def test_the_address_of_what_holds_a_pair(address: str, held: str) -> None:
     """Of the hub alone; a revision is that of the repository."""
-    assert str(held_by(parse_address(address))) == held
+    assert str(resolve_pair(parse_address(address))) == held

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from shoal.errors import ModelFileError
-from shoal.models.open_clip_tokenizer import CLEANS, byte_pairs, check_options, cleaned_first, without_end
+from shoal.models.open_clip_tokenizer import CLEANS, byte_pairs, check_options, with_cleaning, without_end
 
 LETTERS = string.ascii_letters + string.digits + string.punctuation
 WORDS = [*LETTERS, *(f"{each}</w>" for each in LETTERS), "ca", "cat</w>", "<start>", "<end>"]
@@ -51,7 +51,7 @@ def test_the_end_stays_when_a_text_is_cut() -> None:
 @given(st.text(), st.sampled_from(CLEANS))
 def test_blanks_are_single(text: str, clean: str) -> None:
     """No blank stays at the ends nor twice in a row, whatever the text."""
-    step = cleaned_first(Tokenizer(models.BPE()), clean).normalizer
+    step = with_cleaning(Tokenizer(models.BPE()), clean).normalizer
     once = step.normalize_str(text)
     assert "  " not in once
     assert once == once.strip(" ")
@@ -62,7 +62,7 @@ def test_blanks_are_single(text: str, clean: str) -> None:
 def test_cleaning_is_put_before_what_is_there() -> None:
     tokenizer = Tokenizer(models.WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Replace("a b", "x")
-    assert cleaned_first(tokenizer, "lower").encode(" A \n b ").tokens == ["x"]
+    assert with_cleaning(tokenizer, "lower").encode(" A \n b ").tokens == ["x"]
 
 
 @pytest.mark.parametrize("frame", ["template", "bert"])

@@ -215,7 +215,7 @@ def test_a_conversion_can_be_stopped(local: Address, store: Store, conversions: 
     stop = Stop()
 
     class Stopping(Progress):
-        def worked(self, stage: str, fraction: float) -> None:
+        def report_work(self, stage: str, fraction: float) -> None:
             stop.set()
 
     with pytest.raises(Cancelled):

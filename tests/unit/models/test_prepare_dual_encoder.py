@@ -14,7 +14,7 @@ from shoal.errors import ModelFileError
 from shoal.models.address import Address
 from shoal.models.convert.export_dual_encoder import ExportedTowers
 from shoal.models.manifest import Verdict
-from shoal.models.prepare import Ways, prepare
+from shoal.models.prepare import Fallbacks, prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.store import Store
 from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec, TextSpec
@@ -70,17 +70,17 @@ def test_a_classifier_of_timm_is_exported(tmp_path: Path, store: Store) -> None:
     notes: list[str] = []
 
     class Noted(Progress):
-        def noted(self, line: str) -> None:
+        def report_note(self, line: str) -> None:
             notes.append(line)
 
-    stored = prepare(address, store=store, ways=Ways(towers=exporter), progress=Noted(), engine=refuse_engine)
+    stored = prepare(address, store=store, ways=Fallbacks(towers=exporter), progress=Noted(), engine=refuse_engine)
     manifest = stored.manifest
     assert (manifest.graph, manifest.graph_source, manifest.text) == ("image.onnx", "exported", None)
     assert manifest.image is not None
     assert (manifest.image.graph, manifest.image.spec, manifest.parameters) == ("image.onnx", SCORES, 7)
-    assert manifest.verified == "agrees with PyTorch"
+    assert manifest.verification_summary == "agrees with PyTorch"
     assert "PyTorch" in notes[0]
-    assert prepare(address, store=store, ways=Ways(towers=exporter), engine=refuse_engine) == stored
+    assert prepare(address, store=store, ways=Fallbacks(towers=exporter), engine=refuse_engine) == stored
     assert len(exporter.asked) == 1
 
 
@@ -101,9 +101,9 @@ def test_towers_of_open_clip_are_exported(tmp_path: Path, store: Store) -> None:
             files=("model.onnx", "image.onnx", "tokenizer.json"),
         )
     )
-    manifest = prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(towers=exporter)).manifest
+    manifest = prepare(parse_address(f"file:{folder}"), store=store, ways=Fallbacks(towers=exporter)).manifest
     assert (manifest.graph, manifest.text, manifest.contrast) == ("model.onnx", TEXT, ContrastSpec(scale=10.0))
-    assert manifest.verified == "texts agree; pictures agree"
+    assert manifest.verification_summary == "texts agree; pictures agree"
     assert "open_clip" in manifest.conversion
 
 
@@ -130,7 +130,7 @@ def test_what_is_broken_is_not_exported(tmp_path: Path, store: Store) -> None:
         raise AssertionError("it was exported")
 
     with pytest.raises(ModelFileError, match="heads"):
-        prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(towers=never))
+        prepare(parse_address(f"file:{folder}"), store=store, ways=Fallbacks(towers=never))
 
 
 def refuse_engine(graph: Path) -> Any:

@@ -13,8 +13,8 @@ from shoal.backends import parse_address
 from shoal.errors import ModelFileError, VerificationFailed
 from shoal.models.address import Address
 from shoal.models.convert import as_published
-from shoal.models.convert.export import Exported
-from shoal.models.prepare import Ways, prepare
+from shoal.models.convert.export import ExportResult
+from shoal.models.prepare import Fallbacks, prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.store import Store
 from tests.unit.models.checkpoints import HIDDEN, checkpoint
@@ -44,13 +44,15 @@ def rename(folder: Path, model_type: str, **more: object) -> Path:
     return folder
 
 
-def exporting(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool) -> Exported:
+def exporting(
+    folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
+) -> ExportResult:
     """What it leaves is a model that can be converted."""
     assert graph
     progress("export", 0.5)
     shutil.copytree(folder, into, dirs_exist_ok=True)
     rename(into, "bert")
-    return Exported(folder=str(into), kind="encoder", verification="agrees with PyTorch")
+    return ExportResult(folder=str(into), kind="encoder", verification="agrees with PyTorch")
 
 
 def test_without_a_way_it_is_refused(store: Store, address: Address) -> None:
@@ -63,7 +65,7 @@ def test_without_a_way_it_is_refused(store: Store, address: Address) -> None:
 
 def test_it_is_exported_converted_and_verified(store: Store, address: Address, recorder: Recorder) -> None:
     """The manifest says so; nothing of the exporter's own files is left."""
-    stored = prepare(address, store=store, engine=openvino_run, progress=recorder, ways=Ways(exporting))
+    stored = prepare(address, store=store, engine=openvino_run, progress=recorder, ways=Fallbacks(exporting))
     manifest = stored.manifest
     assert (manifest.graph, manifest.graph_source) == ("model.onnx", "exported")
     assert manifest.conversion == "exported by PyTorch (agrees with PyTorch)"
@@ -76,15 +78,15 @@ def test_it_is_exported_converted_and_verified(store: Store, address: Address, r
 
 
 def test_an_export_that_fails_leaves_nothing(store: Store, address: Address) -> None:
-    def fails(*_: object, graph: bool) -> Exported:
+    def fails(*_: object, graph: bool) -> ExportResult:
         raise VerificationFailed("the exported graph does not agree with PyTorch")
 
     with pytest.raises(VerificationFailed):
-        prepare(address, store=store, ways=Ways(fails))
+        prepare(address, store=store, ways=Fallbacks(fails))
     assert store.entries() == []
 
 
-def never(*_: object, graph: bool) -> Exported:
+def never(*_: object, graph: bool) -> ExportResult:
     pytest.fail("it was exported")
 
 
@@ -93,7 +95,7 @@ def test_code_and_quantised_weights_are_not_exported(store: Store, tmp_path: Pat
     """By the name of a known architecture there would be another model."""
     folder = rename(checkpoint(tmp_path / "model"), "bert", **{key: {"AutoModel": "mine.Model"}})
     with pytest.raises(ModelFileError, match=key):
-        prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(never, folders=True))
+        prepare(parse_address(f"file:{folder}"), store=store, ways=Fallbacks(never, folders=True))
 
 
 @pytest.mark.parametrize("file", ["modules.json", "model.safetensors"])
@@ -102,7 +104,7 @@ def test_other_faults_are_not_exported(store: Store, tmp_path: Path, file: str) 
     folder = checkpoint(tmp_path / "model")
     (folder / file).write_bytes(b"[{}]")
     with pytest.raises(ModelFileError, match=file):
-        prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(never, folders=True))
+        prepare(parse_address(f"file:{folder}"), store=store, ways=Fallbacks(never, folders=True))
 
 
 def test_a_known_family_with_unknown_parts_is_exported(store: Store, tmp_path: Path) -> None:
@@ -111,18 +113,18 @@ def test_a_known_family_with_unknown_parts_is_exported(store: Store, tmp_path: P
 
     def export(
         folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
-    ) -> Exported:
+    ) -> ExportResult:
         shutil.copytree(folder, into, dirs_exist_ok=True)
         rename(into, "bert", position_embedding_type="absolute")
-        return Exported(folder=str(into), kind="encoder")
+        return ExportResult(folder=str(into), kind="encoder")
 
-    stored = prepare(parse_address(f"file:{folder}"), store=store, ways=Ways(export))
+    stored = prepare(parse_address(f"file:{folder}"), store=store, ways=Fallbacks(export))
     assert stored.manifest.graph_source == "exported"
 
 
 def test_an_engine_of_folders_gets_it_as_it_is(store: Store, address: Address) -> None:
     """Only the tokenizer is stored; another engine does not take that for a graph."""
-    stored = prepare(address, store=store, engine=openvino_run, ways=Ways(exporting, folders=True))
+    stored = prepare(address, store=store, engine=openvino_run, ways=Fallbacks(exporting, folders=True))
     manifest, spec = stored.manifest, stored.manifest.text_spec
     assert manifest.graph_source == as_published.SOURCE
     assert manifest.parameters > 1000
@@ -130,17 +132,21 @@ def test_an_engine_of_folders_gets_it_as_it_is(store: Store, address: Address) -
     assert spec.outputs == ("sentence_embedding", "pooled", "token_embeddings")
     assert set(manifest.files) == {"tokenizer.json"}
     assert set(manifest.weights) == {"model.safetensors"}
-    again = prepare(address, store=store, engine=openvino_run, ways=Ways(folders=True))
+    again = prepare(address, store=store, engine=openvino_run, ways=Fallbacks(folders=True))
     assert again.manifest.created == manifest.created
     with pytest.raises(ModelFileError, match="model_type"):
         prepare(address, store=store, engine=openvino_run)
-    assert prepare(address, store=store, ways=Ways(exporting)).manifest.graph_source == "exported"
+    assert prepare(address, store=store, ways=Fallbacks(exporting)).manifest.graph_source == "exported"
 
 
 def test_a_prompt_that_is_left_out_is_an_input(tmp_path: Path) -> None:
     pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True, "include_prompt": False}
     folder = rename(checkpoint(tmp_path / "model", pooling=pooling), "modernbert")
-    assert as_published.take_folder(folder, tmp_path).spec.inputs == ("input_ids", "attention_mask", "pooling_mask")
+    assert as_published.prepare_published(folder, tmp_path).spec.inputs == (
+        "input_ids",
+        "attention_mask",
+        "pooling_mask",
+    )
 
 
 @pytest.mark.parametrize(("types", "names", "inputs"), [(2, None, 3), (1, None, 2), (2, ["input_ids"], 2)])
@@ -154,7 +160,7 @@ def test_a_classifier_runs_from_its_folder(
     (folder / "modules.json").unlink()
     if names is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_input_names": names, "model_max_length": 9}))
-    spec = as_published.take_folder(folder, tmp_path).spec
+    spec = as_published.prepare_published(folder, tmp_path).spec
     assert spec.score is not None
     assert (spec.score.labels, spec.tasks, spec.outputs) == (("x",), ("rerank", "classify"), ("logits",))
     assert spec.inputs == ("input_ids", "attention_mask", "token_type_ids")[:inputs]
@@ -164,7 +170,7 @@ def test_splade_runs_from_its_folder(folder: Path, tmp_path: Path) -> None:
     """A masked language model, which has no vectors of tokens to give."""
     rename(folder, "modernbert", architectures=["XForMaskedLM"], _name_or_path="org/splade-x")
     (folder / "modules.json").unlink()
-    spec = as_published.take_folder(folder, tmp_path).spec
+    spec = as_published.prepare_published(folder, tmp_path).spec
     assert (spec.kinds, spec.outputs, spec.dimension) == (("sparse",), ("sparse_embedding",), 0)
 
 
@@ -174,13 +180,13 @@ def test_what_its_files_do_not_say_is_refused(folder: Path, tmp_path: Path) -> N
     (folder / "modules.json").unlink()
     rename(folder, "modernbert", architectures=["XForSequenceClassification"], id2label={"1": "x"})
     with pytest.raises(ModelFileError, match="id2label"):
-        as_published.take_folder(folder, tmp_path)
+        as_published.prepare_published(folder, tmp_path)
     (folder / "modules.json").write_bytes(modules)
     rename(folder, "modernbert", architectures=None)
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ModelFileError, match="not a complete safetensors file"):
-        as_published.take_folder(folder, tmp_path)
+        as_published.prepare_published(folder, tmp_path)
 
 
 def test_progress_may_be_left_out(store: Store, address: Address) -> None:
-    assert prepare(address, store=store, ways=Ways(exporting), progress=Progress()).manifest.graph == "model.onnx"
+    assert prepare(address, store=store, ways=Fallbacks(exporting), progress=Progress()).manifest.graph == "model.onnx"

@@ -16,14 +16,16 @@ from shoal.errors import Cancelled, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import MANIFEST, NOTES, Manifest, measure
 from shoal.models.progress import Stop
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import TextSpec
 
 SPEC = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids",), dimension=8, max_tokens=16)
 TINY = parse_address("org/tiny")
 
 
-def put(store: Store, address: Address, *, revision: str = "r1", content: bytes = b"graph", created: int = 1) -> Stored:
+def put(
+    store: Store, address: Address, *, revision: str = "r1", content: bytes = b"graph", created: int = 1
+) -> StoredModel:
     with store.working(address) as partial:
         (partial / "model.onnx").write_bytes(content)
         source = msgspec.structs.replace(address, revision=revision)
@@ -155,7 +157,7 @@ def test_leftovers_of_other_models_are_removed(store: Store) -> None:
     assert store.find(parse_address("org/whole")) == whole
 
 
-def aside(stored: Stored) -> Path:
+def aside(stored: StoredModel) -> Path:
     """Where an entry is for the instant in which a new one takes its place."""
     return stored.path.with_name(f".aside-{stored.path.name}")
 
@@ -180,7 +182,7 @@ def test_readers_beside_a_refresh_always_find_the_model(store: Store) -> None:
     """An entry that is replaced again and again is never absent."""
     put(store, TINY)
     done = threading.Event()
-    answers: list[Stored | None] = []
+    answers: list[StoredModel | None] = []
 
     def read() -> None:
         reader = Store(store.home)
@@ -366,7 +368,7 @@ def test_remove_never_leaves_the_store(store: Store, path: str, tmp_path: Path) 
     (tmp_path / "outside" / "x").mkdir(parents=True)
     before = everything(tmp_path)
     with pytest.raises(SourceError, match="not a model of the store"):
-        store.remove(Stored(store.home / path, stored.manifest))
+        store.remove(StoredModel(store.home / path, stored.manifest))
     assert everything(tmp_path) == before
 
 

@@ -192,7 +192,7 @@ async def test_loop_lag_is_what_the_timer_was_late(observer: PrometheusObserver)
 
     def record(seconds: float) -> None:
         seen.append(seconds)
-        observer.lagged(seconds)
+        observer.record_lag(seconds)
         if len(seen) == 2:
             done.set()
 

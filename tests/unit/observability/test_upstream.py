@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.observability.metrics import PrometheusObserver
-from shoal.types import BatchStats, InferenceStats, ModelStats, Spent
+from shoal.types import BatchStats, DurationStat, InferenceStats, ModelStats
 
 STATS = ModelStats(
     name="m",
@@ -11,14 +11,14 @@ STATS = ModelStats(
     inference_count=40,
     execution_count=7,
     inference_stats=InferenceStats(
-        success=Spent(count=9, ns=5_000_000_000),
-        fail=Spent(count=2, ns=1),
-        queue=Spent(count=9, ns=250_000_000),
-        compute_infer=Spent(count=9, ns=4_000_000_000),
+        success=DurationStat(count=9, ns=5_000_000_000),
+        fail=DurationStat(count=2, ns=1),
+        queue=DurationStat(count=9, ns=250_000_000),
+        compute_infer=DurationStat(count=9, ns=4_000_000_000),
     ),
     batch_stats=[
-        BatchStats(batch_size=1, compute_infer=Spent(count=3, ns=1)),
-        BatchStats(batch_size=8, compute_infer=Spent(count=4, ns=2)),
+        BatchStats(batch_size=1, compute_infer=DurationStat(count=3, ns=1)),
+        BatchStats(batch_size=8, compute_infer=DurationStat(count=4, ns=2)),
     ],
 )
 

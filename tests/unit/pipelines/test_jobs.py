@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import InvalidValue
-from shoal.pipelines.jobs import KNOWN, KNOWN_NAME, Known
+from shoal.pipelines.jobs import KNOWN_NAME, MAX_CACHED_OPTIONS, OptionsCache
 from shoal.types import Embed
 
 
@@ -25,27 +25,27 @@ def embed(*inputs: str, model: str = "m", prompt_name: str | None = None, dimens
 
 
 def test_inputs_and_names_of_models_make_no_difference() -> None:
-    known: Known[str] = Known()
+    known: OptionsCache[str] = OptionsCache()
     worker = Worker()
-    answers = [known.of(task, worker) for task in (embed("a"), embed("b", "c"), embed("a", model="alias"))]
+    answers = [known.get_or_compute(task, worker) for task in (embed("a"), embed("b", "c"), embed("a", model="alias"))]
     assert answers == ["None None"] * 3
     assert len(worker.asked) == 1
 
 
 def test_every_option_does() -> None:
-    known: Known[str] = Known()
+    known: OptionsCache[str] = OptionsCache()
     worker = Worker()
     asked = [embed("a"), embed("a", prompt_name="q"), embed("a", dimensions=2), embed("a", prompt_name="q")]
-    assert [known.of(task, worker) for task in asked] == ["None None", "q None", "None 2", "q None"]
+    assert [known.get_or_compute(task, worker) for task in asked] == ["None None", "q None", "None 2", "q None"]
     assert len(worker.asked) == 3
 
 
 def test_refusals_are_told_anew() -> None:
-    known: Known[str] = Known()
+    known: OptionsCache[str] = OptionsCache()
     worker = Worker()
     for _ in range(2):
         with pytest.raises(InvalidValue, match="no such prompt"):
-            known.of(embed("a", prompt_name="bad"), worker)
+            known.get_or_compute(embed("a", prompt_name="bad"), worker)
     assert len(worker.asked) == 2
 
 
@@ -55,26 +55,31 @@ def test_threads_that_meet_do_not_unbind_it() -> None:
     class Raced(dict[Embed, str]):
         def clear(self) -> None:
             super().clear()
-            self.update({Embed(model="", inputs=(), prompt_name=f"of another {number}"): "" for number in range(KNOWN)})
+            self.update(
+                {
+                    Embed(model="", inputs=(), prompt_name=f"of another {number}"): ""
+                    for number in range(MAX_CACHED_OPTIONS)
+                }
+            )
 
-    known: Known[str] = Known()
+    known: OptionsCache[str] = OptionsCache()
     known._found = Raced()
-    for number in range(3 * KNOWN):
-        known.of(embed("a", dimensions=number), Worker())
-    assert len(known._found) <= KNOWN + 1
+    for number in range(3 * MAX_CACHED_OPTIONS):
+        known.get_or_compute(embed("a", dimensions=number), Worker())
+    assert len(known._found) <= MAX_CACHED_OPTIONS + 1
 
 
 def test_what_users_invent_does_not_stay() -> None:
     """Neither a long name nor any number of short ones: what is remembered is bounded."""
-    known: Known[str] = Known()
+    known: OptionsCache[str] = OptionsCache()
     worker = Worker()
     long = "x" * (KNOWN_NAME + 1)
     for _ in range(2):
-        assert known.of(embed("a", prompt_name=long), worker) == f"{long} None"
+        assert known.get_or_compute(embed("a", prompt_name=long), worker) == f"{long} None"
     assert len(worker.asked) == 2
-    for number in range(KNOWN + 1):
-        known.of(embed("a", dimensions=number), worker)
-    known.of(embed("a", dimensions=KNOWN), worker)
-    assert len(worker.asked) == 2 + KNOWN + 1
-    known.of(embed("a", dimensions=0), worker)
-    assert len(worker.asked) == 2 + KNOWN + 2
+    for number in range(MAX_CACHED_OPTIONS + 1):
+        known.get_or_compute(embed("a", dimensions=number), worker)
+    known.get_or_compute(embed("a", dimensions=MAX_CACHED_OPTIONS), worker)
+    assert len(worker.asked) == 2 + MAX_CACHED_OPTIONS + 1
+    known.get_or_compute(embed("a", dimensions=0), worker)
+    assert len(worker.asked) == 2 + MAX_CACHED_OPTIONS + 2

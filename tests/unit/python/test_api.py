@@ -20,7 +20,7 @@ import pytest
 
 import shoal
 from shoal import Label, Ranked, Shoal, ShoalError
-from shoal.backends.fake.model import MAX_TOKENS, scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import MAX_TOKENS, compute_scores, compute_vector, tokenize_item
 from shoal.core.similarity import cosines
 from shoal.errors import (
     AddressError,
@@ -51,7 +51,7 @@ def nothing_stays() -> Iterator[None]:
 
 
 def unit(text: str) -> Array:
-    vector = vector_of(tokens_of(text), 32)
+    vector = compute_vector(tokenize_item(text), 32)
     found: Array = vector / np.linalg.norm(vector)
     return found
 
@@ -75,9 +75,9 @@ class TestEmbed:
 
     def test_options_are_those_of_the_task(self) -> None:
         with shoal.open("fake:") as s:
-            assert np.array_equal(s.embed(["a"], normalize=False)[0], vector_of(tokens_of("a"), 32))
+            assert np.array_equal(s.embed(["a"], normalize=False)[0], compute_vector(tokenize_item("a"), 32))
             assert s.embed(["a"], dimensions=5).shape == (1, 5)
-            assert np.allclose(s.embed([tokens_of("a b")]), units("a b"))
+            assert np.allclose(s.embed([tokenize_item("a b")]), units("a b"))
             with pytest.raises(TooLong):
                 s.embed(["w " * (MAX_TOKENS + 1)], truncate=False)
             with pytest.raises(InvalidValue, match="dimensions"):
@@ -159,7 +159,7 @@ class TestEmbed:
     def test_token_ids_of_any_kind(self) -> None:
         """Tuples and arrays too."""
         with shoal.open("fake:") as s:
-            ids = tokens_of("a b")
+            ids = tokenize_item("a b")
             for item in (ids, tuple(ids), np.array(ids), [np.int64(each) for each in ids]):
                 assert np.allclose(s.embed([item]), units("a b"))  # type: ignore[list-item]
             assert np.allclose(s.embed(np.array([ids, ids])), units("a b", "a b"))  # type: ignore[call-overload]
@@ -207,7 +207,7 @@ class TestRerank:
     def test_best_first(self) -> None:
         """Scores as the model gives them, indices of the list that was given."""
         texts = ["x", "y z", "w"]
-        expected = [float(scores_of(tokens_of(("q", text)), 1, raw=False)[0]) for text in texts]
+        expected = [float(compute_scores(tokenize_item(("q", text)), 1, raw=False)[0]) for text in texts]
         with shoal.open("fake:labels=1") as s:
             found = s.rerank("q", texts)
             assert all(each == Ranked(each.index, expected[each.index], texts[each.index]) for each in found)
@@ -215,7 +215,7 @@ class TestRerank:
             assert s.rerank("q", texts, top_n=2) == found[:2]
             raw = s.rerank("q", texts, raw_scores=True)
             assert [each.index for each in raw] == [each.index for each in found]
-            assert raw[0].score == scores_of(tokens_of(("q", raw[0].text)), 1, raw=True)[0]
+            assert raw[0].score == compute_scores(tokenize_item(("q", raw[0].text)), 1, raw=True)[0]
 
     def test_equal_scores_keep_their_order(self) -> None:
         """The first one first, over the border of what is sent at once as well."""
@@ -272,7 +272,7 @@ class TestClassify:
         with shoal.open("fake:labels=3") as s:
             found = s.classify(["a", ("b", "c"), ["b", "c"]])  # type: ignore[list-item]
             for item, labels in zip(["a", ("b", "c"), ("b", "c")], found, strict=True):
-                scores = scores_of(tokens_of(item), 3, raw=False)  # type: ignore[arg-type]
+                scores = compute_scores(tokenize_item(item), 3, raw=False)  # type: ignore[arg-type]
                 assert labels == sorted(
                     (Label(f"LABEL_{at}", float(score)) for at, score in enumerate(scores)),
                     key=lambda each: -each.score,

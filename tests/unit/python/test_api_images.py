@@ -12,7 +12,7 @@ from PIL import Image as pillow
 
 import shoal
 from shoal import Image, Match
-from shoal.backends.fake.model import tokens_of, vector_of
+from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.errors import EmptyInput, InputRejected, InvalidValue, ModelNotFound, Unsupported, WrongType
 from shoal.python.images import picture_of
 from shoal.types import Array, Item
@@ -23,7 +23,7 @@ RED = file_of("red")
 
 
 def units(*items: Item) -> Array:
-    rows = np.stack([vector_of(tokens_of(item), 32) for item in items])
+    rows = np.stack([compute_vector(tokenize_item(item), 32) for item in items])
     found: Array = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return found
 
@@ -44,7 +44,7 @@ class TestEmbed:
         written = picture_of(drawn)
         assert isinstance(written, Image)
         with shoal.open(PICTURES) as s:
-            found = s.embed(["a b", path, RED, tokens_of("c"), Image(RED), drawn])
+            found = s.embed(["a b", path, RED, tokenize_item("c"), Image(RED), drawn])
             right = units("a b", Image(path.read_bytes()), Image(RED), "c", Image(RED), written)
             assert np.allclose(found, right)
             assert np.allclose(asyncio.run(s.aembed([path, "a"])), right[[1]].tolist() + units("a").tolist())

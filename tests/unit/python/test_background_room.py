@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from shoal.python.background import _Room
+from shoal.python.background import _ItemLimiter
 
 
 class Caller:
     """Calls of so many items, each until it is let out."""
 
-    def __init__(self, room: _Room) -> None:
+    def __init__(self, room: _ItemLimiter) -> None:
         self.room = room
         self.inside: list[str] = []
         self._doors: dict[str, asyncio.Event] = {}
@@ -25,7 +25,7 @@ class Caller:
 
     async def _call(self, name: str, items: int) -> None:
         self._doors[name] = asyncio.Event()
-        async with self.room.of(items):
+        async with self.room.admit(items):
             self.inside.append(name)
             try:
                 await self._doors[name].wait()
@@ -40,7 +40,7 @@ async def turns() -> None:
 
 @pytest.fixture
 def caller() -> Caller:
-    return Caller(_Room(10))
+    return Caller(_ItemLimiter(10))
 
 
 async def test_a_large_call_is_not_passed_by_small_ones(caller: Caller) -> None:
@@ -92,7 +92,7 @@ async def test_who_gives_up_holds_up_nobody(caller: Caller) -> None:
 
 
 async def test_who_gives_up_when_let_in_leaves_the_room_to_others(caller: Caller) -> None:
-    async with caller.room.of(10):
+    async with caller.room.admit(10):
         large = caller.come("large", 10)
         await turns()
         small = caller.come("small", 10)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.server import garbage_collection
-from shoal.server.garbage_collection import THRESHOLDS, settle, settled
+from shoal.server.garbage_collection import THRESHOLDS, collect_and_freeze, keep_frozen
 from tests.unit.core.conftest import run_virtual
 
 
@@ -37,7 +37,7 @@ def kept() -> Iterator[None]:
 
 @pytest.mark.usefixtures("kept")
 def test_what_is_there_is_looked_at_no_more() -> None:
-    settle()
+    collect_and_freeze()
     frozen = gc.get_freeze_count()
     assert frozen > 10_000
     assert len(gc.get_objects()) < frozen / 10
@@ -48,11 +48,11 @@ def test_what_was_left_since_is_freed() -> None:
     """A model that was there the last time, and is part of a cycle, goes when it is gone."""
     model = Cycle()
     gone = weakref.ref(model)
-    settle()
+    collect_and_freeze()
     del model
     gc.collect()
     assert gone() is not None
-    settle()
+    collect_and_freeze()
     assert gone() is None
 
 
@@ -62,10 +62,10 @@ def test_it_settles_when_models_come_or_go(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(garbage_collection, "settle", lambda: settlings.append(loop.time()))
+        monkeypatch.setattr(garbage_collection, "collect_and_freeze", lambda: settlings.append(loop.time()))
         models = [("m", "loading")]
         started = loop.time()
-        async with settled(lambda: tuple(models)):
+        async with keep_frozen(lambda: tuple(models)):
             assert gc.get_threshold() == THRESHOLDS
             await asyncio.sleep(5.5)
             models[0] = ("m", "ready")

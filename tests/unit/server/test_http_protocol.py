@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from shoal.errors import ShoalError
 from shoal.server.http_protocol import (
     HEAD_BYTES,
-    HEAD_S,
+    HEAD_TIMEOUT_S,
     LINGER_S,
-    LOOK_S,
-    LOOKS,
+    MAX_STALLED_CHECKS,
     READS_PER_TURN,
-    REFUSED_S,
+    REFUSAL_LINGER_S,
+    WRITE_CHECK_S,
     Connection,
     State,
     _Flow,
@@ -338,7 +338,7 @@ class TestRefusals:
         await client.send(b"nonsense\r\n\r\n", b"more", GET)
         assert client.wire.sent.count(b"HTTP/1.1 4") == 1
         assert not client.wire.is_closing()
-        client.clock.go_on(REFUSED_S)
+        client.clock.go_on(REFUSAL_LINGER_S)
         assert client.wire.is_closing()
 
 
@@ -416,7 +416,7 @@ class TestLeaving:
 class TestHeads:
     async def test_a_silent_connection_is_closed_without_a_word(self, client: Client) -> None:
         """Browsers open some in advance: they expect no answer to nothing."""
-        client.clock.go_on(HEAD_S - 1)
+        client.clock.go_on(HEAD_TIMEOUT_S - 1)
         assert not client.wire.is_closing()
         client.clock.go_on(1)
         assert client.wire.is_closing()
@@ -426,7 +426,7 @@ class TestHeads:
         """Bytes that go on coming gain no time; the answer says what was wrong."""
         for byte in b"GET / HTTP":
             client.connection.data_received(bytes([byte]))
-            client.clock.go_on(HEAD_S / 10)
+            client.clock.go_on(HEAD_TIMEOUT_S / 10)
         assert client.wire.over
         head, _, body = client.wire.sent.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
@@ -465,7 +465,7 @@ class TestHeads:
     async def test_later_heads_have_the_same_time(self, client: Client, piece: bytes, told: bool) -> None:
         """Also where it is only blank lines that come, which belong to no head."""
         await client.send(GET, piece)
-        client.clock.go_on(HEAD_S)
+        client.clock.go_on(HEAD_TIMEOUT_S)
         assert client.wire.over
         assert (b"HTTP/1.1 408" in client.wire.sent) is told
 
@@ -477,12 +477,12 @@ class TestHeads:
         assert not client.wire.is_closing()
         client.answering.set()
         await client.turn()
-        client.clock.go_on(HEAD_S - 1)
+        client.clock.go_on(HEAD_TIMEOUT_S - 1)
         assert not client.wire.is_closing()
         await client.send(b"TP/1.1\r\n\r\n")
         assert [path for _, path, _ in client.asked] == ["/first", "/second"]
         await client.send(b"GET /third HT")
-        client.clock.go_on(HEAD_S)
+        client.clock.go_on(HEAD_TIMEOUT_S)
         assert b"HTTP/1.1 408" in client.wire.sent
 
     @pytest.mark.parametrize("more", [b"", b"G", b"\r\n"])
@@ -508,10 +508,10 @@ class TestHeads:
         """A body that nobody reads any more has the time of a head; its end begins a pause like any other."""
         client.reads_bodies = False
         await client.send(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n", b"x", b"yz")
-        client.clock.go_on(HEAD_S)
+        client.clock.go_on(HEAD_TIMEOUT_S)
         assert not client.wire.is_closing()
         await client.send(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n", b"x")
-        client.clock.go_on(HEAD_S)
+        client.clock.go_on(HEAD_TIMEOUT_S)
         assert client.wire.is_closing()
         assert b"408" not in client.wire.sent
 
@@ -519,7 +519,7 @@ class TestHeads:
         """Nothing is written after the end."""
         await client.send(b"GET / HT")
         client.wire.close()
-        client.clock.go_on(HEAD_S)
+        client.clock.go_on(HEAD_TIMEOUT_S)
         assert client.wire.sent == b""
 
 
@@ -557,7 +557,7 @@ class TestUnread:
         """After so many looks without progress, however often others look."""
         client.wire.takes = False
         await client.send(GET)
-        client.clock.go_on(LOOK_S * LOOKS - 1)
+        client.clock.go_on(WRITE_CHECK_S * MAX_STALLED_CHECKS - 1)
         assert not client.wire.is_aborted()
         client.clock.go_on(1)
         assert client.wire.is_aborted()
@@ -567,12 +567,12 @@ class TestUnread:
         client.wire.takes = False
         await client.send(GET)
         for _ in range(client.wire.waiting - 1):
-            client.clock.go_on(LOOK_S)
+            client.clock.go_on(WRITE_CHECK_S)
             client.wire.waiting -= 1
         client.wire.closed = True  # by the pause that was too long; what is left is still sent
         assert not client.wire.is_aborted()
         client.wire.waiting = 0
-        client.clock.go_on(LOOK_S)
+        client.clock.go_on(WRITE_CHECK_S)
         assert client.clock.timers == []
 
     async def test_what_the_system_keeps_is_waited_for(self, client: Client) -> None:
@@ -585,10 +585,10 @@ class TestUnread:
             await client.send(GET)
             client.wire.socket = ours
             for _ in range(40):
-                client.clock.go_on(LOOK_S)
+                client.clock.go_on(WRITE_CHECK_S)
                 theirs.recv(1000)
             assert not client.wire.is_aborted()
-            client.clock.go_on(LOOK_S * (LOOKS + 1))
+            client.clock.go_on(WRITE_CHECK_S * (MAX_STALLED_CHECKS + 1))
             assert client.wire.is_aborted()
 
     async def test_a_stream_that_is_taken_in_gulps_is_served(self, client: Client) -> None:
@@ -596,15 +596,15 @@ class TestUnread:
         client.wire.takes = False
         client.answering.clear()
         await client.send(GET)
-        for _ in range(LOOKS * 3):
+        for _ in range(MAX_STALLED_CHECKS * 3):
             client.wire.waiting = 100_000
             client.connection.pause_writing()
-            client.clock.go_on(LOOK_S / 2)
+            client.clock.go_on(WRITE_CHECK_S / 2)
             client.connection.resume_writing()
-            client.clock.go_on(LOOK_S / 2)
+            client.clock.go_on(WRITE_CHECK_S / 2)
         assert not client.wire.is_aborted()
         client.connection.pause_writing()
-        client.clock.go_on(LOOK_S * (LOOKS + 1))
+        client.clock.go_on(WRITE_CHECK_S * (MAX_STALLED_CHECKS + 1))
         assert client.wire.is_aborted()
 
     async def test_a_refusal_that_nobody_reads_is_dropped(self, client: Client) -> None:
@@ -612,7 +612,7 @@ class TestUnread:
         client.wire.takes = False
         await client.send(b"nonsense\r\n\r\n")
         assert client.wire.over
-        client.clock.go_on(LOOK_S * LOOKS)
+        client.clock.go_on(WRITE_CHECK_S * MAX_STALLED_CHECKS)
         assert client.wire.is_aborted()
 
     async def test_nothing_is_left_of_a_connection_that_is_gone(self, client: Client) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import shoal.server.listener
-from shoal.server.listener import MOST_DESCRIPTORS, Listener, raise_descriptor_limit
+from shoal.server.listener import MAX_DESCRIPTORS, Listener, raise_descriptor_limit
 
 CLIENTS = 40
 
@@ -174,8 +174,8 @@ async def test_some_descriptors_are_left_for_others(
     ("soft", "hard", "wanted"),
     [
         (1024, 4096, 4096),
-        (1024, resource.RLIM_INFINITY, MOST_DESCRIPTORS),
-        (1024, 10**6, MOST_DESCRIPTORS),
+        (1024, resource.RLIM_INFINITY, MAX_DESCRIPTORS),
+        (1024, 10**6, MAX_DESCRIPTORS),
         (10**6, 10**6, None),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
     ],

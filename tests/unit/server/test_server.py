@@ -32,7 +32,7 @@ class Gateway:
     def ready(self) -> bool:
         return self._ready
 
-    def break_off(self) -> None:
+    def abort_generations(self) -> None:
         self.broken_off.set()
 
 
@@ -203,7 +203,7 @@ class TestRunning:
         self, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """`drain_timeout_s` bounds the way down; the client learns that it may try again."""
-        monkeypatch.setattr(shoal.server, "LAST_WORDS_S", 0.0)
+        monkeypatch.setattr(shoal.server, "ABORT_GRACE_S", 0.0)
         arrived, cancelled = asyncio.Event(), asyncio.Event()
 
         async def endless(scope: Any, receive: Any, send: Any) -> None:
@@ -303,12 +303,12 @@ class TestRunning:
         for reader, _ in pairs[:2]:
             await head(reader)
             assert await reader.readexactly(2) == b"ok"
-        running.server._make_room()
+        running.server._close_idle()
         release.clear()
         pairs[1][1].write(REQUEST)
         await until(lambda: len(running.server._state.tasks) == 1)
-        monkeypatch.setattr(shoal.server, "IDLE_S", 1e-9)
-        running.server._make_room()
+        monkeypatch.setattr(shoal.server, "MIN_IDLE_S", 1e-9)
+        running.server._close_idle()
         assert await pairs[0][0].read() == b""
         release.set()
         assert (await head(pairs[1][0])).startswith(b"http/1.1 200")

@@ -11,7 +11,7 @@ import pytest
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import MethodNotAllowed, RouteNotFound
 from shoal.http.request import Reply, Request
-from shoal.web import Pages, read
+from shoal.web import Pages, read_files
 
 HTML = b"<!doctype html><html><head><title>x</title></head></html>"
 
@@ -126,7 +126,7 @@ async def test_pages_built_later_are_found(dist: Path, tmp_path_factory: pytest.
 def test_only_web_files_are_read(dist: Path) -> None:
     """What the build leaves beside the pages is not served."""
     pages = {"index.html", "docs.html", "index-below.html", "docs-below.html"}
-    assert set(read(dist)) == pages | {"assets/index-abc.js", "assets/shoal-abc.svg"}
+    assert set(read_files(dist)) == pages | {"assets/index-abc.js", "assets/shoal-abc.svg"}
 
 
 def test_every_route_is_public() -> None:

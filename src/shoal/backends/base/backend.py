@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shoal.config.settings import ModelTable, Settings
-from shoal.core.lifecycle.loading import Entry, LoadOptions, Report
-from shoal.models.address import Address, Served
+from shoal.core.lifecycle.loading import Entry, LoadOptions, ProgressReporter
+from shoal.models.address import Address, ServedModel
 
 if TYPE_CHECKING:
-    from shoal.config import Loaded
+    from shoal.config import LoadedConfig
     from shoal.core.generation.runner import GenerationRunner
     from shoal.core.protocols import ChatPipeline, Engine, ModelFacts, Pipeline, Runner, TextGenerator
     from shoal.core.scheduling.lane import Lane
     from shoal.models.progress import Progress
-    from shoal.models.store import Store, Stored
+    from shoal.models.store import Store, StoredModel
     from shoal.types import Modality
 
 NO_SAMPLING: Mapping[str, Any] = {}
@@ -44,7 +44,7 @@ class Resources(Protocol):
     """What the composition root offers to backends. `progress` sees downloads and conversions, from threads."""
 
     @property
-    def loaded(self) -> Loaded: ...
+    def loaded(self) -> LoadedConfig: ...
 
     @property
     def store(self) -> Store: ...
@@ -82,11 +82,11 @@ class Resources(Protocol):
         """The address of a model of files; for a bare name, that of the model in the store which has it."""
         ...
 
-    async def prepare(self, target: Target, address: Address, report: Report) -> Stored:
+    async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
         """The model's files in the store, fetched and converted if need be. Raises SetupError."""
         ...
 
-    def reporter(self, report: Report) -> Progress:
+    def reporter(self, report: ProgressReporter) -> Progress:
         """Progress from threads to a report, and to `progress`."""
         ...
 
@@ -94,7 +94,7 @@ class Resources(Protocol):
 class Backend:
     """One kind of place where models run.
 
-    `name` is what users call it; models of files may be told to run there by that name if `no_files` allows it.
+    `name` is what users call it; models of files may be told to run there by that name if `explain_no_files` allows it.
     `remote`: its models are on servers, which are waited for, and whose own models are served as they come where an
     address names none. It is closed once all of its runners are.
     """
@@ -107,7 +107,7 @@ class Backend:
         """Raise AddressError for an address that can never be opened."""
 
     @classmethod
-    def no_files(cls, settings: Settings) -> str:
+    def explain_no_files(cls, settings: Settings) -> str:
         """Why models of files cannot run here; "" if they can."""
         return f"{cls.name} runs no models of files"
 
@@ -120,25 +120,25 @@ class Backend:
     async def aclose(self) -> None:
         """Free everything that belongs to no runner."""
 
-    async def offers(self, address: Address) -> dict[str, Served | str]:
+    async def offers(self, address: Address) -> dict[str, ServedModel | str]:
         """The models that a server has, by the name to serve them under: what to serve, or why it cannot be.
 
         Raises TransportFailed while the server is not there, and what it says otherwise.
         """
         raise NotImplementedError
 
-    async def open(self, target: Target, report: Report) -> Runner:
+    async def open(self, target: Target, report: ProgressReporter) -> Runner:
         """As Loader.open. `target.addresses` are of one scheme."""
         raise NotImplementedError
 
     async def unload(self, name: str, runner: Runner) -> None:
         """Give back what a runner that is closed holds on its servers. Raises what they say."""
 
-    async def prepare(self, target: Target, address: Address, report: Report) -> Stored:
+    async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
         """As Resources.prepare, of a backend whose addresses are files."""
         raise NotImplementedError
 
-    async def holds(self, target: Target) -> bool:
+    async def has_model(self, target: Target) -> bool:
         """Whether a model of files can be opened without them. Cheap; what cannot be reached now holds nothing."""
         return False
 

@@ -18,14 +18,14 @@ from shoal.pipelines.chat.vocabulary import Vocabulary
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-MOST_CONTEXT = 1 << 30
+MAX_CONTEXT_TOKENS = 1 << 30
 """A tokenizer without a limit says a number beyond all contexts."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
-def chat_pipeline(
+def load_chat_pipeline(
     folder: Path | None,
     settings: Settings,
     *,
@@ -41,11 +41,11 @@ def chat_pipeline(
     cannot be told how long an answer may be. Raises
     ModelFileError, with file and key, for broken files, and ConfigError for a broken chat template in the settings.
     """
-    files = _Files(folder)
+    files = _ModelFiles(folder)
     vocabulary = files.vocabulary()
-    templates = _from_settings(settings, files) or files.templates()
+    templates = _templates_from_settings(settings, files) or files.templates()
     if not templates and template is not None:
-        templates = {"default": files.compiled(template)}
+        templates = {"default": files.compile_template(template)}
     kind = settings.tool_call_parser
     options = ChatOptions(
         tool_parser=None if kind == "none" else kind,
@@ -60,7 +60,7 @@ def chat_pipeline(
     return TextChatPipeline(vocabulary, default, options, tools_template=templates.get("tool_use"))
 
 
-def generation_sampling(folder: Path) -> dict[str, Any]:
+def load_generation_sampling(folder: Path) -> dict[str, Any]:
     """The sampling that generation_config.json recommends, by the names of Sampling's fields; what is neutral or not
     said is not in it. Raises ModelFileError."""
     found = read_object(folder, "generation_config.json")
@@ -75,7 +75,7 @@ def generation_sampling(folder: Path) -> dict[str, Any]:
     return made if penalty == 1.0 else {**made, "repetition_penalty": penalty}
 
 
-class _Files:
+class _ModelFiles:
     """What a folder's files say. A file that is not there says nothing."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -83,13 +83,13 @@ class _Files:
         self._tokenizer = self._read(TOKENIZER_CONFIG)
         self._config = self._read("config.json")
         self._generation = self._read("generation_config.json")
-        self.special_tokens = _texts(self._read("special_tokens_map.json")) | _texts(self._tokenizer)
+        self.special_tokens = _special_tokens(self._read("special_tokens_map.json")) | _special_tokens(self._tokenizer)
 
     def vocabulary(self) -> Vocabulary | None:
         if self._folder is None:
             return None
         bos = self.special_tokens.get("bos_token")
-        ends = [*_ids(self._generation), *_ids(self._config)]
+        ends = [*_eos_ids(self._generation), *_eos_ids(self._config)]
         eos = self.special_tokens.get("eos_token")
         return Vocabulary(self._folder, TOKENIZER, bos_token=bos, eos_token=eos, eos_ids=ends)
 
@@ -98,36 +98,38 @@ class _Files:
         configs = [self._config.data, text if isinstance(text, dict) else {}]
         told = [config.get(key) for config in configs for key in _CONTEXT_KEYS]
         told.append(self._tokenizer.data.get("model_max_length"))
-        return next((int(each) for each in told if isinstance(each, int | float) and 0 < each < MOST_CONTEXT), None)
+        return next(
+            (int(each) for each in told if isinstance(each, int | float) and 0 < each < MAX_CONTEXT_TOKENS), None
+        )
 
     def templates(self) -> dict[str, ChatTemplate]:
         """By name: "default", and "tool_use" where the model has one of its own for tools."""
         if self._folder is None:
             return {}
         made: dict[str, ChatTemplate] = {}
-        for file, key, name, source in [*self._in_files(self._folder), *self._in_json()]:
+        for file, key, name, source in [*self._templates_in_files(self._folder), *self._templates_in_json()]:
             if name not in made:
                 try:
-                    made[name] = self.compiled(source)
+                    made[name] = self.compile_template(source)
                 except ConfigError as error:
                     why = f"{error.message}; give the model another one with chat_template"
                     raise ModelFileError(why, file=file, key=key) from error
         return made
 
-    def compiled(self, source: str) -> ChatTemplate:
+    def compile_template(self, source: str) -> ChatTemplate:
         return ChatTemplate(source, special_tokens=self.special_tokens)
 
-    def _in_files(self, folder: Path) -> list[tuple[str, str | None, str, str]]:
+    def _templates_in_files(self, folder: Path) -> list[tuple[str, str | None, str, str]]:
         named = {"default": "chat_template.jinja"}
         more = folder / "additional_chat_templates"
         named |= {path.stem: f"{more.name}/{path.name}" for path in sorted(more.glob("*.jinja"))}
         return [
-            (file, None, name, _text_file(folder / file, file))
+            (file, None, name, _read_text_file(folder / file, file))
             for name, file in named.items()
             if (folder / file).is_file()
         ]
 
-    def _in_json(self) -> list[tuple[str, str | None, str, str]]:
+    def _templates_in_json(self) -> list[tuple[str, str | None, str, str]]:
         """A text, or a list of templates with their names."""
         made: list[tuple[str, str | None, str, str]] = []
         for file in (self._read("chat_template.json"), self._tokenizer):
@@ -145,7 +147,7 @@ class _Files:
         return found or JsonFile(name, {})
 
 
-def _from_settings(settings: Settings, files: _Files) -> dict[str, ChatTemplate]:
+def _templates_from_settings(settings: Settings, files: _ModelFiles) -> dict[str, ChatTemplate]:
     if settings.chat_template is None:
         return {}
     path = Path(settings.chat_template).expanduser()
@@ -154,19 +156,19 @@ def _from_settings(settings: Settings, files: _Files) -> dict[str, ChatTemplate]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"chat_template: {path} cannot be read as text: {error}", param="chat_template") from error
     try:
-        return {"default": files.compiled(source)}
+        return {"default": files.compile_template(source)}
     except ConfigError as error:
         raise ConfigError(f"chat_template: {path}: {error.message}", param="chat_template") from error
 
 
-def _text_file(path: Path, file: str) -> str:
+def _read_text_file(path: Path, file: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelFileError(f"is not UTF-8: {error}", file=file) from error
 
 
-def _texts(file: JsonFile) -> dict[str, str]:
+def _special_tokens(file: JsonFile) -> dict[str, str]:
     """The special tokens: each a text, or an object with its text as `content`."""
     made: dict[str, str] = {}
     for name, value in file.data.items():
@@ -176,7 +178,7 @@ def _texts(file: JsonFile) -> dict[str, str]:
     return made
 
 
-def _ids(file: JsonFile) -> list[int]:
+def _eos_ids(file: JsonFile) -> list[int]:
     value = file.data.get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
     for each in values:

@@ -10,14 +10,14 @@ import msgspec
 from shoal.backends.base.backend import NO_SAMPLING
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.generation.runner import PATIENCE_S, GenerationOptions
-from shoal.core.generation.sampling import CUT_HERE, OF_IDS, defaults_of
+from shoal.core.generation.sampling import APPLIED_BY_SHOAL, TOKEN_ID_FIELDS, parse_sampling_defaults
 from shoal.core.protocols import GeneratorFacts
 from shoal.core.threads import Threads
 from shoal.errors import ConfigError
 from shoal.types import Sampling
 
 
-def generation_options(
+def build_generation_options(
     name: str,
     settings: Settings,
     table: ModelTable,
@@ -27,10 +27,10 @@ def generation_options(
 ) -> GenerationOptions:
     """`recommended`: sampling that the model's own files ask for, below the table's. Raises ConfigError for sampling
     defaults that are none."""
-    able = facts.parameters | CUT_HERE | (OF_IDS if facts.gives == "ids" else frozenset())
+    able = facts.parameters | APPLIED_BY_SHOAL | (TOKEN_ID_FIELDS if facts.gives == "ids" else frozenset())
     where = f'[models."{name}".sampling]'
     try:
-        defaults = defaults_of({**recommended, **table.sampling}, able, name)
+        defaults = parse_sampling_defaults({**recommended, **table.sampling}, able, name)
     except KeyError as error:
         known = ", ".join(Sampling.__struct_fields__)
         raise ConfigError(f"{where}: {error.args[0]!r} is no sampling field; there are {known}") from None

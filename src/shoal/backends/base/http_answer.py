@@ -31,7 +31,7 @@ SHORTEST_SECRET = 8
 """Bytes of a key that is looked for in refusals; shorter ones are names such as EMPTY, for servers that ask for any."""
 
 
-class Unreached(TransportFailed):
+class RequestNotSent(TransportFailed):
     """Nothing of the request was read by the server: it may go to another one."""
 
 
@@ -51,7 +51,7 @@ class Answer:
         return self.headers.get("content-type", "")
 
     @property
-    def json(self) -> bool:
+    def has_json_body(self) -> bool:
         """The body is JSON, whatever it says of itself."""
         if not self.whole or not self.body:
             return False
@@ -62,19 +62,19 @@ class Answer:
         return True
 
     @property
-    def secret(self) -> bool:
+    def quotes_key(self) -> bool:
         """The body quotes Shoal's key: no client and no log may have it."""
         return len(self.key) >= SHORTEST_SECRET and self.key in self.body.replace(b"\\/", b"/")
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """What the server says went wrong, on one line; "" where it says nothing, or what nobody else may read."""
-        return "" if self.secret else self.own_words
+        return "" if self.quotes_key else self.raw_message
 
     @cached_property
-    def own_words(self) -> str:
+    def raw_message(self) -> str:
         """The same, secret or not: to be understood, not to be told."""
-        if len(self.body) <= LARGEST_WORDS and self.json:
+        if len(self.body) <= LARGEST_WORDS and self.has_json_body:
             text = self._message()
         else:
             text = "" if "html" in self.content_type else self.body[:LARGEST_WORDS].decode(errors="replace")
@@ -82,11 +82,11 @@ class Answer:
 
     def _message(self) -> str:
         try:
-            return self._told()
+            return self._decode_message()
         except RecursionError:
             return ""
 
-    def _told(self) -> str:
+    def _decode_message(self) -> str:
         body = msgspec.json.decode(self.body)
         for name in ("error", "detail", "message"):
             if isinstance(body, dict) and body.get(name):
@@ -126,7 +126,7 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
 
 
-def refused_key(answer: Answer, where: str) -> UpstreamFailed | None:
+def rejected_key_error(answer: Answer, where: str) -> UpstreamFailed | None:
     """The error for a server that does not take Shoal's own key, which is the operator's matter and none of the
     client's. The server's words stay here: they may quote the key."""
     if answer.status not in (401, 403):
@@ -137,9 +137,9 @@ def refused_key(answer: Answer, where: str) -> UpstreamFailed | None:
     )
 
 
-def said(answer: Answer) -> str:
+def quote_message(answer: Answer) -> str:
     """The server's words in brackets, after a space; "" where it has none."""
-    return f" ({answer.words})" if answer.words else ""
+    return f" ({answer.message})" if answer.message else ""
 
 
 def transport_error(error: Exception, where: str) -> TransportFailed:
@@ -147,13 +147,13 @@ def transport_error(error: Exception, where: str) -> TransportFailed:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     words = " ".join(str(cause).split())[:LONGEST_WORDS] or type(error).__name__
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return Unreached(
+        return RequestNotSent(
             f"no TLS connection to {where}: check its certificate, and whether its port speaks TLS ({words})"
         )
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return Unreached(f"{where} does not answer: check its address and that it runs")
+        return RequestNotSent(f"{where} does not answer: check its address and that it runs")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return Unreached(f"{where} is not reachable: check its address and that it runs ({words})")
+        return RequestNotSent(f"{where} is not reachable: check its address and that it runs ({words})")
     if isinstance(error, aiohttp.ClientPayloadError):  # whose own words quote the parser's, and a status 400
         words = "it ended in the middle of the answer"
     return TransportFailed(f"the connection to {where} broke: send the request again ({words})")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import aiohttp
 from multidict import CIMultiDictProxy
 
-from shoal.backends.base.http_answer import Answer, Unreached, transport_error
+from shoal.backends.base.http_answer import Answer, RequestNotSent, transport_error
 from shoal.errors import ConfigError, DeadlineExceeded, UpstreamFailed
 
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -60,7 +60,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
-def bytes_of(numbers: int) -> int:
+def bytes_for_numbers(numbers: int) -> int:
     """The largest answer that holds so many numbers in JSON."""
     return SPARE_BYTES + NUMBER_BYTES * numbers
 
@@ -84,12 +84,12 @@ class Response:
     async def pieces(self) -> AsyncGenerator[bytes]:
         """Whatever is there, as soon as something is, until the body ends. Raises TransportFailed and
         DeadlineExceeded."""
-        while data := await _in_time(self._response.content.readany(), self._deadline, self._where):
+        while data := await _with_deadline(self._response.content.readany(), self._deadline, self._where):
             yield data
 
-    async def whole(self, most: int) -> Answer:
+    async def read_all(self, most: int) -> Answer:
         """The answer with at most `most` bytes of its body."""
-        return await _in_time(self.read(most), self._deadline, self._where)
+        return await _with_deadline(self.read(most), self._deadline, self._where)
 
     async def read(self, most: int) -> Answer:
         """The same, for a caller who watches the time and understands aiohttp's errors."""
@@ -135,20 +135,20 @@ class Client:
     async def get(self, path: str, deadline: float) -> Answer:
         """Raises TransportFailed and DeadlineExceeded, UpstreamFailed for an answer that cannot be read, or one of
         status 200 over MAX_CARD_BYTES. Of any other only MAX_ERROR_BYTES are read."""
-        return await _in_time(self._exchanged("GET", path, b"", deadline, MAX_CARD_BYTES), deadline, self.base)
+        return await _with_deadline(self._exchange("GET", path, b"", deadline, MAX_CARD_BYTES), deadline, self.base)
 
     async def post(self, path: str, body: bytes, deadline: float, *, most: int | None = None) -> Answer:
-        """As `get`. `most`: the bytes that were asked for at most, as `bytes_of` says; MAX_ANSWER_BYTES without."""
+        """As `get`. `most`: the bytes that were asked for at most, as `bytes_for_numbers` says; MAX_ANSWER_BYTES without."""
         most = MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES)
-        return await _in_time(self._exchanged("POST", path, body, deadline, most), deadline, self.base)
+        return await _with_deadline(self._exchange("POST", path, body, deadline, most), deadline, self.base)
 
-    async def _exchanged(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
+    async def _exchange(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
         response = await self._request(method, path, body, deadline, "")
-        made = self._made(response, deadline)
+        made = self._wrap_response(response, deadline)
         try:
             answer = await made.read(most if made.status == 200 else MAX_ERROR_BYTES)
         finally:
-            _left(response)
+            _close_response(response)
         if made.status == 200 and not answer.whole:
             raise UpstreamFailed(
                 f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
@@ -157,26 +157,26 @@ class Client:
         return answer
 
     @asynccontextmanager
-    async def opened(
+    async def open_response(
         self, method: str, path: str, *, body: bytes = b"", deadline: float, request_id: str = ""
     ) -> AsyncIterator[Response]:
         """The answer, once its headers are there. Left before its end, it closes the connection, unless it was said to
         be over: then its end has END_S to come."""
         sending = self._request(method, path, body, deadline, request_id)
-        response = await _in_time(sending, deadline, self.base)
-        made = self._made(response, deadline)
+        response = await _with_deadline(sending, deadline, self.base)
+        made = self._wrap_response(response, deadline)
         try:
             yield made
         finally:
             if made.over and not self._closed and not response.content.is_eof():
-                task = asyncio.create_task(_ended(response), name=f"the end of an answer of {self.base}")
+                task = asyncio.create_task(_drain_response(response), name=f"the end of an answer of {self.base}")
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
                 task.add_done_callback(lambda _: response.close())
             else:
-                _left(response)
+                _close_response(response)
 
-    def _made(self, response: aiohttp.ClientResponse, deadline: float) -> Response:
+    def _wrap_response(self, response: aiohttp.ClientResponse, deadline: float) -> Response:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             response.close()
@@ -195,11 +195,11 @@ class Client:
     ) -> aiohttp.ClientResponse:
         while True:
             if self._closed:
-                raise Unreached(f"the connection to {self.base} is closed: send the request again")
+                raise RequestNotSent(f"the connection to {self.base} is closed: send the request again")
             began = time.monotonic()
             if deadline <= began:
                 raise DeadlineExceeded(f"the request's deadline passed before it was sent to {self.base}")
-            use = _Use()
+            use = _ConnectionUse()
             _use.set(use)
             try:
                 return await self._session.request(
@@ -220,7 +220,7 @@ class Client:
                 raise transport_error(error, self.base) from error
 
 
-async def _in_time(work: Coroutine[Any, Any, T], deadline: float, where: str) -> T:
+async def _with_deadline(work: Coroutine[Any, Any, T], deadline: float, where: str) -> T:
     """Raises DeadlineExceeded at the deadline, and TransportFailed for aiohttp's errors."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
@@ -231,14 +231,14 @@ async def _in_time(work: Coroutine[Any, Any, T], deadline: float, where: str) ->
         raise transport_error(error, where) from error
 
 
-def _left(response: aiohttp.ClientResponse) -> None:
+def _close_response(response: aiohttp.ClientResponse) -> None:
     """Close its connection. One that was read to its end has given it back already: aiohttp would make an error of it
     for a reader that nobody is."""
     if not response.closed:
         response.close()
 
 
-async def _ended(response: aiohttp.ClientResponse) -> None:
+async def _drain_response(response: aiohttp.ClientResponse) -> None:
     """Read what is left of a body that nobody wants, so that its connection is not closed without need."""
     try:
         async with asyncio.timeout(END_S):
@@ -248,14 +248,14 @@ async def _ended(response: aiohttp.ClientResponse) -> None:
         pass
 
 
-class _Use:
+class _ConnectionUse:
     """Whether the connection that a request goes over is `new`. aiohttp's tracing would tell as well, for thirty calls
     of Python more in each request."""
 
     new = False
 
 
-_use: ContextVar[_Use] = ContextVar("the use of a connection")
+_use: ContextVar[_ConnectionUse] = ContextVar("the use of a connection")
 
 
 def _new_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -7,7 +7,7 @@ from typing import Any
 from shoal.core.protocols import Tensors
 
 
-def items_of(inputs: Tensors) -> list[Any]:
+def to_items(inputs: Tensors) -> list[Any]:
     """Texts, lists of ids, or pairs of texts, of "text" and, where there is one, "pair": object arrays [rows]."""
     texts: list[Any] = inputs["text"].tolist()
     if "pair" not in inputs:

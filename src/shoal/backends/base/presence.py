@@ -44,7 +44,7 @@ class Presence:
 
     def start(self, *, look_s: float, again_s: float) -> None:
         """Begin to watch, once: with `look_s` between looks at a server that is well, `again_s` at one that is not."""
-        self._task = asyncio.create_task(self._keep(look_s, again_s), name=f"watch {self._name}")
+        self._task = asyncio.create_task(self._watch(look_s, again_s), name=f"watch {self._name}")
 
     def __enter__(self) -> None:
         if self._closed:
@@ -53,12 +53,12 @@ class Presence:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, TransportFailed):
-            self.lost(error)
+            self.mark_lost(error)
         self._running -= 1
         if not self._running:
             self._idle.set()
 
-    def lost(self, error: ShoalError) -> None:
+    def mark_lost(self, error: ShoalError) -> None:
         """It is out of service, and looked at now."""
         if self.ready:
             self._logger.warning("%s is out of service: %s", self._name, error.message)
@@ -77,7 +77,7 @@ class Presence:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _keep(self, look_s: float, again_s: float) -> None:
+    async def _watch(self, look_s: float, again_s: float) -> None:
         missed = 0
         while True:
             await self._pause(look_s if self.ready and not missed else again_s)
@@ -92,7 +92,7 @@ class Presence:
                 missed += 1
                 if self.ready:
                     if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
-                        self.lost(error)
+                        self.mark_lost(error)
                 elif error.message != self.reason:
                     # One that is away stays so in one breath or another; one that came back and is kept out is news.
                     if not isinstance(error, TransportFailed):
@@ -100,7 +100,7 @@ class Presence:
                     self.reason = error.message
             except Exception as error:  # a bug here must not end the watch: the model would never come back
                 self._logger.exception("watching %s failed in an unforeseen way", self._name)
-                self.lost(InternalError(f"watching the server failed: {error!r}"))
+                self.mark_lost(InternalError(f"watching the server failed: {error!r}"))
 
     async def _pause(self, seconds: float) -> None:
         """Sleep; a request that loses the server while it serves ends it."""

@@ -8,7 +8,7 @@ BYTES_PER_TOKEN = 4
 """For usage where the server does not count."""
 
 
-def divided(total: int, sizes: Sequence[int]) -> list[int]:
+def split_proportionally(total: int, sizes: Sequence[int]) -> list[int]:
     """`total` in parts as large as the sizes are to each other; their sum is `total`."""
     whole = sum(sizes) or 1
     parts: list[int] = []
@@ -22,6 +22,6 @@ def divided(total: int, sizes: Sequence[int]) -> list[int]:
     return parts
 
 
-def size_of(text: str) -> int:
+def utf8_size(text: str) -> int:
     """Bytes in UTF-8."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -21,11 +21,11 @@ def check_width(presence: Presence, found: int, expected: int, where: str) -> No
         " it under a name of its own, or load the model again"
     )
     if presence.ready:  # others may have a replica that is right; this one is asked before it serves again
-        presence.lost(error)
+        presence.mark_lost(error)
     raise error
 
 
-def cut(rows: Vectors, dimensions: int | None, *, normalize: bool) -> Vectors:
+def cut_vectors(rows: Vectors, dimensions: int | None, *, normalize: bool) -> Vectors:
     """Rows of `dimensions`, of a server that does not cut them itself: as those do that can."""
     if dimensions is None or rows.shape[1] <= dimensions:
         return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.backends.base.backend import Backend, Target
-from shoal.core.lifecycle.loading import Report
+from shoal.core.lifecycle.loading import ProgressReporter
 from shoal.core.protocols import Runner
 from shoal.models.address import Address
 
@@ -17,7 +17,7 @@ class FakeBackend(Backend):
 
         FakeScript.parse(dict(address.options))
 
-    async def open(self, target: Target, report: Report) -> Runner:
+    async def open(self, target: Target, report: ProgressReporter) -> Runner:
         from shoal.backends.fake.open import open_fake
 
         return open_fake(target, self.resources)

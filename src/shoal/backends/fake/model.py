@@ -1,7 +1,7 @@
 """A scripted model, shipped so that anybody can try overload, failure and cancellation without a real one.
 
 Its vector is a function of the words that the engine received, computed from the padded tensors: a row that went to
-the wrong caller, lost its mask or its order shows at once (`vector_of` says what the right one is). Its generation
+the wrong caller, lost its mask or its order shows at once (`compute_vector` says what the right one is). Its generation
 repeats the words of the prompt.
 """
 
@@ -26,7 +26,7 @@ from shoal.core.protocols import (
     Row,
     Tensors,
     VectorSet,
-    Work,
+    WorkWeight,
 )
 from shoal.errors import (
     AddressError,
@@ -42,7 +42,7 @@ from shoal.errors import (
 )
 from shoal.types import (
     Array,
-    Batched,
+    BatchTask,
     Context,
     Embed,
     Image,
@@ -81,7 +81,7 @@ class FakeScript:
     more than `memory_tokens` padded tokens run out of memory. `token_ms` is the pace of generated words. `vectors`: the
     kinds that it gives, joined by "+". `labels` above 0 makes it a classifier of so many labels, a reranker where it is
     one, instead of a model that embeds and talks. `images` 1: it takes pictures too, each of which is one word, see
-    `word_of`; their bytes are not looked at.
+    `image_word`; their bytes are not looked at.
     """
 
     delay_ms: float = 0.0
@@ -137,31 +137,31 @@ def word_id(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % (2**31 - 1) + 1
 
 
-def vector_of(ids: Sequence[int], dimension: int) -> Array:
+def compute_vector(ids: Sequence[int], dimension: int) -> Array:
     """The vector of a token sequence: float32 [dimension], each value a byte of the hash of the ids."""
     seed = np.asarray(ids, dtype="<i8").tobytes()
     digest = hashlib.shake_128(seed).digest(dimension)
     return np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
 
 
-def word_of(picture: Image) -> str:
+def image_word(picture: Image) -> str:
     """The word that a picture is to the fake model: of its bytes."""
     return f"picture-{hashlib.sha256(picture.data).hexdigest()}"
 
 
-def tokens_of(item: Item) -> list[int]:
+def tokenize_item(item: Item) -> list[int]:
     """The fake tokenizer: a text's words, or the ids as they are; of a pair, both texts' words with "|" between."""
     if isinstance(item, Image):
-        item = word_of(item)
+        item = image_word(item)
     if isinstance(item, tuple):
         item = " | ".join(item)
     return [word_id(word) for word in item.split()] if isinstance(item, str) else list(item)
 
 
-def scores_of(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
-    """The scores of a token sequence, float32 [labels]: `vector_of` its ids, scaled to -4..4, as they are, or under a
+def compute_scores(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
+    """The scores of a token sequence, float32 [labels]: `compute_vector` its ids, scaled to -4..4, as they are, or under a
     sigmoid (one label) or a softmax."""
-    logits: Array = (vector_of(ids, labels) - 128) / 32
+    logits: Array = (compute_vector(ids, labels) - 128) / 32
     if raw:
         return logits
     if labels == 1:
@@ -185,10 +185,10 @@ class FakePipeline:
         self._labels = script.labels
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "usual"
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         most = self._dimension
         if isinstance(task, Embed) and task.dimensions is not None and not 1 <= task.dimensions <= most:
             raise InvalidValue(f"dimensions must be between 1 and {most}", param="dimensions")
@@ -201,17 +201,17 @@ class FakePipeline:
         size = len(item) if isinstance(item, str) else sum(map(len, item))
         return min(size // 3, MAX_TOKENS) + 1
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
         return [self._prepare(task, item) for task, item in items]
 
-    def _prepare(self, task: Batched, item: Item) -> Prepared | ShoalError:
-        ids = tokens_of(item)
+    def _prepare(self, task: BatchTask, item: Item) -> Prepared | ShoalError:
+        ids = tokenize_item(item)
         if any(not 0 < token < 2**31 for token in ids):
             return InvalidValue("token ids must be between 1 and 2147483647", param="input")
         if len(ids) > MAX_TOKENS and task.truncate is False:
             return TooLong(f"the input has {len(ids)} tokens, the model takes at most {MAX_TOKENS}", param="input")
         kept = (ids[:MAX_TOKENS] if task.truncation_direction == "right" else ids[-MAX_TOKENS:]) or [word_id("")]
-        asked: Any = task.raw_scores if not isinstance(task, Embed) else _Vectors.asked(task)
+        asked: Any = task.raw_scores if not isinstance(task, Embed) else _VectorOptions.from_task(task)
         return Prepared(
             tensors={"ids": np.asarray(kept, dtype=np.int64)},
             cost=len(kept),
@@ -235,14 +235,14 @@ class FakePipeline:
         for row, item in zip(outputs["embedding"], batch, strict=False):
             if not np.isfinite(row).all():
                 rows.append(NotFinite("the model answered NaN for this input"))
-            elif isinstance(item.extra, _Vectors):
-                rows.append(item.extra.of(row, item.tensors["ids"].tolist()))
+            elif isinstance(item.extra, _VectorOptions):
+                rows.append(item.extra.select(row, item.tensors["ids"].tolist()))
             else:
-                rows.append(scores_of(item.tensors["ids"].tolist(), self._labels, raw=item.extra))
+                rows.append(compute_scores(item.tensors["ids"].tolist(), self._labels, raw=item.extra))
         return rows
 
 
-class _Vectors(NamedTuple):
+class _VectorOptions(NamedTuple):
     """What a task asks of its vectors."""
 
     dimensions: int | None
@@ -250,15 +250,15 @@ class _Vectors(NamedTuple):
     kinds: tuple[VectorKind, ...]
 
     @classmethod
-    def asked(cls, task: Embed) -> _Vectors:
+    def from_task(cls, task: Embed) -> _VectorOptions:
         return cls(task.dimensions, task.normalize, task.outputs)
 
-    def of(self, row: Array, ids: list[int]) -> Row:
+    def select(self, row: Array, ids: list[int]) -> Row:
         cut = row[: self.dimensions]
         dense = cut / max(float(np.linalg.norm(cut)), 1e-12) if self.normalize else cut
         if self.kinds == ("dense",):
             return dense
-        words = np.stack([vector_of([word], row.shape[0]) for word in ids])
+        words = np.stack([compute_vector([word], row.shape[0]) for word in ids])
         indices, counts = np.unique(np.asarray(ids, dtype=np.int32), return_counts=True)
         return VectorSet(
             dense=dense if "dense" in self.kinds else None,
@@ -269,7 +269,7 @@ class _Vectors(NamedTuple):
 
 
 class FakeEngine:
-    """Computes `vector_of` of each unpadded row after the scripted time.
+    """Computes `compute_vector` of each unpadded row after the scripted time.
 
     `online` and `broken` are switches for whoever tries a failure; `batches` keeps the (items, length) of each call.
     """
@@ -326,7 +326,7 @@ class FakeEngine:
         finally:
             self.running -= 1
         self._fail_as_scripted(ids)
-        rows = np.stack([vector_of(row[row > 0].tolist(), self._script.dimension) for row in ids])
+        rows = np.stack([compute_vector(row[row > 0].tolist(), self._script.dimension) for row in ids])
         rows[(ids == self._words["nan"]).any(axis=1)] = np.nan
         return {"embedding": rows}
 
@@ -341,16 +341,16 @@ class FakeEngine:
             raise OutOfMemory(f"{ids.size} tokens do not fit")
 
 
-CONVERSATION = "{{ messages[-1].content }}"
+CHAT_TEMPLATE = "{{ messages[-1].content }}"
 """The chat template of a fake model: it hears the last message alone."""
 
-HONOURED = frozenset(
+SUPPORTED_PARAMETERS = frozenset(
     {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"}
     | {"logit_bias", "logprobs"}
 )
 
 
-class FakeTalker:
+class FakeGenerator:
     """Repeats the prompt's words, one piece a word, up to `max_tokens`; round and round where `min_tokens` asks for
     more than it has. The word `poison` fails there without a reason, a prompt holding `reject` is refused.
 
@@ -364,7 +364,7 @@ class FakeTalker:
         self.closed = 0
         self.running = 0
         self._script = script
-        self._facts = GeneratorFacts(name=name, parameters=HONOURED, adapters=("loud",))
+        self._facts = GeneratorFacts(name=name, parameters=SUPPORTED_PARAMETERS, adapters=("loud",))
 
     @property
     def facts(self) -> GeneratorFacts:

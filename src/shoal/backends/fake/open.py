@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shoal.backends.base.backend import Resources, Target
-from shoal.backends.base.chat_pipeline import chat_pipeline
-from shoal.backends.fake.model import CONVERSATION, FakeEngine, FakePipeline, FakeScript, FakeTalker
-from shoal.core.lane_runner import BatchedRunner
+from shoal.backends.base.chat_pipeline import load_chat_pipeline
+from shoal.backends.fake.model import CHAT_TEMPLATE, FakeEngine, FakeGenerator, FakePipeline, FakeScript
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.protocols import ModelFacts, Runner
-from shoal.core.routing import ByTask
+from shoal.core.routing import TaskRouter
 from shoal.specs import ContrastSpec
 from shoal.types import TaskKind
 
@@ -17,7 +17,7 @@ def open_fake(target: Target, resources: Resources) -> Runner:
     scripts = [FakeScript.parse(dict(address.options)) for address in target.addresses]
     script = scripts[0]
     engines = [FakeEngine(one, f"fake-{number}") for number, one in enumerate(scripts)]
-    talkers = [FakeTalker(one, f"fake-{number}") for number, one in enumerate(scripts)]
+    talkers = [FakeGenerator(one, f"fake-{number}") for number, one in enumerate(scripts)]
     if script.labels:
         tasks: tuple[TaskKind, ...] = ("rerank", "classify") if script.labels == 1 else ("classify",)
         scores = ModelFacts(
@@ -29,7 +29,7 @@ def open_fake(target: Target, resources: Resources) -> Runner:
             labels=script.label_names,
             modalities=script.modalities,
         )
-        return BatchedRunner(resources.lane(target, FakePipeline(script), engines, scores), scores)
+        return LaneRunner(resources.lane(target, FakePipeline(script), engines, scores), scores)
     embeds = ModelFacts(
         source="fake",
         backend="fake",
@@ -41,6 +41,6 @@ def open_fake(target: Target, resources: Resources) -> Runner:
         contrast=ContrastSpec(scale=10.0) if script.images else None,
     )
     talks = ModelFacts(source="fake", backend="fake", tasks=("generate",), adapters=talkers[0].facts.adapters)
-    pipeline = chat_pipeline(None, target.settings, template=CONVERSATION)
+    pipeline = load_chat_pipeline(None, target.settings, template=CHAT_TEMPLATE)
     lane = resources.lane(target, FakePipeline(script), engines, embeds)
-    return ByTask([BatchedRunner(lane, embeds), resources.generation(target, pipeline, talkers, talks)])
+    return TaskRouter([LaneRunner(lane, embeds), resources.generation(target, pipeline, talkers, talks)])

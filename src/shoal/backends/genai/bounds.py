@@ -14,19 +14,19 @@ from typing import Any
 from shoal.errors import InvalidValue
 from shoal.types import Guide
 
-NESTED = 10_000
+MAX_NESTED_REPEATS = 10_000
 """The product of repeats that lie in one another."""
 
-LONGEST = 100_000
+MAX_REPEAT = 100_000
 """One repeat, and each of a schema's upper limits."""
 
-LEAST = 10_000
+MAX_LOWER_LIMIT = 10_000
 """Each of a schema's lower limits: so much must be written."""
 
-ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 """Values of one enum, members of one list."""
 
-DEPTH = 100
+MAX_DEPTH = 100
 """Parentheses, or lists and objects of a schema, in one another."""
 
 _UPPER = ("maxLength", "maxItems", "maxProperties", "maxContains")
@@ -46,26 +46,26 @@ def check(guide: Guide) -> None:
     """Raises InvalidValue, of the field by which the client called the guide."""
     try:
         if guide.kind == "regex":
-            _regex(guide.value)
+            _check_regex(guide.value)
         elif guide.kind == "grammar":
-            _Grammar(guide.value).check()
+            _GrammarRules(guide.value).check()
         elif guide.kind in ("json_schema", "structural_tag"):
-            _schema(guide.value)
+            _check_schema(guide.value)
     except RecursionError:
-        raise _refused(f"it is nested more than {DEPTH} deep: make it flatter", guide.field) from None
+        raise _too_large_error(f"it is nested more than {MAX_DEPTH} deep: make it flatter", guide.field) from None
     except InvalidValue as error:
-        raise _refused(error.message, guide.field) from None
+        raise _too_large_error(error.message, guide.field) from None
 
 
-def _refused(reason: str, field: str) -> InvalidValue:
+def _too_large_error(reason: str, field: str) -> InvalidValue:
     return InvalidValue(f"the form asked of the answer is too large: {reason}", param=field)
 
 
-def _regex(text: str) -> None:
-    _largest(_REGEX.finditer(text), {})
+def _check_regex(text: str) -> None:
+    _max_repeat_product(_REGEX.finditer(text), {})
 
 
-def _largest(tokens: Iterator[re.Match[str]], weights: dict[str, int]) -> int:
+def _max_repeat_product(tokens: Iterator[re.Match[str]], weights: dict[str, int]) -> int:
     """The largest product of nested repeats. `weights`: that of each name. Raises InvalidValue where it is too large.
 
     What cannot be read is counted as once: the library will refuse it.
@@ -74,8 +74,8 @@ def _largest(tokens: Iterator[re.Match[str]], weights: dict[str, int]) -> int:
     for token in tokens:
         text = token[0]
         if text == "(":
-            if len(levels) > DEPTH:
-                raise InvalidValue(f"it is nested more than {DEPTH} deep: make it flatter")
+            if len(levels) > MAX_DEPTH:
+                raise InvalidValue(f"it is nested more than {MAX_DEPTH} deep: make it flatter")
             levels.append(1)
             last = 1
         elif text == ")":
@@ -83,10 +83,10 @@ def _largest(tokens: Iterator[re.Match[str]], weights: dict[str, int]) -> int:
             levels[-1] = max(levels[-1], last)
         elif token["comma"] is not None and (token["least"] or token["most"]):
             bound = max(1, _number(token["most"] or token["least"]))
-            limit = NESTED if last > 1 and bound > 1 else LONGEST
+            limit = MAX_NESTED_REPEATS if last > 1 and bound > 1 else MAX_REPEAT
             last *= bound
             if last > limit:
-                what = "repeats in one another come to" if limit == NESTED else "a repeat of"
+                what = "repeats in one another come to" if limit == MAX_NESTED_REPEATS else "a repeat of"
                 raise InvalidValue(f"{what} {last} and at most {limit} are possible; repeat less, or use * or +")
             levels[-1] = max(levels[-1], last)
         elif text not in "?*+" and not text.isspace():
@@ -99,7 +99,7 @@ def _number(digits: str) -> int:
     return int(digits) if len(digits) <= _DIGITS else 10**_DIGITS
 
 
-class _Grammar:
+class _GrammarRules:
     """Rules that count as often as they are repeated where they are named."""
 
     def __init__(self, text: str) -> None:
@@ -119,11 +119,11 @@ class _Grammar:
             for token in _EBNF.finditer(body):
                 if token["name"] in self._bodies:
                     self._weigh(token["name"])
-            self._weights[name] = _largest(_EBNF.finditer(body), self._weights)
+            self._weights[name] = _max_repeat_product(_EBNF.finditer(body), self._weights)
         return self._weights[name]
 
 
-def _schema(text: str) -> None:
+def _check_schema(text: str) -> None:
     try:
         schema = json.loads(text)
     except ValueError:  # the library refuses it, and says where it goes wrong
@@ -131,28 +131,30 @@ def _schema(text: str) -> None:
     waiting: list[tuple[Any, int]] = [(schema, 0)]
     while waiting:
         node, depth = waiting.pop()
-        if depth > DEPTH:
-            raise InvalidValue(f"it is nested more than {DEPTH} deep: make it flatter")
+        if depth > MAX_DEPTH:
+            raise InvalidValue(f"it is nested more than {MAX_DEPTH} deep: make it flatter")
         if isinstance(node, dict):
-            _node(node)
+            _check_node(node)
             waiting += [(value, depth + 1) for value in node.values()]
         elif isinstance(node, list):
-            if len(node) > ENTRIES:
-                raise InvalidValue(f"a list of {len(node)} members, and at most {ENTRIES} are possible; offer fewer")
+            if len(node) > MAX_ENTRIES:
+                raise InvalidValue(
+                    f"a list of {len(node)} members, and at most {MAX_ENTRIES} are possible; offer fewer"
+                )
             waiting += [(value, depth + 1) for value in node]
 
 
-def _node(node: dict[str, Any]) -> None:
+def _check_node(node: dict[str, Any]) -> None:
     """One object of a schema, or of a structural tag, whose parts are called as in a schema."""
-    for names, limit in ((_UPPER, LONGEST), (_LOWER, LEAST)):
+    for names, limit in ((_UPPER, MAX_REPEAT), (_LOWER, MAX_LOWER_LIMIT)):
         for name in names:
             value = node.get(name)
             if isinstance(value, int | float) and value > limit:
                 raise InvalidValue(f"{name} is {value} and at most {limit} is possible; lower it, or leave it out")
     if isinstance(node.get("pattern"), str):
-        _regex(node["pattern"])
+        _check_regex(node["pattern"])
     if isinstance(node.get("grammar"), str):
-        _Grammar(node["grammar"]).check()
+        _GrammarRules(node["grammar"]).check()
     if isinstance(node.get("patternProperties"), dict):
         for pattern in node["patternProperties"]:
-            _regex(pattern)
+            _check_regex(pattern)

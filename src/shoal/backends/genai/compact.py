@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shoal.backends.genai.spelling import literals
+from shoal.backends.genai.spelling import to_literals
 
-_NOTES = frozenset(
+_ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"$schema", "$id", "$comment", "$defs", "definitions"}
 )
@@ -37,15 +37,15 @@ _SCALARS = frozenset({"integer", "number", "boolean", "null"})
 OBJECT = f"root ::= object\n{_RULES}"
 
 
-class _Left(Exception):
+class _LeftToLibrary(Exception):
     """The schema has something that is left to the library."""
 
 
-def grammar(schema: str) -> str | None:
+def write_grammar(schema: str) -> str | None:
     """The grammar of a schema, None where it is left to the library."""
     try:
         return _Writer(json.loads(schema)).write()
-    except (_Left, ValueError, TypeError, LookupError, RecursionError):
+    except (_LeftToLibrary, ValueError, TypeError, LookupError, RecursionError):
         return None  # what is wrong with it, the library says
 
 
@@ -69,20 +69,20 @@ class _Writer:
         if node is True:
             return "value"
         if not isinstance(node, dict):
-            raise _Left
-        keys = node.keys() - _NOTES
+            raise _LeftToLibrary
+        keys = node.keys() - _ANNOTATIONS
         if not keys:
             return "value"
         if keys == {"$ref"}:
             return self._reference(node["$ref"])
         for key in ("anyOf", "oneOf"):
             if keys == {key} and isinstance(node[key], list) and node[key]:
-                return self._either([self._expression(each) for each in node[key]])
+                return self._alternatives([self._expression(each) for each in node[key]])
         if keys <= {"enum", "const", "type"} and keys & {"enum", "const"}:
             return self._constants(node["enum"] if "enum" in keys else [node["const"]])
         kind = node.get("type")
         if isinstance(kind, list) and kind:
-            return self._either([self._expression(node | {"type": each}) for each in kind])
+            return self._alternatives([self._expression(node | {"type": each}) for each in kind])
         if kind in _SCALARS and keys == {"type"}:
             return str(kind)
         if kind == "string":
@@ -91,15 +91,15 @@ class _Writer:
             return self._array(node, keys)
         if kind == "object":
             return self._object(node, keys)
-        raise _Left
+        raise _LeftToLibrary
 
-    def _either(self, choices: list[str]) -> str:
+    def _alternatives(self, choices: list[str]) -> str:
         return self._rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
 
     def _reference(self, pointer: Any) -> str:
         """The rule of what a reference points to, which may be itself within it."""
         if not isinstance(pointer, str) or not pointer.startswith("#"):
-            raise _Left
+            raise _LeftToLibrary
         if pointer not in self._named:
             node = self._schema
             for part in pointer.removeprefix("#").split("/")[1:]:
@@ -111,19 +111,19 @@ class _Writer:
 
     def _constants(self, values: Any) -> str:
         if not isinstance(values, list) or not values or any(isinstance(each, dict | list) for each in values):
-            raise _Left
-        return self._either([literals(json.dumps(each, ensure_ascii=False)) for each in values])
+            raise _LeftToLibrary
+        return self._alternatives([to_literals(json.dumps(each, ensure_ascii=False)) for each in values])
 
     def _string(self, node: dict[str, Any], keys: Any) -> str:
         if not keys <= {"type", "minLength", "maxLength"}:
-            raise _Left
+            raise _LeftToLibrary
         if keys == {"type"}:
             return "string"
         return self._rule(f'"\\"" char{_repeat(node.get("minLength", 0), node.get("maxLength"))} "\\""')
 
     def _array(self, node: dict[str, Any], keys: Any) -> str:
         if not keys <= {"type", "items", "minItems", "maxItems"}:
-            raise _Left
+            raise _LeftToLibrary
         item = self._expression(node.get("items", True))
         least, most = node.get("minItems", 0), node.get("maxItems")
         if most == 0 and least == 0:
@@ -135,17 +135,17 @@ class _Writer:
     def _object(self, node: dict[str, Any], keys: Any) -> str:
         """Members in the order of `properties`; others only where none are named."""
         if not keys <= {"type", "properties", "required", "additionalProperties"}:
-            raise _Left
+            raise _LeftToLibrary
         properties, required = node.get("properties", {}), node.get("required", [])
         more = node.get("additionalProperties")
         if not isinstance(properties, dict) or not isinstance(required, list) or set(required) - properties.keys():
-            raise _Left
+            raise _LeftToLibrary
         if not properties:
             return self._map(more)
         if more not in (None, False):
-            raise _Left
+            raise _LeftToLibrary
         members = [
-            (f"{literals(json.dumps(name, ensure_ascii=False))} colon {self._expression(each)}", name in required)
+            (f"{to_literals(json.dumps(name, ensure_ascii=False))} colon {self._expression(each)}", name in required)
             for name, each in properties.items()
         ]
         return self._rule(f'"{{" {self._members(members)} "}}"')
@@ -170,7 +170,7 @@ class _Writer:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _Left
+        raise _LeftToLibrary
     return value
 
 
@@ -178,5 +178,5 @@ def _repeat(least: Any, most: Any) -> str:
     if most is None:
         return f"{{{_count(least)},}}" if least else "*"
     if _count(most) < _count(least):
-        raise _Left
+        raise _LeftToLibrary
     return f"{{{least},{most}}}"

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.backends.genai.messages import LENGTH, Verdict
-from shoal.backends.genai.process import spawned
+from shoal.backends.genai.process import spawn_process
 from shoal.decoding import msgpack_decoder
 from shoal.errors import Crashed, InvalidValue, Overloaded, TransportFailed
 from shoal.types import Guide
@@ -35,17 +35,17 @@ GRACE_S = 1.0
 OPEN_S = 60.0
 """How long the process may take to be ready: a large vocabulary takes seconds."""
 
-WAITING = 64
+MAX_WAITING = 64
 """Guides that are tried or wait for it."""
 
-KEPT = 256
+MAX_REMEMBERED = 256
 """Guides whose trial is remembered, with what came of it."""
 
-REFUSED_S = 60.0
+REJECTION_TTL_S = 60.0
 """How long a refusal stands: it may have been the load of the machine that made a trial slow."""
 
 
-class Trials:
+class GuideChecker:
     """Of one model. `path`: as it was opened; `prepare` is awaited with each guide that passed, before the first
     request gets it."""
 
@@ -62,9 +62,9 @@ class Trials:
         self._prepare = prepare
         self._limit_s = LIMIT_S if limit_s is None else limit_s
         self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        self._running: dict[bytes, _Running] = {}
+        self._running: dict[bytes, _PendingTrial] = {}
         self._turn = asyncio.Lock()
-        self._child: asyncio.Task[_Child] | None = None
+        self._child: asyncio.Task[_TrialProcess] | None = None
         self._closed = False
         self.size = 0
         """Bytes that the guides which passed take in the model's process, which keeps them."""
@@ -86,23 +86,23 @@ class Trials:
         key = hashlib.sha256(f"{guide.kind}\0{guide.value}".encode()).digest()
         refused, until = self._known.get(key, ("", 0.0))
         if until < asyncio.get_running_loop().time():
-            refused = await self._result(key, guide)
+            refused = await self._await_trial(key, guide)
         else:
             self._known.move_to_end(key)
         if refused:
             raise InvalidValue(refused, param=guide.field)
 
-    async def _result(self, key: bytes, guide: Guide) -> str:
+    async def _await_trial(self, key: bytes, guide: Guide) -> str:
         """What came of the trial that all who ask for this guide share."""
         running = self._running.get(key)
         if running is None:
             if self._closed:
                 raise TransportFailed("the model was unloaded while it answered")
-            if len(self._running) >= WAITING:
+            if len(self._running) >= MAX_WAITING:
                 raise Overloaded("too many forms of answers are being compiled; try again", retry_after=self._limit_s)
-            running = self._running[key] = _Running()
-            running.task = asyncio.create_task(self._try(key, guide, running), name="guide")
-            running.task.add_done_callback(lambda task: self._ended(key, task))
+            running = self._running[key] = _PendingTrial()
+            running.task = asyncio.create_task(self._run_trial(key, guide, running), name="guide")
+            running.task.add_done_callback(lambda task: self._on_trial_done(key, task))
         running.waiting += 1
         try:
             return await asyncio.shield(running.task)
@@ -116,29 +116,29 @@ class Trials:
                 running.task.cancel()
                 self._running.pop(key, None)
 
-    def _ended(self, key: bytes, task: asyncio.Task[str]) -> None:
+    def _on_trial_done(self, key: bytes, task: asyncio.Task[str]) -> None:
         if not task.cancelled():
             task.exception()  # whoever waited for it has it; nobody may
         if key in self._running and self._running[key].task is task:
             del self._running[key]
 
-    async def _try(self, key: bytes, guide: Guide, running: _Running) -> str:
+    async def _run_trial(self, key: bytes, guide: Guide, running: _PendingTrial) -> str:
         async with self._turn:
             running.begun = True
-            verdict = await self._verdict(guide)
+            verdict = await self._get_verdict(guide)
             if not verdict.refused:
                 await self._prepare(guide)
                 self.size += verdict.size
-        stands_s = REFUSED_S if verdict.refused else math.inf
+        stands_s = REJECTION_TTL_S if verdict.refused else math.inf
         self._known[key] = verdict.refused, asyncio.get_running_loop().time() + stands_s
-        if len(self._known) > KEPT:
+        if len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
         return verdict.refused
 
-    async def _verdict(self, guide: Guide) -> Verdict:
-        child = await self._ready()
+    async def _get_verdict(self, guide: Guide) -> Verdict:
+        child = await self._ready_child()
         try:
-            verdict = await child.ask(guide, self._limit_s + GRACE_S)
+            verdict = await child.try_guide(guide, self._limit_s + GRACE_S)
         except (asyncio.IncompleteReadError, OSError, TimeoutError) as gone:
             await self._replace(child)
             late = isinstance(gone, TimeoutError) or child.process.returncode == -signal.SIGALRM
@@ -154,25 +154,25 @@ class Trials:
             await self._replace(child)
         return verdict
 
-    async def _ready(self) -> _Child:
+    async def _ready_child(self) -> _TrialProcess:
         """The process, which the first guide starts. Raises Crashed."""
         if self.pid is not None and self._child is not None:
             child = self._child.result()
             if child.process.returncode is not None:  # somebody ended it while it waited
                 await self._replace(child)
         if self._child is None:
-            self._child = asyncio.create_task(_Child.spawn(self._path, self._vocabulary, self._limit_s))
+            self._child = asyncio.create_task(_TrialProcess.spawn(self._path, self._vocabulary, self._limit_s))
         try:
             return await asyncio.shield(self._child)
         except Exception:  # whatever it was, the next guide tries again
             self._child = None
             raise
 
-    async def _replace(self, child: _Child) -> None:
+    async def _replace(self, child: _TrialProcess) -> None:
         """Start the next process at once: a large vocabulary takes it seconds."""
         await child.end()
         if not self._closed:
-            self._child = asyncio.create_task(_Child.spawn(self._path, self._vocabulary, self._limit_s))
+            self._child = asyncio.create_task(_TrialProcess.spawn(self._path, self._vocabulary, self._limit_s))
 
     async def aclose(self) -> None:
         """Who waits is cancelled, and the process is ended."""
@@ -186,11 +186,11 @@ class Trials:
             if not child.done():
                 child.cancel()
             (made,) = await asyncio.gather(child, return_exceptions=True)
-            if isinstance(made, _Child):
+            if isinstance(made, _TrialProcess):
                 await made.end()
 
 
-class _Running:
+class _PendingTrial:
     """A trial. `waiting`: who asked for it; `begun`: it is no longer in the queue."""
 
     task: asyncio.Task[str]
@@ -200,7 +200,7 @@ class _Running:
         self.begun = False
 
 
-class _Child:
+class _TrialProcess:
     """The process, and the socket to it."""
 
     def __init__(
@@ -211,10 +211,10 @@ class _Child:
         self._writer = writer
 
     @classmethod
-    async def spawn(cls, path: Path, vocabulary: int, limit_s: float) -> _Child:
+    async def spawn(cls, path: Path, vocabulary: int, limit_s: float) -> _TrialProcess:
         """Ready to try guides. Raises Crashed."""
         try:
-            process, reader, writer = await spawned(
+            process, reader, writer = await spawn_process(
                 *("trial", str(path), str(vocabulary), str(limit_s)),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -226,7 +226,7 @@ class _Child:
         child = cls(process, reader, writer)
         try:
             async with asyncio.timeout(OPEN_S):
-                await child._verdict()
+                await child._read_verdict()
         except (asyncio.IncompleteReadError, OSError, TimeoutError):
             await child.end()
             raise Crashed("the process that compiles forms of answers does not start; try again") from None
@@ -235,14 +235,14 @@ class _Child:
             raise
         return child
 
-    async def ask(self, guide: Guide, patience_s: float) -> Verdict:
+    async def try_guide(self, guide: Guide, patience_s: float) -> Verdict:
         """Raises IncompleteReadError, OSError or TimeoutError when the process does not live to answer."""
         body = msgspec.msgpack.encode(guide)
         self._writer.write(LENGTH.pack(len(body)) + body)
         async with asyncio.timeout(patience_s):
-            return await self._verdict()
+            return await self._read_verdict()
 
-    async def _verdict(self) -> Verdict:
+    async def _read_verdict(self) -> Verdict:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return _VERDICT.decode(await self._reader.readexactly(length))
 

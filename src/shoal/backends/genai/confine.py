@@ -9,13 +9,13 @@ from pathlib import Path
 PAGE = resource.getpagesize()
 
 
-def first_to_go() -> None:
+def prefer_oom_kill() -> None:
     """Let the kernel end this process before others when memory runs out, where that may be said."""
     with contextlib.suppress(OSError):  # not Linux, or /proc is read only: the kernel chooses by itself
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def sizes() -> tuple[int, int]:
+def memory_sizes() -> tuple[int, int]:
     """Bytes of this process: its address space, and what of it lies in memory. Zeros where that is not told."""
     try:
         space, resident, *_ = Path("/proc/self/statm").read_text().split()
@@ -24,9 +24,9 @@ def sizes() -> tuple[int, int]:
     return int(space) * PAGE, int(resident) * PAGE
 
 
-def leave_room(size: int) -> None:
+def limit_growth(size: int) -> None:
     """Let this process grow by so many bytes from now on: what asks for more gets MemoryError."""
-    space, _ = sizes()
+    space, _ = memory_sizes()
     if space:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         wanted = space + size

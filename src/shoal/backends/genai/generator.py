@@ -10,8 +10,17 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from shoal.backends.genai.compiling import Trials
-from shoal.backends.genai.messages import GenaiOptions, Open, Opened, Prepare, Produced, Start, frame, produced
+from shoal.backends.genai.compiling import GuideChecker
+from shoal.backends.genai.messages import (
+    GenaiOptions,
+    Open,
+    Opened,
+    Prepare,
+    Produced,
+    Start,
+    decode_produced,
+    encode_frame,
+)
 from shoal.backends.genai.process import CLOSE_S, Worker
 from shoal.backends.genai.sampling import PARAMETERS
 from shoal.backends.genai.watch import GONE_AT, LOOK_S, Watch
@@ -46,8 +55,8 @@ async def start_generator(path: Path, *, name: str, options: GenaiOptions) -> Ge
         raise MissingExtra("a language model on this machine", "llm")
     worker = await Worker.spawn(name)
     try:
-        worker.say(0, frame(Open(path=str(path), options=options)))
-        opened = await worker.opened()
+        worker.enqueue(0, encode_frame(Open(path=str(path), options=options)))
+        opened = await worker.wait_opened()
     except BaseException:
         await worker.end(0)
         raise
@@ -82,15 +91,15 @@ class GenaiGenerator:
             },
         )
         self._vocabulary = opened.vocab_size
-        self._trials = Trials(path, opened.vocab_size, self._prepare)
+        self._trials = GuideChecker(path, opened.vocab_size, self._prepare)
         self._worker = worker
         self._numbers = count(1)
-        self._waiting: dict[int, _Arrivals] = {}
+        self._waiting: dict[int, _PendingOutput] = {}
         self._broken: ShoalError | None = None
         self._closed = False
         self._tell_broken: Callable[[ShoalError], None] | None = None
-        self._watch = Watch(name, ping=worker.ping, gone=self._gone)
-        self._hearing = asyncio.create_task(self._hear(), name=f"genai-{name}")
+        self._watch = Watch(name, ping=worker.ping, gone=self._on_silent)
+        self._hearing = asyncio.create_task(self._receive(), name=f"genai-{name}")
 
     @property
     def facts(self) -> GeneratorFacts:
@@ -112,18 +121,18 @@ class GenaiGenerator:
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
     ) -> AsyncGenerator[Piece]:
-        ids = self._checked(prompt, adapter)
+        ids = self._check_prompt(prompt, adapter)
         number = next(self._numbers)
-        start = _encoded(Start(id=number, ids=ids, sampling=sampling))
+        start = _encode_start(Start(id=number, ids=ids, sampling=sampling))
         if self._broken is None and sampling.guide is not None and "guide" in self._facts.parameters:
-            await self._tried(sampling.guide, ctx)
+            await self._try_guide(sampling.guide, ctx)
         if self._broken is not None:
             raise copy(self._broken)
         if self._watch.silent:
             raise TransportFailed("the language model's process does not answer just now: try again soon")
-        arrivals = self._waiting[number] = _Arrivals()
-        self._worker.say(number, start)
-        self._watch.owes()
+        arrivals = self._waiting[number] = _PendingOutput()
+        self._worker.enqueue(number, start)
+        self._watch.expect_answer()
         ended = False
         try:
             while not ended:
@@ -142,7 +151,7 @@ class GenaiGenerator:
             if not ended and self._broken is None:
                 self._worker.cancel(number)
 
-    async def _tried(self, guide: Guide, ctx: Context) -> None:
+    async def _try_guide(self, guide: Guide, ctx: Context) -> None:
         try:
             async with asyncio.timeout(ctx.remaining()):
                 await self._trials.check(guide)
@@ -154,9 +163,9 @@ class GenaiGenerator:
         if self._broken is not None:
             raise copy(self._broken)
         number = next(self._numbers)
-        arrivals = self._waiting[number] = _Arrivals()
-        self._worker.say(number, frame(Prepare(id=number, guide=guide)))
-        self._watch.owes()
+        arrivals = self._waiting[number] = _PendingOutput()
+        self._worker.enqueue(number, encode_frame(Prepare(id=number, guide=guide)))
+        self._watch.expect_answer()
         try:
             await arrivals.next()
         finally:
@@ -165,13 +174,13 @@ class GenaiGenerator:
     async def aclose(self) -> None:
         self._closed = True
         self._watch.close()
-        self._fail(TransportFailed("the model was unloaded while it answered"))
+        self._fail_all(TransportFailed("the model was unloaded while it answered"))
         await self._trials.aclose()
         await self._worker.end(CLOSE_S)
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)
 
-    def _checked(self, prompt: Prompt, adapter: str) -> tuple[int, ...]:
+    def _check_prompt(self, prompt: Prompt, adapter: str) -> tuple[int, ...]:
         if adapter:
             raise InvalidValue("this model has no adapters", param="model")
         ids = prompt.ids
@@ -181,48 +190,52 @@ class GenaiGenerator:
             raise InvalidValue(f"token ids of this model are 0 to {self._vocabulary - 1}", param="prompt")
         return tuple(ids)
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         """Hand what comes in to who waits for it, until the process is gone."""
         try:
             while True:
-                for each in produced(await self._worker.frame()):
+                for each in decode_produced(await self._worker.read_frame()):
                     arrivals = self._waiting.get(each.id)
                     if arrivals is not None:
                         arrivals.put(each)
-                self._watch.heard(owes=bool(self._waiting))
+                self._watch.record_message(owes=bool(self._waiting))
         except (asyncio.IncompleteReadError, OSError):
             if self._broken is None:  # else this end closed the socket, and knows why
-                self._break(await self._worker.died())
+                self._mark_broken(await self._worker.crash_error())
         except Exception as unforeseen:  # whatever it is, nobody may wait for pieces that nobody hands out
             logger.exception("what the process of %s says cannot be read", self._facts.name)
-            self._break(EngineFailed(f"the language model's process is not understood ({unforeseen}); load it again"))
+            self._mark_broken(
+                EngineFailed(f"the language model's process is not understood ({unforeseen}); load it again")
+            )
         await self._worker.end(0)
 
-    def _gone(self) -> None:
+    def _on_silent(self) -> None:
         """It keeps silent for so long that it will not speak again."""
         waited = LOOK_S * GONE_AT
-        self._break(Crashed(f"the language model's process did not answer for {waited:g} s; load the model again"))
+        self._mark_broken(
+            Crashed(f"the language model's process did not answer for {waited:g} s; load the model again")
+        )
         self._worker.kill()
 
-    def _break(self, error: ShoalError) -> None:
+    def _mark_broken(self, error: ShoalError) -> None:
         self._watch.close()
         if self._broken is None:
             logger.error("%s: %s", self._facts.name, error.message)
-            self._fail(error)
+            self._fail_all(error)
             if self._tell_broken is not None:
                 self._tell_broken(error)
 
-    def _fail(self, error: ShoalError) -> None:
+    def _fail_all(self, error: ShoalError) -> None:
         if self._broken is None:
             self._broken = error
             for arrivals in self._waiting.values():
                 arrivals.fail(copy(error))
 
 
-def _encoded(start: Start) -> bytes:
+def _encode_start(start: Start) -> bytes:
     """Raises InvalidValue."""
     try:
-        return frame(start)
+        return encode_frame(start)
     except (OverflowError, UnicodeEncodeError) as error:
         raise InvalidValue(
             f"the request cannot be handed to the model ({error}): use numbers of at most 64 bits, such as a smaller "
@@ -230,7 +243,7 @@ def _encoded(start: Start) -> bytes:
         ) from None
 
 
-class _Arrivals:
+class _PendingOutput:
     """What came in for one answer and was not read yet, as one piece."""
 
     def __init__(self) -> None:

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends.genai.sampling import structure
-from shoal.backends.local.errors import essence
+from shoal.backends.genai.sampling import structure_arguments
+from shoal.backends.local.errors import shorten_message
 from shoal.errors import InvalidValue, OutOfMemory, ShoalError
 from shoal.types import Guide
 
-KEPT = 1024
+MAX_REMEMBERED = 1024
 """Guides known to be good, more than `compiling` keeps; others are tried again, which costs about a millisecond."""
 
 STEPS = 32
@@ -34,7 +34,7 @@ STEP_S = 0.025
 """Tokens that a trial makes of a guide, and how long each may take in the mean: the answers beside it wait for it."""
 
 
-class Grammars:
+class GuideCompiler:
     """Of one model: `openvino` and `genai` are the libraries, `vocabulary` the width of its logits."""
 
     def __init__(self, openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> None:
@@ -44,10 +44,10 @@ class Grammars:
         self._books = threading.Lock()
         self._trying = threading.Lock()
         with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-            openvino.save_model(_zeros(openvino, vocabulary), Path(folder, "openvino_model.xml"))
+            openvino.save_model(_zero_model(openvino, vocabulary), Path(folder, "openvino_model.xml"))
             self._pipeline = genai.LLMPipeline(folder, tokenizer, "CPU", ATTENTION_BACKEND="SDPA")
 
-    def structure(self, guide: Guide) -> Any:
+    def structured_output(self, guide: Guide) -> Any:
         """The library's StructuredOutputConfig. Raises InvalidValue, saying what is wrong with the guide."""
         structured = self._genai.StructuredOutputConfig(**_arguments(guide))
         key = (guide.kind, guide.value)
@@ -57,19 +57,19 @@ class Grammars:
                 self._good.move_to_end(key)
         if not known:
             with self._trying:
-                self._make(guide, structured, 1)
+                self._generate_tokens(guide, structured, 1)
             with self._books:
                 self._good[key] = None
-                if len(self._good) > KEPT:
+                if len(self._good) > MAX_REMEMBERED:
                     self._good.popitem(last=False)
         return structured
 
     def prepare(self, guide: Guide, then: Callable[[ShoalError | None], None]) -> None:
-        """Compile it on a thread, which calls `then` with what came of it; `structure` finds it ready afterwards."""
+        """Compile it on a thread, which calls `then` with what came of it; `structured_output` finds it ready afterwards."""
 
         def compile_it() -> None:
             try:
-                self.structure(guide)
+                self.structured_output(guide)
             except ShoalError as error:
                 then(error)
             except MemoryError:
@@ -85,9 +85,9 @@ class Grammars:
         Takes as long, and as much memory, as the library takes.
         """
         structured = self._genai.StructuredOutputConfig(**_arguments(guide))
-        self._make(guide, structured, 1)
+        self._generate_tokens(guide, structured, 1)
         began = time.monotonic()
-        self._make(guide, structured, STEPS)
+        self._generate_tokens(guide, structured, STEPS)
         if (took := time.monotonic() - began) > STEPS * STEP_S:
             raise InvalidValue(
                 f"the form asked of the answer takes {1000 * took / STEPS:.0f} ms at each token, and at most "
@@ -95,7 +95,7 @@ class Grammars:
                 param=guide.field,
             )
 
-    def _make(self, guide: Guide, structured: Any, tokens: int) -> None:
+    def _generate_tokens(self, guide: Guide, structured: Any, tokens: int) -> None:
         """So many tokens, also where the form would have ended. Raises InvalidValue."""
         rules = self._genai.GenerationConfig()
         rules.max_new_tokens = rules.min_new_tokens = tokens
@@ -105,24 +105,24 @@ class Grammars:
             self._pipeline.generate(self._tensor, rules)
         except RuntimeError as error:
             raise InvalidValue(
-                f"the form asked of the answer cannot be used: {said(error)}", param=guide.field
+                f"the form asked of the answer cannot be used: {clean_message(error)}", param=guide.field
             ) from None
 
 
 def _arguments(guide: Guide) -> dict[str, str]:
     try:
-        return structure(guide)
+        return structure_arguments(guide)
     except InvalidValue as error:
         raise InvalidValue(error.message, param=guide.field) from None
 
 
-def said(error: BaseException) -> str:
+def clean_message(error: BaseException) -> str:
     """The library's message without the time, the source file and the check that it begins with."""
     text = re.sub(r"^.*?\.(?:cc|cpp|hpp|h):\d+:?", "", str(error), flags=re.DOTALL)
-    return essence(text.strip() or str(error))
+    return shorten_message(text.strip() or str(error))
 
 
-def _zeros(openvino: Any, vocabulary: int) -> Any:
+def _zero_model(openvino: Any, vocabulary: int) -> Any:
     """Inputs and output of a language model, without anything in between."""
     ops = openvino.opset13
     inputs = []

@@ -34,12 +34,12 @@ def block_bytes(heads: Iterable[tuple[int, int]], precision: str) -> int:
     return total
 
 
-def budget(asked_mb: int, available: int) -> int:
+def cache_budget(asked_mb: int, available: int) -> int:
     """Bytes for contexts: what the operator says, else a share of what is free."""
     return asked_mb * 2**20 if asked_mb else min(MOST_BYTES, max(LEAST_BYTES, available // SHARE))
 
 
-def blocks(budget_bytes: int, one: int, *, asked: bool, context_tokens: int | None, streams: int) -> int:
+def count_blocks(budget_bytes: int, one: int, *, asked: bool, context_tokens: int | None, streams: int) -> int:
     """Blocks that fit into the budget; one at least, and unless they were asked for no more than could ever be used."""
     count = max(1, budget_bytes // one)
     if context_tokens and not asked:
@@ -47,7 +47,7 @@ def blocks(budget_bytes: int, one: int, *, asked: bool, context_tokens: int | No
     return count
 
 
-def available() -> int:
+def available_bytes() -> int:
     """Bytes that this process may still take: what is free, narrowed by the control group's limit."""
     free = _meminfo(Path("/proc/meminfo"))
     group = Path("/sys/fs/cgroup")

@@ -89,7 +89,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     cache_bytes: int
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class LoadRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The model cannot be loaded. `kind`: of the ShoalError it is; `file`: at fault, for "model_file"."""
 
     kind: Literal["model_file", "missing_extra", "config", "out_of_memory"]
@@ -122,15 +122,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ToWorker: TypeAlias = Open | Start | Prepare | Cancel | Ping
-First: TypeAlias = Opened | Refused
+FirstMessage: TypeAlias = Opened | LoadRefused
 
 _ENCODER = msgspec.msgpack.Encoder()
-to_worker = msgpack_decoder(ToWorker).decode
-first = msgpack_decoder(First).decode
-produced = msgpack_decoder(list[Produced]).decode
+decode_to_worker = msgpack_decoder(ToWorker).decode
+decode_first = msgpack_decoder(FirstMessage).decode
+decode_produced = msgpack_decoder(list[Produced]).decode
 
 
-def frame(message: ToWorker | First | list[Produced]) -> bytes:
+def encode_frame(message: ToWorker | FirstMessage | list[Produced]) -> bytes:
     """The bytes of one message, its length before it.
 
     Raises OverflowError for a number beyond 64 bits, UnicodeEncodeError for half a surrogate pair.

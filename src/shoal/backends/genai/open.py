@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from shoal.backends.base.chat_pipeline import chat_pipeline
+from shoal.backends.base.chat_pipeline import load_chat_pipeline
 from shoal.backends.genai import GenaiGenerator, GenaiOptions, start_generator
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.protocols import ChatPipeline, GeneratorFacts, ModelFacts
@@ -21,24 +21,24 @@ from shoal.models.gguf import read_gguf
 from shoal.models.gguf_support import check as check_support
 from shoal.models.gguf_support import rounded_kinds
 from shoal.models.manifest import GenerationSpec
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 
 logger = logging.getLogger("shoal.llm")
 
 IR_DETAILS = "openvino_config.json"
 """What optimum writes of how it exported a model, its quantisation above all."""
 
-_QUANTISED = re.compile(r"(?<![a-z0-9])(?:q[4-8]_[0-9k](?:_[sml])?|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE)
+_QUANTIZED = re.compile(r"(?<![a-z0-9])(?:q[4-8]_[0-9k](?:_[sml])?|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE)
 """How weights are kept, as names of GGUF files say it."""
 
 
-def kind_of(stored: Stored) -> Literal["embed", "generate"]:
+def model_kind(stored: StoredModel) -> Literal["embed", "generate"]:
     """What a model in the store is for."""
     return "embed" if stored.manifest.generation is None else "generate"
 
 
 async def open_llm(
-    name: str, stored: Stored, settings: Settings, table: ModelTable
+    name: str, stored: StoredModel, settings: Settings, table: ModelTable
 ) -> tuple[ChatPipeline, GenaiGenerator, ModelFacts]:
     """Open a language model of the store; its generator has made a token then.
 
@@ -56,7 +56,7 @@ async def open_llm(
     generator = await start_generator(model_path(stored, spec), name=name, options=_options(spec, settings, table))
     try:
         pipeline = await asyncio.to_thread(
-            chat_pipeline, stored.path, settings, context_tokens=generator.facts.context_tokens
+            load_chat_pipeline, stored.path, settings, context_tokens=generator.facts.context_tokens
         )
     except BaseException:
         await generator.aclose()
@@ -71,10 +71,10 @@ async def open_llm(
     details = {"max_streams": settings.max_streams, **generator.facts.details}
     if rounded:
         details["rounded_weights"] = rounded
-    return pipeline, generator, _facts(stored, spec, generator.facts, details)
+    return pipeline, generator, _build_facts(stored, spec, generator.facts, details)
 
 
-def _rounded_weights(stored: Stored, spec: GenerationSpec) -> list[str]:
+def _rounded_weights(stored: StoredModel, spec: GenerationSpec) -> list[str]:
     """Kinds of weights in a GGUF file that the engine rounds. Raises ModelFileError for a file that it would compute
     differently: it may have been stored before that was known."""
     if spec.format != "gguf":
@@ -84,7 +84,7 @@ def _rounded_weights(stored: Stored, spec: GenerationSpec) -> list[str]:
     return rounded_kinds(model)
 
 
-def model_path(stored: Stored, spec: GenerationSpec) -> Path:
+def model_path(stored: StoredModel, spec: GenerationSpec) -> Path:
     """What the generator opens: the folder of an OpenVINO graph, or a GGUF file."""
     return stored.graph.parent if spec.format == "ir" else stored.graph
 
@@ -101,19 +101,19 @@ def _options(spec: GenerationSpec, settings: Settings, table: ModelTable) -> Gen
         kv_cache_precision=settings.kv_cache_precision,
         dynamic_quantization=settings.dynamic_quantization,
         prefix_caching=settings.prefix_caching,
-        context_tokens=table.context_tokens or _least(table.for_language_model.context_tokens, spec.context_tokens),
+        context_tokens=table.context_tokens or _min_limit(table.for_language_model.context_tokens, spec.context_tokens),
         stop_ids=spec.stop_ids,
         vocab_size=spec.vocab_size,
         cache_heads=spec.cache_heads,
     )
 
 
-def _least(*limits: int | None) -> int | None:
+def _min_limit(*limits: int | None) -> int | None:
     """A limit for every model is never above the model's own."""
     return min((limit for limit in limits if limit), default=None)
 
 
-def _facts(stored: Stored, spec: GenerationSpec, able: GeneratorFacts, of_run: dict[str, Any]) -> ModelFacts:
+def _build_facts(stored: StoredModel, spec: GenerationSpec, able: GeneratorFacts, of_run: dict[str, Any]) -> ModelFacts:
     manifest = stored.manifest
     details: dict[str, Any] = {
         "parameters": manifest.parameters,
@@ -127,7 +127,7 @@ def _facts(stored: Stored, spec: GenerationSpec, able: GeneratorFacts, of_run: d
         backend="genai",
         tasks=("generate",),
         precision=_precision(stored, spec) or str(able.details["precision"]),
-        space=_space(manifest.weights),
+        space=_hash_weights(manifest.weights),
         revision=manifest.revision,
         verified="made a token when it was loaded",
         context_tokens=able.context_tokens,
@@ -135,10 +135,10 @@ def _facts(stored: Stored, spec: GenerationSpec, able: GeneratorFacts, of_run: d
     )
 
 
-def _precision(stored: Stored, spec: GenerationSpec) -> str:
+def _precision(stored: StoredModel, spec: GenerationSpec) -> str:
     """How the weights are kept, where the files say so: int4, int8, or the name of a GGUF's quantisation."""
     if spec.format == "gguf":
-        found = _QUANTISED.search(stored.graph.stem)
+        found = _QUANTIZED.search(stored.graph.stem)
         return found[0].upper() if found else ""
     try:
         written = msgspec.json.decode((stored.graph.parent / IR_DETAILS).read_bytes())
@@ -149,6 +149,6 @@ def _precision(stored: Stored, spec: GenerationSpec) -> str:
     return f"int{bits}" if isinstance(bits, int) else ""
 
 
-def _space(weights: dict[str, str]) -> str:
+def _hash_weights(weights: dict[str, str]) -> str:
     """16 hex digits that are equal for equal weights."""
     return hashlib.sha256(msgspec.json.encode(sorted(weights.values()))).hexdigest()[:16]

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from shoal.backends.genai import memory
-from shoal.backends.genai.grammar import Grammars, said
+from shoal.backends.genai.grammar import GuideCompiler, clean_message
 from shoal.backends.genai.messages import GenaiOptions, Opened
-from shoal.backends.local.compile import runtime
+from shoal.backends.local.compile import import_openvino
 from shoal.backends.local.errors import engine_error
 from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError, OutOfMemory
@@ -21,11 +21,11 @@ from shoal.errors import ConfigError, MissingExtra, ModelFileError, OutOfMemory
 GRAPH = "openvino_model.xml"
 GIB = 2**30
 SAMPLER_THREADS = 4
-GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+GROUP_PROPERTY = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 QUANTIZED_TOGETHER = 32
 """Group size where dynamic quantization is asked for and neither the library nor the file has one."""
 
-_AUTHORS_GROUP = ["runtime_options", GROUP]
+_AUTHORS_GROUP = ["runtime_options", GROUP_PROPERTY]
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Pipeline:
     openvino: Any
     genai: Any
     tokenizer: Any
-    grammars: Grammars | None
+    grammars: GuideCompiler | None
     stop_ids: frozenset[int]
     capacity: int
     facts: Opened
@@ -53,10 +53,10 @@ class Pipeline:
         return self.cb.add_request(number, self.openvino.Tensor(np.array([ids], np.int64)), rules)
 
 
-def libraries() -> tuple[Any, Any]:
+def import_libraries() -> tuple[Any, Any]:
     """`openvino` and `openvino_genai`, kept quiet. Raises MissingExtra."""
     try:
-        openvino = runtime()
+        openvino = import_openvino()
         return openvino, import_module("openvino_genai")
     except (MissingExtra, ImportError):
         raise MissingExtra("a language model on this machine", "llm") from None
@@ -67,21 +67,21 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
 
     Raises ModelFileError, ConfigError, OutOfMemory, MissingExtra.
     """
-    openvino, genai = libraries()
+    openvino, genai = import_libraries()
     folder = path if path.is_dir() else path.parent
     try:
-        state = _State.of(openvino, path, options)
+        state = _ModelLayout.read(openvino, path, options)
         native = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if options.precision == "bf16" and not native:
             raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
         threads = options.threads or usable_cores()
-        kept, group = cache_precision(options), quantized_together(openvino, state.group, options)
-        scheduler, capacity = _scheduler(genai, state, options, kept)
+        kept, group = cache_precision(options), quantization_group(openvino, state.group, options)
+        scheduler, capacity = _build_scheduler(genai, state, options, kept)
         properties = compile_properties(options, threads, kept, group)
         sampling = {"sampler_num_threads": min(threads, SAMPLER_THREADS)}
         cb = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties | sampling)
         tokenizer = cb.get_tokenizer()
-        grammars = _grammars(openvino, genai, tokenizer, state.vocabulary)
+        grammars = _build_grammars(openvino, genai, tokenizer, state.vocabulary)
         rules = cb.get_config()
         own = {rules.eos_token_id} if rules.eos_token_id >= 0 else set()
         pipeline = Pipeline(
@@ -104,13 +104,16 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
                 cache_bytes=0,
             ),
         )
-        return _proved(pipeline)
+        return _make_first_token(pipeline)
     except RuntimeError as error:
         if isinstance(engine_error(error), OutOfMemory) or "more memory than available" in str(error):
-            raise OutOfMemory(f"the model does not fit into memory ({said(error)}); lower kv_cache_mb") from error
+            raise OutOfMemory(
+                f"the model does not fit into memory ({clean_message(error)}); lower kv_cache_mb"
+            ) from error
         name = GRAPH if path == folder else path.name
         raise ModelFileError(
-            f"OpenVINO GenAI cannot load this model: {said(error)}; choose another one, or export it again", file=name
+            f"OpenVINO GenAI cannot load this model: {clean_message(error)}; choose another one, or export it again",
+            file=name,
         ) from error
 
 
@@ -125,14 +128,14 @@ def compile_properties(options: GenaiOptions, threads: int, kept: str, group: in
         # the event loop and other models share the cores: a pinned thread cannot step aside
         "ENABLE_CPU_PINNING": False,
         "KV_CACHE_PRECISION": kept,
-        GROUP: group,
+        GROUP_PROPERTY: group,
     }
     if options.precision != "auto":
         properties["INFERENCE_PRECISION_HINT"] = options.precision
     return properties
 
 
-def _proved(pipeline: Pipeline) -> Pipeline:
+def _make_first_token(pipeline: Pipeline) -> Pipeline:
     """The pipeline after its first token, which is when it takes the memory for contexts."""
     rules = pipeline.rules()
     rules.max_new_tokens = 1
@@ -145,7 +148,7 @@ def _proved(pipeline: Pipeline) -> Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _ModelLayout:
     """What a model's file tells before it is loaded. `heads`: of each cached tensor, (heads, width of one). `group`:
     the group size of dynamic quantization that its author chose."""
 
@@ -154,7 +157,7 @@ class _State:
     group: int | None = None
 
     @classmethod
-    def of(cls, openvino: Any, path: Path, options: GenaiOptions) -> _State:
+    def read(cls, openvino: Any, path: Path, options: GenaiOptions) -> _ModelLayout:
         if not path.is_dir():
             return cls(options.cache_heads, options.vocab_size)
         model = openvino.Core().read_model(str(path / GRAPH))
@@ -178,25 +181,25 @@ def cache_precision(options: GenaiOptions) -> str:
     return "f32" if options.precision == "f32" else "f16"
 
 
-def quantized_together(openvino: Any, authors: int | None, options: GenaiOptions) -> int:
+def quantization_group(openvino: Any, authors: int | None, options: GenaiOptions) -> int:
     """Activations that share a scale in 8 bits, 0 for none that are rounded. `authors`: what the file asks for."""
     if options.dynamic_quantization == "off" or (options.dynamic_quantization == "auto" and options.precision == "f32"):
         return 0
-    default = authors if authors is not None else int(openvino.Core().get_property("CPU", GROUP))
+    default = authors if authors is not None else int(openvino.Core().get_property("CPU", GROUP_PROPERTY))
     return default if options.dynamic_quantization == "auto" else default or QUANTIZED_TOGETHER
 
 
-def _scheduler(genai: Any, state: _State, options: GenaiOptions, kept: str) -> tuple[Any, int]:
+def _build_scheduler(genai: Any, state: _ModelLayout, options: GenaiOptions, kept: str) -> tuple[Any, int]:
     """The library's SchedulerConfig, and the tokens that its cache will hold."""
     config = genai.SchedulerConfig()
     config.max_num_seqs = options.max_streams
     config.enable_prefix_caching = options.prefix_caching
-    room = memory.budget(options.kv_cache_mb, memory.available())
+    room = memory.cache_budget(options.kv_cache_mb, memory.available_bytes())
     if not state.heads:
         # Its size by block is not known: whole GiB are all that the library takes then.
         config.cache_size = max(1, round(room / GIB))
         return config, 0
-    count = memory.blocks(
+    count = memory.count_blocks(
         room,
         memory.block_bytes(state.heads, kept),
         asked=bool(options.kv_cache_mb),
@@ -207,9 +210,9 @@ def _scheduler(genai: Any, state: _State, options: GenaiOptions, kept: str) -> t
     return config, count * memory.BLOCK_TOKENS
 
 
-def _grammars(openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> Grammars | None:
+def _build_grammars(openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> GuideCompiler | None:
     try:
         known = bool(vocabulary and tokenizer.get_vocab())
     except RuntimeError:  # the folder has no detokenizer, or one that hides its vocabulary
         return None
-    return Grammars(openvino, genai, tokenizer, vocabulary) if known else None
+    return GuideCompiler(openvino, genai, tokenizer, vocabulary) if known else None

@@ -11,7 +11,16 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from shoal.backends.genai.messages import LENGTH, Cancel, First, Opened, Ping, Refused, first, frame
+from shoal.backends.genai.messages import (
+    LENGTH,
+    Cancel,
+    FirstMessage,
+    LoadRefused,
+    Opened,
+    Ping,
+    decode_first,
+    encode_frame,
+)
 from shoal.errors import ConfigError, Crashed, MissingExtra, ModelFileError, OutOfMemory, ShoalError
 
 logger = logging.getLogger("shoal.backends.genai")
@@ -49,7 +58,7 @@ class Worker:
     async def spawn(cls, name: str) -> Worker:
         """Raises Crashed."""
         try:
-            process, reader, writer = await spawned(
+            process, reader, writer = await spawn_process(
                 "worker", str(os.getpid()), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
             )
         except OSError as error:
@@ -58,7 +67,7 @@ class Worker:
         writer.transport.set_write_buffer_limits(high=0)
         return cls(process, reader, writer)
 
-    def say(self, number: int, data: bytes) -> None:
+    def enqueue(self, number: int, data: bytes) -> None:
         """Send the frame of an Open or a Start, sooner or later; never waits. `number`: the request's."""
         self._waiting[number] = data
         self._some.set()
@@ -66,28 +75,28 @@ class Worker:
     def cancel(self, number: int) -> None:
         """Take a Start back, or send a Cancel after it."""
         if self._waiting.pop(number, None) is None:
-            self.say(-number, frame(Cancel(id=number)))
+            self.enqueue(-number, encode_frame(Cancel(id=number)))
 
     def ping(self) -> None:
-        self.say(_PING, frame(Ping()))
+        self.enqueue(_PING, encode_frame(Ping()))
 
-    async def frame(self) -> bytes:
+    async def read_frame(self) -> bytes:
         """The next one's body. Raises IncompleteReadError or OSError when the process is gone."""
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return await self._reader.readexactly(length)
 
-    async def opened(self) -> Opened:
+    async def wait_opened(self) -> Opened:
         """What the process says of the loaded model. Raises the SetupError or OutOfMemory for one that it cannot load,
         and Crashed."""
         try:
-            answer: First = first(await self.frame())
+            answer: FirstMessage = decode_first(await self.read_frame())
         except (asyncio.IncompleteReadError, OSError):
-            raise await self.died() from None
+            raise await self.crash_error() from None
         if isinstance(answer, Opened):
             return answer
-        raise _refusal(answer)
+        raise _load_error(answer)
 
-    async def died(self) -> Crashed:
+    async def crash_error(self) -> Crashed:
         """The error for a process that has closed its socket."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -137,7 +146,7 @@ class Worker:
             del self._tail[:-KEPT_BYTES]
 
 
-async def spawned(
+async def spawn_process(
     module: str, *arguments: str, stdout: int, stderr: int, env: Mapping[str, str] | None = None
 ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
     """A process of this package's module, and the socket to it, whose number there is the first argument. In a session
@@ -161,7 +170,7 @@ async def spawned(
     return process, reader, writer
 
 
-def _refusal(refused: Refused) -> ShoalError:
+def _load_error(refused: LoadRefused) -> ShoalError:
     if refused.kind == "model_file":
         return ModelFileError(refused.message, file=refused.file)
     if refused.kind == "missing_extra":

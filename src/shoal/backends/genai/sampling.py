@@ -29,7 +29,7 @@ PARAMETERS = frozenset(
 )
 """Fields of Sampling that the library honours; `guide` too, where the model's vocabulary is known to it."""
 
-COLDEST = 1e-4
+MIN_TEMPERATURE = 1e-4
 """A temperature up to this is none at all: logits divided by less are infinite."""
 
 ALL_TOKENS = 2**64 - 1
@@ -51,7 +51,7 @@ def configure(rules: Any, sampling: Sampling, room: int) -> Any:
     rules.min_new_tokens = min(sampling.min_tokens or 0, rules.max_new_tokens)
     rules.stop_token_ids = set(rules.stop_token_ids) | set(sampling.stop_token_ids)
     rules.ignore_eos = bool(sampling.ignore_eos)
-    _choose(rules, sampling)
+    _configure_choice(rules, sampling)
     for penalty in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
         value = getattr(sampling, penalty)
         if value is not None:
@@ -61,7 +61,7 @@ def configure(rules: Any, sampling: Sampling, room: int) -> Any:
     return rules
 
 
-def _choose(rules: Any, sampling: Sampling) -> None:
+def _configure_choice(rules: Any, sampling: Sampling) -> None:
     """How the next token is chosen: the likeliest, or one drawn from the likely ones.
 
     A request that says top_p, top_k or min_p wants to draw, whatever the model does by itself.
@@ -70,7 +70,7 @@ def _choose(rules: Any, sampling: Sampling) -> None:
     if sampling.temperature is None:
         rules.do_sample = bool(rules.do_sample or narrowed)
     else:
-        rules.do_sample = sampling.temperature > COLDEST
+        rules.do_sample = sampling.temperature > MIN_TEMPERATURE
         if rules.do_sample:
             rules.temperature = sampling.temperature
     if sampling.top_p is not None:
@@ -86,22 +86,22 @@ def _choose(rules: Any, sampling: Sampling) -> None:
     rules.rng_seed = (sampling.seed if sampling.seed is not None else random.getrandbits(32)) % 2**32
 
 
-def structure(guide: Guide) -> dict[str, str]:
+def structure_arguments(guide: Guide) -> dict[str, str]:
     """The arguments of the library's StructuredOutputConfig. Raises InvalidValue."""
     if len(guide.value) > LONGEST_GUIDE:
         raise InvalidValue(f"the form of the answer is longer than {LONGEST_GUIDE} characters", param="response_format")
     if guide.kind == "json_object":
         return {"grammar": compact.OBJECT}
     if guide.kind == "json_schema":
-        written = compact.grammar(guide.value)
-        return {"json_schema": spelling.schema(guide.value)} if written is None else {"grammar": written}
+        written = compact.write_grammar(guide.value)
+        return {"json_schema": spelling.respell_schema(guide.value)} if written is None else {"grammar": written}
     if guide.kind == "regex":
         return {"regex": guide.value}
     if guide.kind == "choice":
-        return {"grammar": f"root ::= {' | '.join(map(spelling.literals, _choices(guide.value)))}"}
+        return {"grammar": f"root ::= {' | '.join(map(spelling.to_literals, _choices(guide.value)))}"}
     if guide.kind == "structural_tag":
-        return {"structural_tags_config": spelling.schema(guide.value)}
-    return {"grammar": spelling.grammar(guide.value)}
+        return {"structural_tags_config": spelling.respell_schema(guide.value)}
+    return {"grammar": spelling.check_grammar(guide.value)}
 
 
 def _choices(value: str) -> list[str]:

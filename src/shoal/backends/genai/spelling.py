@@ -19,7 +19,7 @@ _LITERALS = frozenset({"begin", "end", "value", "triggers"})
 """Of a structural tag."""
 
 
-def literals(text: str) -> str:
+def to_literals(text: str) -> str:
     """A text as literals of a grammar, one after the other. An escape by number, and a letter that is written down as
     one, end a literal."""
     escaped = re.sub(r'["\\]', r"\\\g<0>", text)
@@ -28,7 +28,7 @@ def literals(text: str) -> str:
     return f'"{numbered}"'.removesuffix(' ""')
 
 
-def grammar(text: str) -> str:
+def check_grammar(text: str) -> str:
     """The grammar itself. Raises InvalidValue for one that would be misread."""
     if found := _WRONG.search(text):
         raise InvalidValue(
@@ -38,31 +38,31 @@ def grammar(text: str) -> str:
     return text
 
 
-def schema(text: str) -> str:
+def respell_schema(text: str) -> str:
     """A JSON schema in which constants are expressions where they need to be. Raises InvalidValue for other names and
     texts that would come out wrong. What is no JSON is left for the library to refuse."""
     if not _WRONG.search(text) and "\\u" not in text:
         return text
     try:
-        return json.dumps(_respelt(json.loads(text)), ensure_ascii=False)
+        return json.dumps(_respell(json.loads(text)), ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
 
 
-def _respelt(node: Any) -> Any:
+def _respell(node: Any) -> Any:
     if isinstance(node, list):
-        return [_respelt(one) for one in node]
+        return [_respell(one) for one in node]
     if not isinstance(node, dict):
         return node
     made = {}
     for key, value in node.items():
         if key == "properties" and isinstance(value, dict):
             for name in value:
-                _refuse(name)
+                _check_spelling(name)
         if key in _LITERALS:
             for one in value if isinstance(value, list) else [value]:
-                _refuse(one)
-        made[key] = value if key in ("enum", "const") else _respelt(value)
+                _check_spelling(one)
+        made[key] = value if key in ("enum", "const") else _respell(value)
     constants = made.get("enum", [made["const"]] if "const" in made else [])
     if isinstance(constants, list) and any(isinstance(one, str) and _WRONG.search(one) for one in constants):
         made.pop("enum", None)
@@ -76,11 +76,11 @@ def _constant(value: Any) -> dict[str, Any]:
     if not isinstance(value, str) or not _WRONG.search(value):
         return {"const": value}
     if not _PLAIN.fullmatch(value):
-        _refuse(value)
+        _check_spelling(value)
     return {"type": "string", "pattern": "^" + _SPECIAL.sub(r"\\\g<0>", value) + "$"}
 
 
-def _refuse(text: Any) -> None:
+def _check_spelling(text: Any) -> None:
     if isinstance(text, str) and (found := _WRONG.search(text)):
         raise InvalidValue(
             f"{text!r} would come out wrong, because of {found[0]!r}: write it without letters like \xe9 and \xdf",

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from shoal.backends.genai import bounds, confine
-from shoal.backends.genai.grammar import Grammars
+from shoal.backends.genai.grammar import GuideCompiler
 from shoal.backends.genai.messages import LENGTH, Verdict
-from shoal.backends.genai.pipeline import libraries
+from shoal.backends.genai.pipeline import import_libraries
 from shoal.decoding import msgpack_decoder
 from shoal.errors import InvalidValue
 from shoal.types import Guide
@@ -25,7 +25,7 @@ from shoal.types import Guide
 ROOM_BYTES = 2**30
 """Of address space that one guide may take."""
 
-FULL = "the form asked of the answer takes too much memory to compile: ask for a simpler one"
+OUT_OF_MEMORY_MESSAGE = "the form asked of the answer takes too much memory to compile: ask for a simpler one"
 
 WORN_BYTES = 2**29
 """What was compiled stays in memory: after so much a new process goes on."""
@@ -35,18 +35,18 @@ def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> No
     """Until the other end closes the socket. A guide that takes longer than `limit_s` ends the process by SIGALRM, also
     in the middle of the library, and also when nobody waits for it any more."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    openvino, genai = libraries()
-    grammars = Grammars(openvino, genai, genai.Tokenizer(str(path)), vocabulary)
+    openvino, genai = import_libraries()
+    grammars = GuideCompiler(openvino, genai, genai.Tokenizer(str(path)), vocabulary)
     grammars.try_out(Guide(kind="json_object"))  # threads and tables that every guide needs
-    _, began = confine.sizes()
+    _, began = confine.memory_sizes()
     guides = msgpack_decoder(Guide)
     with sock, sock.makefile("rwb") as line:
-        _say(line, Verdict())
+        _send_verdict(line, Verdict())
         while len(head := line.read(LENGTH.size)) == LENGTH.size:
             guide = guides.decode(line.read(LENGTH.unpack(head)[0]))
-            confine.leave_room(ROOM_BYTES)
+            confine.limit_growth(ROOM_BYTES)
             signal.setitimer(signal.ITIMER_REAL, limit_s)
-            _, before = confine.sizes()
+            _, before = confine.memory_sizes()
             refused, full = "", False
             try:
                 bounds.check(guide)
@@ -54,21 +54,21 @@ def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> No
             except InvalidValue as error:
                 refused = error.message
             except MemoryError:
-                refused, full = FULL, True
+                refused, full = OUT_OF_MEMORY_MESSAGE, True
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _, after = confine.sizes()
+            _, after = confine.memory_sizes()
             verdict = Verdict(refused=refused, size=max(0, after - before), worn=full or after - began > WORN_BYTES)
-            _say(line, verdict)
+            _send_verdict(line, verdict)
             if verdict.worn:
                 return
 
 
-def _say(line: io.BufferedRWPair, verdict: Verdict) -> None:
+def _send_verdict(line: io.BufferedRWPair, verdict: Verdict) -> None:
     body = msgspec.msgpack.encode(verdict)
     line.write(LENGTH.pack(len(body)) + body)
     line.flush()
 
 
 if __name__ == "__main__":
-    confine.first_to_go()
+    confine.prefer_oom_kill()
     main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

@@ -32,14 +32,14 @@ class Watch:
         self._looks = 0
         self.silent = False
 
-    def owes(self) -> None:
+    def expect_answer(self) -> None:
         """It was told something that it has to answer."""
         if self._timer is None:
             self._looks = 0
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._timer = self._loop.call_later(LOOK_S, self._tick)
 
-    def heard(self, *, owes: bool) -> None:
-        """It said something. `owes`: and has more to say."""
+    def record_message(self, *, owes: bool) -> None:
+        """It said something. `expect_answer`: and has more to say."""
         self._looks = 0
         if self.silent:
             self.silent = False
@@ -53,13 +53,13 @@ class Watch:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         self._looks += 1
         if self._looks >= GONE_AT:
             self._timer = None
             self._gone()
             return
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._timer = self._loop.call_later(LOOK_S, self._tick)
         if self._looks == PING_AT:
             self._ping()
         elif self._looks == SILENT_AT:

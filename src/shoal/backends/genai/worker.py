@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shoal.backends.genai import confine
-from shoal.backends.genai.grammar import said
+from shoal.backends.genai.grammar import clean_message
 from shoal.backends.genai.messages import (
     LENGTH,
     Cancel,
+    LoadRefused,
     Open,
     Prepare,
     Produced,
-    Refused,
     Start,
     ToWorker,
-    frame,
-    to_worker,
+    decode_to_worker,
+    encode_frame,
 )
 from shoal.backends.genai.pipeline import Pipeline, open_pipeline
 from shoal.backends.genai.sampling import configure
@@ -38,21 +38,21 @@ from shoal.errors import ConfigError, EngineFailed, InvalidValue, MissingExtra, 
 from shoal.types import Guide
 
 READ_BYTES = 2**18
-TRIES = 8
+MAX_RESTARTS = 8
 """How often a request is begun again that lost its place in the cache through no fault of its own."""
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that this process gets when its parent ends."""
 
-UNKNOWN = 2**31
+UNKNOWN_CAPACITY = 2**31
 """Tokens of a cache whose size by token is not known: as good as endless."""
 
 
-class Gone(Exception):
+class GatewayGone(Exception):
     """The gateway closed the socket."""
 
 
-class Line:
+class MessageSocket:
     """The socket, as messages."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -60,7 +60,7 @@ class Line:
         self._heard = bytearray()
         self._telling = threading.Lock()
 
-    def wait(self) -> ToWorker:
+    def receive(self) -> ToWorker:
         """The next message. Raises Gone."""
         while (message := self._next()) is None:
             self._read()
@@ -76,13 +76,13 @@ class Line:
             said.append(message)
         return said
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send a frame, waiting for a gateway that is slow to read. Raises Gone."""
         try:
             with self._telling:
                 self._sock.sendall(data)
         except OSError:
-            raise Gone from None
+            raise GatewayGone from None
 
     def _next(self) -> ToWorker | None:
         if len(self._heard) < LENGTH.size:
@@ -91,7 +91,7 @@ class Line:
         end = LENGTH.size + length
         if len(self._heard) < end:
             return None
-        message: ToWorker = to_worker(self._heard[LENGTH.size : end])
+        message: ToWorker = decode_to_worker(self._heard[LENGTH.size : end])
         del self._heard[:end]
         return message
 
@@ -103,7 +103,7 @@ class Line:
         except OSError:
             data = b""
         if not data:
-            raise Gone
+            raise GatewayGone
         self._heard += data
 
 
@@ -120,10 +120,10 @@ class _Answer:
     tries: int = 0
 
 
-class Steps:
+class GenerationLoop:
     """The answers in the making of one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, line: Line) -> None:
+    def __init__(self, pipeline: Pipeline, line: MessageSocket) -> None:
         self._pipeline = pipeline
         self._line = line
         self._answers: dict[int, _Answer] = {}
@@ -136,14 +136,14 @@ class Steps:
         """Until the gateway is gone. Raises Gone, and RuntimeError when a step fails: no later one would succeed."""
         while True:
             if not self._answers and not self._cancelled:
-                self._hear(self._line.wait())
+                self._dispatch(self._line.receive())
             for message in self._line.pending():
-                self._hear(message)
+                self._dispatch(message)
             if self._answers or self._cancelled:
                 self._step()
-            self._tell()
+            self._flush()
 
-    def _hear(self, message: ToWorker) -> None:
+    def _dispatch(self, message: ToWorker) -> None:
         if isinstance(message, Start):
             self._begin(message)
         elif isinstance(message, Prepare):
@@ -157,11 +157,11 @@ class Steps:
 
         def then(error: ShoalError | None) -> None:
             failed = None if error is None else (error.kind, error.message, error.param)
-            with contextlib.suppress(Gone):
-                self._line.tell(frame([Produced(id=asked.id, error=failed)]))
+            with contextlib.suppress(GatewayGone):
+                self._line.send(encode_frame([Produced(id=asked.id, error=failed)]))
 
         if self._pipeline.grammars is None:
-            then(_not_guided(asked.guide))
+            then(_no_guide_error(asked.guide))
         else:
             self._pipeline.grammars.prepare(asked.guide, then)
 
@@ -175,20 +175,20 @@ class Steps:
         except ShoalError as error:
             self._fail(start.id, error)
         except (RuntimeError, ValueError, TypeError) as error:
-            self._fail(start.id, InvalidValue(f"the model refuses these parameters: {said(error)}"))
+            self._fail(start.id, InvalidValue(f"the model refuses these parameters: {clean_message(error)}"))
         else:
             self._answers[start.id] = answer
 
     def _rules(self, start: Start) -> Any:
         pipeline, sampling = self._pipeline, start.sampling
-        room = (pipeline.capacity or UNKNOWN) - len(start.ids)
+        room = (pipeline.capacity or UNKNOWN_CAPACITY) - len(start.ids)
         if room <= 0:
-            raise _no_room(len(start.ids), pipeline.capacity)
+            raise _no_room_error(len(start.ids), pipeline.capacity)
         rules = configure(pipeline.rules(), sampling, room)
         if sampling.guide is not None:
             if pipeline.grammars is None:
-                raise _not_guided(sampling.guide)
-            rules.structured_output_config = pipeline.grammars.structure(sampling.guide)
+                raise _no_guide_error(sampling.guide)
+            rules.structured_output_config = pipeline.grammars.structured_output(sampling.guide)
         return rules
 
     def _add(self, answer: _Answer) -> None:
@@ -208,7 +208,7 @@ class Steps:
             if status == "IGNORED":
                 lost.append(answer)
         for answer in lost:
-            self._again(answer)
+            self._restart(answer)
 
     def _collect(self, answer: _Answer) -> str:
         """Note what the step made of one answer; answers the library's name for how it stands."""
@@ -226,21 +226,21 @@ class Steps:
         if status == "FINISHED":
             finish = "length" if reason == "LENGTH" else "stop"
         if ids or finish:
-            kept = ids[:-1] if finish == "stop" and self._hidden(answer) else ids
+            kept = ids[:-1] if finish == "stop" and self._ends_hidden(answer) else ids
             logprobs = []
             if answer.start.sampling.logprobs is not None:
-                logprobs = [(self._bytes(one), log) for one, log in zip(kept, logs, strict=False)]
+                logprobs = [(self._token_bytes(one), log) for one, log in zip(kept, logs, strict=False)]
             number = answer.start.id
             self._told.append(Produced(id=number, ids=kept, tokens=len(ids), logprobs=logprobs, finish=finish))
         return status
 
-    def _hidden(self, answer: _Answer) -> bool:
+    def _ends_hidden(self, answer: _Answer) -> bool:
         """Whether its last token ended an answer without being part of it."""
         sampling = answer.start.sampling
         last = answer.made[-1] if answer.made else None
         return last in answer.rules.stop_token_ids and not (sampling.include_stop and last in sampling.stop_token_ids)
 
-    def _again(self, answer: _Answer) -> None:
+    def _restart(self, answer: _Answer) -> None:
         """Begin again, where it was, an answer that lost its place.
 
         When no request finds room for a step, the pipeline drops them all, also those that waited for one that was just
@@ -249,8 +249,8 @@ class Steps:
         needed, capacity = len(answer.start.ids) + len(answer.made), self._pipeline.capacity
         answer.tries += 1
         if capacity and needed >= capacity:
-            self._fail(answer.start.id, _no_room(needed, capacity))
-        elif answer.tries > TRIES or (answer.made and answer.start.sampling.guide is not None):
+            self._fail(answer.start.id, _no_room_error(needed, capacity))
+        elif answer.tries > MAX_RESTARTS or (answer.made and answer.start.sampling.guide is not None):
             self._fail(answer.start.id, OutOfMemory("other requests took the memory for contexts: raise kv_cache_mb"))
         else:
             answer.rules.max_new_tokens = answer.most - len(answer.made)
@@ -258,7 +258,7 @@ class Steps:
             self._add(answer)
             self._answers[answer.start.id] = answer
 
-    def _bytes(self, token: int) -> bytes:
+    def _token_bytes(self, token: int) -> bytes:
         if not self._vocabulary:
             self._vocabulary = {number: text for text, number in self._pipeline.tokenizer.get_vocab().items()}
         return self._vocabulary.get(token, b"")
@@ -266,48 +266,48 @@ class Steps:
     def _fail(self, number: int, error: ShoalError) -> None:
         self._told.append(Produced(id=number, error=(error.kind, error.message, error.param)))
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         """Also when there is nothing to tell: silence is what a stuck process is known by."""
         told, self._told = self._told, []
-        self._line.tell(frame(told))
+        self._line.send(encode_frame(told))
 
-    def broken(self, error: RuntimeError) -> None:
+    def fail_all(self, error: RuntimeError) -> None:
         """The last that the gateway hears: all answers fail."""
         for number in self._answers:
-            self._fail(number, EngineFailed(f"the language model broke down ({said(error)}); load it again"))
-        self._tell()
+            self._fail(number, EngineFailed(f"the language model broke down ({clean_message(error)}); load it again"))
+        self._flush()
 
 
-def _not_guided(guide: Guide) -> InvalidValue:
+def _no_guide_error(guide: Guide) -> InvalidValue:
     return InvalidValue("this model cannot be guided: it has no detokenizer; choose another one", param=guide.field)
 
 
-def _no_room(tokens: int, capacity: int) -> OutOfMemory:
+def _no_room_error(tokens: int, capacity: int) -> OutOfMemory:
     return OutOfMemory(
         f"{tokens} tokens do not fit into the {capacity} for which there is memory: shorten the prompt or max_tokens, "
         "or raise kv_cache_mb"
     )
 
 
-def _open(line: Line) -> Pipeline:
+def _open(line: MessageSocket) -> Pipeline:
     """Load what the first message names. Raises Gone, also when it could not be loaded and that was told."""
-    message = line.wait()
+    message = line.receive()
     assert isinstance(message, Open), message
     try:
         return open_pipeline(Path(message.path), message.options)
     except ModelFileError as error:
-        refused = Refused(kind="model_file", message=error.message.removeprefix(f"{error.file}: "), file=error.file)
+        refused = LoadRefused(kind="model_file", message=error.message.removeprefix(f"{error.file}: "), file=error.file)
     except MissingExtra as error:
-        refused = Refused(kind="missing_extra", message=error.message)
+        refused = LoadRefused(kind="missing_extra", message=error.message)
     except ConfigError as error:
-        refused = Refused(kind="config", message=error.message)
+        refused = LoadRefused(kind="config", message=error.message)
     except OutOfMemory as error:
-        refused = Refused(kind="out_of_memory", message=error.message)
-    line.tell(frame(refused))
-    raise Gone
+        refused = LoadRefused(kind="out_of_memory", message=error.message)
+    line.send(encode_frame(refused))
+    raise GatewayGone
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have this process killed when the thread that started it ends, and with it the gateway. Raises SystemExit when
     that is over already. Other systems than Linux have no such thing: there the end of the socket is noticed."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
@@ -318,21 +318,21 @@ def end_with(parent: int) -> None:
 
 def main(sock: socket.socket) -> int:
     """Run until the gateway is gone; answers the exit code. Closes the socket."""
-    line = Line(sock)
-    with sock, contextlib.suppress(Gone):
+    line = MessageSocket(sock)
+    with sock, contextlib.suppress(GatewayGone):
         pipeline = _open(line)
-        line.tell(frame(pipeline.facts))
-        steps = Steps(pipeline, line)
+        line.send(encode_frame(pipeline.facts))
+        steps = GenerationLoop(pipeline, line)
         try:
             steps.run()
         except RuntimeError as error:
             sys.stderr.write(f"a step failed: {error}\n")
-            steps.broken(error)
+            steps.fail_all(error)
             return 1
     return 0
 
 
 if __name__ == "__main__":
-    confine.first_to_go()
-    end_with(int(sys.argv[2]))
+    confine.prefer_oom_kill()
+    end_with_parent(int(sys.argv[2]))
     sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 
 from shoal.backends.base.backend import Backend, Target
 from shoal.config.settings import Settings
-from shoal.core.lifecycle.loading import Entry, Report
+from shoal.core.lifecycle.loading import Entry, ProgressReporter
 from shoal.core.protocols import Runner
 from shoal.errors import AddressError
 from shoal.models.address import Address
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 
 
 class LocalBackend(Backend):
     name = "local"
 
     @classmethod
-    def no_files(cls, settings: Settings) -> str:
+    def explain_no_files(cls, settings: Settings) -> str:
         return ""
 
-    async def open(self, target: Target, report: Report) -> Runner:
+    async def open(self, target: Target, report: ProgressReporter) -> Runner:
         addresses = target.addresses
         if len(addresses) == 1:
             addresses = (await self.resources.source(target),)
@@ -32,30 +32,30 @@ class LocalBackend(Backend):
                 raise AddressError(f"{target.name}: a local language model has one address: it batches by itself")
             return await self._open_llm(target, stored)
         if stored.manifest.image is not None:
-            return await self._open_towers(target, addresses, report)
+            return await self._open_dual_encoder(target, addresses, report)
         from shoal.backends.local.open import open_local
-        from shoal.core.lane_runner import BatchedRunner
+        from shoal.core.lane_runner import LaneRunner
 
         progress = self.resources.reporter(report)
         local = await open_local(target.name, addresses, target.settings, progress, table=target.table)
         lane = self.resources.lane(target, local.pipeline, local.engines, local.facts)
-        return BatchedRunner(lane, local.facts, local.codec)
+        return LaneRunner(lane, local.facts, local.codec)
 
-    async def prepare(self, target: Target, address: Address, report: Report) -> Stored:
-        from shoal.backends.local.open import prepared
+    async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
+        from shoal.backends.local.open import prepare_async
 
-        return await prepared(address, target.settings, self.resources.reporter(report))
+        return await prepare_async(address, target.settings, self.resources.reporter(report))
 
     async def entries(self) -> list[Entry]:
         return await asyncio.to_thread(self._entries)
 
     async def remove(self, name: str) -> bool:
-        from shoal.models.open_clip_names import of_pair
+        from shoal.models.open_clip_names import find_pair_repository
 
         store = self.resources.store
         # The files of a pair of open_clip's names are its repository's.
-        kept_as = name if self.resources.loaded.meant(name) != name else of_pair(name) or name
-        found = await asyncio.to_thread(store.named, kept_as)
+        kept_as = name if self.resources.loaded.resolve_argument(name) != name else find_pair_repository(name) or name
+        found = await asyncio.to_thread(store.find_by_name, kept_as)
         for one in found:
             await asyncio.to_thread(store.remove, one)
         return bool(found)
@@ -73,19 +73,21 @@ class LocalBackend(Backend):
             for one in self.resources.store.entries()
         ]
 
-    async def _open_towers(self, target: Target, addresses: Sequence[Address], report: Report) -> Runner:
-        from shoal.backends.local.open_dual_encoder import open_towers
-        from shoal.core.dual_encoder import TowersRunner
+    async def _open_dual_encoder(
+        self, target: Target, addresses: Sequence[Address], report: ProgressReporter
+    ) -> Runner:
+        from shoal.backends.local.open_dual_encoder import open_dual_encoder
+        from shoal.core.dual_encoder import DualEncoderRunner
 
         stored = [await self.prepare(target, address, report) for address in addresses]
-        towers = await open_towers(target.name, stored, target.settings, target.table)
-        return TowersRunner(self.resources.lanes(target, towers.parts, towers.facts), towers.facts, towers.codec)
+        towers = await open_dual_encoder(target.name, stored, target.settings, target.table)
+        return DualEncoderRunner(self.resources.lanes(target, towers.parts, towers.facts), towers.facts, towers.codec)
 
-    async def _open_llm(self, target: Target, stored: Stored) -> Runner:
-        from shoal.backends.base.chat_pipeline import generation_sampling
+    async def _open_llm(self, target: Target, stored: StoredModel) -> Runner:
+        from shoal.backends.base.chat_pipeline import load_generation_sampling
         from shoal.backends.genai.open import open_llm
 
-        recommended = await asyncio.to_thread(generation_sampling, stored.path)
+        recommended = await asyncio.to_thread(load_generation_sampling, stored.path)
         pipeline, generator, facts = await open_llm(target.name, stored, target.settings, target.table)
         try:
             return self.resources.generation(target, pipeline, [generator], facts, recommended)

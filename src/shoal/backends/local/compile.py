@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shoal.backends.local.errors import essence
-from shoal.backends.local.options import EngineOptions, arithmetic, layout
-from shoal.backends.local.precision import Checked, affordable, compare, judged
-from shoal.backends.local.tensor_inputs import Port, checked
+from shoal.backends.local.errors import shorten_message
+from shoal.backends.local.options import EngineOptions, cpu_instructions, plan_threads
+from shoal.backends.local.precision import PrecisionCheck, compare, limit_samples, to_comparable_rows
+from shoal.backends.local.tensor_inputs import Port, check_inputs
 from shoal.core.protocols import Tensors
 from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
 from shoal.once import once
-from shoal.types import Array, digest_of
+from shoal.types import Array, compute_digest
 
 Precision: TypeAlias = Literal["f32", "bf16"]
 
@@ -36,7 +36,7 @@ KERNELS_KEPT = 100_000
 """Kernels that each stream keeps: more than the buckets can ask for, so that none is ever made twice."""
 
 
-def runtime() -> Any:
+def import_openvino() -> Any:
     """The `openvino` package. The only place where Shoal imports it.
 
     Importing it sends an event to its vendor's analytics, from a child process, unless the package that sends is
@@ -82,7 +82,7 @@ def warm_up() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledGraph:
     """`narrow` runs `streams` batches side by side; `wide`, if any, one on all `threads`."""
 
     narrow: Any
@@ -91,46 +91,46 @@ class Compiled:
     outputs: tuple[str, ...]
     precision: Precision
     reason: str
-    checked: Checked | None
+    checked: PrecisionCheck | None
     streams: int
     threads: int
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _PrecisionChoice:
     """`model` is the compiled one-stream model that the check left over, in the precision it chose."""
 
     precision: Precision
     reason: str
-    checked: Checked | None = None
+    checked: PrecisionCheck | None = None
     model: Any | None = None
 
 
-def compile_graph(graph: Path, options: EngineOptions) -> Compiled:
+def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
     """Read, check and compile; takes seconds of CPU.
 
     Raises ModelFileError, ConfigError (bf16 on a processor without it), MissingExtra.
     """
-    openvino = runtime()
+    openvino = import_openvino()
     core = openvino.Core()
     try:
         model = core.read_model(str(graph))
-        ports = tuple(_port(given) for given in model.inputs)
-        streams, threads = layout(options.streams, options.threads, usable_cores())
+        ports = tuple(_to_port(given) for given in model.inputs)
+        streams, threads = plan_threads(options.streams, options.threads, usable_cores())
         compiler = _Compiler(core, model, threads)
-        choice = _choose(compiler, ports, options, _bytes(graph))
+        choice = _choose_precision(compiler, ports, options, _graph_bytes(graph))
         one = choice.model
         if streams > 1:
             narrow = compiler.compile(choice.precision, streams)
-            wide = (one or compiler.compile(choice.precision, 1)) if _bytes(graph) <= WIDE_MOST_BYTES else None
+            wide = (one or compiler.compile(choice.precision, 1)) if _graph_bytes(graph) <= WIDE_MOST_BYTES else None
         else:
             narrow, wide = one or compiler.compile(choice.precision, 1), None
     except RuntimeError as error:
         raise ModelFileError(
-            f"OpenVINO cannot load this graph: {essence(str(error))}; convert the model again", file=graph.name
+            f"OpenVINO cannot load this graph: {shorten_message(str(error))}; convert the model again", file=graph.name
         ) from error
-    return Compiled(
+    return CompiledGraph(
         narrow=narrow,
         wide=wide,
         ports=ports,
@@ -167,28 +167,30 @@ class _Compiler:
         return self.core.compile_model(self._model, "CPU", settings)
 
 
-def _choose(compiler: _Compiler, ports: tuple[Port, ...], options: EngineOptions, size: int) -> _Choice:
+def _choose_precision(
+    compiler: _Compiler, ports: tuple[Port, ...], options: EngineOptions, size: int
+) -> _PrecisionChoice:
     native = has_bf16(compiler.core)
     if options.precision == "bf16" and not native:
         raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
     if options.precision == "int8":
-        return _Choice("bf16" if native else "f32", "weights in int8")
+        return _PrecisionChoice("bf16" if native else "f32", "weights in int8")
     if options.precision == "fp16":
-        return _Choice("f32", "weights in fp16")
+        return _PrecisionChoice("f32", "weights in fp16")
     if options.precision != "auto":
-        return _Choice(options.precision, "as configured")
+        return _PrecisionChoice(options.precision, "as configured")
     if not native:
-        return _Choice("f32", "the processor has no bf16 arithmetic")
+        return _PrecisionChoice("f32", "the processor has no bf16 arithmetic")
     if not options.samples:
-        return _Choice("f32", "no samples to check bf16 with")
-    key = _key(compiler.core, options.samples)
+        return _PrecisionChoice("f32", "no samples to check bf16 with")
+    key = _cache_key(compiler.core, options.samples)
     if options.checked is not None and options.checked.key == key:
-        return _Choice(_taken(options.checked), options.checked.reason, options.checked)
+        return _PrecisionChoice(_pick_precision(options.checked), options.checked.reason, options.checked)
     models: dict[Precision, Any] = {"f32": compiler.compile("f32", 1), "bf16": compiler.compile("bf16", 1)}
-    samples = affordable(options.samples, size)
-    exact, fast = (_rows(model, compiler.outputs, ports, samples, options) for model in models.values())
-    found = Checked(key, figures=compare(exact, fast, options.spec))
-    return _Choice(_taken(found), found.reason, found, models[_taken(found)])
+    samples = limit_samples(options.samples, size)
+    exact, fast = (_run_samples(model, compiler.outputs, ports, samples, options) for model in models.values())
+    found = PrecisionCheck(key, figures=compare(exact, fast, options.spec))
+    return _PrecisionChoice(_pick_precision(found), found.reason, found, models[_pick_precision(found)])
 
 
 def output_names(model: Any) -> tuple[str, ...]:
@@ -205,17 +207,17 @@ def has_bf16(core: Any) -> bool:
     return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") and held not in WITHOUT_BF16
 
 
-def _taken(found: Checked) -> Precision:
+def _pick_precision(found: PrecisionCheck) -> Precision:
     return "bf16" if found.agrees else "f32"
 
 
-def _key(core: Any, samples: Sequence[Tensors]) -> str:
+def _cache_key(core: Any, samples: Sequence[Tensors]) -> str:
     versions = core.get_versions("CPU")["CPU"].build_number
     processor = core.get_property("CPU", "FULL_DEVICE_NAME")
-    return f"openvino {versions}; {processor}; {arithmetic()}; samples {digest_of(samples)}"
+    return f"openvino {versions}; {processor}; {cpu_instructions()}; samples {compute_digest(samples)}"
 
 
-def _rows(
+def _run_samples(
     model: Any, outputs: Sequence[str], ports: tuple[Port, ...], samples: Sequence[Tensors], options: EngineOptions
 ) -> list[Mapping[str, Array]]:
     """What the model answers for each of the samples, to be compared. A compiled model's outputs have the names of what
@@ -223,20 +225,20 @@ def _rows(
     request = model.create_infer_request()
     rows: list[Mapping[str, Array]] = []
     for sample in samples:
-        feeds = checked(sample, ports, options.max_length)
+        feeds = check_inputs(sample, ports, options.max_length)
         answers = request.infer(feeds, share_inputs=True)
         named = {name: array.copy() for name, array in zip(outputs, answers.values(), strict=True)}
-        rows.append(judged(named, feeds, options.spec))
+        rows.append(to_comparable_rows(named, feeds, options.spec))
     return rows
 
 
-def _port(given: Any) -> Port:
+def _to_port(given: Any) -> Port:
     import numpy as np
 
     shape = tuple(None if axis.is_dynamic else axis.get_length() for axis in given.get_partial_shape())
     return Port(given.get_any_name(), np.dtype(given.get_element_type().to_dtype()), shape)
 
 
-def _bytes(graph: Path) -> int:
+def _graph_bytes(graph: Path) -> int:
     """Size of a graph with the weights that lie beside it (`model.onnx_data`)."""
     return sum(path.stat().st_size for path in graph.parent.glob(graph.name + "*"))

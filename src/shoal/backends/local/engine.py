@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shoal.backends.local.shapes import Shape, WarmUp, is_probe
 from shoal.backends.local.slots import Slots
-from shoal.backends.local.tensor_inputs import Port, checked, example
+from shoal.backends.local.tensor_inputs import Port, check_inputs, make_example
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import BackendError, InputRejected, ShoalError, TransportFailed
 from shoal.types import Array
@@ -83,20 +83,20 @@ class LocalEngine:
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
         self._check_open()
-        feeds = checked(inputs, self._ports, self._max_length)
+        feeds = check_inputs(inputs, self._ports, self._max_length)
         for output in outputs:
             if output not in self._facts.outputs:
                 raise InputRejected(f"the graph has no output {output!r}; it has {', '.join(self._facts.outputs)}")
         self._calls += 1
         self._unused.clear()
         try:
-            await self._mended(deadline)
+            await self._await_rebuild(deadline)
             lanes = self._lanes
             slots = await self._choose(lanes, next(iter(feeds.values())).shape[0])
             try:
                 return await slots.run(feeds, outputs, deadline)
             except BackendError:
-                self._mend(lanes)
+                self._start_rebuild(lanes)
                 raise
         finally:
             self._calls -= 1
@@ -110,12 +110,12 @@ class LocalEngine:
         await asyncio.sleep(0)  # batches of the same loop tick show themselves; then this one is not alone
         return lanes.wide if self._calls == 1 and lanes.wide.free else lanes.slots
 
-    def _mend(self, lanes: Lanes) -> None:
+    def _start_rebuild(self, lanes: Lanes) -> None:
         """A batch failed on these lanes: replace them, unless that is done or under way."""
         if self._rebuild is not None and lanes is self._lanes and self._mending is None and not self._closed:
-            self._mending = asyncio.create_task(self._replace(self._rebuild), name=f"rebuild {self._facts.name}")
+            self._mending = asyncio.create_task(self._rebuild_lanes(self._rebuild), name=f"rebuild {self._facts.name}")
 
-    async def _replace(self, rebuild: Callable[[], Awaitable[Lanes]]) -> None:
+    async def _rebuild_lanes(self, rebuild: Callable[[], Awaitable[Lanes]]) -> None:
         try:
             self._lanes = await rebuild()
         except ShoalError as error:
@@ -127,7 +127,7 @@ class LocalEngine:
         finally:
             self._mending = None
 
-    async def _mended(self, deadline: float) -> None:
+    async def _await_rebuild(self, deadline: float) -> None:
         if self._mending is not None:
             await asyncio.wait((self._mending,), timeout=deadline - time.monotonic())
             self._check_open()
@@ -142,7 +142,7 @@ class LocalEngine:
             await asyncio.wait((self._mending,))
         for slots in self._lanes:
             if slots is not None:
-                await slots.drained()
+                await slots.drain()
                 slots.clear()
         end, self._end = self._end, None
         if end is not None:
@@ -185,7 +185,7 @@ class LocalEngine:
 
     async def _run_everywhere(self, slots: Slots, shape: Shape) -> bool:
         """Whether it went well; a shape that the graph refuses is simply not warm."""
-        feeds = example(self._ports, shape.size, shape.length)
+        feeds = make_example(self._ports, shape.size, shape.length)
         deadline = time.monotonic() + WARM_DEADLINE_S
         runs = (slots.run(feeds, self._facts.outputs, deadline) for _ in range(slots.count))
         results = await asyncio.gather(*runs, return_exceptions=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from shoal.backends.local.options import EngineOptions
-from shoal.backends.local.precision import Checked
+from shoal.backends.local.precision import PrecisionCheck
 from shoal.core.protocols import Engine
 from shoal.errors import ConfigError, MissingExtra
 
@@ -25,7 +25,7 @@ FOLDER_ENGINES = {"torch": "shoal.backends.local.torch:open"}
 EXTRAS = {"openvino": "local", "onnxruntime": "ort", "torch": "torch"}
 
 
-class Open(Protocol):
+class OpenEngine(Protocol):
     """Loads `graph`, a file or the folder of a model, and answers an engine that is warm enough to serve.
 
     Raises ModelFileError (the graph cannot be loaded), ConfigError (an option cannot work here), MissingExtra.
@@ -34,7 +34,7 @@ class Open(Protocol):
     async def __call__(self, graph: Path, *, name: str, options: EngineOptions) -> Engine: ...
 
 
-def choose(engine: str = "auto") -> str:
+def choose_engine(engine: str = "auto") -> str:
     """The engine to use: the one asked for, else the first that is installed.
 
     Raises MissingExtra when it, or all, are not installed; ConfigError for a name that is not in the table.
@@ -52,10 +52,10 @@ def choose(engine: str = "auto") -> str:
     return engine
 
 
-def opener(engine: str) -> Open:
-    """The `open` of an engine that `choose` answered; imports its module."""
+def load_opener(engine: str) -> OpenEngine:
+    """The `open` of an engine that `choose_engine` answered; imports its module."""
     module, _, function = (ENGINES | FOLDER_ENGINES)[engine].partition(":")
-    return cast(Open, getattr(import_module(module), function))
+    return cast(OpenEngine, getattr(import_module(module), function))
 
 
-__all__ = ["ENGINES", "FOLDER_ENGINES", "Checked", "EngineOptions", "Open", "choose", "opener"]
+__all__ = ["ENGINES", "FOLDER_ENGINES", "EngineOptions", "OpenEngine", "PrecisionCheck", "choose_engine", "load_opener"]

@@ -6,7 +6,7 @@ import re
 
 from shoal.errors import BackendError, EngineFailed, InputRejected, OutOfMemory
 
-MEANINGS: tuple[tuple[type[BackendError], tuple[type[BaseException], ...], tuple[str, ...]], ...] = (
+ERROR_TABLE: tuple[tuple[type[BackendError], tuple[type[BaseException], ...], tuple[str, ...]], ...] = (
     (
         OutOfMemory,
         (MemoryError,),
@@ -29,12 +29,12 @@ MEANINGS: tuple[tuple[type[BackendError], tuple[type[BaseException], ...], tuple
 """Error, exception types that mean it, and words in a message that do: the engines raise RuntimeError for nearly all.
 The first row that fits counts; what fits none is EngineFailed."""
 
-SAYINGS = {
+MESSAGES = {
     OutOfMemory: "the batch did not fit into memory; lower max_batch_tokens",
     InputRejected: "the engine refused these inputs; check their lengths and ids",
     EngineFailed: "the engine failed on this batch; the log has the cause",
 }
-LONGEST = 300
+MAX_MESSAGE_CHARS = 300
 
 
 def engine_error(error: BaseException) -> BackendError:
@@ -42,17 +42,17 @@ def engine_error(error: BaseException) -> BackendError:
     text = str(error)
     lowered = text.lower()
     kind: type[BackendError] = EngineFailed
-    for meaning, types, words in MEANINGS:
+    for meaning, types, words in ERROR_TABLE:
         if isinstance(error, types) or any(word in lowered for word in words):
             kind = meaning
             break
-    return kind(f"{SAYINGS[kind]} ({essence(text) or type(error).__name__})")
+    return kind(f"{MESSAGES[kind]} ({shorten_message(text) or type(error).__name__})")
 
 
-def essence(text: str) -> str:
+def shorten_message(text: str) -> str:
     """An engine's message without the source files that it names, on one line."""
     lines = (
         re.sub(r"(Caught )?[Ee]xception from \S+:\d+:|/\S+\.(?:h|cc|cpp|cuh):\d+", "", line)
         for line in text.split("\n")
     )
-    return " ".join(" ".join(lines).split())[:LONGEST]
+    return " ".join(" ".join(lines).split())[:MAX_MESSAGE_CHARS]

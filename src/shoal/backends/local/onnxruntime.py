@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.backends.local.engine import Lanes, LocalEngine
-from shoal.backends.local.errors import essence
-from shoal.backends.local.options import VARIANTS, EngineOptions, layout
+from shoal.backends.local.errors import shorten_message
+from shoal.backends.local.options import VARIANTS, EngineOptions, plan_threads
 from shoal.backends.local.shapes import WarmUp, is_probe, length_buckets, shapes, size_buckets
 from shoal.backends.local.slots import Outputs, Slots
 from shoal.backends.local.tensor_inputs import Port
@@ -38,7 +38,7 @@ TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
 }
-SILENT = 4
+LOG_FATAL_ONLY = 4
 
 
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
@@ -47,7 +47,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         raise ConfigError("onnxruntime runs f32 only; use precision f32, or another engine", param="precision")
     loaded = await asyncio.to_thread(_load, graph, options)
     session, slots = loaded.session, loaded.slots
-    ports = tuple(_port(given, graph) for given in session.get_inputs())
+    ports = tuple(_to_port(given, graph) for given in session.get_inputs())
     facts = EngineFacts(
         name=name,
         inputs=tuple(port.name for port in ports),
@@ -71,7 +71,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     engine = LocalEngine(
         facts,
         ports,
-        Lanes(Slots(_Run(session, pool) for _ in range(slots))),
+        Lanes(Slots(_SessionWorker(session, pool) for _ in range(slots))),
         max_length=options.max_length,
         warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3),
         end=partial(pool.shutdown, wait=False),  # its threads have nothing left to do by then
@@ -80,7 +80,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     return engine
 
 
-def runtime() -> Any:
+def import_onnxruntime() -> Any:
     """The `onnxruntime` package. The only place where Shoal imports it.
 
     It reports to its vendor, and gives the machine an id and a database in the user's cache for that, unless the
@@ -97,7 +97,7 @@ def runtime() -> Any:
     return onnxruntime
 
 
-class _Loaded(NamedTuple):
+class _LoadedSession(NamedTuple):
     """`device` is "cpu" or "cuda"."""
 
     session: Any
@@ -107,12 +107,12 @@ class _Loaded(NamedTuple):
     version: str
 
 
-def _load(graph: Path, options: EngineOptions) -> _Loaded:
+def _load(graph: Path, options: EngineOptions) -> _LoadedSession:
     """Raises MissingExtra, ModelFileError."""
-    onnxruntime = runtime()
-    slots, threads = layout(options.streams or SLOTS, options.threads, usable_cores())
+    onnxruntime = import_onnxruntime()
+    slots, threads = plan_threads(options.streams or SLOTS, options.threads, usable_cores())
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = SILENT
+    settings.log_severity_level = LOG_FATAL_ONLY
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -122,26 +122,27 @@ def _load(graph: Path, options: EngineOptions) -> _Loaded:
         session = onnxruntime.InferenceSession(str(graph), settings, providers=providers)
     except Exception as error:  # its own exception classes share no base but Exception
         raise ModelFileError(
-            f"ONNX Runtime cannot load this graph: {essence(str(error))}; convert the model again", file=graph.name
+            f"ONNX Runtime cannot load this graph: {shorten_message(str(error))}; convert the model again",
+            file=graph.name,
         ) from error
     device = "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
-    return _Loaded(session, device, slots, threads, onnxruntime.__version__)
+    return _LoadedSession(session, device, slots, threads, onnxruntime.__version__)
 
 
-def _port(given: Any, graph: Path) -> Port:
+def _to_port(given: Any, graph: Path) -> Port:
     if given.type not in TYPES:
         raise ModelFileError(f"inputs of type {given.type} are not supported", file=graph.name, key=given.name)
     shape = tuple(axis if isinstance(axis, int) else None for axis in given.shape)
     return Port(given.name, np.dtype(TYPES[given.type]), shape)
 
 
-class _Run:
+class _SessionWorker:
     """A Worker: one run of the session at a time, on a thread of the pool, which has one for each slot."""
 
     def __init__(self, session: Any, pool: ThreadPoolExecutor) -> None:
         self._session = session
         self._pool = pool
-        self._settings: Callable[[], Any] = runtime().RunOptions
+        self._settings: Callable[[], Any] = import_onnxruntime().RunOptions
         self._current: Any = None
         self._outcome: Outputs | Exception = {}
 

@@ -19,30 +19,37 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.backends.local.compile import QUANTIZED_GROUP
-from shoal.backends.local.engines import ENGINES, FOLDER_ENGINES, Checked, EngineOptions, choose, opener
-from shoal.config.settings import PICTURES_TIMES, ModelTable, Settings
+from shoal.backends.local.engines import (
+    ENGINES,
+    FOLDER_ENGINES,
+    EngineOptions,
+    PrecisionCheck,
+    choose_engine,
+    load_opener,
+)
+from shoal.config.settings import IMAGE_BATCH_MS_FACTOR, ModelTable, Settings
 from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
 from shoal.decoding import converter
-from shoal.downloads.cancellation import in_thread
+from shoal.downloads.cancellation import run_in_thread
 from shoal.downloads.disk import disk_error
 from shoal.errors import AddressError, ConfigError, MissingExtra, ShoalError
 from shoal.models.address import Address, parse_source
-from shoal.models.convert.as_published import check_folder
-from shoal.models.convert.export import Exported, can_export, export
+from shoal.models.convert.as_published import verify_published
+from shoal.models.convert.export import ExportResult, can_export, export
 from shoal.models.convert.export_dual_encoder import ExportedTowers, can_export_towers, export_towers
 from shoal.models.convert.samples import ALONE, LONGEST, PAIRS
-from shoal.models.convert.variants import VARIANTS, Variant, make_variant, parity_of, variant_path
+from shoal.models.convert.variants import VARIANTS, Variant, make_variant, measure_parity, variant_path
 from shoal.models.convert.verify import Run
 from shoal.models.manifest import Verdict
-from shoal.models.prepare import SOURCE, Ways, prepare
+from shoal.models.prepare import SOURCE, Fallbacks, prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
-from shoal.types import Array, Batched, Classify, Embed, Item
+from shoal.types import Array, BatchTask, Classify, Embed, Item
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +61,7 @@ LOGITS_BYTES = 512 * 2**20
 ANY_LENGTH = 2**20
 """The samples of a comparison are cut to the model's own length before."""
 
-PARITY = ("min_cosine", "mean_cosine", "max_difference", "speed", "bytes")
+PARITY_FIELDS = ("min_cosine", "mean_cosine", "max_difference", "speed", "bytes")
 """Of a variant's Parity, what the details of the facts show."""
 
 SAMPLE_ROWS = 32
@@ -62,7 +69,7 @@ SAMPLE_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalModel:
     """A local model, ready to be served: everything a lane and a runner are made of."""
 
     pipeline: TextPipeline | PairPipeline
@@ -78,15 +85,15 @@ def prepare_local(
     progress: Progress | None = None,
     stop: Stop | None = None,
     refresh: bool = False,
-) -> Stored:
+) -> StoredModel:
     """The model in the store, fetched and converted if need be, and verified where an engine is installed. Blocks.
 
     Raises SetupError.
     """
-    ways = _ways(settings)
+    ways = _conversion_options(settings)
     with ExitStack() as stack:
         try:
-            verifier = stack.enter_context(_Verifier(graph_engine(settings.engine)))
+            verifier = stack.enter_context(_Verifier(choose_graph_engine(settings.engine)))
         except MissingExtra:
             verifier = None
         return prepare(
@@ -101,13 +108,13 @@ def prepare_local(
         )
 
 
-def _ways(settings: Settings) -> Ways:
+def _conversion_options(settings: Settings) -> Fallbacks:
     """What becomes of pickled weights, and of an architecture without a graph: PyTorch turns them into safetensors and
     exports it, where the extra that can is installed; an engine that runs folders knows the architecture itself."""
 
-    def exported(
+    def run_export(
         folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
-    ) -> Exported:
+    ) -> ExportResult:
         return export(
             folder,
             into,
@@ -118,7 +125,9 @@ def _ways(settings: Settings) -> Ways:
             timeout_s=settings.convert_timeout_s,
         )
 
-    def exported_towers(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> ExportedTowers:
+    def run_towers_export(
+        folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop
+    ) -> ExportedTowers:
         return export_towers(
             folder,
             into,
@@ -129,33 +138,33 @@ def _ways(settings: Settings) -> Ways:
         )
 
     try:
-        folders = choose(settings.engine) in FOLDER_ENGINES
+        folders = choose_engine(settings.engine) in FOLDER_ENGINES
     except MissingExtra:  # models may be fetched before an engine is installed
         folders = False
     able = settings.convert == "auto" and can_export()
     pictured = settings.convert == "auto" and can_export_towers()
-    return Ways(exported if able else None, folders=folders, towers=exported_towers if pictured else None)
+    return Fallbacks(run_export if able else None, folders=folders, towers=run_towers_export if pictured else None)
 
 
-def graph_engine(engine: str) -> str:
+def choose_graph_engine(engine: str) -> str:
     """The engine that verifies: the one that will serve, or where that runs folders any that runs graphs. Raises
     MissingExtra, ConfigError."""
-    chosen = choose(engine)
+    chosen = choose_engine(engine)
     if chosen not in FOLDER_ENGINES:
         return chosen
     *others, last = ENGINES
     for name in others:
         try:
-            return choose(name)
+            return choose_engine(name)
         except MissingExtra:
             continue
-    return choose(last)
+    return choose_engine(last)
 
 
-async def prepared(address: Address, settings: Settings, progress: Progress | None = None) -> Stored:
+async def prepare_async(address: Address, settings: Settings, progress: Progress | None = None) -> StoredModel:
     """`prepare_local` in a thread. When it is cancelled, it returns once the thread has stopped."""
     stop = Stop()
-    return await in_thread(partial(prepare_local, address, settings, progress=progress, stop=stop), stop.set)
+    return await run_in_thread(partial(prepare_local, address, settings, progress=progress, stop=stop), stop.set)
 
 
 async def open_local(
@@ -165,41 +174,41 @@ async def open_local(
     progress: Progress | None = None,
     *,
     table: ModelTable | None = None,
-) -> Local:
+) -> LocalModel:
     """Open every replica of a model; they must be the same model. Of its table prompts are read. Raises SetupError."""
-    stored = [await prepared(address, settings, progress) for address in addresses]
-    if choose(settings.engine) in FOLDER_ENGINES:
-        stored = await asyncio.to_thread(_compared, stored, choose(settings.engine), settings)
+    stored = [await prepare_async(address, settings, progress) for address in addresses]
+    if choose_engine(settings.engine) in FOLDER_ENGINES:
+        stored = await asyncio.to_thread(_compare_with_reference, stored, choose_engine(settings.engine), settings)
     if table is not None:
-        stored = [prompted(one, table) for one in stored]
-    check_same(name, stored)
-    engine = choose(settings.engine)
+        stored = [apply_prompts(one, table) for one in stored]
+    check_same_model(name, stored)
+    engine = choose_engine(settings.engine)
     spec = stored[0].manifest.text_spec
-    pipeline = await asyncio.to_thread(_pipeline, stored[0].path, spec, settings)
+    pipeline = await asyncio.to_thread(_build_pipeline, stored[0].path, spec, settings)
     samples = await asyncio.to_thread(precision_samples, pipeline)
-    parity = await asyncio.to_thread(_parity, stored, engine, settings, samples)
+    parity = await asyncio.to_thread(_measure_variant, stored, engine, settings, samples)
     if (variant := _variant(engine, settings)) is not None:
-        _log.info("%s: %s", name, _told(variant, parity))
+        _log.info("%s: %s", name, _describe_variant(variant, parity))
     engines: list[Engine] = []
     async with AsyncExitStack() as opened:
         for number, one in enumerate(stored):
             spec = one.manifest.text_spec
-            place = await asyncio.to_thread(_place, engine, one, _variant(engine, settings))
+            place = await asyncio.to_thread(_engine_path, engine, one, _variant(engine, settings))
             options = engine_options(settings, samples, spec)
             engines.append(await open_engine(engine, place, one, f"{name}-{number}", settings.home, options))
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
-    facts = _facts(stored[0], engine, engines[0].facts, settings, parity)
-    return Local(pipeline, TokenizerCodec(pipeline.tokenizer, spec), engines, facts)
+    facts = _build_facts(stored[0], engine, engines[0].facts, settings, parity)
+    return LocalModel(pipeline, TokenizerCodec(pipeline.tokenizer, spec), engines, facts)
 
 
-def check_same(name: str, stored: Sequence[Stored]) -> None:
+def check_same_model(name: str, stored: Sequence[StoredModel]) -> None:
     """Replicas are one model. Raises AddressError."""
-    if len({space_of(one) or _identity(one) for one in stored}) > 1:
+    if len({compute_space(one) or _identity(one) for one in stored}) > 1:
         raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
 
 
-def prompted(stored: Stored, table: ModelTable) -> Stored:
+def apply_prompts(stored: StoredModel, table: ModelTable) -> StoredModel:
     """The model with the prompts of its table above its own, which makes its space another one; one that only scores
     has none. Raises ConfigError for a default prompt that is in neither."""
     spec = stored.manifest.text_spec
@@ -214,7 +223,7 @@ def prompted(stored: Stored, table: ModelTable) -> Stored:
     return replace(stored, manifest=msgspec.structs.replace(stored.manifest, text=spec))
 
 
-def _pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPipeline | PairPipeline:
+def _build_pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPipeline | PairPipeline:
     if spec.score is not None:
         return PairPipeline(folder, spec, truncate=settings.truncate)
     return TextPipeline(folder, spec, truncate=settings.truncate)
@@ -227,8 +236,10 @@ def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpe
         streams=settings.streams,
         threads=settings.threads,
         max_batch_size=settings.max_batch_size,
-        max_batch_tokens=settings.max_batch_tokens if spec is None else most_tokens(spec, settings.max_batch_tokens),
-        max_batch_ms=settings.max_batch_ms * (PICTURES_TIMES if spec is None else 1),
+        max_batch_tokens=settings.max_batch_tokens
+        if spec is None
+        else cap_batch_tokens(spec, settings.max_batch_tokens),
+        max_batch_ms=settings.max_batch_ms * (IMAGE_BATCH_MS_FACTOR if spec is None else 1),
         max_length=1 if spec is None else spec.max_tokens,
         samples=samples,
         spec=spec,
@@ -236,24 +247,31 @@ def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpe
 
 
 async def open_engine(
-    engine: str, place: Path, stored: Stored, name: str, home: str, options: EngineOptions, *, noted: str = "precision"
+    engine: str,
+    place: Path,
+    stored: StoredModel,
+    name: str,
+    home: str,
+    options: EngineOptions,
+    *,
+    noted: str = "precision",
 ) -> Engine:
     """Open what lies at `place` of a stored model. What the check of its precision finds is kept with the model under
     the name `noted`, and not found out twice."""
     store = Store(home)
     kept = (await asyncio.to_thread(store.notes, stored)).get(noted)
     options = replace(options, checked=_CHECKED(kept) if kept else None)
-    opened = await opener(engine)(place, name=name, options=options)
+    opened = await load_opener(engine)(place, name=name, options=options)
     checked = opened.facts.details.get("precision_checked")
     reason = opened.facts.details.get("precision_reason")
     if reason:
         _log.info("%s: precision %s (%s)", name, opened.facts.precision, reason)
-    if isinstance(checked, Checked) and checked != options.checked:
+    if isinstance(checked, PrecisionCheck) and checked != options.checked:
         await asyncio.to_thread(store.note, stored, noted, asdict(checked))
     return opened
 
 
-def most_tokens(spec: TextSpec, wanted: int) -> int:
+def cap_batch_tokens(spec: TextSpec, wanted: int) -> int:
     """Padded tokens that a batch may have: as `wanted`, but a model that scores the whole vocabulary at every token
     (SPLADE) has [tokens, vocabulary] floats in memory at once, so it takes fewer, and one longest text at least."""
     if spec.sparse is None or spec.sparse.per == "token" or not spec.vocab_size:
@@ -267,7 +285,9 @@ def _variant(engine: str, settings: Settings) -> Variant | None:
     return None if engine in FOLDER_ENGINES else next((one for one in VARIANTS if one == asked), None)
 
 
-def _parity(stored: Sequence[Stored], engine: str, settings: Settings, samples: Sequence[Tensors]) -> dict[str, Any]:
+def _measure_variant(
+    stored: Sequence[StoredModel], engine: str, settings: Settings, samples: Sequence[Tensors]
+) -> dict[str, Any]:
     """Make the variant that is asked for and measure it against f32, once on a machine; what it costs, for the details
     of the facts. Blocks. Raises SetupError."""
     variant = _variant(engine, settings)
@@ -282,26 +302,26 @@ def _parity(stored: Sequence[Stored], engine: str, settings: Settings, samples: 
             except OSError as error:
                 error.filename = error.filename or one.path
                 raise disk_error(error, f"the {variant} weights of {one.manifest.id}") from error
-            found = parity_of(
+            found = measure_parity(
                 one,
                 variant,
                 store=store,
-                engine=f"{engine} {_version(engine)}, {os.cpu_count()} cores",
+                engine=f"{engine} {_package_version(engine)}, {os.cpu_count()} cores",
                 samples=samples,
                 open_graph=verifier.open,
             )
             told = msgspec.to_builtins(found)
-    return {f"{variant}_{name}": told[name] for name in PARITY if told[name] is not None}
+    return {f"{variant}_{name}": told[name] for name in PARITY_FIELDS if told[name] is not None}
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # a build of another name, such as onnxruntime-gpu
         return ""
 
 
-class _Compared(msgspec.Struct, frozen=True):
+class _FolderVerdict(msgspec.Struct, frozen=True):
     """A model's verdict on an engine of folders, as it is noted. `key`: the engine with its version; `verdict` None: an
     architecture that there is nothing to compare with."""
 
@@ -309,33 +329,36 @@ class _Compared(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-_COMPARED = converter(_Compared)
-_CHECKED = converter(Checked)
+_FOLDER_VERDICT = converter(_FolderVerdict)
+_CHECKED = converter(PrecisionCheck)
 
 
-def _compared(stored: Sequence[Stored], engine: str, settings: Settings) -> list[Stored]:
+def _compare_with_reference(stored: Sequence[StoredModel], engine: str, settings: Settings) -> list[StoredModel]:
     """The models as an engine of folders runs them: each compared with the numpy forward pass where that knows the
     architecture, in f32 and once with each version of the engine, and its verdict in place of the graph's. Blocks.
     Raises SetupError."""
-    store, key = Store(settings.home), f"{engine} {_version(engine)}, transformers {_version('transformers')}"
+    store, key = (
+        Store(settings.home),
+        f"{engine} {_package_version(engine)}, transformers {_package_version('transformers')}",
+    )
     found = []
     for one in stored:
         try:
-            kept = _COMPARED(store.notes(one).get("folder"))
+            kept = _FOLDER_VERDICT(store.notes(one).get("folder"))
         except msgspec.ValidationError:
-            kept = _Compared()
+            kept = _FolderVerdict()
         if kept.key != key:
             with _Verifier(engine) as verifier:
-                place, spec = _place(engine, one, None), one.manifest.text_spec
+                place, spec = _engine_path(engine, one, None), one.manifest.text_spec
                 run = partial(verifier.open, place, spec=spec)
-                kept = _Compared(key, check_folder(place, one.path, spec, engine=engine, run=run))
+                kept = _FolderVerdict(key, verify_published(place, one.path, spec, engine=engine, run=run))
             store.note(one, "folder", msgspec.to_builtins(kept))
         verdict = kept.verdict or one.manifest.verification
         found.append(replace(one, manifest=msgspec.structs.replace(one.manifest, verification=verdict)))
     return found
 
 
-def _told(variant: Variant, parity: Mapping[str, Any]) -> str:
+def _describe_variant(variant: Variant, parity: Mapping[str, Any]) -> str:
     """What a variant costs, in words."""
     speed = ", ".join(
         f"{times:g} times as fast as f32 ({batch})" for batch, times in parity[f"{variant}_speed"].items()
@@ -348,7 +371,7 @@ def _told(variant: Variant, parity: Mapping[str, Any]) -> str:
     return words + ("; an index of other vectors must be embedded again" if variant == "int8" else "")
 
 
-def _place(engine: str, stored: Stored, variant: Variant | None) -> Path:
+def _engine_path(engine: str, stored: StoredModel, variant: Variant | None) -> Path:
     """What the engine runs: the stored graph, its variant, or the folder as its author published it."""
     if engine not in FOLDER_ENGINES:
         return variant_path(stored, variant) if variant else stored.graph
@@ -360,7 +383,7 @@ def precision_samples(pipeline: TextPipeline | PairPipeline) -> list[Tensors]:
     """The sample texts as users' texts are run, or pairs of them, shortest first; the longest of all has a batch of its
     own."""
     score = pipeline.spec.score
-    task: Batched = Embed(model="", inputs=[], truncate=True, outputs=pipeline.spec.kinds[:1])
+    task: BatchTask = Embed(model="", inputs=[], truncate=True, outputs=pipeline.spec.kinds[:1])
     items: tuple[Item, ...] = (*ALONE, LONGEST)
     if score is not None:
         task = Classify(model="", inputs=[], truncate=True)
@@ -372,8 +395,8 @@ def precision_samples(pipeline: TextPipeline | PairPipeline) -> list[Tensors]:
     return [pipeline.collate(batch, nothing) for batch in [*(rest[at : at + SAMPLE_ROWS] for at in starts), [longest]]]
 
 
-def _facts(
-    stored: Stored, engine: str, engine_facts: EngineFacts, settings: Settings, parity: Mapping[str, Any]
+def _build_facts(
+    stored: StoredModel, engine: str, engine_facts: EngineFacts, settings: Settings, parity: Mapping[str, Any]
 ) -> ModelFacts:
     manifest = stored.manifest
     spec = manifest.text_spec
@@ -384,7 +407,7 @@ def _facts(
         "length_buckets": engine_facts.length_buckets,
         **engine_details(engine_facts),
         **parity,
-        **limits_of(settings),
+        **describe_limits(settings),
     }
     return ModelFacts(
         id=manifest.id,
@@ -398,7 +421,7 @@ def _facts(
         precision=engine_facts.precision,
         pooling=spec.pooling if spec.score is None else "",
         normalized=spec.ends_normalized,
-        space=space_of(stored, engine_facts.precision, engine),
+        space=compute_space(stored, engine_facts.precision, engine),
         revision=manifest.revision,
         prompts=spec.prompts,
         default_prompt_name=spec.default_prompt_name,
@@ -409,14 +432,14 @@ def _facts(
 
 def engine_details(facts: EngineFacts) -> dict[str, Any]:
     """What an engine says of itself, with what its precision costs in the place of how that was found."""
-    told = {key: value for key, value in facts.details.items() if not isinstance(value, Checked)}
+    told = {key: value for key, value in facts.details.items() if not isinstance(value, PrecisionCheck)}
     checked = facts.details.get("precision_checked")
-    if isinstance(checked, Checked):
+    if isinstance(checked, PrecisionCheck):
         told |= {f"{checked.precision}_{name}": value for name, value in checked.figures.items()}
     return told
 
 
-def limits_of(settings: Settings) -> dict[str, Any]:
+def describe_limits(settings: Settings) -> dict[str, Any]:
     """The settings of a model that its clients may want to know, for the details of its facts."""
     return {
         "max_batch_size": settings.max_batch_size,
@@ -426,7 +449,7 @@ def limits_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def space_of(stored: Stored, precision: str = "", engine: str = "") -> str:
+def compute_space(stored: StoredModel, precision: str = "", engine: str = "") -> str:
     """16 hex digits that are equal only for vectors that may share an index; "" for a model that gives none.
 
     They cover the weights as published (not the converted graph, whose bytes may change with the converter; not a
@@ -445,9 +468,9 @@ def space_of(stored: Stored, precision: str = "", engine: str = "") -> str:
     return hashlib.sha256(f"{told} int8 {how}".encode()).hexdigest()[:16]
 
 
-def _identity(stored: Stored) -> str:
+def _identity(stored: StoredModel) -> str:
     weights, image = stored.manifest.weights, stored.manifest.image
-    told: list[Any] = [sorted(digest for file, digest in weights.items() if not _repeats(file, weights))]
+    told: list[Any] = [sorted(digest for file, digest in weights.items() if not _is_exported_copy(file, weights))]
     if image is not None:
         told += [image.spec, stored.manifest.text]
         return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
@@ -467,7 +490,7 @@ def _identity(stored: Stored) -> str:
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
 
 
-def _repeats(file: str, weights: Mapping[str, str]) -> bool:
+def _is_exported_copy(file: str, weights: Mapping[str, str]) -> bool:
     """Whether a published file is a graph beside the weights that it was exported from."""
     folder, graph, _ = file.rpartition("model.onnx")
     folder = folder.removesuffix("onnx/")
@@ -494,7 +517,7 @@ class _Verifier:
     def open(self, graph: Path, precision: Literal["f32"] | Variant = "f32", *, spec: TextSpec | None = None) -> Run:
         longest = spec.max_tokens if spec is not None else ANY_LENGTH
         options = EngineOptions(precision=precision, streams=1, max_length=longest, warm_up_s=0, spec=spec)
-        engine = self._runner.run(opener(self._engine)(graph, name="verify", options=options))
+        engine = self._runner.run(load_opener(self._engine)(graph, name="verify", options=options))
         self._stack.callback(lambda: self._runner.run(engine.aclose()))
 
         def run(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:

@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.backends.local.open import (
-    check_same,
+    apply_prompts,
+    check_same_model,
+    choose_graph_engine,
+    compute_space,
+    describe_limits,
     engine_details,
     engine_options,
-    graph_engine,
-    limits_of,
     open_engine,
     precision_samples,
-    prompted,
-    space_of,
 )
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.protocols import Engine, ModelFacts, Pipeline, Tensors
 from shoal.errors import ConfigError
 from shoal.models.convert.variants import VARIANTS
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import ImageSpec
@@ -36,7 +36,7 @@ SAMPLES = 16
 """Pictures that the precision of an image tower is checked with."""
 
 
-class Part(NamedTuple):
+class Tower(NamedTuple):
     """One tower: what a lane is made of."""
 
     pipeline: Pipeline
@@ -44,40 +44,42 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Towers:
+class DualEncoder:
     """A model that takes pictures, ready to be served. `codec`: of its text tower, where it has one."""
 
-    parts: Mapping[Modality, Part]
+    parts: Mapping[Modality, Tower]
     facts: ModelFacts
     codec: TokenizerCodec | None
 
 
-async def open_towers(name: str, stored: Sequence[Stored], settings: Settings, table: ModelTable) -> Towers:
+async def open_dual_encoder(
+    name: str, stored: Sequence[StoredModel], settings: Settings, table: ModelTable
+) -> DualEncoder:
     """Open every replica of a model's towers, those that `towers` asks for; they must be the same model. Raises
     SetupError."""
-    engine = graph_engine(settings.engine)
+    engine = choose_graph_engine(settings.engine)
     if settings.precision in VARIANTS:
         raise ConfigError(
             f'{name}: precision {settings.precision} is for models of texts alone: set `precision = "auto"` in '
             f'[models."{name}"]'
         )
-    stored = [prompted(one, table) if one.manifest.text is not None else one for one in stored]
-    check_same(name, stored)
-    wanted = _wanted(name, stored[0], settings)
-    parts: dict[Modality, Part] = {}
+    stored = [apply_prompts(one, table) if one.manifest.text is not None else one for one in stored]
+    check_same_model(name, stored)
+    wanted = _select_towers(name, stored[0], settings)
+    parts: dict[Modality, Tower] = {}
     async with AsyncExitStack() as opened:
         for modality in wanted:
-            opening = _texts if modality == "text" else _pictures
+            opening = _open_text_tower if modality == "text" else _open_image_tower
             parts[modality] = await opening(engine, name, stored, settings, opened)
         opened.pop_all()
     pipeline = parts["text"].pipeline if "text" in parts else None
     codec = None
     if isinstance(pipeline, TextPipeline):
         codec = TokenizerCodec(pipeline.tokenizer, stored[0].manifest.text_spec)
-    return Towers(parts, _facts(stored[0], engine, parts, settings), codec)
+    return DualEncoder(parts, _build_facts(stored[0], engine, parts, settings), codec)
 
 
-def _wanted(name: str, stored: Stored, settings: Settings) -> list[Modality]:
+def _select_towers(name: str, stored: StoredModel, settings: Settings) -> list[Modality]:
     manifest = stored.manifest
     has: dict[Modality, bool] = {"text": manifest.text is not None, "image": manifest.image is not None}
     wanted = [modality for modality, there in has.items() if there and settings.towers in ("both", modality)]
@@ -86,7 +88,9 @@ def _wanted(name: str, stored: Stored, settings: Settings) -> list[Modality]:
     return wanted
 
 
-async def _texts(engine: str, name: str, stored: Sequence[Stored], settings: Settings, opened: AsyncExitStack) -> Part:
+async def _open_text_tower(
+    engine: str, name: str, stored: Sequence[StoredModel], settings: Settings, opened: AsyncExitStack
+) -> Tower:
     spec = stored[0].manifest.text_spec
     pipeline = await asyncio.to_thread(TextPipeline, stored[0].path, spec, truncate=settings.truncate)
     samples = await asyncio.to_thread(precision_samples, pipeline)
@@ -96,18 +100,18 @@ async def _texts(engine: str, name: str, stored: Sequence[Stored], settings: Set
         label = f"{name}-text-{number}"
         engines.append(await open_engine(engine, one.path / one.manifest.graph, one, label, settings.home, options))
         opened.push_async_callback(engines[-1].aclose)
-    return Part(pipeline, engines)
+    return Tower(pipeline, engines)
 
 
-async def _pictures(
-    engine: str, name: str, stored: Sequence[Stored], settings: Settings, opened: AsyncExitStack
-) -> Part:
+async def _open_image_tower(
+    engine: str, name: str, stored: Sequence[StoredModel], settings: Settings, opened: AsyncExitStack
+) -> Tower:
     from shoal.pipelines.image import ImagePipeline  # Pillow is imported for models that need it
 
     first = stored[0].manifest.image
     assert first is not None
     pipeline = await asyncio.to_thread(ImagePipeline, first.spec)
-    options = engine_options(settings, _drawn(first.spec), None)
+    options = engine_options(settings, _make_sample_images(first.spec), None)
     engines: list[Engine] = []
     for number, one in enumerate(stored):
         image = one.manifest.image
@@ -116,10 +120,10 @@ async def _pictures(
         place = one.path / image.graph
         engines.append(await open_engine(engine, place, one, label, settings.home, options, noted="image_precision"))
         opened.push_async_callback(engines[-1].aclose)
-    return Part(pipeline, engines)
+    return Tower(pipeline, engines)
 
 
-def _drawn(spec: ImageSpec) -> list[Tensors]:
+def _make_sample_images(spec: ImageSpec) -> list[Tensors]:
     """Smooth pictures with some grain, as a preprocessor would hand them over: noise alone has no edges."""
     random = np.random.default_rng(0)
     height, width = spec.size
@@ -133,7 +137,7 @@ def _drawn(spec: ImageSpec) -> list[Tensors]:
     return [{spec.input: values[: SAMPLES // 2]}, {spec.input: values[SAMPLES // 2 :]}]
 
 
-def _facts(stored: Stored, engine: str, parts: Mapping[Modality, Part], settings: Settings) -> ModelFacts:
+def _build_facts(stored: StoredModel, engine: str, parts: Mapping[Modality, Tower], settings: Settings) -> ModelFacts:
     manifest = stored.manifest
     image = manifest.image
     assert image is not None
@@ -151,7 +155,7 @@ def _facts(stored: Stored, engine: str, parts: Mapping[Modality, Part], settings
             for modality, facts in found.items()
             for key, value in engine_details(facts).items()
         },
-        **limits_of(settings),
+        **describe_limits(settings),
     }
     verdicts = [manifest.verification] if text is not None else []
     verdicts += [image.verification] if "image" in parts else []
@@ -167,7 +171,7 @@ def _facts(stored: Stored, engine: str, parts: Mapping[Modality, Part], settings
         precision="+".join(dict.fromkeys(precisions.values())),
         pooling=text.pooling if text is not None else "",
         normalized=text is None or text.ends_normalized,
-        space=space_of(stored),
+        space=compute_space(stored),
         revision=manifest.revision,
         prompts=text.prompts if text is not None else {},
         default_prompt_name=text.default_prompt_name if text is not None else None,

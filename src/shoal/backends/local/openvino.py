@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.backends.local.compile import Compiled, compile_graph, runtime
+from shoal.backends.local.compile import CompiledGraph, compile_graph, import_openvino
 from shoal.backends.local.engine import Lanes, LocalEngine
 from shoal.backends.local.options import VARIANTS, EngineOptions
 from shoal.backends.local.shapes import WarmUp, length_buckets, shapes, size_buckets
@@ -63,14 +63,14 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     return engine
 
 
-def _lanes(compiled: Compiled) -> Lanes:
+def _lanes(compiled: CompiledGraph) -> Lanes:
     return Lanes(
         Slots(_Request(compiled.narrow) for _ in range(compiled.streams)),
         None if compiled.wide is None else Slots([_Request(compiled.wide)]),
     )
 
 
-def _details(compiled: Compiled) -> dict[str, Any]:
+def _details(compiled: CompiledGraph) -> dict[str, Any]:
     return {
         "engine": f"openvino {compiled.version}",
         "streams": compiled.streams,
@@ -86,11 +86,11 @@ class _Request:
     """A Worker: an infer request. Its inputs are the caller's own memory, its outputs are copied once."""
 
     def __init__(self, model: Any) -> None:
-        self._tensor = runtime().Tensor
+        self._tensor = import_openvino().Tensor
         self._request = model.create_infer_request()
         # What the request calls must not hold it: it would hold itself and its model's memory for ever, in a circle
         # that goes through C++, where the garbage collector sees nothing.
-        finished = weakref.WeakMethod(self._finished)
+        finished = weakref.WeakMethod(self._on_finished)
 
         def done(_: None) -> None:
             call = finished()
@@ -108,7 +108,7 @@ class _Request:
             self._request.set_tensor(name, self._tensor(array, shared_memory=True))
         self._waiting = [done]
         self._request.start_async()
-        self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._look)
+        self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._poll)
 
     def result(self) -> Outputs:
         if self._watch is not None:
@@ -120,17 +120,17 @@ class _Request:
         """Lets the batch end by itself: a cancelled request leaves its stream with shapes of two batches, and the next
         one fails."""
 
-    def _finished(self, _: None) -> None:
+    def _on_finished(self, _: None) -> None:
         """Called on a thread of the engine's; the first call for a batch counts."""
         with contextlib.suppress(IndexError):
             self._waiting.pop()()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """The engine makes no callback for a batch that failed."""
         try:
             self._request.wait_for(0)
         except RuntimeError:  # `result` raises it again, and then it has a reader
-            self._finished(None)
+            self._on_finished(None)
             return
         if self._waiting:
-            self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._look)
+            self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._poll)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shoal.backends.local.precision import Checked
+from shoal.backends.local.precision import PrecisionCheck
 from shoal.core.protocols import Tensors
 from shoal.specs import TextSpec
 
-MOST_STREAMS = 8
+MAX_STREAMS = 8
 """More slots than this make batches small under a load that few large ones would serve faster; cores beyond go to the
 threads of each stream."""
 
@@ -45,18 +45,18 @@ class EngineOptions:
     max_batch_ms: float = 40.0
     max_length: int = 512
     samples: Sequence[Tensors] = ()
-    checked: Checked | None = None
+    checked: PrecisionCheck | None = None
     warm_up_s: float = 1.0
     spec: TextSpec | None = None
 
 
-def layout(streams: int, threads: int, cores: int) -> tuple[int, int]:
-    """(streams, threads) with the zeros chosen: every core a thread, a stream a core up to MOST_STREAMS."""
+def plan_threads(streams: int, threads: int, cores: int) -> tuple[int, int]:
+    """(streams, threads) with the zeros chosen: every core a thread, a stream a core up to MAX_STREAMS."""
     threads = threads or max(cores, streams)
-    return streams or min(threads, MOST_STREAMS), threads
+    return streams or min(threads, MAX_STREAMS), threads
 
 
-def arithmetic() -> str:
+def cpu_instructions() -> str:
     """The instructions for vectors and matrices that this processor has and the environment leaves to the engines: two
     machines that differ here round differently, whatever their processors are called."""
     listed = Path("/proc/cpuinfo")

@@ -19,32 +19,32 @@ from shoal.core.protocols import Tensors
 from shoal.specs import Activation, TextSpec
 from shoal.types import Array
 
-LEAST = {"mean_cosine": 0.999, "low_cosine": 0.995, "spearman": 0.995, "neighbors": 0.9}
+MIN_FIGURES = {"mean_cosine": 0.999, "low_cosine": 0.995, "spearman": 0.995, "neighbors": 0.9}
 """Figures of vectors below which `auto` takes f32: the mean cosine of a row to its f32 row, that of the worst
 hundredth, the rank correlation of the similarities of all pairs, and the part of rows whose nearest neighbor stays."""
 
-MOST = {"mean_difference": 0.008, "high_difference": 0.03}
+MAX_FIGURES = {"mean_difference": 0.008, "high_difference": 0.03}
 """Figures of scores above which `auto` takes f32: the mean difference, and that of the worst hundredth, in parts of
 the range that the scores span."""
 
 NOT_FINITE = 1e30
 """Stands for infinity where a number is kept as JSON, which has none."""
 
-RANKED = 512
+MAX_RANKED_ROWS = 512
 """Rows of one matrix whose pairs are put in order: more say the same, and cost the square of their number."""
 
-COUNTED = 32
+MIN_NEIGHBOR_ROWS = 32
 """Rows of one matrix from which on nearest neighbors are counted: among fewer, a single tie would weigh too much."""
 
-AFFORDABLE = 1_000_000_000_000
+MAX_COMPARE_COST = 1_000_000_000_000
 """Bytes of a graph times tokens of samples that are compared: all samples of a graph of 100 MB."""
 
-FEWEST = 64
+MIN_SAMPLES = 64
 """Samples that are compared at least, however large the graph."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class PrecisionCheck:
     """The outcome of a precision check, worth keeping: `figures` compare `precision` with f32 over the samples; `key`
     names what they hold for: the engine, its version, the processor's arithmetic and the samples."""
 
@@ -62,25 +62,26 @@ class Checked:
         """Each figure beside its bound, those that miss it first."""
         shown = sorted(self.figures, key=lambda name: not _misses(name, self.figures[name]))
         said = (
-            f"{name.replace('_', ' ')} {self.figures[name]:.6f} {_asked(name, self.figures[name])}" for name in shown
+            f"{name.replace('_', ' ')} {self.figures[name]:.6f} {_format_bound(name, self.figures[name])}"
+            for name in shown
         )
         return f"{self.precision} beside f32: {', '.join(said) or 'nothing to compare'}"
 
 
 def _misses(name: str, value: float) -> bool:
-    return not (value >= LEAST[name] if name in LEAST else value <= MOST[name])
+    return not (value >= MIN_FIGURES[name] if name in MIN_FIGURES else value <= MAX_FIGURES[name])
 
 
-def _asked(name: str, value: float) -> str:
-    if name in LEAST:
-        return f"{'<' if _misses(name, value) else '>='} {LEAST[name]:g}"
-    return f"{'>' if _misses(name, value) else '<='} {MOST[name]:g}"
+def _format_bound(name: str, value: float) -> str:
+    if name in MIN_FIGURES:
+        return f"{'<' if _misses(name, value) else '>='} {MIN_FIGURES[name]:g}"
+    return f"{'>' if _misses(name, value) else '<='} {MAX_FIGURES[name]:g}"
 
 
 def compare(
     exact: Sequence[Mapping[str, Array]], fast: Sequence[Mapping[str, Array]], spec: TextSpec | None
 ) -> dict[str, float]:
-    """The figures of two runs over the same batches, each batch as `judged` gives it; of several outputs the worst."""
+    """The figures of two runs over the same batches, each batch as `to_comparable_rows` gives it; of several outputs the worst."""
     if spec is not None and spec.score is not None:
         output = spec.score.output
         return compare_scores([one[output] for one in exact], [one[output] for one in fast], spec.score.activation)
@@ -97,12 +98,12 @@ def compare(
 def compare_vectors(exact: Sequence[Array], fast: Sequence[Array], *, ranked: bool = True) -> dict[str, float]:
     """The figures of LEAST over rows of vectors; all zero where a row is not finite. Two rows of zeros agree, and say
     nothing: without any other there are no figures. `ranked`: rows may be compared with one another."""
-    a, b = (_joined(rows) for rows in (exact, fast))
+    a, b = (_stack_rows(rows) for rows in (exact, fast))
     there = a.any(axis=-1) | b.any(axis=-1)
     a, b = a[there], b[there]
     if not len(a):
         return {}
-    names = tuple(LEAST) if ranked else ("mean_cosine", "low_cosine")
+    names = tuple(MIN_FIGURES) if ranked else ("mean_cosine", "low_cosine")
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = [np.linalg.norm(rows, axis=-1, keepdims=True) for rows in (a, b)]
         if not all(np.isfinite(length).all() and length.all() for length in lengths):
@@ -112,10 +113,10 @@ def compare_vectors(exact: Sequence[Array], fast: Sequence[Array], *, ranked: bo
     found = {"mean_cosine": float(cosines.mean()), "low_cosine": float(np.quantile(cosines, 0.01))}
     if not ranked:
         return found
-    chosen = np.unique(np.linspace(0, len(a) - 1, min(len(a), RANKED)).astype(int))
+    chosen = np.unique(np.linspace(0, len(a) - 1, min(len(a), MAX_RANKED_ROWS)).astype(int))
     alike = [rows[chosen] @ rows[chosen].T for rows in (a, b)]
     found["spearman"] = _spearman(*alike)
-    return found | {"neighbors": _neighbors(*alike)} if len(chosen) >= COUNTED else found
+    return found | {"neighbors": _neighbors(*alike)} if len(chosen) >= MIN_NEIGHBOR_ROWS else found
 
 
 def compare_scores(exact: Sequence[Array], fast: Sequence[Array], activation: Activation) -> dict[str, float]:
@@ -123,10 +124,10 @@ def compare_scores(exact: Sequence[Array], fast: Sequence[Array], activation: Ac
     that they span (at least 1), and of the scores once `activation` is over them, whichever moves further."""
     a, b = (np.concatenate(rows).astype(np.float64) for rows in (exact, fast))
     if not a.size or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return dict.fromkeys(MOST, NOT_FINITE)
+        return dict.fromkeys(MAX_FIGURES, NOT_FINITE)
     moved = np.abs(a - b) / max(float(a.max() - a.min()), 1.0)
     if activation != "identity":
-        moved = np.maximum(moved, np.abs(_activated(a, activation) - _activated(b, activation)))
+        moved = np.maximum(moved, np.abs(_activate(a, activation) - _activate(b, activation)))
     ranks = [_correlation(_ranks(one), _ranks(other)) for one, other in zip(a.T, b.T, strict=True)]
     return {
         "mean_difference": float(moved.mean()),
@@ -135,7 +136,7 @@ def compare_scores(exact: Sequence[Array], fast: Sequence[Array], activation: Ac
     }
 
 
-def judged(outputs: Mapping[str, Array], feeds: Tensors, spec: TextSpec | None) -> dict[str, Array]:
+def to_comparable_rows(outputs: Mapping[str, Array], feeds: Tensors, spec: TextSpec | None) -> dict[str, Array]:
     """The outputs that are compared, as matrices of a row each. Numbers of padding are left out: of three axes the
     tokens that are none remain, and of weights a token those of the padding are zero. Token vectors that are pooled are
     judged by what is pooled of them."""
@@ -154,18 +155,18 @@ def judged(outputs: Mapping[str, Array], feeds: Tensors, spec: TextSpec | None) 
     return rows
 
 
-def affordable(samples: Sequence[Tensors], graph_bytes: int) -> list[Tensors]:
+def limit_samples(samples: Sequence[Tensors], graph_bytes: int) -> list[Tensors]:
     """The samples that a graph of this size is compared with: all, or rows of all lengths that are evenly spaced among
     them, so that a large model does not start later for it."""
     tokens = sum(next(iter(one.values())).size for one in samples)
     rows = sum(len(next(iter(one.values()))) for one in samples)
-    step = min(-(-tokens * graph_bytes // AFFORDABLE), rows // FEWEST)
+    step = min(-(-tokens * graph_bytes // MAX_COMPARE_COST), rows // MIN_SAMPLES)
     if step <= 1:
         return list(samples)
     return [{name: array[::step] for name, array in one.items()} for one in samples]
 
 
-def _joined(rows: Sequence[Array]) -> Array:
+def _stack_rows(rows: Sequence[Array]) -> Array:
     """One matrix; narrower ones (a weight for each token) are filled with zeros."""
     width = max((one.shape[-1] for one in rows), default=0)
     filled = [np.pad(one, ((0, 0), (0, width - one.shape[-1]))) for one in rows]
@@ -197,7 +198,7 @@ def _neighbors(exact: Array, fast: Array) -> float:
     return float((nearest[0] == nearest[1]).mean())
 
 
-def _activated(logits: Array, activation: Activation) -> Array:
+def _activate(logits: Array, activation: Activation) -> Array:
     if activation == "sigmoid":
         scores: Array = 0.5 * (1.0 + np.tanh(0.5 * logits))
         return scores

@@ -14,7 +14,7 @@ from shoal.errors import BackendError, DeadlineExceeded
 from shoal.types import Array
 
 Outputs: TypeAlias = dict[str, Array]
-LATE = "the batch did not finish in time; send fewer or shorter inputs, or raise the timeout"
+TIMEOUT_MESSAGE = "the batch did not finish in time; send fewer or shorter inputs, or raise the timeout"
 
 
 class Worker(Protocol):
@@ -55,12 +55,12 @@ class Slots:
         `engine_error` makes of the worker's own errors. Cancelling waits until the worker is free of the batch.
         """
         if deadline <= time.monotonic():
-            raise DeadlineExceeded(LATE)
+            raise DeadlineExceeded(TIMEOUT_MESSAGE)
         worker = await self._take(deadline)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outputs | BackendError] = loop.create_future()
         try:
-            worker.start(feeds, outputs, partial(_wake, loop, partial(self._settle, worker, done)))
+            worker.start(feeds, outputs, partial(_schedule, loop, partial(self._settle, worker, done)))
         except Exception as error:  # whatever the engine raises on a bad batch; the table knows
             self._put(worker)
             raise engine_error(error) from error
@@ -69,16 +69,16 @@ class Slots:
                 outcome = await asyncio.shield(done)
         except TimeoutError:
             worker.abort()
-            raise DeadlineExceeded(LATE) from None
+            raise DeadlineExceeded(TIMEOUT_MESSAGE) from None
         except asyncio.CancelledError:
             worker.abort()
-            await _uncancelled(done)
+            await _wait_uninterrupted(done)
             raise
         if isinstance(outcome, BackendError):
             raise outcome
         return outcome
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait until no worker has a batch."""
         await self._drained.wait()
 
@@ -94,7 +94,7 @@ class Slots:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     worker = await self._free.get()
             except TimeoutError:
-                raise DeadlineExceeded(LATE) from None
+                raise DeadlineExceeded(TIMEOUT_MESSAGE) from None
         self._drained.clear()
         return worker
 
@@ -114,12 +114,12 @@ class Slots:
         self._put(worker)
 
 
-def _wake(loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
+def _schedule(loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
     if not loop.is_closed():  # a loop that was closed with batches in flight has nobody who waits
         loop.call_soon_threadsafe(settle)
 
 
-async def _uncancelled(done: asyncio.Future[Outputs | BackendError]) -> None:
+async def _wait_uninterrupted(done: asyncio.Future[Outputs | BackendError]) -> None:
     """Wait for `done` through further cancellations: the caller is cancelled already, and the slot is not free yet."""
     while not done.done():
         try:

@@ -30,7 +30,7 @@ class Port:
         return [size for size, fixed in zip(shape[1:], self.shape[1:], strict=True) if fixed is None]
 
 
-def checked(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dict[str, Array]:
+def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dict[str, Array]:
     """The inputs as the engine takes them: every port's array, of its type, C-contiguous and writeable, not copied
     where it already is all that.
 
@@ -65,7 +65,8 @@ def _fit(array: Array, port: Port) -> Array:
         size not in (None, given) for size, given in zip(port.shape, array.shape, strict=True)
     ):
         raise InputRejected(
-            f"{port.name} takes the shape {_shown(port.shape)}, not {_shown(array.shape)}", param=port.name
+            f"{port.name} takes the shape {_format_shape(port.shape)}, not {_format_shape(array.shape)}",
+            param=port.name,
         )
     if not array.size:
         raise InputRejected(f"{port.name} is empty; a batch needs a row and a row a token", param=port.name)
@@ -74,11 +75,11 @@ def _fit(array: Array, port: Port) -> Array:
     return np.require(array, port.dtype, ("C_CONTIGUOUS", "WRITEABLE"))
 
 
-def _shown(shape: Sequence[int | None]) -> str:
+def _format_shape(shape: Sequence[int | None]) -> str:
     return "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
 
 
-def example(ports: Sequence[Port], size: int, length: int) -> dict[str, Array]:
+def make_example(ports: Sequence[Port], size: int, length: int) -> dict[str, Array]:
     """Inputs of a shape, for timing: ones, which are a valid id, an attended mask and a valid position."""
     return {
         port.name: np.ones(

@@ -6,15 +6,23 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.backends.openai.errors import failure, no_answer
+from shoal.backends.openai.errors import failure_error, invalid_answer_error
 from shoal.backends.openai.tool_calls import ToolCalls
-from shoal.backends.openai.wire import AnswerWire, ChoiceWire, Choosing, Counting, LogprobsWire, Said, TokenWire
+from shoal.backends.openai.wire import (
+    AnswerWire,
+    ChoicesWire,
+    ChoiceWire,
+    LogprobsWire,
+    MessageWire,
+    TokenWire,
+    UsageEventWire,
+)
 from shoal.decoding import json_decoder
 from shoal.types import Chunk, TokenLogprob, Usage
 
 _ANSWER = json_decoder(AnswerWire)
-_CHOOSING = json_decoder(Choosing)
-_COUNTING = json_decoder(Counting)
+_CHOICES = json_decoder(ChoicesWire)
+_USAGE = json_decoder(UsageEventWire)
 _REASONS = {
     "stop": "stop",
     "length": "length",
@@ -27,26 +35,26 @@ _REASONS = {
 def has_choices(body: bytes) -> bool:
     """Whether a whole answer of chat or completions holds any."""
     try:
-        return bool(_CHOOSING.decode(body).choices)
+        return bool(_CHOICES.decode(body).choices)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 
-def usage_in(body: bytes) -> Usage | None:
+def parse_usage(body: bytes) -> Usage | None:
     """The usage that the JSON of an event or of a whole answer tells; None where it does not."""
     try:
-        told = _COUNTING.decode(body)
+        told = _USAGE.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # it is passed on all the same; only nothing is counted
     usage = told.usage or (told.response.usage if told.response is not None else None)
-    return None if usage is None else usage.told()
+    return None if usage is None else usage.to_usage()
 
 
 class AnswerReader:
     """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
 
     `read` raises UpstreamRefused for what is no such answer, and for an error in mid-stream, in which Shoal's own `key`
-    is not repeated. `ends` are the last chunks, once everything was read: the finish reasons, because some servers go
+    is not repeated. `finish` are the last chunks, once everything was read: the finish reasons, because some servers go
     on after they told one, then the usage.
     """
 
@@ -71,22 +79,22 @@ class AnswerReader:
         try:
             answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise no_answer(f"what is not of OpenAI's API ({error})") from None
+            raise invalid_answer_error(f"what is not of OpenAI's API ({error})") from None
         if answer.error:
-            raise failure(body, self._key)
+            raise failure_error(body, self._key)
         if answer.usage is not None:
-            self.usage = answer.usage.told()
+            self.usage = answer.usage.to_usage()
         for place, choice in enumerate(answer.choices or ()):
             yield from self._chunks(choice, place if choice.index is None else choice.index)
 
-    def ends(self) -> Iterator[Chunk]:
+    def finish(self) -> Iterator[Chunk]:
         for index, reason in self._reasons.items():
             yield Chunk(index=index, tools=list(self._calls.rest(index)), finish_reason=reason or "stop")
         if self.usage is not None:
             yield Chunk(usage=self.usage)
 
     def _chunks(self, choice: ChoiceWire, index: int) -> Iterator[Chunk]:
-        told = choice.delta or choice.message or Said()
+        told = choice.delta or choice.message or MessageWire()
         text = choice.text or _text(told.content) or told.refusal or ""
         thought = (told.reasoning_content or told.reasoning or "") if self._reasoning else ""
         tools = self._calls.read(index, told)

@@ -42,7 +42,7 @@ class RequestBody:
         except (KeyError, msgspec.DecodeError, RecursionError):
             return ""
 
-    def written(self, model: str, *, strip: Collection[str], defaults: Mapping[str, Any]) -> bytes:
+    def encode(self, model: str, *, strip: Collection[str], defaults: Mapping[str, Any]) -> bytes:
         """The body with `model` in the place of its own, without the fields of `strip`, and with those of `defaults`
         that it does not name.
 
@@ -51,7 +51,7 @@ class RequestBody:
         """
         own = {name: value for name, value in self._fields.items() if name not in strip}
         for name in _LENGTHS & own.keys():
-            if _is_no_length(own[name]):
+            if _is_unlimited(own[name]):
                 del own[name]
         if bytes(own.get("stream", b"")).strip() != b"true":
             own.pop("stream_options", None)
@@ -62,7 +62,7 @@ class RequestBody:
         return msgspec.json.encode(fields)
 
 
-class ModelNames:
+class ModelNameRewriter:
     """Puts the served name where a server's answers name their model: at the top, or in the `response` of an event of
     the Responses API. Nothing else changes, and what has no such place comes back as it is.
 
@@ -81,7 +81,7 @@ class ModelNames:
             return self._instead + data[len(self._seen) :]
         if _MODEL not in data:
             return data
-        place = _place(data)
+        place = _find_model_span(data)
         if place is None:
             return data
         start, stop = place
@@ -90,14 +90,14 @@ class ModelNames:
         return self._instead + data[stop:]
 
 
-def _is_no_length(raw: msgspec.Raw) -> bool:
+def _is_unlimited(raw: msgspec.Raw) -> bool:
     try:
         return _NUMBER.decode(raw) == -1
     except msgspec.DecodeError:
         return False
 
 
-def _place(data: bytes) -> tuple[int, int] | None:
+def _find_model_span(data: bytes) -> tuple[int, int] | None:
     """Where the model's name stands, quotes included; None where there is none."""
     depth = 0
     holder = b""

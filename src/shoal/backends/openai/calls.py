@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shoal.backends.base.http_answer import Answer
-from shoal.backends.base.response_limit import Room
+from shoal.backends.base.response_limit import ResponseLimit
 from shoal.errors import UpstreamFailed
 from shoal.types import Array
 
@@ -21,14 +21,14 @@ class Rows(NamedTuple):
     tokens: int
 
 
-class Calls(Protocol):
+class RouteCalls(Protocol):
     """One route of one server; `output` names its rows. It learns what that server refuses, so each engine has its own.
 
     - `group`: equal for items that may share a call; None for an item that this route does not take.
     - `body`: what is posted to `path` for items of one group.
-    - `room`: what an answer for `count` items may have at most, where `sent` is the body, and `width` the numbers of a
+    - `response_limit`: what an answer for `count` items may have at most, where `sent` is the body, and `width` the numbers of a
       vector, once they are known.
-    - `learned`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise, from now on.
+    - `adapt_to_refusal`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise, from now on.
     - `read` raises UpstreamFailed for what is not one row for each item.
     """
 
@@ -39,14 +39,14 @@ class Calls(Protocol):
 
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]: ...
 
-    def room(self, count: int, sent: bytes, width: int | None) -> Room: ...
+    def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit: ...
 
-    def learned(self, answer: Answer) -> bool: ...
+    def adapt_to_refusal(self, answer: Answer) -> bool: ...
 
     async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows: ...
 
 
-def by_index(found: Sequence[tuple[int | None, T]], count: int, where: str) -> list[T]:
+def sort_by_index(found: Sequence[tuple[int | None, T]], count: int, where: str) -> list[T]:
     """Entries in the order of their indices, or as they come where they have none. Raises UpstreamFailed for what is
     not one entry for each of `count` inputs."""
     rows: dict[int, T] = {}

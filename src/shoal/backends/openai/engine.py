@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 
 from shoal.backends.base.http_client import Client
-from shoal.backends.base.items import items_of
+from shoal.backends.base.items import to_items
 from shoal.backends.base.presence import Presence
-from shoal.backends.base.usage import BYTES_PER_TOKEN, divided, size_of
-from shoal.backends.base.vector_width import check_width, cut
-from shoal.backends.openai.calls import Calls, Rows
+from shoal.backends.base.usage import BYTES_PER_TOKEN, split_proportionally, utf8_size
+from shoal.backends.base.vector_width import check_width, cut_vectors
+from shoal.backends.openai.calls import RouteCalls, Rows
 from shoal.backends.openai.errors import engine_error
-from shoal.backends.openai.replicas import LOOK_AGAIN_S, LOOK_S, look
-from shoal.backends.openai.vectors import Embeddings
+from shoal.backends.openai.replicas import LOOK_AGAIN_S, LOOK_S, check_health
+from shoal.backends.openai.vectors import EmbeddingCalls
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import InputRejected, InternalError, UpstreamFailed
 from shoal.types import Array
@@ -70,7 +70,7 @@ class UpstreamEngine:
         name: str,
         *,
         admit: Admit,
-        calls: Sequence[Calls] = (),
+        calls: Sequence[RouteCalls] = (),
         slots: int = SLOTS,
         serving: bool = False,
     ) -> None:
@@ -78,8 +78,10 @@ class UpstreamEngine:
         self.model = model
         self.counted = False
         self.dimension: int | None = None
-        self._calls = tuple(calls) or (Embeddings(),)
-        self._presence = Presence(name, logger, look=lambda: look(client), admit=lambda: admit(self), serving=serving)
+        self._calls = tuple(calls) or (EmbeddingCalls(),)
+        self._presence = Presence(
+            name, logger, look=lambda: check_health(client), admit=lambda: admit(self), serving=serving
+        )
         output = self._calls[0].output
         self.facts = EngineFacts(
             name=name,
@@ -112,28 +114,30 @@ class UpstreamEngine:
         if unknown := set(outputs) - set(self.facts.outputs):
             raise InternalError(f"{self.facts.name} has no output {unknown.pop()!r}")
         with self._presence:
-            values, tokens = await self._answered(items_of(inputs), params, deadline)
+            values, tokens = await self._infer_items(to_items(inputs), params, deadline)
         found: dict[str, Array] = {self.facts.outputs[0]: values, "token_count": tokens[:, None]}
         return {name: found[name] for name in outputs}
 
     async def aclose(self) -> None:
         await self._presence.aclose()
 
-    async def _answered(self, items: Sequence[Any], params: Mapping[str, Any], deadline: float) -> tuple[Array, Array]:
+    async def _infer_items(
+        self, items: Sequence[Any], params: Mapping[str, Any], deadline: float
+    ) -> tuple[Array, Array]:
         """The rows and token counts of any number of items."""
         parts: list[Array] = []
         order: list[int] = []
         tokens = np.zeros(len(items), dtype=np.int64)
-        for calls, places in self._grouped(items):
+        for calls, places in self._group_items(items):
             done = 0
             while done < len(places):
                 some = places[done : done + self.facts.max_batch_size]
                 given = [items[place] for place in some]
-                rows = await self._called(calls, given, params, deadline)
+                rows = await self._call_route(calls, given, params, deadline)
                 if rows is None:
                     continue  # it takes fewer at once, and has told how many
                 self.counted = rows.tokens > 0
-                tokens[some] = _counts(rows.tokens, given)
+                tokens[some] = _count_tokens(rows.tokens, given)
                 parts.append(rows.values)
                 order += some
                 done += len(some)
@@ -145,7 +149,7 @@ class UpstreamEngine:
         values[order] = np.concatenate(parts)
         return values, tokens
 
-    def _grouped(self, items: Sequence[Any]) -> list[tuple[Calls, list[int]]]:
+    def _group_items(self, items: Sequence[Any]) -> list[tuple[RouteCalls, list[int]]]:
         """The places of items that may share a call, with what calls for them."""
         groups: dict[tuple[int, Hashable], list[int]] = {}
         for place, item in enumerate(items):
@@ -158,22 +162,24 @@ class UpstreamEngine:
                 raise InputRejected("the model's server scores pairs of texts: send two texts instead of one")
         return [(self._calls[number], places) for (number, _), places in groups.items()]
 
-    async def _called(
-        self, calls: Calls, items: Sequence[Any], params: Mapping[str, Any], deadline: float
+    async def _call_route(
+        self, calls: RouteCalls, items: Sequence[Any], params: Mapping[str, Any], deadline: float
     ) -> Rows | None:
         """The rows of one call; None where the server has told that it takes smaller ones alone."""
         while True:
             body = msgspec.json.encode(calls.body(self.model, items, **params))
-            room = calls.room(len(items), body, self.dimension)
+            room = calls.response_limit(len(items), body, self.dimension)
             answer = await self.client.post(calls.path, body, deadline, most=room.size)
             if answer.status == 200:
                 room.check(answer.body, self.client.base)
                 rows = await calls.read(answer, items, self.client.base)
-                return rows._replace(values=self._sized(rows.values, params)) if self.dimension is not None else rows
+                return (
+                    rows._replace(values=self._fit_width(rows.values, params)) if self.dimension is not None else rows
+                )
             if answer.status not in (400, 413, 422):
                 break
-            if not calls.learned(answer):
-                limit = batch_limit(answer.own_words)
+            if not calls.adapt_to_refusal(answer):
+                limit = parse_batch_limit(answer.raw_message)
                 if limit is None or limit >= len(items):
                     break
                 logger.info("%s takes %d texts at once: batches are cut to that", self.facts.name, limit)
@@ -181,31 +187,31 @@ class UpstreamEngine:
                 return None
         raise engine_error(answer, self.client.base)
 
-    def _sized(self, vectors: Array, params: Mapping[str, Any]) -> Array:
+    def _fit_width(self, vectors: Array, params: Mapping[str, Any]) -> Array:
         """Vectors of the model's dimension, or of that which was asked for: not every server knows the option."""
         width, own, asked = vectors.shape[1], self.dimension, params.get("dimensions")
         if width not in (own, asked):
             check_width(self._presence, width, asked or own or width, self.client.base)
-        return cut(vectors, asked, normalize=params.get("normalize") is True)
+        return cut_vectors(vectors, asked, normalize=params.get("normalize") is True)
 
 
-def batch_limit(words: str) -> int | None:
+def parse_batch_limit(words: str) -> int | None:
     """How many inputs a server takes at once, where a refusal says so."""
     words = words.lower()
     match = next(filter(None, (pattern.search(words) for pattern in _LIMITS)), None)
     return (int(match[1]) or None) if match is not None else None
 
 
-def _counts(total: int, items: Sequence[Any]) -> list[int]:
+def _count_tokens(total: int, items: Sequence[Any]) -> list[int]:
     """The tokens of each item of a call that read `total`; guessed where the server does not count."""
-    sizes = [_size(item) for item in items]
-    return divided(total, sizes) if total else [max(1, size // BYTES_PER_TOKEN) for size in sizes]
+    sizes = [_item_size(item) for item in items]
+    return split_proportionally(total, sizes) if total else [max(1, size // BYTES_PER_TOKEN) for size in sizes]
 
 
-def _size(item: Any) -> int:
+def _item_size(item: Any) -> int:
     """Bytes of an item; a token id is as large as ordinary prose has it."""
     if isinstance(item, str):
-        return size_of(item)
+        return utf8_size(item)
     if isinstance(item, tuple):
-        return sum(map(size_of, item))
+        return sum(map(utf8_size, item))
     return BYTES_PER_TOKEN * len(item)

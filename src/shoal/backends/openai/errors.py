@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.backends.base.http_answer import Answer, refused_key, retry_after, said
+from shoal.backends.base.http_answer import Answer, quote_message, rejected_key_error, retry_after
 from shoal.decoding import json_decoder
 from shoal.errors import (
     InputRejected,
@@ -36,20 +36,20 @@ _NO_TASK = re.compile(
 
 def lacks_model(answer: Answer) -> bool:
     """The server is there, and the model is not: it says so with 404, or with 400 in words."""
-    return answer.status in (400, 404) and _NO_MODEL.search(answer.own_words) is not None
+    return answer.status in (400, 404) and _NO_MODEL.search(answer.raw_message) is not None
 
 
 def lacks_route(answer: Answer) -> bool:
     """The server has no such route, or cannot do for this model what it is for."""
     if answer.status in (404, 405, 501):
         return not lacks_model(answer)
-    return answer.status == 400 and _NO_TASK.search(answer.own_words) is not None
+    return answer.status == 400 and _NO_TASK.search(answer.raw_message) is not None
 
 
-def refusal(answer: Answer, where: str) -> ShoalError:
+def refusal_error(answer: Answer, where: str) -> ShoalError:
     """For a generation: the server's own refusal, to be passed on as it is where it is JSON. `body` is empty for what
     cannot be, such as a proxy's page: the message stands for it."""
-    if error := refused_key(answer, where):
+    if error := rejected_key_error(answer, where):
         return error
     if 300 <= answer.status < 400:
         return UpstreamFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
@@ -58,14 +58,14 @@ def refusal(answer: Answer, where: str) -> ShoalError:
             f"the server at {where} answered status {answer.status} where it should have answered 200"
         )
     return UpstreamRefused(
-        f"the server at {where} refused with status {answer.status}{said(answer)}",
+        f"the server at {where} refused with status {answer.status}{quote_message(answer)}",
         status=answer.status,
-        body=_passed_on(answer) if answer.json else b"",
+        body=_client_body(answer) if answer.has_json_body else b"",
         retry_after=retry_after(answer.headers),
     )
 
 
-def failed(body: bytes, key: bytes = b"") -> UpstreamRefused | None:
+def find_failure(body: bytes, key: bytes = b"") -> UpstreamRefused | None:
     """The failure that a whole answer of status 200 tells; None where it tells none, or is none that can be read."""
     if b'"error"' not in body:
         return None
@@ -73,10 +73,10 @@ def failed(body: bytes, key: bytes = b"") -> UpstreamRefused | None:
         told = bool(_ERROR.decode(body).get("error"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return failure(body, key) if told else None
+    return failure_error(body, key) if told else None
 
 
-def failure(body: bytes, key: bytes = b"") -> UpstreamRefused:
+def failure_error(body: bytes, key: bytes = b"") -> UpstreamRefused:
     """For a JSON object with an `error` where an answer, or the rest of one, should have come. The status is 500, or
     the error's `code` where that is one; a refusal of Shoal's key is the server's failure."""
     try:
@@ -87,11 +87,13 @@ def failure(body: bytes, key: bytes = b"") -> UpstreamRefused:
     status = code if type(code) is int and 400 <= code < 600 and code not in (401, 403) else 500
     answer = Answer(status, {}, body, key=key)
     return UpstreamRefused(
-        f"the server failed in the middle of its answer{said(answer)}", status=status, body=_passed_on(answer)
+        f"the server failed in the middle of its answer{quote_message(answer)}",
+        status=status,
+        body=_client_body(answer),
     )
 
 
-def no_answer(what: str) -> UpstreamRefused:
+def invalid_answer_error(what: str) -> UpstreamRefused:
     """For an answer of status 200, or an event of one, that is none of OpenAI's API."""
     return UpstreamRefused(
         f"the server answered {what}: check that the model's address has the path of an OpenAI-compatible API (mostly "
@@ -100,9 +102,9 @@ def no_answer(what: str) -> UpstreamRefused:
     )
 
 
-def _passed_on(answer: Answer) -> bytes:
+def _client_body(answer: Answer) -> bytes:
     """The body for the client: the server's own, or another where that one quotes the key."""
-    if not answer.secret:
+    if not answer.quotes_key:
         return answer.body
     message = f"the server refused with status {answer.status}, in words that quote Shoal's own key: they stay here"
     return msgspec.json.encode({"error": {"message": message, "type": "upstream_error", "param": None, "code": None}})
@@ -111,10 +113,10 @@ def _passed_on(answer: Answer) -> bytes:
 def engine_error(answer: Answer, where: str) -> ShoalError:
     """For a batch of embeddings or scores: the same, as an Engine may raise it."""
     status = answer.status
-    if error := refused_key(answer, where):
+    if error := rejected_key_error(answer, where):
         return error
-    words = said(answer)
-    if status == 413 or (status in (400, 422) and _BUDGET.search(answer.own_words)):
+    words = quote_message(answer)
+    if status == 413 or (status in (400, 422) and _BUDGET.search(answer.raw_message)):
         return OutOfMemory(f"the batch is larger than the server at {where} takes{words}: lower max_batch_tokens")
     if status == 429 or (status == 503 and retry_after(answer.headers) is not None):
         return Overloaded(

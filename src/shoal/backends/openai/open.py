@@ -16,23 +16,23 @@ import msgspec
 
 from shoal.backends import parse_address
 from shoal.backends.base.backend import Target
-from shoal.backends.base.http_answer import Answer, refused_key, said
+from shoal.backends.base.http_answer import Answer, quote_message, rejected_key_error
 from shoal.backends.base.http_client import Client
-from shoal.backends.local.open import limits_of
+from shoal.backends.local.open import describe_limits
 from shoal.backends.openai.errors import lacks_model, lacks_route
-from shoal.backends.openai.open_lanes import PROBE_S, MakeLane, Servers, counter_of, open_embedder, open_scorer
-from shoal.backends.openai.replicas import Fleet, Replica
-from shoal.backends.openai.routes import Kind, Route, score_routes
+from shoal.backends.openai.open_lanes import PROBE_S, MakeLane, Servers, load_tokenizer, open_embedder, open_scorer
+from shoal.backends.openai.replicas import Replica, ServerPool
+from shoal.backends.openai.routes import Kind, Route, find_score_routes
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import ModelsWire, ModelWire
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.closing import close_all
 from shoal.core.probe import TEXTS
 from shoal.core.protocols import ModelFacts, Runner
-from shoal.core.routing import ByTask
+from shoal.core.routing import TaskRouter
 from shoal.decoding import json_decoder
 from shoal.errors import AddressError, CapacityError, ConfigError, DeadlineExceeded, EngineFailed, TransportFailed
-from shoal.models.address import Address, Served, check_name
+from shoal.models.address import Address, ServedModel, check_name
 from shoal.types import TaskKind
 
 _MODELS = json_decoder(ModelsWire)
@@ -51,14 +51,14 @@ DEFAULT_PATH = "/v1"
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of a server that may answer otherwise later."""
 
-Note = Callable[[str], None]
+Notify = Callable[[str], None]
 """Told what a model waits for, in words."""
 
 _NO_PART = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Discovery:
     """What the first server says of the model. `listed` None: it does not list its models, or not this one. `routes`:
     those that may score."""
 
@@ -68,11 +68,11 @@ class _Found:
     routes: Sequence[Route] = ()
 
 
-class _Waits(Exception):
+class _NotReadyYet(Exception):
     """The server is there and cannot say yet."""
 
 
-class UpstreamModel(ByTask):
+class UpstreamModel(TaskRouter):
     """The runners of one model, and the connections that they share."""
 
     def __init__(self, runners: Sequence[Runner], held: AsyncExitStack) -> None:
@@ -90,7 +90,7 @@ class UpstreamModel(ByTask):
         await close_all(super().aclose, self._held.aclose)
 
 
-async def open_upstream(target: Target, lane: MakeLane, note: Note) -> Runner:
+async def open_upstream(target: Target, lane: MakeLane, note: Notify) -> Runner:
     """Open a model as soon as one of its servers can say what it does; the others join when they come and agree.
 
     While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
@@ -99,12 +99,12 @@ async def open_upstream(target: Target, lane: MakeLane, note: Note) -> Runner:
     async with AsyncExitStack() as opened:
         clients = []
         for address in target.addresses:
-            clients.append(client_of(address, target.settings))
+            clients.append(make_client(address, target.settings))
             opened.push_async_callback(clients[-1].aclose)
-        for pause in _lasting():
-            found = await _first(target, clients, note)
+        for pause in _retry_pauses():
+            found = await _find_first_server(target, clients, note)
             try:
-                runners = await _runners(target, clients, found, lane)
+                runners = await _open_runners(target, clients, found, lane)
                 return UpstreamModel(runners, opened.pop_all())
             except (TransportFailed, CapacityError) as error:  # it went away, or got busy, before its first answer
                 note(f"waiting for {target.addresses[found.number]}: {error.message}")
@@ -112,24 +112,24 @@ async def open_upstream(target: Target, lane: MakeLane, note: Note) -> Runner:
     raise AssertionError("the pauses never end")
 
 
-async def offered(address: Address, settings: Settings) -> dict[str, Served | str]:
+async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:
     """The models that a server lists, by the name to serve them under: what to serve, or why it cannot be.
 
     Raises TransportFailed and DeadlineExceeded while it is not there, ConfigError for one that lists nothing.
     """
-    client = client_of(address, settings)
+    client = make_client(address, settings)
     try:
         answer = await client.get("/models", time.monotonic() + ASK_S)
     finally:
         await client.aclose()
-    if key := refused_key(answer, client.base):
+    if key := rejected_key_error(answer, client.base):
         raise ConfigError(key.message)
     if answer.status in BUSY:
-        raise TransportFailed(f"{client.base}/models answers status {answer.status}{said(answer)}: try again")
-    listed = _listed(answer)
+        raise TransportFailed(f"{client.base}/models answers status {answer.status}{quote_message(answer)}: try again")
+    listed = _parse_model_list(answer)
     if listed is None:
         raise ConfigError(f"{address} does not list its models: name the one to serve, as {address}#MODEL")
-    found: dict[str, Served | str] = {}
+    found: dict[str, ServedModel | str] = {}
     # Those that keep their names come first, so that no other is served under one of them.
     for model in sorted({one.id: None for one in listed}, key=lambda model: served_name(model) != model):
         name = served_name(model)
@@ -140,7 +140,7 @@ async def offered(address: Address, settings: Settings) -> dict[str, Served | st
                 raise AddressError(f"{model!r} cannot stand in an address")
             if name in found:
                 raise AddressError(f"another model is served as {name} already: name this one, NAME={here}")
-            found[name] = Served(name=name, addresses=(here,))
+            found[name] = ServedModel(name=name, addresses=(here,))
         except AddressError as error:
             found[model] = error.message
     return found
@@ -153,7 +153,7 @@ def served_name(model: str) -> str:
     return "/".join(parts[-1:] if model.startswith(("/", ".")) else parts[-2:])
 
 
-def client_of(address: Address, settings: Settings) -> Client:
+def make_client(address: Address, settings: Settings) -> Client:
     """The connection to a server. Raises ConfigError for a key that cannot be sent."""
     scheme = address.scheme.removeprefix("openai+")
     path = "" if "/" in address.target else DEFAULT_PATH
@@ -164,90 +164,92 @@ def client_of(address: Address, settings: Settings) -> Client:
     )
 
 
-def _lasting() -> Iterator[float]:
+def _retry_pauses() -> Iterator[float]:
     return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
 
 
-async def _first(target: Target, clients: Sequence[Client], note: Note) -> _Found:
+async def _find_first_server(target: Target, clients: Sequence[Client], note: Notify) -> _Discovery:
     """What the first server that answers says."""
-    for pause in _lasting():
+    for pause in _retry_pauses():
         for number, (client, address) in enumerate(zip(clients, target.addresses, strict=True)):
             try:
-                return await _asked(client, address.model, target.table, number)
+                return await _discover(client, address.model, target.table, number)
             except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
                 note(f"waiting for {address}: {error.message}")
-            except _Waits as error:
+            except _NotReadyYet as error:
                 note(f"waiting for {address}: {error}")
         await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
 
 
-async def _asked(client: Client, model: str, table: ModelTable, number: int) -> _Found:
-    """Raises TransportFailed, DeadlineExceeded, EngineFailed and _Waits while it cannot be told, ConfigError where it
+async def _discover(client: Client, model: str, table: ModelTable, number: int) -> _Discovery:
+    """Raises TransportFailed, DeadlineExceeded, EngineFailed and _NotReadyYet while it cannot be told, ConfigError where it
     can and the model cannot be served."""
     answer = await client.get("/models", time.monotonic() + ASK_S)
     if answer.status in BUSY:
-        raise _Waits(f"/models answers status {answer.status}{said(answer)}")
-    listed = _listed(answer) or []
+        raise _NotReadyYet(f"/models answers status {answer.status}{quote_message(answer)}")
+    listed = _parse_model_list(answer) or []
     own = next((one for one in listed if one.id == model), None)
-    if tasks := table.tasks or (own.able if own is not None else ()):
-        kinds = [kind for kind, does in _KINDS.items() if does in tasks or (kind == "classify" and "rerank" in tasks)]
-        routes, unsure = await score_routes(client, model, kinds, ASK_S)
+    if tasks := table.tasks or (own.supported_tasks if own is not None else ()):
+        kinds = [
+            kind for kind, does in _ROUTE_TASKS.items() if does in tasks or (kind == "classify" and "rerank" in tasks)
+        ]
+        routes, unsure = await find_score_routes(client, model, kinds, ASK_S)
         if kinds and not routes:
-            _wait_for(unsure, client, "score")
-        return _Found(number, tasks, own, routes)
+            _raise_if_unsure(unsure, client, "score")
+        return _Discovery(number, tasks, own, routes)
     embeds = await _embeds(client, model)
     generates = await _generates(client, model)
     answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
     tasks = tuple(task for task, told in answers.items() if told is True)
-    routes, unsure = ([], []) if tasks else await score_routes(client, model, tuple(_KINDS), ASK_S)
+    routes, unsure = ([], []) if tasks else await find_score_routes(client, model, tuple(_ROUTE_TASKS), ASK_S)
     if routes:  # of many models behind one server, only texts tell which of them scores
         tasks = ("rerank", "classify")
     for task, told in answers.items():
-        if isinstance(told, Answer) and (why := _undecided(told, client, tasks)):
-            raise _Waits(f"{why}, asked whether it can {task}{_SAYS if tasks else ''}")
+        if isinstance(told, Answer) and (why := _retry_reason(told, client, tasks)):
+            raise _NotReadyYet(f"{why}, asked whether it can {task}{_TASKS_HINT if tasks else ''}")
     if tasks:
-        return _Found(number, tasks, own, routes)
-    if not any(isinstance(told, Answer) and refused_key(told, client.base) for told in answers.values()):
-        _wait_for(unsure, client, "score")
-    raise ConfigError(_neither(client, model, generates, [one.id for one in listed]))
+        return _Discovery(number, tasks, own, routes)
+    if not any(isinstance(told, Answer) and rejected_key_error(told, client.base) for told in answers.values()):
+        _raise_if_unsure(unsure, client, "score")
+    raise ConfigError(_no_task_message(client, model, generates, [one.id for one in listed]))
 
 
-_KINDS: dict[Kind, TaskKind] = {"score": "rerank", "rerank": "rerank", "classify": "classify"}
+_ROUTE_TASKS: dict[Kind, TaskKind] = {"score": "rerank", "rerank": "rerank", "classify": "classify"}
 """Routes for scores, the best first, by what they are for."""
 
 
-def _wait_for(unsure: Sequence[Answer], client: Client, task: str) -> None:
-    """Raises _Waits where one of these answers may become another later."""
+def _raise_if_unsure(unsure: Sequence[Answer], client: Client, task: str) -> None:
+    """Raises _NotReadyYet where one of these answers may become another later."""
     for answer in unsure:
-        key = refused_key(answer, client.base)
-        raise _Waits(
-            f"{key.message if key else f'it answers status {answer.status}{said(answer)}'}, asked whether it can {task}"
+        key = rejected_key_error(answer, client.base)
+        raise _NotReadyYet(
+            f"{key.message if key else f'it answers status {answer.status}{quote_message(answer)}'}, asked whether it can {task}"
         )
 
 
-_SAYS = "; if it cannot, say what it can with `tasks` in its table of shoal.toml"
+_TASKS_HINT = "; if it cannot, say what it can with `tasks` in its table of shoal.toml"
 
 
-def _undecided(told: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
+def _retry_reason(told: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
     """Why a refusal may become another answer later; "" for one that stands. `tasks`: what the model is known to do."""
-    if tasks and (key := refused_key(told, client.base)):
+    if tasks and (key := rejected_key_error(told, client.base)):
         return key.message
     # Some servers fail with 500 over what they cannot do at all: where another task is there, that is one.
     if told.status in (BUSY - {500} if tasks else BUSY):
-        return f"it answers status {told.status}{said(told)}"
+        return f"it answers status {told.status}{quote_message(told)}"
     return ""
 
 
-def _neither(client: Client, model: str, told: Answer | bool, names: Sequence[str]) -> str:
+def _no_task_message(client: Client, model: str, told: Answer | bool, names: Sequence[str]) -> str:
     """Why a model can do nothing that is known here."""
     assert isinstance(told, Answer)
-    if key := refused_key(told, client.base):
+    if key := rejected_key_error(told, client.base):
         return key.message
     if names and model not in names:
         return f"the server at {client.base} has no model {model!r}; it has {', '.join(names[:20])}"
     return (
-        f"{model} at {client.base} neither embeds, scores nor chats{said(told)}: check the name and the path, and "
+        f"{model} at {client.base} neither embeds, scores nor chats{quote_message(told)}: check the name and the path, and "
         "say what it can do with `tasks` in its table of shoal.toml"
     )
 
@@ -265,12 +267,12 @@ async def _generates(client: Client, model: str) -> bool | Answer:
     body = msgspec.json.encode({"model": model, "messages": [], "max_tokens": 0})
     answer = await client.post("/chat/completions", body, time.monotonic() + ASK_S)
     # A server that fails over an empty conversation has the route.
-    if refused_key(answer, client.base) or answer.status in BUSY - {500}:
+    if rejected_key_error(answer, client.base) or answer.status in BUSY - {500}:
         return answer
     return answer if lacks_model(answer) or lacks_route(answer) else True
 
 
-def _listed(answer: Answer) -> list[ModelWire] | None:
+def _parse_model_list(answer: Answer) -> list[ModelWire] | None:
     """The models of a list; None where it is none."""
     if answer.status != 200:
         return None
@@ -280,13 +282,15 @@ def _listed(answer: Answer) -> list[ModelWire] | None:
         return None
 
 
-async def _runners(target: Target, clients: Sequence[Client], found: _Found, lane: MakeLane) -> list[Runner]:
-    facts = _facts(target, found)
+async def _open_runners(target: Target, clients: Sequence[Client], found: _Discovery, lane: MakeLane) -> list[Runner]:
+    facts = _build_facts(target, found)
     servers = Servers(target=target, clients=clients, number=found.number)
     tasks = set(found.tasks)
     runners: list[Runner] = []
     async with AsyncExitStack() as opened:
-        counter = None if tasks == {"generate"} else await asyncio.to_thread(counter_of, target.settings, target.table)
+        counter = (
+            None if tasks == {"generate"} else await asyncio.to_thread(load_tokenizer, target.settings, target.table)
+        )
         if "embed" in tasks:
             embedder = await open_embedder(servers, facts, counter, lane)
             opened.push_async_callback(embedder.aclose)
@@ -300,15 +304,15 @@ async def _runners(target: Target, clients: Sequence[Client], found: _Found, lan
             runners.append(scorer)
             facts = facts if "embed" in tasks else scorer.facts
         if "generate" in tasks:
-            runners.append(_generator(target, clients, replace(facts, tasks=("generate",), labels=())))
+            runners.append(_open_generator(target, clients, replace(facts, tasks=("generate",), labels=())))
         opened.pop_all()
     return runners
 
 
-def _generator(target: Target, clients: Sequence[Client], facts: ModelFacts) -> UpstreamRunner:
+def _open_generator(target: Target, clients: Sequence[Client], facts: ModelFacts) -> UpstreamRunner:
     table, settings = target.table, target.settings
     adapters = {name: str(there) for name, there in table.adapters.items()}
-    fleet = Fleet(
+    fleet = ServerPool(
         [Replica(client, address.model, adapters) for client, address in zip(clients, target.addresses, strict=True)]
     )
     defaults: dict[str, Any] = dict(table.sampling)
@@ -323,7 +327,7 @@ def _generator(target: Target, clients: Sequence[Client], facts: ModelFacts) -> 
     return UpstreamRunner(fleet, facts, options)
 
 
-def _facts(target: Target, found: _Found) -> ModelFacts:
+def _build_facts(target: Target, found: _Discovery) -> ModelFacts:
     table = target.table
     listed = found.listed
     return ModelFacts(
@@ -332,20 +336,22 @@ def _facts(target: Target, found: _Found) -> ModelFacts:
         backend="openai",
         tasks=found.tasks,
         context_tokens=(
-            table.context_tokens or (listed.context if listed else None) or table.for_language_model.context_tokens
+            table.context_tokens
+            or (listed.context_limit if listed else None)
+            or table.for_language_model.context_tokens
         )
         if "generate" in found.tasks
         else None,
-        max_input_tokens=(table.max_tokens or (listed.longest_input if listed else None))
+        max_input_tokens=(table.max_tokens or (listed.input_limit if listed else None))
         if set(found.tasks) - {"generate"}
         else None,
         adapters=tuple(sorted(table.adapters)) if "generate" in found.tasks else (),
         details={
-            **limits_of(target.settings),
+            **describe_limits(target.settings),
             "model": target.addresses[found.number].model,
             "servers": [str(address) for address in target.addresses],
         },
     )
 
 
-__all__ = ["UpstreamModel", "client_of", "offered", "open_upstream", "served_name"]
+__all__ = ["UpstreamModel", "list_offers", "make_client", "open_upstream", "served_name"]

@@ -17,13 +17,13 @@ from shoal.backends.openai.engine import SLOTS, UpstreamEngine
 from shoal.backends.openai.routes import Route
 from shoal.backends.openai.scores import LabelNames
 from shoal.config.settings import ModelTable, Settings
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.probe import (
     LEAST_COSINE,
     PAIRS,
     TEXTS,
-    Probed,
-    ProbedScores,
+    ProbeScores,
+    ProbeVectors,
     least_cosine,
     probe,
     probe_scores,
@@ -36,7 +36,7 @@ from shoal.models.sources import Access
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER
 from shoal.pipelines.passing import Passes
-from shoal.pipelines.scores import activated
+from shoal.pipelines.scores import apply_activation
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.strings import StringPipeline, StringSpec
@@ -50,19 +50,19 @@ PROBE_S = 60.0
 QUERY_SLOTS = 8
 """Calls in flight of a server that takes one query a call: those of several users cannot be joined."""
 
-A_FEW_IDS = [1, 2, 3]
+SAMPLE_IDS = [1, 2, 3]
 """Tokens of any vocabulary."""
 
-OF_VECTORS: Passes = frozenset(
+VECTOR_OPTIONS: Passes = frozenset(
     {"dimensions", "input_type", "normalize", "prompt_name", "truncate", "truncation_direction"}
 )
-OF_SCORES: Passes = frozenset({"truncate", "truncation_direction"})
-OF_RERANK: Passes = frozenset({"truncate", "max_document_tokens"})
+SCORE_OPTIONS: Passes = frozenset({"truncate", "truncation_direction"})
+RERANK_OPTIONS: Passes = frozenset({"truncate", "max_document_tokens"})
 
-NEAREST = 1e-3
+PROBABILITY_MARGIN = 1e-3
 """Probabilities nearer to 0 and 1 are compared as if they were no nearer: half precision tells them apart badly."""
 
-SAME_SCORE = 0.01
+SCORE_TOLERANCE = 0.01
 """Between a server's score and the activation of its raw one."""
 
 MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
@@ -77,7 +77,7 @@ class Servers:
     number: int
 
 
-def counter_of(settings: Settings, table: ModelTable) -> TextTokenizer | None:
+def load_tokenizer(settings: Settings, table: ModelTable) -> TextTokenizer | None:
     """The tokenizer of a model whose server reads text: it counts, and is shown. Blocks."""
     if table.tokenizer is None:
         return None
@@ -85,7 +85,7 @@ def counter_of(settings: Settings, table: ModelTable) -> TextTokenizer | None:
     return TextTokenizer(tokenizer_folder(table.tokenizer, store=Store(settings.home), access=access), TOKENIZER)
 
 
-class _Embedding:
+class _EmbeddingOpener:
     """One try to open a lane of embeddings."""
 
     def __init__(self, servers: Servers, counter: TextTokenizer | None) -> None:
@@ -93,9 +93,9 @@ class _Embedding:
         self.counter = counter
         self.ids = False
         self._provisional = StringPipeline(StringSpec(dimension=1), truncate=True)
-        self._reference: list[Probed] = []
+        self._reference: list[ProbeVectors] = []
 
-    async def runner(self, facts: ModelFacts, lane: MakeLane) -> BatchedRunner:
+    async def open_runner(self, facts: ModelFacts, lane: MakeLane) -> LaneRunner:
         servers, target = self.servers, self.servers.target
         engines = [
             UpstreamEngine(
@@ -120,13 +120,13 @@ class _Embedding:
                 raise ConfigError(f"{target.name} does not embed: {error.message}") from error
             counted = first.counted
             self.ids = await self._takes_ids(first)
-            pipeline = self._pipeline(counted=counted)
-            facts = self._facts(facts, pipeline)
+            pipeline = self._build_pipeline(counted=counted)
+            facts = self._build_facts(facts, pipeline)
             for engine in engines:
                 engine.dimension = pipeline.spec.dimension
                 engine.start()
             codec = TokenizerCodec(self.counter, pipeline.spec) if self.counter is not None else None
-            runner = BatchedRunner(lane(pipeline, engines, facts), facts, codec)
+            runner = LaneRunner(lane(pipeline, engines, facts), facts, codec)
             opened.pop_all()
         return runner
 
@@ -138,7 +138,7 @@ class _Embedding:
 
     async def _takes_ids(self, engine: UpstreamEngine) -> bool:
         """Whether it takes token ids in the place of a text; with a tokenizer here, whether they mean the same."""
-        ids, text = A_FEW_IDS, ""
+        ids, text = SAMPLE_IDS, ""
         if self.counter is not None:
             text = TEXTS[0]
             ids = self.counter.raw.encode_batch_fast([text])[0].ids
@@ -155,9 +155,9 @@ class _Embedding:
             return False
         return not text or least_cosine(self._reference[0].vectors[:1], row) >= LEAST_COSINE
 
-    def _pipeline(self, *, counted: bool) -> StringPipeline:
+    def _build_pipeline(self, *, counted: bool) -> StringPipeline:
         target, probed = self.servers.target, self._reference[0]
-        table, passes = target.table, frozenset(target.table.passes) & OF_VECTORS
+        table, passes = target.table, frozenset(target.table.passes) & VECTOR_OPTIONS
         if table.dimension is not None and table.dimension != probed.dimension:
             raise ConfigError(
                 f"{target.name} gives vectors of {probed.dimension} dimensions, and the configuration says "
@@ -182,7 +182,7 @@ class _Embedding:
             spec, truncate=target.settings.truncate, normalize=table.normalize, tokenizer=self.counter
         )
 
-    def _facts(self, facts: ModelFacts, pipeline: StringPipeline) -> ModelFacts:
+    def _build_facts(self, facts: ModelFacts, pipeline: StringPipeline) -> ModelFacts:
         spec = pipeline.spec
         # What the servers are told, and whether they take ids, changes no vector that can be had both ways.
         told = [facts.id, "openai", msgspec.to_builtins(replace(spec, ids=False, passes=frozenset()))]
@@ -195,19 +195,19 @@ class _Embedding:
             space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16],
             answers=self._reference[0].digest,
             verified=f"{len(TEXTS)} texts answered, all finite",
-            details={**facts.details, "usage": _usage(self.counter, spec.token_count), "token_ids": spec.ids},
+            details={**facts.details, "usage": _usage_source(self.counter, spec.token_count), "token_ids": spec.ids},
         )
 
 
 async def open_embedder(
     servers: Servers, facts: ModelFacts, counter: TextTokenizer | None, lane: MakeLane
-) -> BatchedRunner:
+) -> LaneRunner:
     """Raises ConfigError for a model that gives no vectors, or not those that the configuration says; TransportFailed
     and CapacityError for a server that went away or is busy."""
-    return await _Embedding(servers, counter).runner(facts, lane)
+    return await _EmbeddingOpener(servers, counter).open_runner(facts, lane)
 
 
-class Scorer(BatchedRunner):
+class Scorer(LaneRunner):
     """The runner of a model that scores. Servers tell the names of classes as they come up, so its facts have those
     that are known by now."""
 
@@ -218,10 +218,10 @@ class Scorer(BatchedRunner):
     @property
     def facts(self) -> ModelFacts:
         facts = super().facts
-        return facts if facts.labels == self._labels.told else replace(facts, labels=self._labels.told)
+        return facts if facts.labels == self._labels.class_names else replace(facts, labels=self._labels.class_names)
 
 
-class _Scores:
+class _ScoringOpener:
     """One try to open a lane of scores over these routes, of which the first one is that of the model's task."""
 
     def __init__(
@@ -234,9 +234,9 @@ class _Scores:
         self.labels = LabelNames(labels or (("LABEL_0",) if self.ranks else ()))
         self.raw = False
         self._inputs = PAIRS if self.ranks else TEXTS
-        self._reference: list[ProbedScores] = []
+        self._reference: list[ProbeScores] = []
 
-    async def runner(self, facts: ModelFacts, lane: MakeLane) -> Scorer:
+    async def open_runner(self, facts: ModelFacts, lane: MakeLane) -> Scorer:
         servers, target = self.servers, self.servers.target
         slots = QUERY_SLOTS if self.routes[0].kind == "rerank" else SLOTS
         engines = [
@@ -245,7 +245,7 @@ class _Scores:
                 address.model,
                 f"{target.name}-{at}",
                 admit=self._admit,
-                calls=[route.calls(self.labels) for route in self.routes],
+                calls=[route.make_calls(self.labels) for route in self.routes],
                 slots=target.settings.streams or slots,
                 serving=at == servers.number,
             )
@@ -255,12 +255,12 @@ class _Scores:
             for engine in engines:
                 opened.push_async_callback(engine.aclose)
             first = engines[servers.number]
-            final = await self._asked(first, raw=False)
+            final = await self._probe_scores(first, raw=False)
             counted = first.counted
-            self._reference.append(_comparable(final))
+            self._reference.append(_to_logits(final))
             self.raw = await self._gives_raw(first, final)
-            pipeline = self._pipeline(counted=counted)
-            facts = self._facts(facts, pipeline)
+            pipeline = self._build_pipeline(counted=counted)
+            facts = self._build_facts(facts, pipeline)
             for engine in engines:
                 engine.start()
             codec = TokenizerCodec(self.counter, StringSpec(dimension=0)) if self.counter is not None else None
@@ -269,9 +269,9 @@ class _Scores:
         return runner
 
     async def _admit(self, engine: UpstreamEngine) -> None:
-        self._reference[0].check(_comparable(await self._asked(engine, raw=False)), engine.facts.name)
+        self._reference[0].check(_to_logits(await self._probe_scores(engine, raw=False)), engine.facts.name)
 
-    async def _asked(self, engine: UpstreamEngine, *, raw: bool) -> Vectors:
+    async def _probe_scores(self, engine: UpstreamEngine, *, raw: bool) -> Vectors:
         """What it answers to a few inputs, as it gives it."""
         passes: Passes = frozenset({"raw_scores"}) if raw else frozenset()
         spec = StringPairSpec(labels=("",), activation="identity", raw=not raw, passes=passes)
@@ -282,22 +282,22 @@ class _Scores:
         """Whether it gives raw scores when it is asked for them: servers that do not know the question answer as
         always, or refuse it."""
         try:
-            raw = await self._asked(engine, raw=True)
+            raw = await self._probe_scores(engine, raw=True)
         except TransportFailed:
             raise
         except BackendError:
             return False
         over: tuple[Activation, ...] = ("sigmoid", "softmax")
         return raw.shape == final.shape and any(
-            np.allclose(final, activated(raw, activation), atol=SAME_SCORE) for activation in over
+            np.allclose(final, apply_activation(raw, activation), atol=SCORE_TOLERANCE) for activation in over
         )
 
-    def _pipeline(self, *, counted: bool) -> StringPairPipeline:
+    def _build_pipeline(self, *, counted: bool) -> StringPairPipeline:
         target = self.servers.target
         kind = self.routes[0].kind
-        passes = frozenset(target.table.passes) & (OF_RERANK if kind == "rerank" else OF_SCORES)
+        passes = frozenset(target.table.passes) & (RERANK_OPTIONS if kind == "rerank" else SCORE_OPTIONS)
         spec = StringPairSpec(
-            labels=self.labels.told,
+            labels=self.labels.class_names,
             activation="identity",
             max_tokens=target.table.max_tokens or 0,
             token_count="token_count" if counted else "",
@@ -306,18 +306,18 @@ class _Scores:
         )
         return StringPairPipeline(spec, truncate=target.settings.truncate, tokenizer=self.counter)
 
-    def _facts(self, facts: ModelFacts, pipeline: StringPairPipeline) -> ModelFacts:
+    def _build_facts(self, facts: ModelFacts, pipeline: StringPairPipeline) -> ModelFacts:
         spec = pipeline.spec
         tasks: tuple[TaskKind, ...] = ("rerank", "classify") if self.ranks else ("classify",)
         return replace(
             facts,
             tasks=tasks,
             vectors=(),
-            labels=self.labels.told,
+            labels=self.labels.class_names,
             verified=f"{len(self._inputs)} inputs answered, all finite",
             details={
                 **facts.details,
-                "usage": _usage(self.counter, spec.token_count),
+                "usage": _usage_source(self.counter, spec.token_count),
                 "routes": [route.path for route in self.routes],
                 "raw_scores": self.raw,
             },
@@ -339,11 +339,11 @@ async def open_scorer(
     ConfigError where none scores; TransportFailed and CapacityError as `open_embedder`.
     """
     why = "it has no route for that: check the path of its address"
-    for each in _arranged(routes, facts.tasks):
+    for each in _arrange_routes(routes, facts.tasks):
         try:
-            return await _Scores(servers, each, counter, labels if each[0].kind == "classify" else ()).runner(
-                facts, lane
-            )
+            return await _ScoringOpener(
+                servers, each, counter, labels if each[0].kind == "classify" else ()
+            ).open_runner(facts, lane)
         except BackendError as error:
             if isinstance(error, TransportFailed):
                 raise
@@ -352,7 +352,7 @@ async def open_scorer(
     raise ConfigError(f"{servers.target.name} does not {can}: {why}")
 
 
-def _arranged(routes: Sequence[Route], tasks: Sequence[TaskKind]) -> list[list[Route]]:
+def _arrange_routes(routes: Sequence[Route], tasks: Sequence[TaskKind]) -> list[list[Route]]:
     """Which routes to try together, in order: who ranks may score single texts by another route."""
     classify = [route for route in routes if route.kind == "classify"]
     ranking = [route for route in routes if route.kind != "classify"]
@@ -361,13 +361,13 @@ def _arranged(routes: Sequence[Route], tasks: Sequence[TaskKind]) -> list[list[R
     return [[route, *classify] for route in ranking] + ([] if tasks == ("rerank",) else [[each] for each in classify])
 
 
-def _usage(counter: TextTokenizer | None, token_count: str) -> str:
+def _usage_source(counter: TextTokenizer | None, token_count: str) -> str:
     return "counted" if counter is not None else "reported" if token_count else "estimated"
 
 
-def _comparable(scores: Vectors) -> ProbedScores:
+def _to_logits(scores: Vectors) -> ProbeScores:
     """Final scores as logits, of which replicas must agree as of raw ones; what are no probabilities stay."""
     if not ((scores >= 0) & (scores <= 1)).all():
-        return ProbedScores(scores)
-    kept = np.clip(scores, NEAREST, 1 - NEAREST)
-    return ProbedScores(np.log(kept / (1 - kept)).astype(np.float32))
+        return ProbeScores(scores)
+    kept = np.clip(scores, PROBABILITY_MARGIN, 1 - PROBABILITY_MARGIN)
+    return ProbeScores(np.log(kept / (1 - kept)).astype(np.float32))

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from shoal.backends.openai.answers import usage_in
-from shoal.backends.openai.body import ModelNames
-from shoal.backends.openai.errors import failure
+from shoal.backends.openai.answers import parse_usage
+from shoal.backends.openai.body import ModelNameRewriter
+from shoal.backends.openai.errors import failure_error
 from shoal.backends.openai.sse import is_done, payload
 from shoal.backends.openai.wire import EndingWire
 from shoal.decoding import json_decoder
@@ -28,7 +28,7 @@ _REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"[^"]')
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 
 
-class PassedStream:
+class PassThroughStream:
     """The events of one stream as raw chunks, with the served name in them, and the usage with the last one.
 
     `over`: the event that ends the answer came, and nothing is to follow. An event that tells an error is not passed
@@ -36,7 +36,7 @@ class PassedStream:
     own, which no error may repeat.
     """
 
-    def __init__(self, dialect: str, names: ModelNames, key: bytes = b"") -> None:
+    def __init__(self, dialect: str, names: ModelNameRewriter, key: bytes = b"") -> None:
         self.over = False
         self._dialect = dialect
         self._names = names
@@ -56,14 +56,14 @@ class PassedStream:
             if error is not None or self.over:
                 break
         if taken:
-            usage = self._usage if self.over or _last(taken[-1]) else None
+            usage = self._usage if self.over or _is_usage_event(taken[-1]) else None
             if usage is not None:
                 self._usage = None
             yield Chunk(raw=(self._dialect, b"".join(map(self._names, taken))), usage=usage)
         if error is not None:
             raise error
 
-    def ends(self) -> Iterator[Chunk]:
+    def finish(self) -> Iterator[Chunk]:
         """No more events come. Raises TransportFailed where the answer is not whole."""
         if self._usage is not None:  # of a server that counts all along and ends without a word
             yield Chunk(raw=(self._dialect, b""), usage=self._usage)
@@ -76,16 +76,16 @@ class PassedStream:
             self.over = True
             return None
         if b'"usage"' in event and b'"usage":null' not in event and b'"usage": null' not in event:
-            self._usage = usage_in(payload(event)) or self._usage
+            self._usage = parse_usage(payload(event)) or self._usage
         if self._dialect != RESPONSES:
             self._finished = self._finished or _REASON.search(event) is not None
             ends = b'"error"' in event
         else:
             ends = b'"error"' in event or any(name in event for name in _ENDS)
         named = b"error" in event and _ERROR_EVENT.search(event) is not None
-        return self._ending(payload(event), named=named) if ends or named else None
+        return self._read_ending(payload(event), named=named) if ends or named else None
 
-    def _ending(self, body: bytes, *, named: bool) -> ShoalError | None:
+    def _read_ending(self, body: bytes, *, named: bool) -> ShoalError | None:
         """`named`: the event calls itself an error."""
         try:
             told = _ENDING.decode(body)
@@ -98,7 +98,7 @@ class PassedStream:
                     "message": "the response failed"
                 }
             if error:
-                return failure(msgspec.json.encode({"error": error}), self._key)
+                return failure_error(msgspec.json.encode({"error": error}), self._key)
         except (msgspec.DecodeError, UnicodeDecodeError):  # whatever it is, it is the client's to read
             return None
         except RecursionError:
@@ -107,6 +107,6 @@ class PassedStream:
         return None
 
 
-def _last(event: bytes) -> bool:
+def _is_usage_event(event: bytes) -> bool:
     """Whether nothing can follow but `[DONE]`: the event that OpenAI's streams tell their usage with at the end."""
     return b'"choices":[]' in event or b'"choices": []' in event

@@ -52,12 +52,12 @@ class Replica(Ejection):
     turn: int = 0
     longest_s: float = field(default=LONGEST_PAUSE_S, kw_only=True)
 
-    def usable(self, now: float) -> bool:
-        return self.alive and self.open(now, self.in_flight)
+    def is_usable(self, now: float) -> bool:
+        return self.alive and self.can_take(now, self.in_flight)
 
-    def failed(self, now: float, *, gone: bool = False) -> None:
+    def record_failure(self, now: float, *, gone: bool = False) -> None:
         self.doubtful = self.doubtful or gone
-        Ejection.failed(self, now, gone=gone)
+        Ejection.record_failure(self, now, gone=gone)
 
 
 class Attempt:
@@ -73,11 +73,11 @@ class Attempt:
         self._deadline = deadline
         self._heard = False
 
-    def heard(self) -> None:
+    def record_first_piece(self) -> None:
         """A piece of the answer is there."""
         if not self._heard:
             self._heard = True
-            self.replica.heard()
+            self.replica.end_trial()
 
     def __enter__(self) -> Self:
         self.replica.in_flight += 1
@@ -90,14 +90,14 @@ class Attempt:
             late = isinstance(error, DeadlineExceeded) or now >= self._deadline
             silent = now >= self._silent_at
             if not self._heard and (late or silent):
-                self.replica.failed(now, gone=silent)
+                self.replica.record_failure(now, gone=silent)
         elif isinstance(error, TransportFailed | UpstreamFailed) or (
             isinstance(error, UpstreamRefused) and error.status >= 500
         ):
-            self.replica.failed(now, gone=False)
+            self.replica.record_failure(now, gone=False)
 
 
-class Fleet:
+class ServerPool:
     """The replicas of one model, and a watch over them. `pick` is never at a loss: where all are to be left alone, the
     least busy of them is tried all the same."""
 
@@ -110,7 +110,7 @@ class Fleet:
     def start(self) -> None:
         """Begin to look after the servers; once."""
         self._watches = [
-            asyncio.create_task(self._keep(replica), name=f"watch {replica.client.base}") for replica in self.replicas
+            asyncio.create_task(self._watch(replica), name=f"watch {replica.client.base}") for replica in self.replicas
         ]
 
     def ready(self) -> bool:
@@ -123,16 +123,16 @@ class Fleet:
         if not left:
             raise Unavailable("no server of the model can take the request now: try again soon", retry_after=1.0)
         now = self._clock()
-        usable = [replica for replica in left if replica.usable(now)]
+        usable = [replica for replica in left if replica.is_usable(now)]
         picked = min(usable or left, key=lambda replica: (replica.in_flight, replica.turn))
         self._turn += 1
         picked.turn = self._turn
         return picked
 
-    def others(self, tried: Collection[Replica]) -> bool:
+    def has_alternative(self, tried: Collection[Replica]) -> bool:
         """Whether a replica is left that may do better than the `tried` ones."""
         now = self._clock()
-        return any(replica.usable(now) for replica in self.replicas if replica not in tried)
+        return any(replica.is_usable(now) for replica in self.replicas if replica not in tried)
 
     def status(self) -> list[ReplicaStatus]:
         now = self._clock()
@@ -144,7 +144,7 @@ class Fleet:
         await asyncio.gather(*self._watches, return_exceptions=True)
         self._watches = []
 
-    async def _keep(self, replica: Replica) -> None:
+    async def _watch(self, replica: Replica) -> None:
         missed, due = 0, self._clock() + LOOK_S
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
@@ -152,7 +152,7 @@ class Fleet:
                 continue
             replica.doubtful, due = False, self._clock() + LOOK_S
             try:
-                await look(replica.client)
+                await check_health(replica.client)
             except ShoalError as error:
                 missed += 1
                 if replica.alive and (isinstance(error, TransportFailed) or missed >= SLOW_LOOKS):
@@ -169,7 +169,7 @@ class Fleet:
                 logger.info("%s is in service", replica.client.base)
 
 
-async def look(client: Client) -> None:
+async def check_health(client: Client) -> None:
     """Whether the server is there; it need not like the question. Raises TransportFailed, DeadlineExceeded, and
     UpstreamFailed while it, or a proxy before it, says that it cannot serve."""
     answer = await client.get("/models", time.monotonic() + LOOK_TIMEOUT_S)

@@ -31,7 +31,7 @@ _SAME_NAME = (
 _LISTS = ("stop", "stop_token_ids", "bad_words")
 
 
-def request_of(
+def build_request(
     task: Generate, model: str, *, strip: Collection[str] = (), defaults: Mapping[str, Any]
 ) -> tuple[str, bytes]:
     """The path and the body that ask `model` for what the task says.
@@ -43,12 +43,12 @@ def request_of(
     chat = not task.prompts
     if chat:
         fields["messages"] = [_message(message) for message in task.messages]
-        fields |= _tools(task)
-        fields |= _template(task)
+        fields |= _tool_fields(task)
+        fields |= _template_fields(task)
     else:
         fields["prompt"] = _prompt(task)
     fields |= sampling_fields(task.sampling, chat=chat)
-    fields |= _answers(task)
+    fields |= _answer_fields(task)
     for name, value in [*task.extras.items(), *defaults.items()]:
         fields.setdefault(name, value)
     path = "/chat/completions" if chat else "/completions"
@@ -68,30 +68,30 @@ def sampling_fields(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
     elif sampling.logprobs is not None:
         fields["logprobs"] = sampling.logprobs
     if sampling.guide is not None:
-        fields |= _guide(sampling.guide)
+        fields |= _guide_fields(sampling.guide)
     return fields
 
 
-def _guide(guide: Guide) -> dict[str, Any]:
+def _guide_fields(guide: Guide) -> dict[str, Any]:
     if guide.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if guide.kind == "json_schema":
         schema = {"name": "answer", "schema": msgspec.Raw(guide.value.encode())}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     if guide.kind == "structural_tag":
-        return {"response_format": {"type": "structural_tag", **_json(guide)}}
-    value = _json(guide) if guide.kind == "choice" else guide.value
+        return {"response_format": {"type": "structural_tag", **_decode_guide(guide)}}
+    value = _decode_guide(guide) if guide.kind == "choice" else guide.value
     return {"structured_outputs": {guide.kind: value}}
 
 
-def _json(guide: Guide) -> Any:
+def _decode_guide(guide: Guide) -> Any:
     try:
         return msgspec.json.decode(guide.value)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidValue(f"{guide.kind}: not JSON: {error}", param="response_format") from None
 
 
-def _answers(task: Generate) -> dict[str, Any]:
+def _answer_fields(task: Generate) -> dict[str, Any]:
     """How many answers, and how they come."""
     fields: dict[str, Any] = {}
     if task.n != 1:
@@ -105,7 +105,7 @@ def _answers(task: Generate) -> dict[str, Any]:
     return fields
 
 
-def _template(task: Generate) -> dict[str, Any]:
+def _template_fields(task: Generate) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if task.continue_final:
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -118,7 +118,7 @@ def _template(task: Generate) -> dict[str, Any]:
     return fields
 
 
-def _tools(task: Generate) -> dict[str, Any]:
+def _tool_fields(task: Generate) -> dict[str, Any]:
     if not task.tools:
         return {}
     fields: dict[str, Any] = {"tools": [{"type": "function", "function": _function(tool)} for tool in task.tools]}

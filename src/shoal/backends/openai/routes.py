@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from shoal.backends.base.http_answer import Answer, refused_key
+from shoal.backends.base.http_answer import Answer, rejected_key_error
 from shoal.backends.base.http_client import Client
-from shoal.backends.openai.calls import Calls
+from shoal.backends.openai.calls import RouteCalls
 from shoal.backends.openai.errors import lacks_model, lacks_route
-from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring
+from shoal.backends.openai.scores import ClassifyCalls, LabelNames, RerankCalls, ScoreCalls
 
 Kind = Literal["score", "rerank", "classify"]
 
@@ -21,7 +21,7 @@ BUSY = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses of a server that may answer otherwise later. One that fails over an empty question has the route."""
 
 # Without anything to score, every server refuses these, or has nothing to do.
-_QUESTIONS: Mapping[Kind, dict[str, Any]] = {
+_EMPTY_REQUESTS: Mapping[Kind, dict[str, Any]] = {
     "score": {"text_1": [], "text_2": []},
     "rerank": {"query": "", "documents": []},
     "classify": {"input": []},
@@ -35,14 +35,14 @@ class Route:
     kind: Kind
     path: str
 
-    def calls(self, labels: LabelNames) -> Calls:
+    def make_calls(self, labels: LabelNames) -> RouteCalls:
         """For one engine; those of one model share their labels."""
         if self.kind == "classify":
-            return Classifying(self.path, labels)
-        return Scoring(self.path) if self.kind == "score" else Ranking(self.path)
+            return ClassifyCalls(self.path, labels)
+        return ScoreCalls(self.path) if self.kind == "score" else RerankCalls(self.path)
 
 
-async def score_routes(
+async def find_score_routes(
     client: Client, model: str, kinds: Sequence[Kind], patience_s: float
 ) -> tuple[list[Route], list[Answer]]:
     """The routes of these kinds, and the answers of a server that cannot say yet, or not to this key.
@@ -53,23 +53,23 @@ async def score_routes(
     found: list[Route] = []
     unsure: list[Answer] = []
     for kind in kinds:
-        for path in _places(client, kind):
-            body = msgspec.json.encode({"model": model, **_QUESTIONS[kind]})
+        for path in _route_paths(client, kind):
+            body = msgspec.json.encode({"model": model, **_EMPTY_REQUESTS[kind]})
             answer = await client.post(path, body, time.monotonic() + patience_s)
-            if answer.status in BUSY or refused_key(answer, client.base):
+            if answer.status in BUSY or rejected_key_error(answer, client.base):
                 unsure.append(answer)
-            elif _has(answer):
+            elif _has_route(answer):
                 found.append(Route(kind, path))
                 break
     return found, unsure
 
 
-def _places(client: Client, kind: Kind) -> list[str]:
+def _route_paths(client: Client, kind: Kind) -> list[str]:
     root = client.base.removesuffix("/v1")
     return [f"/{kind}"] if root == client.base else [f"/{kind}", f"{root}/{kind}"]
 
 
-def _has(answer: Answer) -> bool:
+def _has_route(answer: Answer) -> bool:
     """A page, or a redirect, is none of the route's."""
     return (
         not (lacks_model(answer) or lacks_route(answer))

@@ -9,18 +9,18 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.backends.base.http_answer import Unreached, is_json
+from shoal.backends.base.http_answer import RequestNotSent, is_json
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
-from shoal.backends.openai.answers import AnswerReader, has_choices, usage_in
-from shoal.backends.openai.body import ModelNames, RequestBody
-from shoal.backends.openai.passed import RESPONSES, PassedStream
-from shoal.backends.openai.replicas import Attempt, Fleet, Replica
-from shoal.backends.openai.request import request_of
+from shoal.backends.openai.answers import AnswerReader, has_choices, parse_usage
+from shoal.backends.openai.body import ModelNameRewriter, RequestBody
+from shoal.backends.openai.passed import RESPONSES, PassThroughStream
+from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
+from shoal.backends.openai.request import build_request
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
 from shoal.core.protocols import ModelFacts, ReplicaStatus
 from shoal.errors import InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamFailed, UpstreamRefused
-from shoal.types import Batched, Chunk, Context, Generate, Result
+from shoal.types import BatchTask, Chunk, Context, Generate, Result
 
 PATHS: Mapping[str, str] = {
     "openai.chat": "/chat/completions",
@@ -29,7 +29,7 @@ PATHS: Mapping[str, str] = {
 }
 """The dialects that are passed on as they are, and their routes."""
 
-OTHER_SERVER = frozenset({429, 502, 503})
+RETRYABLE_STATUSES = frozenset({429, 502, 503})
 """Statuses that another replica may not answer."""
 
 
@@ -45,7 +45,7 @@ class UpstreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _UpstreamRequest:
     """A request for one replica. `raw`: the dialect that its answer is passed on in; "" where it is parsed."""
 
     path: str
@@ -65,7 +65,7 @@ class UpstreamRunner:
     Another replica is tried only before the first byte of an answer, where the first was not reached, or had no room.
     """
 
-    def __init__(self, fleet: Fleet, facts: ModelFacts, options: UpstreamOptions | None = None) -> None:
+    def __init__(self, fleet: ServerPool, facts: ModelFacts, options: UpstreamOptions | None = None) -> None:
         self._fleet = fleet
         self._facts = facts
         self._options = options or UpstreamOptions()
@@ -75,19 +75,19 @@ class UpstreamRunner:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        if task.raw is not None and task.raw[0] in PATHS and not self._lacks(task.raw[0]):
+        if task.raw is not None and task.raw[0] in PATHS and not self._lacks_dialect(task.raw[0]):
             try:
-                async with aclosing(self._passed_on(task, ctx)) as chunks:
+                async with aclosing(self._stream_raw(task, ctx)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return
-            except _NoResponses:  # known to the server or not, the task says the same in other words
+            except _ResponsesUnsupported:  # known to the server or not, the task says the same in other words
                 self._lacks_responses = True
-        async with aclosing(self._typed(task, ctx)) as chunks:
+        async with aclosing(self._stream_typed(task, ctx)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -102,30 +102,30 @@ class UpstreamRunner:
         for replica in self._fleet.replicas:
             await replica.client.aclose()
 
-    def _lacks(self, dialect: str) -> bool:
+    def _lacks_dialect(self, dialect: str) -> bool:
         return self._lacks_responses and dialect == RESPONSES
 
-    async def _passed_on(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+    async def _stream_raw(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         assert task.raw is not None
         dialect, received = task.raw
         body = RequestBody(received)
         strip = self._options.strip
         defaults = self._options.defaults if dialect != RESPONSES else {}
 
-        def sent(replica: Replica) -> _Sent:
-            model = _model(replica, task.adapter)
-            return _Sent(PATHS[dialect], body.written(model, strip=strip, defaults=defaults), dialect)
+        def make_request(replica: Replica) -> _UpstreamRequest:
+            model = _model_name(replica, task.adapter)
+            return _UpstreamRequest(PATHS[dialect], body.encode(model, strip=strip, defaults=defaults), dialect)
 
-        names = ModelNames(body.model or task.model)
-        async with self._opened(sent, ctx, streams=task.stream) as (response, attempt):
+        names = ModelNameRewriter(body.model or task.model)
+        async with self._open_response(make_request, ctx, streams=task.stream) as (response, attempt):
             if not task.stream:
-                data = await _whole(response, attempt)
+                data = await _read_whole(response, attempt)
                 if dialect != RESPONSES:
                     _check_answer(data, response.key)
-                yield Chunk(raw=(dialect, names(data)), usage=usage_in(data))
+                yield Chunk(raw=(dialect, names(data)), usage=parse_usage(data))
                 return
-            passed = PassedStream(dialect, names, response.key)
-            async with aclosing(_events(response, attempt)) as groups:
+            passed = PassThroughStream(dialect, names, response.key)
+            async with aclosing(_read_events(response, attempt)) as groups:
                 async for events in groups:
                     for chunk in passed.push(events):
                         if passed.over:
@@ -133,23 +133,23 @@ class UpstreamRunner:
                         yield chunk
                     if passed.over:
                         break
-            for chunk in passed.ends():
+            for chunk in passed.finish():
                 yield chunk
 
-    async def _typed(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        def sent(replica: Replica) -> _Sent:
-            model = _model(replica, task.adapter)
+    async def _stream_typed(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        def make_request(replica: Replica) -> _UpstreamRequest:
+            model = _model_name(replica, task.adapter)
             options = self._options
-            return _Sent(*request_of(task, model, strip=options.strip, defaults=options.defaults))
+            return _UpstreamRequest(*build_request(task, model, strip=options.strip, defaults=options.defaults))
 
-        async with self._opened(sent, ctx, streams=task.stream) as (response, attempt):
+        async with self._open_response(make_request, ctx, streams=task.stream) as (response, attempt):
             reader = AnswerReader(reasoning=task.include_reasoning, key=response.key)
             if not task.stream:
-                for chunk in reader.read(await _whole(response, attempt)):
+                for chunk in reader.read(await _read_whole(response, attempt)):
                     yield chunk
             else:
                 done = False
-                async with aclosing(_events(response, attempt)) as groups:
+                async with aclosing(_read_events(response, attempt)) as groups:
                     async for events in groups:
                         done = is_done(events[-1])
                         for event in events[:-1] if done else events:
@@ -158,12 +158,14 @@ class UpstreamRunner:
                 if not done and not reader.finished:
                     raise TransportFailed("the server ended its stream before the answer was whole: ask again")
             if not reader.began:
-                raise errors.no_answer(_NO_CHOICE)
-        for chunk in reader.ends():
+                raise errors.invalid_answer_error(_NO_CHOICE)
+        for chunk in reader.finish():
             yield chunk
 
     @asynccontextmanager
-    async def _opened(self, sent: Any, ctx: Context, *, streams: bool) -> AsyncIterator[tuple[Response, Attempt]]:
+    async def _open_response(
+        self, sent: Any, ctx: Context, *, streams: bool
+    ) -> AsyncIterator[tuple[Response, Attempt]]:
         """The answer of the first replica that takes the request. Raises what it says otherwise."""
         tried: list[Replica] = []
         since = time.monotonic()
@@ -174,16 +176,16 @@ class UpstreamRunner:
             async with AsyncExitStack() as stack:
                 attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline)
                 stack.enter_context(attempt)
-                error = await self._tried(stack, attempt, sent(replica), ctx, streams=streams)
+                error = await self._try_replica(stack, attempt, sent(replica), ctx, streams=streams)
                 if isinstance(error, Response):
                     yield error, attempt
-                    replica.succeeded()
+                    replica.record_success()
                     return
-            if not (_elsewhere(error) and self._fleet.others(tried)):
+            if not (_is_retryable(error) and self._fleet.has_alternative(tried)):
                 raise error
 
-    async def _tried(
-        self, stack: AsyncExitStack, attempt: Attempt, sent: _Sent, ctx: Context, *, streams: bool
+    async def _try_replica(
+        self, stack: AsyncExitStack, attempt: Attempt, sent: _UpstreamRequest, ctx: Context, *, streams: bool
     ) -> Response | ShoalError:
         """The response, open on `stack`, or why there is none; then the replica's books are kept."""
         replica = attempt.replica
@@ -191,35 +193,35 @@ class UpstreamRunner:
         now = time.monotonic()
         try:
             response = await stack.enter_async_context(
-                client.opened("POST", sent.path, body=sent.body, deadline=ctx.deadline, request_id=ctx.id)
+                client.open_response("POST", sent.path, body=sent.body, deadline=ctx.deadline, request_id=ctx.id)
             )
             if response.status == 200:
-                return _checked(response, client.base, streams=streams)
-            attempt.heard()
-            answer = await response.whole(MAX_ERROR_BYTES)
+                return _check_content_type(response, client.base, streams=streams)
+            attempt.record_first_piece()
+            answer = await response.read_all(MAX_ERROR_BYTES)
         except TransportFailed as error:
-            replica.failed(now, gone=isinstance(error, Unreached))
+            replica.record_failure(now, gone=isinstance(error, RequestNotSent))
             return error
         if sent.raw == RESPONSES and errors.lacks_route(answer) and answer.status != 400:
-            raise _NoResponses
-        refusal = errors.refusal(answer, client.base)
+            raise _ResponsesUnsupported
+        refusal = errors.refusal_error(answer, client.base)
         if answer.status >= 500 and answer.status != 501:
-            replica.failed(now, gone=False)
+            replica.record_failure(now, gone=False)
         else:
-            replica.succeeded()
-        if answer.status in OTHER_SERVER:
-            replica.rest(now, refusal.retry_after)
+            replica.record_success()
+        if answer.status in RETRYABLE_STATUSES:
+            replica.pause(now, refusal.retry_after)
         return refusal
 
 
 _NO_CHOICE = "without any choice"
 
 
-class _NoResponses(Exception):
+class _ResponsesUnsupported(Exception):
     """The server has no /responses."""
 
 
-def _model(replica: Replica, adapter: str) -> str:
+def _model_name(replica: Replica, adapter: str) -> str:
     if not adapter:
         return replica.model
     try:
@@ -229,14 +231,14 @@ def _model(replica: Replica, adapter: str) -> str:
         raise InvalidValue(f"the model has no adapter {adapter!r}; it has {known}", param="model") from None
 
 
-def _elsewhere(error: ShoalError) -> bool:
+def _is_retryable(error: ShoalError) -> bool:
     """Whether another replica may answer what this one did not: nothing of the request was computed."""
     if isinstance(error, UpstreamRefused):
-        return error.status in OTHER_SERVER
-    return isinstance(error, Unreached)
+        return error.status in RETRYABLE_STATUSES
+    return isinstance(error, RequestNotSent)
 
 
-def _checked(response: Response, where: str, *, streams: bool) -> Response:
+def _check_content_type(response: Response, where: str, *, streams: bool) -> Response:
     """Raise UpstreamFailed where the answer is of the other kind than the one asked for."""
     kind = response.content_type
     if streams and is_json(kind):
@@ -246,25 +248,25 @@ def _checked(response: Response, where: str, *, streams: bool) -> Response:
     return response
 
 
-async def _whole(response: Response, attempt: Attempt) -> bytes:
-    answer = await response.whole(MAX_ANSWER_BYTES)
-    attempt.heard()
+async def _read_whole(response: Response, attempt: Attempt) -> bytes:
+    answer = await response.read_all(MAX_ANSWER_BYTES)
+    attempt.record_first_piece()
     if not answer.whole:
         raise UpstreamFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
-    if not answer.json:
-        raise errors.no_answer("what is no JSON")
+    if not answer.has_json_body:
+        raise errors.invalid_answer_error("what is no JSON")
     return answer.body
 
 
 def _check_answer(body: bytes, key: bytes) -> None:
     """Raise UpstreamRefused for a whole answer of chat or completions that tells an error, or nothing."""
-    if error := errors.failed(body, key):
+    if error := errors.find_failure(body, key):
         raise error
     if not has_choices(body):
-        raise errors.no_answer(_NO_CHOICE)
+        raise errors.invalid_answer_error(_NO_CHOICE)
 
 
-async def _events(response: Response, attempt: Attempt) -> AsyncGenerator[list[bytes]]:
+async def _read_events(response: Response, attempt: Attempt) -> AsyncGenerator[list[bytes]]:
     """The events of a stream that say something, those that came together in one list, up to `[DONE]`, after which
     nobody waits for the end of the stream. Raises TransportFailed where the stream breaks off inside of one."""
     splitter = EventSplitter()
@@ -273,7 +275,7 @@ async def _events(response: Response, attempt: Attempt) -> AsyncGenerator[list[b
             events = [event for event in splitter.push(data) if has_data(event)]
             if not events:
                 continue
-            attempt.heard()
+            attempt.record_first_piece()
             done = next((at for at, event in enumerate(events) if is_done(event)), None)
             if done is not None:
                 response.finish()

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from shoal.backends.base.http_answer import Answer
-from shoal.backends.base.response_limit import ANY_LABEL_BYTES, MOST_WIDTH, Room
-from shoal.backends.openai.calls import Rows, by_index
+from shoal.backends.base.response_limit import ANY_LABEL_BYTES, MAX_VECTOR_WIDTH, ResponseLimit
+from shoal.backends.openai.calls import Rows, sort_by_index
 from shoal.backends.openai.wire import ClassesWire, ClassWire, LabelWire, ScoresWire
 from shoal.decoding import json_decoder
 from shoal.errors import UpstreamFailed
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"(\d+)$")
 T = TypeVar("T")
 
 
-class Scoring:
+class ScoreCalls:
     """vLLM's /score: the pairs of everybody in one call, to float32 [items, 1]."""
 
     def __init__(self, path: str) -> None:
@@ -42,19 +42,19 @@ class Scoring:
 
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]:
         first, second = ([pair[side] for pair in items] for side in (0, 1))
-        return {"model": model, "text_1": first, "text_2": second, **_of_vllm(options)}
+        return {"model": model, "text_1": first, "text_2": second, **_vllm_options(options)}
 
-    def room(self, count: int, sent: bytes, width: int | None) -> Room:
-        return Room.of_entries(count, 1, told=sent)
+    def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
+        return ResponseLimit.of_entries(count, 1, told=sent)
 
-    def learned(self, answer: Answer) -> bool:
+    def adapt_to_refusal(self, answer: Answer) -> bool:
         return False
 
     async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows:
-        return _ranked(answer, len(items), where)
+        return _read_scores(answer, len(items), where)
 
 
-class Ranking:
+class RerankCalls:
     """/rerank: one query with documents of everybody who asks it, to float32 [items, 1].
 
     All documents are asked for and none to be repeated, by fields that not every server knows: those that it refuses
@@ -73,18 +73,18 @@ class Ranking:
         values = {"top_n": len(items), "return_documents": False}
         told = {name: value for name, value in values.items() if name in self._fields}
         documents = [document for _, document in items]
-        return {"model": model, "query": items[0][0], "documents": documents, **told, **_of_rerankers(options)}
+        return {"model": model, "query": items[0][0], "documents": documents, **told, **_rerank_options(options)}
 
-    def room(self, count: int, sent: bytes, width: int | None) -> Room:
-        return Room.of_entries(count, 1, told=sent)  # some give the documents back, asked or not
+    def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
+        return ResponseLimit.of_entries(count, 1, told=sent)  # some give the documents back, asked or not
 
-    def learned(self, answer: Answer) -> bool:
-        refused = {name for name in self._fields if name in answer.own_words}
+    def adapt_to_refusal(self, answer: Answer) -> bool:
+        refused = {name for name in self._fields if name in answer.raw_message}
         self._fields -= refused
         return bool(refused)
 
     async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows:
-        return _ranked(answer, len(items), where)
+        return _read_scores(answer, len(items), where)
 
 
 class LabelNames:
@@ -95,42 +95,44 @@ class LabelNames:
         self._names: list[str | None] = list(names)
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """A class whose name the server has not told has that of transformers."""
         return tuple(f"LABEL_{place}" if name is None else name for place, name in enumerate(self._names))
 
     @property
-    def room(self) -> bytes:
+    def longest_names(self) -> bytes:
         """What the names in an answer are at most."""
         # Of one class the name is not looked at; of several, one at a time may be told that is not known yet.
         spare = b" " * ANY_LABEL_BYTES if len(self._names) < 2 or None in self._names else b""
         return spare + "".join(name or "" for name in self._names).encode()
 
-    def placed(self, row: ClassWire | list[LabelWire], where: str) -> list[float]:
+    def order_scores(self, row: ClassWire | list[LabelWire], where: str) -> list[float]:
         """The scores of an input. Raises UpstreamFailed for other labels than before."""
         if isinstance(row, list):
             return self._by_name({each.label: _number(each.score) for each in row}, len(row), where)
         scores = [_number(each) for each in row.probs]
-        self._sized(len(scores), where)
+        self._check_count(len(scores), where)
         if row.label is not None and scores:
             # The first of the largest, which is what an argmax takes.
-            self._names[max(range(len(scores)), key=lambda place: _order(scores[place]))] = row.label
+            self._names[max(range(len(scores)), key=lambda place: _sort_key(scores[place]))] = row.label
         return scores
 
     def _by_name(self, scores: Mapping[str, float], count: int, where: str) -> list[float]:
         if not self._names or (len(self._names) == 1 and len(scores) == 1):
-            self._names = [*sorted(scores, key=_natural)]
+            self._names = [*sorted(scores, key=_natural_key)]
         if not scores or set(scores) != set(self._names) or len(scores) != count:
-            raise UpstreamFailed(f"the server at {where} scores other labels than {', '.join(self.told[:10]) or 'any'}")
+            raise UpstreamFailed(
+                f"the server at {where} scores other labels than {', '.join(self.class_names[:10]) or 'any'}"
+            )
         return [scores[name] for name in self._names if name is not None]
 
-    def _sized(self, count: int, where: str) -> None:
+    def _check_count(self, count: int, where: str) -> None:
         self._names = self._names or [None] * count
         if not count or count != len(self._names):
             raise UpstreamFailed(f"the server at {where} scores {count} labels, and the model has {len(self._names)}")
 
 
-class Classifying:
+class ClassifyCalls:
     """/classify of vLLM, or of Infinity: float32 [items, labels] in the order of `labels`, which learns the names."""
 
     def __init__(self, path: str, labels: LabelNames) -> None:
@@ -143,23 +145,23 @@ class Classifying:
 
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]:
         inputs = [list(item) if isinstance(item, tuple) else item for item in items]
-        return {"model": model, "input": inputs, **_of_vllm(options)}
+        return {"model": model, "input": inputs, **_vllm_options(options)}
 
-    def room(self, count: int, sent: bytes, width: int | None) -> Room:
-        labels = len(self.labels.told) or MOST_WIDTH
-        return Room.of_entries(count, labels, named=labels, names=self.labels.room, told=sent)
+    def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
+        labels = len(self.labels.class_names) or MAX_VECTOR_WIDTH
+        return ResponseLimit.of_entries(count, labels, named=labels, names=self.labels.longest_names, told=sent)
 
-    def learned(self, answer: Answer) -> bool:
+    def adapt_to_refusal(self, answer: Answer) -> bool:
         return False
 
     async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows:
-        told = _decoded(_CLASSES, answer, where)
+        told = _decode(_CLASSES, answer, where)
         found = [(row.index if isinstance(row, ClassWire) else None, row) for row in told.data]
-        rows = [self.labels.placed(row, where) for row in by_index(found, len(items), where)]
-        return Rows(_floats(rows), told.usage.read if told.usage is not None else 0)
+        rows = [self.labels.order_scores(row, where) for row in sort_by_index(found, len(items), where)]
+        return Rows(_floats(rows), told.usage.input_token_count if told.usage is not None else 0)
 
 
-def _of_vllm(options: Mapping[str, Any]) -> dict[str, Any]:
+def _vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a task in the words of /score and /classify."""
     told: dict[str, Any] = {}
     if options.get("raw_scores"):
@@ -170,7 +172,7 @@ def _of_vllm(options: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _of_rerankers(options: Mapping[str, Any]) -> dict[str, Any]:
+def _rerank_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """In the words of /rerank: Infinity's and vLLM's, Jina's and Voyage's, Cohere's."""
     told: dict[str, Any] = {}
     if options.get("raw_scores"):
@@ -182,14 +184,14 @@ def _of_rerankers(options: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _ranked(answer: Answer, count: int, where: str) -> Rows:
-    told = _decoded(_SCORES, answer, where)
+def _read_scores(answer: Answer, count: int, where: str) -> Rows:
+    told = _decode(_SCORES, answer, where)
     listed = told.results if told.results is not None else told.data or []
     found = [(each.index, each.relevance_score if each.score is None else each.score) for each in listed]
-    return Rows(_floats([[_number(score)] for score in by_index(found, count, where)]), told.read)
+    return Rows(_floats([[_number(score)] for score in sort_by_index(found, count, where)]), told.input_token_count)
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], answer: Answer, where: str) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], answer: Answer, where: str) -> T:
     try:
         return decoder.decode(answer.body)
     except _UNREADABLE as error:
@@ -206,11 +208,11 @@ def _number(score: float | None) -> float:
     return math.nan if score is None else score
 
 
-def _order(score: float) -> float:
+def _sort_key(score: float) -> float:
     return -math.inf if math.isnan(score) else score
 
 
-def _natural(label: str) -> tuple[str, int, str]:
+def _natural_key(label: str) -> tuple[str, int, str]:
     """LABEL_10 after LABEL_9."""
     number = _NUMBER.search(label)
     return (label[: number.start()], int(number[1]), label) if number is not None else (label, -1, label)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.backends.openai.wire import Said, ToolWire
+from shoal.backends.openai.wire import MessageWire, ToolWire
 from shoal.decoding import json_decoder
 from shoal.types import ToolDelta
 
@@ -31,7 +31,7 @@ class _Call:
     next: str = ""
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Its arguments are an object that is closed: no more can follow."""
         text = "".join(self.arguments)
         if not text.rstrip().endswith("}"):
@@ -57,13 +57,13 @@ class ToolCalls:
         self._unnamed: dict[int, list[_Call]] = {}
         self._count: Counter[int] = Counter()
 
-    def read(self, index: int, told: Said) -> list[ToolDelta]:
+    def read(self, index: int, told: MessageWire) -> list[ToolDelta]:
         """What a delta or a message of the choice at `index` tells of calls."""
         calls = told.tool_calls or ()
         old = told.function_call  # what the API had before it had tools; some servers tell a call both ways
         if not calls and old is not None and (old.name or old.arguments):
             calls = [ToolWire(function=old)]
-        deltas = (self._fragment(index, place, call) for place, call in enumerate(calls))
+        deltas = (self._add_fragment(index, place, call) for place, call in enumerate(calls))
         return [delta for delta in deltas if delta is not None]
 
     def rest(self, index: int) -> Iterator[ToolDelta]:
@@ -71,7 +71,7 @@ class ToolCalls:
         for call in self._unnamed.pop(index, ()):
             yield ToolDelta(index=call.number, id=call.id, arguments="".join(call.arguments))
 
-    def _fragment(self, index: int, place: int, told: ToolWire) -> ToolDelta | None:
+    def _add_fragment(self, index: int, place: int, told: ToolWire) -> ToolDelta | None:
         at = index, place if told.index is None else told.index
         function = told.function
         name = (function.name if function else None) or ""
@@ -80,12 +80,12 @@ class ToolCalls:
         call = self._latest.get(at)
         if call is not None and call.next and arguments.strip():
             ident, name = ident or call.next, name or call.name
-        if call is None or _begins(call, ident, name, arguments):
+        if call is None or _starts_new_call(call, ident, name, arguments):
             call = _Call(self._count[index], ident or f"call_{uuid.uuid4().hex[:24]}", own=bool(ident))
             self._count[index] += 1
             self._latest[at] = call
             self._unnamed.setdefault(index, []).append(call)
-        elif name and ident not in ("", call.id) and not arguments.strip() and call.whole:
+        elif name and ident not in ("", call.id) and not arguments.strip() and call.is_complete:
             call.next = ident
         call.arguments.append(arguments)
         if call.name:
@@ -97,11 +97,11 @@ class ToolCalls:
         return ToolDelta(index=call.number, id=call.id, name=name, arguments="".join(call.arguments))
 
 
-def _begins(call: _Call, ident: str, name: str, arguments: str) -> bool:
+def _starts_new_call(call: _Call, ident: str, name: str, arguments: str) -> bool:
     """Whether a fragment with this id and name, under the number of `call`, is the first of another one."""
     if not (name and call.name) or (ident == call.id if ident else call.own):
         return False
-    return name != call.name or (call.whole and bool(arguments.strip() or not ident))
+    return name != call.name or (call.is_complete and bool(arguments.strip() or not ident))
 
 
 def _text(arguments: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pybase64
 
 from shoal.backends.base.http_answer import Answer
-from shoal.backends.base.response_limit import MOST_WIDTH, Room
+from shoal.backends.base.response_limit import MAX_VECTOR_WIDTH, ResponseLimit
 from shoal.backends.openai.calls import Rows
 from shoal.backends.openai.wire import VectorsWire
 from shoal.decoding import json_decoder
@@ -26,7 +26,7 @@ _FLOATS = json_decoder(list[float])
 _TEXT = json_decoder(str)
 
 
-class Embeddings:
+class EmbeddingCalls:
     """Calls to float32 [items, dimension]. Texts and lists of ids are in calls of their own, as OpenAI has it; options
     are sent under the names that they have in Shoal. Vectors come as base64 until the server refuses that."""
 
@@ -42,11 +42,11 @@ class Embeddings:
         form = "base64" if self._base64 else "float"
         return {"model": model, "input": list(items), "encoding_format": form, **options}
 
-    def room(self, count: int, sent: bytes, width: int | None) -> Room:
-        return Room.of_entries(count, width or MOST_WIDTH)
+    def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
+        return ResponseLimit.of_entries(count, width or MAX_VECTOR_WIDTH)
 
-    def learned(self, answer: Answer) -> bool:
-        if not (self._base64 and "encoding_format" in answer.own_words):
+    def adapt_to_refusal(self, answer: Answer) -> bool:
+        if not (self._base64 and "encoding_format" in answer.raw_message):
             return False
         self._base64 = False
         return True
@@ -71,7 +71,7 @@ class Embeddings:
             raise UpstreamFailed(f"the server at {where} answered {len(found)} vectors for {len(items)} texts")
         if len({row.size for row in found}) != 1 or not found[0].size:
             raise UpstreamFailed(f"the server at {where} answered vectors of several lengths, or of none")
-        return Rows(np.stack(found), told.usage.read if told.usage is not None else 0)
+        return Rows(np.stack(found), told.usage.input_token_count if told.usage is not None else 0)
 
 
 def _vector(embedding: bytes) -> Vectors:

@@ -35,7 +35,7 @@ class UsageWire(msgspec.Struct):
     input_tokens_details: TokenDetails | None = None
     output_tokens_details: TokenDetails | None = None
 
-    def told(self) -> Usage:
+    def to_usage(self) -> Usage:
         """Every count lies in 0..MAX_COUNT, whatever the server says."""
         before = self.prompt_tokens_details or self.input_tokens_details or TokenDetails()
         after = self.completion_tokens_details or self.output_tokens_details or TokenDetails()
@@ -47,7 +47,7 @@ class UsageWire(msgspec.Struct):
         )
 
     @property
-    def read(self) -> int:
+    def input_token_count(self) -> int:
         """Tokens that went in, where nothing is generated: some servers tell a total alone. 0: it does not tell."""
         return _tokens(self.prompt_tokens) or _tokens(self.input_tokens) or _tokens(self.total_tokens)
 
@@ -58,21 +58,21 @@ def _tokens(told: object) -> int:
     return int(min(max(told, 0), MAX_COUNT))
 
 
-class Choosing(msgspec.Struct):
+class ChoicesWire(msgspec.Struct):
     """What of a body tells that it is an answer."""
 
     choices: list[msgspec.Raw] | None = None
 
 
-class Nested(msgspec.Struct):
+class ResponseUsageWire(msgspec.Struct):
     usage: UsageWire | None = None
 
 
-class Counting(msgspec.Struct):
+class UsageEventWire(msgspec.Struct):
     """What of an event, or of a body, tells the usage."""
 
     usage: UsageWire | None = None
-    response: Nested | None = None
+    response: ResponseUsageWire | None = None
 
 
 class EndingWire(msgspec.Struct):
@@ -100,7 +100,7 @@ class ToolWire(msgspec.Struct):
     function: FunctionWire | None = None
 
 
-class Said(msgspec.Struct):
+class MessageWire(msgspec.Struct):
     """A `delta` or a `message`. Some servers send content in parts, of which only the text is an answer.
     `function_call` is the one call of the API before it had tools."""
 
@@ -131,8 +131,8 @@ class LogprobsWire(msgspec.Struct):
 class ChoiceWire(msgspec.Struct):
     index: int | None = None
     text: str | None = None
-    delta: Said | None = None
-    message: Said | None = None
+    delta: MessageWire | None = None
+    message: MessageWire | None = None
     logprobs: LogprobsWire | None = None
     finish_reason: str | None = None
 
@@ -171,7 +171,7 @@ class ModelWire(msgspec.Struct):
     meta: Any = None
 
     @property
-    def able(self) -> tuple[TaskKind, ...]:
+    def supported_tasks(self) -> tuple[TaskKind, ...]:
         """The tasks that it names; none where it names none that are known."""
         told = self.tasks if isinstance(self.tasks, list) else []
         known: tuple[TaskKind, ...] = ("embed", "rerank", "classify", "generate")
@@ -185,7 +185,7 @@ class ModelWire(msgspec.Struct):
         return named if len(set(named)) == len(told) else ()
 
     @property
-    def context(self) -> int | None:
+    def context_limit(self) -> int | None:
         """Tokens of a prompt and its answer together."""
         meta = self.meta if isinstance(self.meta, dict) else {}
         return _count(
@@ -198,9 +198,9 @@ class ModelWire(msgspec.Struct):
         )
 
     @property
-    def longest_input(self) -> int | None:
+    def input_limit(self) -> int | None:
         """Tokens of a text to embed."""
-        return _count(self.max_input_tokens) or self.context
+        return _count(self.max_input_tokens) or self.context_limit
 
 
 def _count(*told: object) -> int | None:
@@ -239,11 +239,11 @@ class ScoresWire(msgspec.Struct):
     meta: MetaWire | None = None
 
     @property
-    def read(self) -> int:
+    def input_token_count(self) -> int:
         """Tokens that went in; 0 where it does not tell."""
         units = (self.meta.tokens, self.meta.billed_units) if self.meta is not None else ()
         told = [_tokens(each.input_tokens) for each in units if each is not None]
-        return (self.usage.read if self.usage is not None else 0) or next(filter(None, told), 0)
+        return (self.usage.input_token_count if self.usage is not None else 0) or next(filter(None, told), 0)
 
 
 class LabelWire(msgspec.Struct):

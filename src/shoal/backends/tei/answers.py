@@ -34,7 +34,7 @@ class _Prediction(msgspec.Struct, gc=False):
     score: float | None
 
 
-class Weighed(Protocol):
+class SparseTerm(Protocol):
     """A term of a sparse vector, however it came."""
 
     @property
@@ -44,7 +44,7 @@ class Weighed(Protocol):
     def value(self) -> float | None: ...
 
 
-class Predicted(Protocol):
+class LabelScore(Protocol):
     """A label's score, however it came."""
 
     @property
@@ -64,49 +64,49 @@ _PREDICTIONS = json_decoder(list[list[_Prediction]])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
-async def vectors(body: bytes, count: int, where: str) -> Vectors:
+async def parse_vectors(body: bytes, count: int, where: str) -> Vectors:
     """Of /embed: float32 [count, dimension]."""
-    return await _rows(body, count, where, "vectors")
+    return await _parse_matrix(body, count, where, "vectors")
 
 
-async def token_vectors(body: bytes, count: int, where: str) -> Array:
+async def parse_token_vectors(body: bytes, count: int, where: str) -> Array:
     """Of /embed_all: an object array [count] of float32 [tokens, dimension], all of one dimension."""
     found = np.empty(count, dtype=object)
-    for at, matrix in enumerate(_parts(body, count, where)):
-        found[at] = await _rows(bytes(matrix), None, where, "token vectors")
+    for at, matrix in enumerate(_raw_rows(body, count, where)):
+        found[at] = await _parse_matrix(bytes(matrix), None, where, "token vectors")
     if len({matrix.shape[1] for matrix in found}) > 1:
         raise UpstreamFailed(f"the server at {where} answered token vectors of several lengths")
     return found
 
 
-async def sparse_vectors(body: bytes, count: int, where: str) -> Array:
+async def parse_sparse_vectors(body: bytes, count: int, where: str) -> Array:
     """Of /embed_sparse: an object array [count] of SparseVector."""
     found = np.empty(count, dtype=object)
     at = 0
-    for piece in _pieces(body, _SPARSE, count, where):
+    for piece in _decode_pieces(body, _SPARSE, count, where):
         for terms in piece:
-            found[at] = sparse_of(terms, where)
+            found[at] = to_sparse_vector(terms, where)
             at += 1
-        await _turn(len(body))
+        await _yield_to_loop(len(body))
     return found
 
 
-async def scores(body: bytes, count: int, labels: Sequence[str], where: str) -> Vectors:
+async def parse_scores(body: bytes, count: int, labels: Sequence[str], where: str) -> Vectors:
     """Of /predict, which sorts by score: float32 [count, labels] in the order of `labels`. Of one label the name is not
     looked at."""
     places = {label: at for at, label in enumerate(labels)}
     found = np.empty((count, len(labels)), dtype=np.float32)
     at = 0
-    for piece in _pieces(body, _PREDICTIONS, count, where):
+    for piece in _decode_pieces(body, _PREDICTIONS, count, where):
         for told in piece:
             with np.errstate(over="ignore"):
-                found[at] = ordered(told, places, where)
+                found[at] = order_scores(told, places, where)
             at += 1
-        await _turn(len(body))
+        await _yield_to_loop(len(body))
     return found
 
 
-def ordered(told: Sequence[Predicted], places: Mapping[str, int], where: str) -> list[float]:
+def order_scores(told: Sequence[LabelScore], places: Mapping[str, int], where: str) -> list[float]:
     """The scores that a server gives to labels, at the places of these. Of one label the name is not looked at."""
     count = len(places)
     values = {places.get(each.label, 0 if count == 1 else -1): each.score for each in told}
@@ -118,7 +118,7 @@ def ordered(told: Sequence[Predicted], places: Mapping[str, int], where: str) ->
     return [_number(values[place]) for place in range(count)]
 
 
-def sparse_of(terms: Sequence[Weighed], where: str) -> SparseVector:
+def to_sparse_vector(terms: Sequence[SparseTerm], where: str) -> SparseVector:
     """A sparse vector of its terms, in whatever order they are told."""
     if any(not 0 <= term.index < 2**31 for term in terms):
         raise UpstreamFailed(f"the server at {where} answered a sparse vector with an index that is no token id")
@@ -142,20 +142,22 @@ def _array(rows: Sequence[Row]) -> Vectors:
         return np.array(rows, dtype=np.float32)
 
 
-async def _rows(body: bytes, count: int | None, where: str, what: str) -> Vectors:
+async def _parse_matrix(body: bytes, count: int | None, where: str, what: str) -> Vectors:
     """The rows of a matrix, all of one length: float32 [count, dimension]."""
     rows: list[Vectors] = []
     lengths: set[int] = set()
-    for piece in _pieces(body, _VECTORS, count, where):
+    for piece in _decode_pieces(body, _VECTORS, count, where):
         lengths.update(map(len, piece))
         if len(lengths) != 1 or 0 in lengths:
             raise UpstreamFailed(f"the server at {where} answered {what} of several lengths, or of none")
         rows.append(_array(piece))
-        await _turn(len(body))
+        await _yield_to_loop(len(body))
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
-def _pieces(body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int | None, where: str) -> Iterator[list[T]]:
+def _decode_pieces(
+    body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int | None, where: str
+) -> Iterator[list[T]]:
     """The decoded rows of an answer, in pieces of about PIECE_BYTES. Of a large answer they are counted first."""
     try:
         if len(body) <= PIECE_BYTES:
@@ -163,13 +165,13 @@ def _pieces(body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int | No
             _check_count(len(rows), count, where)
             yield rows
             return
-        for part in _parted(_parts(body, count, where)):
+        for part in _split_rows(_raw_rows(body, count, where)):
             yield decoder.decode(b"[" + b",".join(part) + b"]")
     except _UNREADABLE as error:
         raise UpstreamFailed(f"the server at {where} answered what it should not have: {error}") from None
 
 
-def _parts(body: bytes, count: int | None, where: str) -> list[msgspec.Raw]:
+def _raw_rows(body: bytes, count: int | None, where: str) -> list[msgspec.Raw]:
     """The rows of an answer as they are written."""
     try:
         rows = _ROWS.decode(body)
@@ -184,7 +186,7 @@ def _check_count(rows: int, count: int | None, where: str) -> None:
         raise UpstreamFailed(f"the server at {where} answered {rows} rows for {count} inputs")
 
 
-def _parted(rows: Sequence[Any]) -> list[list[bytes]]:
+def _split_rows(rows: Sequence[Any]) -> list[list[bytes]]:
     """Rows in parts of at least one, and of about PIECE_BYTES."""
     parts: list[list[bytes]] = [[]]
     size = 0
@@ -198,7 +200,7 @@ def _parted(rows: Sequence[Any]) -> list[list[bytes]]:
     return parts
 
 
-async def _turn(size: int) -> None:
+async def _yield_to_loop(size: int) -> None:
     """Let others run, where there is much to do."""
     if size > PIECE_BYTES:
         await asyncio.sleep(0)

@@ -30,7 +30,7 @@ ROUTES: Mapping[str, str] = {
 _ENCODE = msgspec.json.Encoder().encode
 
 
-def body_of(route: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> bytes:
+def build_body(route: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> bytes:
     """The body of one call. An option that is None is left out, and the server's own default holds.
 
     Inputs are texts or lists of token ids; of /predict, texts or pairs of them. Its inputs always go as a list of

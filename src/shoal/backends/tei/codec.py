@@ -34,35 +34,35 @@ class TeiCodec:
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
     ) -> list[list[Token]]:
         found: list[list[Token]] = []
-        for some in self._parts(texts):
-            link = self._engine().link
+        for some in self._split(texts):
+            link = self._ready_engine().link
             call = link.tokenize(
                 some, add_special_tokens=add_special_tokens, prompt_name=prompt_name, deadline=time.monotonic() + ASK_S
             )
-            told = await _heard(call, "inputs")
-            found += [tokens_of(text, row) for text, row in zip(some, told, strict=True)]
+            told = await _await_answer(call, "inputs")
+            found += [to_tokens(text, row) for text, row in zip(some, told, strict=True)]
         return found
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         found: list[str] = []
-        for some in self._parts(ids):
-            link = self._engine().link
+        for some in self._split(ids):
+            link = self._ready_engine().link
             call = link.decode(some, skip_special_tokens=skip_special_tokens, deadline=time.monotonic() + ASK_S)
-            found += await _heard(call, "ids")
+            found += await _await_answer(call, "ids")
         return found
 
-    def _parts(self, items: Sequence[T]) -> list[list[T]]:
-        most = self._engine().info.max_client_batch_size
+    def _split(self, items: Sequence[T]) -> list[list[T]]:
+        most = self._ready_engine().info.max_client_batch_size
         return [list(items[at : at + most]) for at in range(0, len(items), most)]
 
-    def _engine(self) -> TeiEngine:
+    def _ready_engine(self) -> TeiEngine:
         found = next((engine for engine in self._engines if engine.ready()), None)
         if found is None:
             raise Unavailable("no server of the model is there now: try again soon", retry_after=1.0)
         return found
 
 
-async def _heard(call: Coroutine[Any, Any, T], param: str) -> T:
+async def _await_answer(call: Coroutine[Any, Any, T], param: str) -> T:
     """What it answers. What the server refuses is the client's to correct here, and no batch's."""
     try:
         return await call
@@ -70,7 +70,7 @@ async def _heard(call: Coroutine[Any, Any, T], param: str) -> T:
         raise InvalidValue(error.message, param=param) from None
 
 
-def tokens_of(text: str, row: Sequence[TokenWire]) -> list[Token]:
+def to_tokens(text: str, row: Sequence[TokenWire]) -> list[Token]:
     """A text's tokens with offsets in characters.
 
     A prompt that the server puts before the text is not known here: then a place is told from the tokens before it,
@@ -79,7 +79,7 @@ def tokens_of(text: str, row: Sequence[TokenWire]) -> list[Token]:
     data = text.encode()
     if len(data) == len(text) and _fits(data, row):
         return [Token(one.id, one.text, one.special, one.start, one.stop) for one in row]
-    places = _places(data) if _fits(data, row) else _walked(row)
+    places = _char_offsets(data) if _fits(data, row) else _map_offsets(row)
     return [
         Token(
             one.id,
@@ -101,13 +101,13 @@ def _fits(data: bytes, row: Sequence[TokenWire]) -> bool:
     )
 
 
-def _places(data: bytes) -> Array:
+def _char_offsets(data: bytes) -> Array:
     """The character that begins at, or holds, each byte of a UTF-8 text, and their number at its end."""
     begins = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
     return np.append(np.cumsum(begins) - 1, begins.sum())
 
 
-def _walked(row: Sequence[TokenWire]) -> dict[int, int]:
+def _map_offsets(row: Sequence[TokenWire]) -> dict[int, int]:
     places: dict[int, int] = {}
     byte = char = 0
     for one in row:

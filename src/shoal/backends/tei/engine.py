@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends.base.items import items_of
+from shoal.backends.base.items import to_items
 from shoal.backends.base.presence import Presence
-from shoal.backends.base.vector_width import check_width, cut
+from shoal.backends.base.vector_width import check_width, cut_vectors
 from shoal.backends.tei.info import Info
-from shoal.backends.tei.link import KeyRefused, Link, Shape, TakesFewer
+from shoal.backends.tei.link import BatchTooLarge, ExpectedShape, KeyRefused, Link
 from shoal.core.protocols import CostModel, EngineFacts, Tensors
 from shoal.errors import (
     ConfigError,
@@ -93,12 +93,12 @@ class TeiEngine:
         self._slots = slots
         self._refused: int | None = None
         self._token_width: int | None = None
-        self._shape = Shape(info, None)
+        self._shape = ExpectedShape(info, None)
         self._running = 0
         self._looks = 0
         self._admit = admit
-        self._presence = Presence(name, logger, look=self._look, admit=self._admitted, serving=serving)
-        self.facts = self._stated()
+        self._presence = Presence(name, logger, look=self._check_health, admit=self._admit_server, serving=serving)
+        self.facts = self._build_facts()
 
     @property
     def reason(self) -> str:
@@ -120,14 +120,14 @@ class TeiEngine:
         with self._presence:
             self._running += 1
             try:
-                return await self._answered(items_of(inputs), outputs, params, deadline)
+                return await self._infer_items(to_items(inputs), outputs, params, deadline)
             finally:
                 self._running -= 1
 
     async def aclose(self) -> None:
         await self._presence.aclose()
 
-    def _stated(self) -> EngineFacts:
+    def _build_facts(self) -> EngineFacts:
         info = self.info
         # A permit an input: with all slots full, no more inputs are in flight than there are permits.
         slots = max(1, min(self._slots, info.max_concurrent_requests))
@@ -153,7 +153,7 @@ class TeiEngine:
             },
         )
 
-    async def _answered(
+    async def _infer_items(
         self, items: list[Any], outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
         """The outputs, one call after the other: in flight are never more inputs than a batch has."""
@@ -161,7 +161,7 @@ class TeiEngine:
         found: dict[str, Array] = {}
         counts: list[int] = []
         for name in names:
-            parts, counts = await self._called(name, items, params, deadline)
+            parts, counts = await self._call_server(name, items, params, deadline)
             # The lengths may differ while `dimension` is not known.
             if name == "embedding" and len(parts) > 1 and len({part.shape[1] for part in parts}) > 1:
                 raise UpstreamFailed(f"the server at {self.link.base} answered vectors of several lengths")
@@ -169,7 +169,7 @@ class TeiEngine:
         found["token_count"] = np.asarray(counts, dtype=np.int64)[:, None]
         return {name: found[name] for name in outputs}
 
-    async def _called(
+    async def _call_server(
         self, name: str, items: list[Any], params: Mapping[str, Any], deadline: float
     ) -> tuple[list[Array], list[int]]:
         """One output of any number of items, in calls of as many as the server takes, and the tokens of each item."""
@@ -179,33 +179,33 @@ class TeiEngine:
             some = items[len(counts) : len(counts) + self.facts.max_batch_size]
             width, shape = self._token_width if name == "tokens" else self.dimension, self._shape
             if shape.width != width or shape.info is not self.info:
-                shape = self._shape = Shape(self.info, width)
+                shape = self._shape = ExpectedShape(self.info, width)
             try:
                 rows, told = await self.link.rows(name, some, params, deadline, shape)
-            except TakesFewer as refused:
-                self._take(refused.limit)
+            except BatchTooLarge as refused:
+                self._lower_batch_limit(refused.limit)
                 continue
             except KeyRefused as error:  # no batch can help: others may have a replica that takes the key
-                self._presence.lost(error)
+                self._presence.mark_lost(error)
                 raise
-            parts.append(self._checked(name, rows, params))
+            parts.append(self._check_rows(name, rows, params))
             counts += told
         return parts, counts
 
-    def _take(self, limit: int) -> None:
+    def _lower_batch_limit(self, limit: int) -> None:
         """No more inputs in a call from now on."""
         logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
         self._refused = limit
         self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
 
-    def _checked(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
+    def _check_rows(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
         """The rows, if they are of this model."""
         if name == "embedding":
             asked = params.get("dimensions")
             if self.dimension is not None and rows.shape[1] != asked:
                 self._check_width(rows.shape[1], self.dimension)
             # Servers before 1.8 do not read `dimensions`, and newer ones normalise what they cut.
-            return cut(rows, asked, normalize=params.get("normalize") is not False)
+            return cut_vectors(rows, asked, normalize=params.get("normalize") is not False)
         if name == "tokens":
             # Not the model's dimension: layers after pooling change that alone.
             self._token_width = self._token_width or rows[0].shape[1]
@@ -215,22 +215,24 @@ class TeiEngine:
     def _check_width(self, found: int, expected: int) -> None:
         check_width(self._presence, found, expected, self.link.base)
 
-    async def _admitted(self) -> None:
+    async def _admit_server(self) -> None:
         self._token_width = None
         await self._admit(self)
 
-    async def _look(self) -> None:
+    async def _check_health(self) -> None:
         """Whether the server is well, and what it says of itself. Raises ShoalError."""
-        info = await self.link.look(LOOK_TIMEOUT_S)
+        info = await self.link.check_health(LOOK_TIMEOUT_S)
         if info == self.info:
-            await self._ask()
+            await self._verify_model()
             return
         if not info.same_model(self.info):
-            self._presence.lost(UpstreamFailed(f"the server at {self.link.base} has another model: {info.model_id}"))
+            self._presence.mark_lost(
+                UpstreamFailed(f"the server at {self.link.base} has another model: {info.model_id}")
+            )
         self.info, self._refused = info, None
-        self.facts = self._stated()
+        self.facts = self._build_facts()
 
-    async def _ask(self) -> None:
+    async def _verify_model(self) -> None:
         """Whether the model is the same still. Not while that could take a permit that a batch needs: whoever restarts
         a server breaks the calls that it runs, which brings it out of service anyway."""
         self._looks += 1
@@ -243,4 +245,4 @@ class TeiEngine:
         except (Overloaded, DeadlineExceeded):  # it is busy, which says nothing of its model
             pass
         except ConfigError as error:
-            self._presence.lost(error)
+            self._presence.mark_lost(error)

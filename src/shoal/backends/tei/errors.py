@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from shoal.backends.base.http_answer import Answer, refused_key, retry_after, said
+from shoal.backends.base.http_answer import Answer, quote_message, rejected_key_error, retry_after
 from shoal.decoding import json_decoder
 from shoal.errors import InputRejected, OutOfMemory, Overloaded, ShoalError, TransportFailed, UpstreamFailed
 
@@ -26,27 +26,27 @@ class _ErrorWire(msgspec.Struct):
 _ERROR = json_decoder(_ErrorWire)
 
 
-def batch_limit(answer: Answer) -> int | None:
+def parse_batch_limit(answer: Answer) -> int | None:
     """How many inputs the server takes in one call, where it refuses a call for having more."""
-    found = _LIMIT.search(answer.own_words) if answer.status in (413, 422) else None
+    found = _LIMIT.search(answer.raw_message) if answer.status in (413, 422) else None
     return (int(found[1]) or None) if found is not None else None
 
 
 def engine_error(answer: Answer, where: str) -> ShoalError:
     """The error of a batch, as an Engine may raise it. Statuses that the server itself gives for one input of many
     (400, 413, 422, 424) fail the whole call: the batch is then halved until the culprit is alone."""
-    status, words = answer.status, said(answer)
-    if refused := refused_key(answer, where):
+    status, words = answer.status, quote_message(answer)
+    if refused := rejected_key_error(answer, where):
         return refused
     if status == 429:
         return Overloaded(
             f"the server at {where} is too busy{words}: try again", retry_after=retry_after(answer.headers)
         )
-    if status in (502, 503, 504) or UNHEALTHY in answer.own_words.lower():
+    if status in (502, 503, 504) or UNHEALTHY in answer.raw_message.lower():
         return TransportFailed(f"the server at {where} cannot serve now (status {status}){words}: try again")
-    if any(memory in answer.own_words.lower() for memory in MEMORY):
+    if any(memory in answer.raw_message.lower() for memory in MEMORY):
         return OutOfMemory(f"the batch did not fit into the memory of the server at {where}{words}")
-    kind = _type_of(answer)
+    kind = _error_type(answer)
     if kind in ("validation", "tokenizer", "empty"):
         return InputRejected(f"the model's server refused the input{words}")
     if status == 413:  # of the HTTP layer: the body is over --payload-limit
@@ -63,7 +63,7 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
     return UpstreamFailed(f"the server at {where} failed with status {status}{words}; its log says more")
 
 
-def _type_of(answer: Answer) -> str:
+def _error_type(answer: Answer) -> str:
     """The `error_type` in lower case: its documentation writes it so, its answers with a capital."""
     try:
         return _ERROR.decode(answer.body).error_type.lower()

@@ -37,7 +37,7 @@ def status_error(code: grpc.StatusCode, details: str, where: str, *, key: str = 
             f"the server at {where} refuses Shoal's key ({code.name}): the operator sets upstream_api_key to one that"
             " it takes"
         )
-    words, low = _said(details, key), details.lower()
+    words, low = _quote_message(details, key), details.lower()
     if code is Code.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"{where} did not answer within the request's deadline")
     if code is Code.UNAVAILABLE and not details.startswith("unhealthy"):
@@ -48,10 +48,10 @@ def status_error(code: grpc.StatusCode, details: str, where: str, *, key: str = 
         return TransportFailed(f"the server at {where} cannot serve now{words}: try again")
     if code in _BROKEN:
         return TransportFailed(f"the connection to {where} broke: send the request again{words}")
-    return _of_a_batch(code, low, words, where)
+    return _batch_error(code, low, words, where)
 
 
-def _of_a_batch(code: grpc.StatusCode, low: str, words: str, where: str) -> ShoalError:
+def _batch_error(code: grpc.StatusCode, low: str, words: str, where: str) -> ShoalError:
     if code is Code.RESOURCE_EXHAUSTED and any(size in low for size in _TOO_LARGE):
         return UpstreamFailed(f"{where} answered, or was sent, more than one message may hold{words}: ask for less")
     if code is Code.RESOURCE_EXHAUSTED:
@@ -65,7 +65,7 @@ def _of_a_batch(code: grpc.StatusCode, low: str, words: str, where: str) -> Shoa
     return UpstreamFailed(f"the server at {where} failed with status {code.name}{words}; its log says more")
 
 
-def _said(details: str, key: str) -> str:
+def _quote_message(details: str, key: str) -> str:
     """The server's words in brackets, after a space; "" where it has none, or none that may be told."""
     if len(key) >= SHORTEST_SECRET and key in details:
         return ""

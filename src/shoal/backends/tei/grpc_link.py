@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError, Message
 from msgspec.structs import replace
 
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_CARD_BYTES
-from shoal.backends.base.response_limit import MOST_WIDTH
+from shoal.backends.base.response_limit import MAX_VECTOR_WIDTH
 from shoal.backends.tei import grpc_messages as messages
 from shoal.backends.tei import tei_pb2 as pb
 from shoal.backends.tei.grpc_errors import status_error
 from shoal.backends.tei.info import DTYPES, Info
-from shoal.backends.tei.link import KeyRefused, Rows, Shape, TokenWire
+from shoal.backends.tei.link import ExpectedShape, KeyRefused, Rows, TokenWire
 from shoal.errors import (
     BackendError,
     CapacityError,
@@ -42,7 +42,7 @@ HEALTHY = "tei.v1.{}"
 PORTS = {False: 80, True: 443}
 """Where an address names none: as for HTTP, with TLS the other one."""
 
-QUESTION = "a"
+PROBE_TEXT = "a"
 """What the model is asked for what the server's card leaves out."""
 
 MOST_LABELS_BYTES = 2**20
@@ -103,9 +103,9 @@ class GrpcLink:
 
     async def info(self, deadline: float) -> Info:
         try:
-            card = await self._one(INFO, pb.InfoRequest(), pb.InfoResponse, deadline)
+            card = await self._call_unary(INFO, pb.InfoRequest(), pb.InfoResponse, deadline)
             if self._told is None or self._told[0] != card:
-                self._told = card, await self._described(card, deadline)
+                self._told = card, await self._read_info(card, deadline)
             return self._told[1]
         except KeyRefused as error:
             raise ConfigError(error.message) from None
@@ -114,12 +114,12 @@ class GrpcLink:
         except (BackendError, CapacityError) as error:
             raise UpstreamFailed(f"the server at {self.base} does not say what it serves: {error.message}") from error
 
-    async def look(self, seconds: float) -> Info:
+    async def check_health(self, seconds: float) -> Info:
         info = await self.info(time.monotonic() + seconds)
         part = HEALTHY.format("Embed" if info.embeds else "Predict")
         request = pb.HealthCheckRequest(service=part)
         try:
-            found = await self._one(HEALTH, request, pb.HealthCheckResponse, time.monotonic() + seconds)
+            found = await self._call_unary(HEALTH, request, pb.HealthCheckResponse, time.monotonic() + seconds)
         except UpstreamFailed:  # a proxy lets the API through alone: what it says of itself must do
             return info
         if found.status == pb.HealthCheckResponse.NOT_SERVING:
@@ -127,16 +127,16 @@ class GrpcLink:
         return info
 
     async def rows(
-        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: Shape
+        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: ExpectedShape
     ) -> Rows:
         texts = items
         if any(isinstance(item, list) for item in items):
             texts = await self._as_texts(items, deadline)
-        requests = messages.requests_of(name, texts, params)
+        requests = messages.build_requests(name, texts, params)
         stream = messages.STREAMS[name]
-        found = await self._streamed(stream, requests, deadline, messages.most_of(name, shape))
-        array = await messages.array_of(name, found, shape, self.base)
-        return array, messages.counts_of(found, items)
+        found = await self._call_stream(stream, requests, deadline, messages.max_message_bytes(name, shape))
+        array = await messages.to_array(name, found, shape, self.base)
+        return array, messages.count_tokens(found, items)
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None, deadline: float
@@ -150,7 +150,9 @@ class GrpcLink:
             raise InputRejected(f"the text cannot be sent to the model's server: {error}") from None
         longest = max((request.ByteSize() for request in requests), default=0)
         most = messages.INPUT_BYTES + messages.SIZE_BYTES * longest
-        return [messages.tokens_in(each) for each in await self._streamed(messages.TOKENIZE, requests, deadline, most)]
+        return [
+            messages.to_tokens(each) for each in await self._call_stream(messages.TOKENIZE, requests, deadline, most)
+        ]
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool, deadline: float) -> list[str]:
         try:
@@ -158,7 +160,7 @@ class GrpcLink:
         except ValueError as error:  # an id of more than 32 bits
             raise InputRejected(f"these are no token ids: {error}") from None
         most = messages.INPUT_BYTES + messages.SIZE_BYTES * max(map(len, ids), default=0)
-        return [each.text for each in await self._streamed(messages.DECODE, requests, deadline, most)]
+        return [each.text for each in await self._call_stream(messages.DECODE, requests, deadline, most)]
 
     async def aclose(self) -> None:
         """Break off the calls in flight and close the connection; again: nothing."""
@@ -175,7 +177,7 @@ class GrpcLink:
         texts = iter(await self.decode(ids, skip_special_tokens=True, deadline=deadline))
         return [item if isinstance(item, str) else next(texts) for item in items]
 
-    async def _described(self, card: pb.InfoResponse, deadline: float) -> Info:
+    async def _read_info(self, card: pb.InfoResponse, deadline: float) -> Info:
         """What the server says, and what the model has to be asked for."""
         given = Info(
             kind="embedding",
@@ -198,9 +200,9 @@ class GrpcLink:
         return replace(given, kind="reranker" if len(labels) == 1 else "classifier", labels=labels)
 
     async def _is_splade(self, deadline: float) -> bool:
-        requests = messages.requests_of("embedding", [QUESTION], {"normalize": True})
+        requests = messages.build_requests("embedding", [PROBE_TEXT], {"normalize": True})
         try:
-            await self._streamed(messages.EMBED, requests, deadline, messages.SPARE_BYTES + 4 * MOST_WIDTH)
+            await self._call_stream(messages.EMBED, requests, deadline, messages.SPARE_BYTES + 4 * MAX_VECTOR_WIDTH)
         except UpstreamFailed as error:
             if "splade" in error.message.lower():
                 return True
@@ -208,9 +210,9 @@ class GrpcLink:
         return False
 
     async def _labels(self, deadline: float) -> tuple[str, ...]:
-        requests = messages.requests_of("scores", [QUESTION], {})
-        (answer,) = await self._streamed(messages.PREDICT, requests, deadline, MOST_LABELS_BYTES)
-        labels = sorted((each.label for each in answer.predictions), key=_rank)
+        requests = messages.build_requests("scores", [PROBE_TEXT], {})
+        (answer,) = await self._call_stream(messages.PREDICT, requests, deadline, MOST_LABELS_BYTES)
+        labels = sorted((each.label for each in answer.predictions), key=_label_order)
         if len(set(labels)) < len(labels):
             raise ConfigError(
                 f"the model at {self.base} gives several classes the same name, and its answers do not tell them apart:"
@@ -220,13 +222,13 @@ class GrpcLink:
             raise UpstreamFailed(f"the server at {self.base} scores nothing")
         return tuple(labels)
 
-    async def _streamed(
+    async def _call_stream(
         self, stream: messages.Stream, requests: Sequence[Message], deadline: float, most: int
     ) -> list[Any]:
         """The answers, one for each request, none of more than `most` bytes, and not more than is read of any server
         in all. Left before its end, the stream is cancelled on the server too."""
         # Sent while answers are read: whoever stops reading until it has written can then not stop both.
-        call = self._call(stream.path, streams=True)(
+        call = self._get_callable(stream.path, streams=True)(
             requests, timeout=self._remaining(deadline), metadata=self._metadata
         )
         statuses: list[tuple[grpc.StatusCode, str]] = []
@@ -244,7 +246,7 @@ class GrpcLink:
                 found.append(stream.answer.FromString(data))
         except grpc.aio.AioRpcError as error:
             # A stream that ends while it is written is INTERNAL to who reads: the first status was the server's.
-            raise self._failed(*(statuses or [(error.code(), error.details() or "")])[0]) from error
+            raise self._to_error(*(statuses or [(error.code(), error.details() or "")])[0]) from error
         except DecodeError as error:
             raise UpstreamFailed(f"the server at {self.base} answered what it should not have: {error}") from None
         except asyncio.CancelledError as error:
@@ -256,10 +258,10 @@ class GrpcLink:
             raise UpstreamFailed(f"the server at {self.base} answered {len(found)} rows for {len(requests)} inputs")
         return found
 
-    async def _one(self, path: str, request: Message, kind: type[M], deadline: float) -> M:
+    async def _call_unary(self, path: str, request: Message, kind: type[M], deadline: float) -> M:
         """A call with one answer."""
         try:
-            data = await self._call(path)(request, timeout=self._remaining(deadline), metadata=self._metadata)
+            data = await self._get_callable(path)(request, timeout=self._remaining(deadline), metadata=self._metadata)
             if len(data) > MAX_CARD_BYTES:
                 raise UpstreamFailed(f"the server at {self.base} says more than is read")
             return kind.FromString(data)
@@ -269,7 +271,7 @@ class GrpcLink:
                     f"{self.base} is no gRPC server of text-embeddings-inference: check the address (its HTTP build is"
                     " tei+http://HOST:PORT)"
                 ) from None
-            raise self._failed(error.code(), error.details() or "") from error
+            raise self._to_error(error.code(), error.details() or "") from error
         except DecodeError as error:
             raise ConfigError(
                 f"{self.base} does not answer as text-embeddings-inference ({error}): check the address"
@@ -278,7 +280,7 @@ class GrpcLink:
             self._check_open(error)
             raise
 
-    def _call(self, path: str, *, streams: bool = False) -> Callable[..., Any]:
+    def _get_callable(self, path: str, *, streams: bool = False) -> Callable[..., Any]:
         """The callable of an RPC, made once. Answers come as bytes, to be measured before they are read."""
         found = self._calls.get(path)
         if found is not None:
@@ -286,17 +288,17 @@ class GrpcLink:
         if self._closed:
             raise TransportFailed(f"the connection to {self.base} is closed: send the request again")
         if self._channel is None:
-            self._channel = self._connected()
+            self._channel = self._open_channel()
         made = self._channel.stream_stream if streams else self._channel.unary_unary
-        found = self._calls[path] = made(path, messages.written, None)
+        found = self._calls[path] = made(path, messages.encode, None)
         return found
 
-    def _connected(self) -> grpc.aio.Channel:
+    def _open_channel(self) -> grpc.aio.Channel:
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._target, options=self._options)
         return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
 
-    def _failed(self, code: grpc.StatusCode, details: str) -> Exception:
+    def _to_error(self, code: grpc.StatusCode, details: str) -> Exception:
         found = status_error(code, details, self.base, key=self._key)
         if isinstance(found, TransportFailed):
             self._told = None  # who comes back may have another model with the same card
@@ -317,10 +319,10 @@ class GrpcLink:
 
 def _status_of(ended: Any) -> tuple[grpc.StatusCode, str]:
     """The status of a call that has one: asking for it waits for nothing then."""
-    return _now(ended.code()), _now(ended.details()) or ""
+    return _get_result(ended.code()), _get_result(ended.details()) or ""
 
 
-def _now(answer: Coroutine[Any, Any, Any]) -> Any:
+def _get_result(answer: Coroutine[Any, Any, Any]) -> Any:
     try:
         answer.send(None)
     except StopIteration as done:
@@ -329,7 +331,7 @@ def _now(answer: Coroutine[Any, Any, Any]) -> Any:
     raise InternalError("a call that is over has no status")
 
 
-def _rank(label: str) -> tuple[int, str]:
+def _label_order(label: str) -> tuple[int, str]:
     """LABEL_2 before LABEL_10, and names that say nothing of their number by the alphabet."""
     number = label.removeprefix("LABEL_")
     known = number != label and number.isascii() and number.isdigit() and len(number) < 16

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import Message
 
-from shoal.backends.base.response_limit import ANY_LABEL_BYTES, MOST_TERMS, MOST_WIDTH
+from shoal.backends.base.response_limit import ANY_LABEL_BYTES, MAX_SPARSE_TERMS, MAX_VECTOR_WIDTH
 from shoal.backends.tei import tei_pb2 as pb
-from shoal.backends.tei.answers import ordered, sparse_of
-from shoal.backends.tei.link import Shape, TokenWire, guessed, size_in_bytes
+from shoal.backends.tei.answers import order_scores, to_sparse_vector
+from shoal.backends.tei.link import ExpectedShape, TokenWire, estimate_tokens, size_in_bytes
 from shoal.errors import InputRejected, UpstreamFailed
 from shoal.types import Array, Vectors
 
@@ -60,7 +60,7 @@ STREAMS: Mapping[str, Stream] = {
 """By an engine's outputs. Pairs go by Predict, whose stream may have many queries, and any kind of model."""
 
 
-def requests_of(name: str, items: Sequence[Any], params: Mapping[str, Any]) -> list[Message]:
+def build_requests(name: str, items: Sequence[Any], params: Mapping[str, Any]) -> list[Message]:
     """A message for each item: a text, or for scores a text or a pair of them. Scores are asked for raw, since
     activation is Shoal's. This protocol has no "not said": what is None is the default of the HTTP build, and a text is
     cut only if `truncate` says so. Raises InputRejected for what no message can carry."""
@@ -87,7 +87,7 @@ def requests_of(name: str, items: Sequence[Any], params: Mapping[str, Any]) -> l
         raise InputRejected(f"the input cannot be sent to the model's server: {error}") from None
 
 
-async def array_of(name: str, found: Sequence[Any], shape: Shape, where: str) -> Array:
+async def to_array(name: str, found: Sequence[Any], shape: ExpectedShape, where: str) -> Array:
     """The rows of the answers to a stream of that output."""
     if name == "embedding":
         return _matrix([answer.embeddings for answer in found], "vectors", where)
@@ -101,14 +101,14 @@ async def array_of(name: str, found: Sequence[Any], shape: Shape, where: str) ->
     if name == "sparse":
         seen = 0
         for at, answer in enumerate(found):
-            rows[at] = sparse_of(answer.sparse_embeddings, where)
+            rows[at] = to_sparse_vector(answer.sparse_embeddings, where)
             seen += len(rows[at].indices)
             if seen > MANY_TERMS:
                 seen = 0
                 await asyncio.sleep(0)
         return rows
     places = {label: at for at, label in enumerate(shape.info.labels)}
-    scores: Vectors = np.array([ordered(answer.predictions, places, where) for answer in found], dtype=np.float32)
+    scores: Vectors = np.array([order_scores(answer.predictions, places, where) for answer in found], dtype=np.float32)
     return scores
 
 
@@ -120,29 +120,29 @@ def _matrix(rows: Sequence[bytes], what: str, where: str) -> Vectors:
     return np.frombuffer(bytearray().join(rows), dtype="<f4").astype(np.float32, copy=False).reshape(len(rows), -1)
 
 
-def counts_of(found: Sequence[Any], items: Sequence[Any]) -> list[int]:
+def count_tokens(found: Sequence[Any], items: Sequence[Any]) -> list[int]:
     """The tokens of each item, as its answer says, or guessed where it does not."""
     return [
-        answer.metadata.compute_tokens or guessed(size_in_bytes(item))
+        answer.metadata.compute_tokens or estimate_tokens(size_in_bytes(item))
         for answer, item in zip(found, items, strict=True)
     ]
 
 
-def most_of(name: str, shape: Shape) -> int:
+def max_message_bytes(name: str, shape: ExpectedShape) -> int:
     """Bytes of one answer of that output at most."""
-    info, vector = shape.info, FLOAT_BYTES * (shape.width or MOST_WIDTH)
+    info, vector = shape.info, FLOAT_BYTES * (shape.width or MAX_VECTOR_WIDTH)
     if name == "embedding":
         return SPARE_BYTES + vector
     if name == "tokens":
         return SPARE_BYTES + (info.max_input_length or info.max_batch_tokens) * (vector + TERM_BYTES)
     if name == "sparse":
-        return SPARE_BYTES + MOST_TERMS * TERM_BYTES
+        return SPARE_BYTES + MAX_SPARSE_TERMS * TERM_BYTES
     if len(info.labels) == 1:
         return SPARE_BYTES + ANY_LABEL_BYTES
     return SPARE_BYTES + sum(TERM_BYTES + len(label.encode()) for label in info.labels)
 
 
-def tokens_in(answer: pb.EncodeResponse) -> list[TokenWire]:
+def to_tokens(answer: pb.EncodeResponse) -> list[TokenWire]:
     return [
         TokenWire(
             each.id,
@@ -155,5 +155,5 @@ def tokens_in(answer: pb.EncodeResponse) -> list[TokenWire]:
     ]
 
 
-def written(message: Message) -> bytes:
+def encode(message: Message) -> bytes:
     return message.SerializeToString()

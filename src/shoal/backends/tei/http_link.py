@@ -8,15 +8,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.backends.base.http_answer import Answer, said
+from shoal.backends.base.http_answer import Answer, quote_message
 from shoal.backends.base.http_client import Client
-from shoal.backends.base.response_limit import Room
-from shoal.backends.base.usage import divided
+from shoal.backends.base.response_limit import ResponseLimit
+from shoal.backends.base.usage import split_proportionally
 from shoal.backends.tei import answers
-from shoal.backends.tei.calls import ROUTES, body_of
-from shoal.backends.tei.errors import batch_limit, engine_error
-from shoal.backends.tei.info import Info, info_of
-from shoal.backends.tei.link import KeyRefused, Rows, Shape, TakesFewer, TokenWire, guessed, size_in_bytes
+from shoal.backends.tei.calls import ROUTES, build_body
+from shoal.backends.tei.errors import engine_error, parse_batch_limit
+from shoal.backends.tei.info import Info, parse_info
+from shoal.backends.tei.link import (
+    BatchTooLarge,
+    ExpectedShape,
+    KeyRefused,
+    Rows,
+    TokenWire,
+    estimate_tokens,
+    size_in_bytes,
+)
 from shoal.decoding import json_decoder
 from shoal.errors import ShoalError, TransportFailed, UpstreamFailed
 
@@ -43,22 +51,22 @@ class HttpLink:
         self.base = client.base
 
     async def info(self, deadline: float) -> Info:
-        return info_of(await self.client.get("/info", deadline), self.base)
+        return parse_info(await self.client.get("/info", deadline), self.base)
 
-    async def look(self, seconds: float) -> Info:
+    async def check_health(self, seconds: float) -> Info:
         answer = await self.client.get("/health", time.monotonic() + seconds)
         if answer.status >= 500:
-            raise TransportFailed(f"{self.base}/health answers status {answer.status}{said(answer)}")
+            raise TransportFailed(f"{self.base}/health answers status {answer.status}{quote_message(answer)}")
         return await self.info(time.monotonic() + seconds)
 
     async def rows(
-        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: Shape
+        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: ExpectedShape
     ) -> Rows:
         count, route = len(items), ROUTES[name]
-        room = _room(name, count, shape)
-        answer = await self.client.post(route, body_of(route, items, params), deadline, most=room.size)
+        room = _response_limit(name, count, shape)
+        answer = await self.client.post(route, build_body(route, items, params), deadline, most=room.size)
         if answer.status != 200:
-            raise self._refused(answer, count)
+            raise self._to_error(answer, count)
         body, where = answer.body, self.base
         room.check(body, where)
         if "html" in answer.content_type:
@@ -66,30 +74,30 @@ class HttpLink:
                 f"{where} answers with a web page: check the address, and what stands before the server"
             )
         if name == "embedding":
-            array = await answers.vectors(body, count, where)
+            array = await answers.parse_vectors(body, count, where)
         elif name == "tokens":
-            array = await answers.token_vectors(body, count, where)
+            array = await answers.parse_token_vectors(body, count, where)
         elif name == "sparse":
-            array = await answers.sparse_vectors(body, count, where)
+            array = await answers.parse_sparse_vectors(body, count, where)
         else:
-            array = await answers.scores(body, count, shape.info.labels, where)
-        return array, _counts(answer, items)
+            array = await answers.parse_scores(body, count, shape.info.labels, where)
+        return array, _count_tokens(answer, items)
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None, deadline: float
     ) -> list[list[TokenWire]]:
         options = {"add_special_tokens": add_special_tokens} | ({"prompt_name": prompt_name} if prompt_name else {})
         body = msgspec.json.encode({"inputs": texts, **options})
-        return await self._told("/tokenize", body, _TOKENS, len(texts), deadline)
+        return await self._post_and_decode("/tokenize", body, _TOKENS, len(texts), deadline)
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool, deadline: float) -> list[str]:
         body = msgspec.json.encode({"ids": ids, "skip_special_tokens": skip_special_tokens})
-        return await self._told("/decode", body, _TEXTS, len(ids), deadline)
+        return await self._post_and_decode("/decode", body, _TEXTS, len(ids), deadline)
 
     async def aclose(self) -> None:
         await self.client.aclose()
 
-    async def _told(
+    async def _post_and_decode(
         self, path: str, body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, deadline: float
     ) -> list[T]:
         most = INPUT_BYTES * count + SIZE_BYTES * len(body)
@@ -104,29 +112,29 @@ class HttpLink:
             raise UpstreamFailed(f"the server at {self.base} answered {len(told)} rows for {count} inputs")
         return told
 
-    def _refused(self, answer: Answer, count: int) -> ShoalError | TakesFewer:
-        limit = batch_limit(answer)
+    def _to_error(self, answer: Answer, count: int) -> ShoalError | BatchTooLarge:
+        limit = parse_batch_limit(answer)
         if limit is not None and limit < count:
-            return TakesFewer(limit)
+            return BatchTooLarge(limit)
         error = engine_error(answer, self.base)
         return KeyRefused(error.message) if answer.status in (401, 403) else error
 
 
-def _room(name: str, count: int, shape: Shape) -> Room:
+def _response_limit(name: str, count: int, shape: ExpectedShape) -> ResponseLimit:
     """What an answer of so many rows has at most."""
     info = shape.info
     if name == "embedding":
-        return Room.of_vectors(count, shape.width)
+        return ResponseLimit.of_vectors(count, shape.width)
     if name == "tokens":
-        return Room.of_tokens(count, info.max_input_length or info.max_batch_tokens, shape.width)
-    return Room.of_sparse(count) if name == "sparse" else Room.of_scores(count, info.labels)
+        return ResponseLimit.of_tokens(count, info.max_input_length or info.max_batch_tokens, shape.width)
+    return ResponseLimit.of_sparse(count) if name == "sparse" else ResponseLimit.of_scores(count, info.labels)
 
 
-def _counts(answer: Answer, items: Sequence[Any]) -> list[int]:
+def _count_tokens(answer: Answer, items: Sequence[Any]) -> list[int]:
     """The tokens of each item: those of the call divided by size, or guessed where the server does not count."""
     told = answer.headers.get(TOKENS, "")
     known = told.isascii() and told.isdigit() and 0 < len(told) < 16
     if known and len(items) == 1:
         return [int(told)]
     sizes = [size_in_bytes(item) for item in items]
-    return divided(int(told), sizes) if known else [guessed(size) for size in sizes]
+    return split_proportionally(int(told), sizes) if known else [estimate_tokens(size) for size in sizes]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.backends.base.http_answer import Answer, refused_key, said
+from shoal.backends.base.http_answer import Answer, quote_message, rejected_key_error
 from shoal.decoding import json_decoder
 from shoal.errors import ConfigError, UpstreamFailed
 from shoal.types import TaskKind, VectorKind
@@ -22,7 +22,7 @@ Count = Annotated[int, Meta(ge=1, le=2**53)]
 
 DTYPES: Mapping[str, str] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
-AWAY = frozenset({408, 425, 429, 500, 502, 503, 504})
+TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of a server that may answer otherwise later."""
 
 
@@ -110,16 +110,16 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 _INFO = json_decoder(InfoWire)
 
 
-def info_of(answer: Answer, where: str) -> Info:
+def parse_info(answer: Answer, where: str) -> Info:
     """The server's card. Raises UpstreamFailed while it cannot say, ConfigError for a server of another kind or one
     that refuses Shoal's key."""
-    if refused := refused_key(answer, where):
+    if refused := rejected_key_error(answer, where):
         raise ConfigError(refused.message)
-    if answer.status in AWAY:
-        raise UpstreamFailed(f"{where}/info answers status {answer.status}{said(answer)}: it may be starting")
+    if answer.status in TEMPORARY_STATUSES:
+        raise UpstreamFailed(f"{where}/info answers status {answer.status}{quote_message(answer)}: it may be starting")
     if answer.status != 200:
         raise ConfigError(
-            f"{where}/info answers status {answer.status}{said(answer)}: this is no text-embeddings-inference server; "
+            f"{where}/info answers status {answer.status}{quote_message(answer)}: this is no text-embeddings-inference server; "
             "check the address (one that speaks OpenAI's API is openai+http://HOST:PORT/v1)"
         )
     try:
@@ -128,11 +128,11 @@ def info_of(answer: Answer, where: str) -> Info:
         raise ConfigError(
             f"{where}/info is not a card of text-embeddings-inference ({error}): check the address"
         ) from None
-    return _info(told, where)
+    return _to_info(told, where)
 
 
-def _info(told: InfoWire, where: str) -> Info:
-    kind, labels, pooling = _kind(told.model_type, where)
+def _to_info(told: InfoWire, where: str) -> Info:
+    kind, labels, pooling = _parse_kind(told.model_type, where)
     return Info(
         kind=kind,
         model_id=told.model_id,
@@ -150,7 +150,7 @@ def _info(told: InfoWire, where: str) -> Info:
     )
 
 
-def _kind(told: ModelTypeWire, where: str) -> tuple[Kind, tuple[str, ...], str]:
+def _parse_kind(told: ModelTypeWire, where: str) -> tuple[Kind, tuple[str, ...], str]:
     if told.embedding is not None:
         pooling = told.embedding.pooling
         return ("splade" if pooling == "splade" else "embedding"), (), pooling

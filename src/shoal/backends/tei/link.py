@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from shoal.backends.base.usage import BYTES_PER_TOKEN, size_of
+from shoal.backends.base.usage import BYTES_PER_TOKEN, utf8_size
 from shoal.backends.tei.info import Info
 from shoal.errors import UpstreamFailed
 from shoal.types import Array
@@ -17,7 +17,7 @@ class KeyRefused(UpstreamFailed):
     """The server does not take Shoal's own key: no batch can help."""
 
 
-class TakesFewer(Exception):
+class BatchTooLarge(Exception):
     """The server refused a call for its number of inputs: it takes `limit`, which is less."""
 
     def __init__(self, limit: int) -> None:
@@ -25,7 +25,7 @@ class TakesFewer(Exception):
         self.limit = limit
 
 
-class Shape(NamedTuple):
+class ExpectedShape(NamedTuple):
     """What an answer's rows should be: of the model of `info`, and vectors of `width` numbers where that is known."""
 
     info: Info
@@ -61,16 +61,16 @@ class Link(Protocol):
         refuses Shoal's key, and no other than the errors of every call."""
         ...
 
-    async def look(self, seconds: float) -> Info:
+    async def check_health(self, seconds: float) -> Info:
         """As `info`, of a server that says that it is well; TransportFailed for one that says it is not. Each question
         has so much time."""
         ...
 
     async def rows(
-        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: Shape
+        self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: ExpectedShape
     ) -> Rows:
         """One output of at most so many items as the server takes at once: a call, with the options `params`. Raises
-        what Engine.infer may raise, and TakesFewer."""
+        what Engine.infer may raise, and BatchTooLarge."""
         ...
 
     async def tokenize(
@@ -90,12 +90,12 @@ def size_in_bytes(item: Any) -> int:
     """About the bytes of an item, never 0: the server frames the shortest text with tokens, too. A list of ids is read
     as text by the server, so it counts as that may have been."""
     if isinstance(item, str):
-        return size_of(item) + BYTES_PER_TOKEN
+        return utf8_size(item) + BYTES_PER_TOKEN
     if isinstance(item, tuple):
-        return sum(map(size_of, item)) + BYTES_PER_TOKEN
+        return sum(map(utf8_size, item)) + BYTES_PER_TOKEN
     return BYTES_PER_TOKEN * len(item) + BYTES_PER_TOKEN
 
 
-def guessed(size: int) -> int:
+def estimate_tokens(size: int) -> int:
     """The tokens of an item of that size, where the server does not count."""
     return max(1, size // BYTES_PER_TOKEN)

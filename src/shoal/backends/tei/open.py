@@ -14,9 +14,9 @@ import msgspec
 
 from shoal.backends.base.backend import Target
 from shoal.backends.base.http_client import Client
-from shoal.backends.local.open import limits_of
+from shoal.backends.local.open import describe_limits
 from shoal.backends.openai.open import served_name
-from shoal.backends.openai.open_lanes import counter_of
+from shoal.backends.openai.open_lanes import load_tokenizer
 from shoal.backends.tei.codec import TeiCodec
 from shoal.backends.tei.engine import SLOTS, TeiEngine
 from shoal.backends.tei.http_link import HttpLink
@@ -24,13 +24,13 @@ from shoal.backends.tei.info import Info
 from shoal.backends.tei.link import Link
 from shoal.config.settings import Settings
 from shoal.core.closing import close_all
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.probe import (
     PAIRS,
     TEXTS,
-    Probed,
-    ProbedScores,
-    ProbedSparse,
+    ProbeScores,
+    ProbeSparseVectors,
+    ProbeVectors,
     probe,
     probe_scores,
     probe_sparse,
@@ -47,7 +47,7 @@ from shoal.errors import (
     InputRejected,
     TransportFailed,
 )
-from shoal.models.address import Address, Served, check_name
+from shoal.models.address import Address, ServedModel, check_name
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.strings import StringPipeline, StringSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
@@ -59,21 +59,21 @@ ASK_S = 10.0
 PROBE_S = 60.0
 """For the first texts of a model."""
 
-SAME_S = 2.0
+RECHECK_TIMEOUT_S = 2.0
 """For one text to a server that is in service; a busy one is asked another time."""
 
-CUTS = frozenset({"truncate", "truncation_direction"})
-VECTORS = frozenset({"prompt_name", "normalize", "dimensions"})
+TRUNCATION_OPTIONS = frozenset({"truncate", "truncation_direction"})
+VECTOR_OPTIONS = frozenset({"prompt_name", "normalize", "dimensions"})
 
-Note = Callable[[str], None]
+Notify = Callable[[str], None]
 """Told what a model waits for, in words."""
 
 MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
 
-Answered = Probed | ProbedSparse | ProbedScores
+ProbeResult = ProbeVectors | ProbeSparseVectors | ProbeScores
 
 
-class TeiModel(BatchedRunner):
+class TeiModel(LaneRunner):
     """The runner of one model, and the connections behind it."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TeiCodec, held: AsyncExitStack) -> None:
@@ -84,7 +84,7 @@ class TeiModel(BatchedRunner):
         await close_all(super().aclose, self._held.aclose)
 
 
-async def open_tei(target: Target, lane: MakeLane, note: Note) -> Runner:
+async def open_tei(target: Target, lane: MakeLane, note: Notify) -> Runner:
     """Open a model as soon as one of its servers says what it is; the others join when they come and agree.
 
     While no server is there, or none that answers, this waits, for ever: `note` is told why. Raises SetupError when a
@@ -93,37 +93,37 @@ async def open_tei(target: Target, lane: MakeLane, note: Note) -> Runner:
     async with AsyncExitStack() as opened:
         links = []
         for address in target.addresses:
-            links.append(link_of(address, target.settings))
+            links.append(make_link(address, target.settings))
             opened.push_async_callback(links[-1].aclose)
-        counter = await asyncio.to_thread(counter_of, target.settings, target.table)
-        for pause in _lasting():
-            number, info = await _first(target, links, note)
+        counter = await asyncio.to_thread(load_tokenizer, target.settings, target.table)
+        for pause in _retry_pauses():
+            number, info = await _find_first_server(target, links, note)
             try:
-                return await _Opening(target, links, number, info, counter).model(lane, opened)
+                return await _ModelOpener(target, links, number, info, counter).open_model(lane, opened)
             except (BackendError, CapacityError) as error:  # it went away, got busy, or failed before its first answer
                 note(f"waiting for {target.addresses[number]}: {error.message}")
             await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
 
 
-async def offered(address: Address, settings: Settings) -> dict[str, Served | str]:
+async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:
     """The model of a server, by the name to serve it under: what to serve, or why it cannot be.
 
     Raises TransportFailed, DeadlineExceeded and EngineFailed while it is not there, ConfigError for another server.
     """
-    link = link_of(address, settings)
+    link = make_link(address, settings)
     try:
         info = await link.info(time.monotonic() + ASK_S)
     finally:
         await link.aclose()
     name = served_name(info.model_id or info.served_name)
     try:
-        return {check_name(name): Served(name=name, addresses=(address,))}
+        return {check_name(name): ServedModel(name=name, addresses=(address,))}
     except AddressError as error:
         return {info.model_id: f"{error.message}; give it a name: NAME={address}"}
 
 
-def link_of(address: Address, settings: Settings) -> Link:
+def make_link(address: Address, settings: Settings) -> Link:
     """The connection to a server. Raises ConfigError for a key that cannot be sent."""
     scheme, key, patience_s = address.scheme.removeprefix("tei+"), settings.upstream_api_key, settings.connect_timeout_s
     if scheme in ("http", "https"):
@@ -133,13 +133,13 @@ def link_of(address: Address, settings: Settings) -> Link:
     return GrpcLink(address.target, tls=scheme == "grpcs", key=key, connect_timeout_s=patience_s)
 
 
-def _lasting() -> Iterator[float]:
+def _retry_pauses() -> Iterator[float]:
     return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
 
 
-async def _first(target: Target, links: Sequence[Link], note: Note) -> tuple[int, Info]:
+async def _find_first_server(target: Target, links: Sequence[Link], note: Notify) -> tuple[int, Info]:
     """The first server that says what it is, by its place, and what it says."""
-    for pause in _lasting():
+    for pause in _retry_pauses():
         for number, (link, address) in enumerate(zip(links, target.addresses, strict=True)):
             try:
                 info = await link.info(time.monotonic() + ASK_S)
@@ -161,7 +161,7 @@ def check_model(address: Address, info: Info) -> None:
         )
 
 
-class _Opening:
+class _ModelOpener:
     """One try to open a model: `number` is the place of the server that answered, with `info`."""
 
     def __init__(
@@ -175,10 +175,10 @@ class _Opening:
         # Where requests do not say, what the operator of either side wants refused is refused.
         self.truncate = target.settings.truncate and info.auto_truncate
         self.most = target.table.max_tokens or info.max_input_length or 0
-        self.reference: Answered | None = None
+        self.reference: ProbeResult | None = None
         self._places = itertools.cycle(range(len(PAIRS if info.kind == "reranker" else TEXTS)))
 
-    async def model(self, lane: MakeLane, held: AsyncExitStack) -> TeiModel:
+    async def open_model(self, lane: MakeLane, held: AsyncExitStack) -> TeiModel:
         target, number = self.target, self.number
         engines = [
             TeiEngine(
@@ -186,7 +186,7 @@ class _Opening:
                 self.info,
                 f"{target.name}-{at}",
                 admit=self._admit,
-                same=self._same,
+                same=self._verify_same_model,
                 slots=target.settings.streams or SLOTS,
                 serving=at == number,
             )
@@ -196,14 +196,14 @@ class _Opening:
             for engine in engines:
                 opened.push_async_callback(engine.aclose)
             try:
-                self.reference = await self._probed(engines[number])
+                self.reference = await self._probe(engines[number])
             except InputRejected as error:  # texts that every model takes: no other time helps
                 raise ConfigError(f"{target.name} does not answer: {error.message}") from error
-            if isinstance(self.reference, Probed):
+            if isinstance(self.reference, ProbeVectors):
                 for engine in engines:
                     engine.dimension = self.reference.dimension
-            pipeline = self._pipeline(self.reference)
-            facts = self._facts(pipeline, self.reference)
+            pipeline = self._build_pipeline(self.reference)
+            facts = self._build_facts(pipeline, self.reference)
             for engine in engines:
                 engine.start()
             model = TeiModel(lane(pipeline, engines, facts), facts, TeiCodec(engines), held.pop_all())
@@ -218,41 +218,43 @@ class _Opening:
                 f"{name} at {engine.link.base} is a model of another kind ({info.kind}) than its peers"
                 f" ({self.info.kind}), or has other labels: serve it under a name of its own, or load the model again"
             )
-        probed = await self._probed(engine)
+        probed = await self._probe(engine)
         reference = self.reference
         # One kind of model has one kind of answer, which was compared above.
         reference.check(probed, name)  # type: ignore[union-attr,arg-type]
 
-    async def _same(self, engine: TeiEngine) -> None:
+    async def _verify_same_model(self, engine: TeiEngine) -> None:
         """Raises ConfigError for a server that answers one of the inputs otherwise than it did, each time another."""
         place = next(self._places)
         reference = self.reference
-        probed = await self._probed(engine, slice(place, place + 1), SAME_S)
+        probed = await self._probe(engine, slice(place, place + 1), RECHECK_TIMEOUT_S)
         reference.of(place).check(probed, engine.facts.name)  # type: ignore[union-attr,arg-type]
 
-    async def _probed(self, engine: TeiEngine, part: slice = slice(None), patience_s: float = PROBE_S) -> Answered:
+    async def _probe(self, engine: TeiEngine, part: slice = slice(None), patience_s: float = PROBE_S) -> ProbeResult:
         """Its answers to the inputs, or a part of them."""
         deadline = time.monotonic() + patience_s
         kind = self.info.kind
         if kind == "splade":
-            return await probe_sparse(engine, self._strings(1, prompts=False), deadline, TEXTS[part])
+            return await probe_sparse(engine, self._string_pipeline(1, prompts=False), deadline, TEXTS[part])
         if kind == "embedding":
-            return await probe(engine, self._strings(1, prompts=False), deadline, TEXTS[part])
-        return await probe_scores(engine, self._pairs(), deadline, (PAIRS if kind == "reranker" else TEXTS)[part])
+            return await probe(engine, self._string_pipeline(1, prompts=False), deadline, TEXTS[part])
+        return await probe_scores(
+            engine, self._pair_pipeline(), deadline, (PAIRS if kind == "reranker" else TEXTS)[part]
+        )
 
-    def _pipeline(self, probed: Answered) -> Pipeline:
+    def _build_pipeline(self, probed: ProbeResult) -> Pipeline:
         if not self.info.embeds:
-            return self._pairs(self.counter)
-        dimension = probed.dimension if isinstance(probed, Probed) else 1
+            return self._pair_pipeline(self.counter)
+        dimension = probed.dimension if isinstance(probed, ProbeVectors) else 1
         told = self.target.table.dimension
-        if isinstance(probed, Probed) and told is not None and told != dimension:
+        if isinstance(probed, ProbeVectors) and told is not None and told != dimension:
             raise ConfigError(
                 f"{self.target.name} gives vectors of {dimension} dimensions, and the configuration says {told}:"
                 " correct it, or leave it out, since the model decides"
             )
-        return self._strings(dimension)
+        return self._string_pipeline(dimension)
 
-    def _strings(self, dimension: int, *, prompts: bool = True) -> StringPipeline:
+    def _string_pipeline(self, dimension: int, *, prompts: bool = True) -> StringPipeline:
         """For texts. Prompts of the configuration are put before them here; without any, the server is told the names
         of its own. `prompts` False: neither, for a probe."""
         table, kind = self.target.table, self.info.kind
@@ -266,13 +268,13 @@ class _Opening:
             sparse="sparse",
             tokens="tokens",
             token_count="token_count",
-            passes=(CUTS | VECTORS) - ({"prompt_name"} if own else set()),
+            passes=(TRUNCATION_OPTIONS | VECTOR_OPTIONS) - ({"prompt_name"} if own else set()),
             ids=kind == "embedding",
         )
         counter = self.counter if prompts else None
         return StringPipeline(spec, truncate=self.truncate, normalize=table.normalize, tokenizer=counter)
 
-    def _pairs(self, counter: TextTokenizer | None = None) -> StringPairPipeline:
+    def _pair_pipeline(self, counter: TextTokenizer | None = None) -> StringPairPipeline:
         """For scores. They are asked for raw, and the activation is that of the server: over one label a sigmoid, over
         several a softmax; so who wants raw ones shares calls with who does not."""
         labels = self.info.labels
@@ -283,11 +285,11 @@ class _Opening:
             output="scores",
             token_count="token_count",
             raw=True,
-            passes=CUTS,
+            passes=TRUNCATION_OPTIONS,
         )
         return StringPairPipeline(spec, truncate=self.truncate, tokenizer=counter)
 
-    def _facts(self, pipeline: Pipeline, probed: Answered) -> ModelFacts:
+    def _build_facts(self, pipeline: Pipeline, probed: ProbeResult) -> ModelFacts:
         target, info = self.target, self.info
         spec = pipeline.spec if isinstance(pipeline, StringPipeline) else None
         told = [info.model_id, info.revision, "tei", info.pooling, msgspec.to_builtins(spec, order="deterministic")]
@@ -299,7 +301,7 @@ class _Opening:
             tasks=info.tasks,
             vectors=info.vectors,
             labels=info.labels,
-            dimension=probed.dimension if isinstance(probed, Probed) else None,
+            dimension=probed.dimension if isinstance(probed, ProbeVectors) else None,
             max_input_tokens=self.most or None,
             precision=info.dtype,
             pooling=info.pooling,
@@ -307,10 +309,10 @@ class _Opening:
             space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16] if spec is not None else "",
             prompts=dict(spec.prompts) if spec is not None else {},
             default_prompt_name=spec.default_prompt_name if spec is not None else None,
-            answers="" if isinstance(probed, ProbedScores) else probed.digest,
+            answers="" if isinstance(probed, ProbeScores) else probed.digest,
             verified=f"{len(PAIRS if info.kind == 'reranker' else TEXTS)} inputs answered, all finite",
             details={
-                **limits_of(target.settings),
+                **describe_limits(target.settings),
                 "truncate": self.truncate,
                 "usage": counted,
                 "servers": [str(address) for address in target.addresses],

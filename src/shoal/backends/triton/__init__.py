@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from shoal.backends.base.backend import Backend, Resources, Target
 from shoal.config.settings import ModelTable, Settings
-from shoal.core.lifecycle.loading import Entry, Report
+from shoal.core.lifecycle.loading import Entry, ProgressReporter
 from shoal.core.protocols import Runner
 from shoal.errors import ConfigError, DeadlineExceeded, TransportFailed
-from shoal.models.address import Address, Served
+from shoal.models.address import Address, ServedModel
 
 if TYPE_CHECKING:
     from shoal.backends.triton.open.host import TritonHost
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NO_TRITON = "there is no Triton to load into: start Shoal with --triton, or name one with --triton-url"
 
 
-def quiet() -> None:
+def quiet_grpc() -> None:
     """Keep gRPC's C core from writing its own lines to standard error at every failed connection: what matters comes
     back as an error, and the log is Shoal's to format. To be called before `grpc` is imported; GRPC_VERBOSITY wins."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -33,17 +33,17 @@ class TritonBackend(Backend):
     remote = True
 
     @classmethod
-    def no_files(cls, settings: Settings) -> str:
+    def explain_no_files(cls, settings: Settings) -> str:
         return "" if settings.triton or settings.triton_url else NO_TRITON
 
     def __init__(self, resources: Resources) -> None:
         super().__init__(resources)
-        quiet()
+        quiet_grpc()
         # gRPC takes a fifth of a second to import, and 20 MB.
-        from shoal.backends.triton.open.connections import Tritons
+        from shoal.backends.triton.open.connections import TritonConnections
 
         self.host: TritonHost | None = None
-        self._tritons = Tritons(resources.loaded.settings)
+        self._tritons = TritonConnections(resources.loaded.settings)
         self._opened = AsyncExitStack()
         self._opened.push_async_callback(self._tritons.aclose)
 
@@ -54,22 +54,22 @@ class TritonBackend(Backend):
         # Below a flag it may come from a preset or a file that is meant for other days.
         if settings.triton and settings.triton_url and self.resources.loaded.sources["triton_url"].layer == "flag":
             raise ConfigError("triton starts a server of Shoal's own, and triton_url names another: choose one of them")
-        opened = TritonHost.opened(settings, self._tritons, self.resources.progress)
+        opened = TritonHost.open_from_settings(settings, self._tritons, self.resources.progress)
         self.host = await self._opened.enter_async_context(opened)
 
     async def aclose(self) -> None:
         await self._opened.aclose()
 
-    async def offers(self, address: Address) -> dict[str, Served | str]:
-        from shoal.backends.triton.open.targets import offered
+    async def offers(self, address: Address) -> dict[str, ServedModel | str]:
+        from shoal.backends.triton.open.targets import list_offers
 
         server = await self._tritons.endpoint(address, ModelTable(), self.resources.loaded.settings)
-        return await offered(server, address, self.resources.table)
+        return await list_offers(server, address, self.resources.table)
 
-    async def open(self, target: Target, report: Report) -> Runner:
+    async def open(self, target: Target, report: ProgressReporter) -> Runner:
         from shoal.backends.triton.open.files import open_files
         from shoal.backends.triton.open.models import open_triton
-        from shoal.backends.triton.open.targets import on_servers
+        from shoal.backends.triton.open.targets import make_target
 
         if target.addresses[0].local:
             if self.host is None:
@@ -77,21 +77,21 @@ class TritonBackend(Backend):
             return await open_files(target, self.host, self.resources, report)
         servers = [await self._tritons.endpoint(one, target.table, target.settings) for one in target.addresses]
         lanes, talk = partial(self.resources.lanes, target), partial(self.resources.generation, target)
-        return await open_triton(on_servers(target, servers), lanes, talk, report)
+        return await open_triton(make_target(target, servers), lanes, talk, report)
 
     async def unload(self, name: str, runner: Runner) -> None:
-        from shoal.backends.triton.open.targets import OnTriton
+        from shoal.backends.triton.open.targets import TritonMixin
 
-        assert isinstance(runner, OnTriton)
+        assert isinstance(runner, TritonMixin)
         await runner.unload(self.resources.loaded.settings.load_timeout_s)
         if self.host is not None:
             self.host.forget(name)
 
-    async def holds(self, target: Target) -> bool:
-        from shoal.backends.triton.open.files import in_repository
+    async def has_model(self, target: Target) -> bool:
+        from shoal.backends.triton.open.files import is_in_repository
 
         try:
-            return self.host is not None and await in_repository(target, self.host, self.resources)
+            return self.host is not None and await is_in_repository(target, self.host, self.resources)
         except (TransportFailed, DeadlineExceeded):
             return False
 

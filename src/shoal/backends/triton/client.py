@@ -112,7 +112,7 @@ class Client:
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float) -> pb.ModelInferResponse:
         """One batch, one answer. Raises what `Engine.infer` may raise, and nothing else."""
-        call = self._calls.get("ModelInfer") or self._call("ModelInfer")
+        call = self._calls.get("ModelInfer") or self._get_callable("ModelInfer")
         timeout = deadline - time.monotonic()
         if timeout <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was sent to Triton")
@@ -259,7 +259,7 @@ class Client:
     async def watch_health(self, service: str = "", *, deadline: float) -> AsyncGenerator[bool]:
         """Whether it serves: now, and after every change. Raises DeadlineExceeded when its time is up, and Unsupported
         where the server has no such call, as Triton up to 2.51 at least."""
-        call = self._call("Watch")(
+        call = self._get_callable("Watch")(
             pb.HealthCheckRequest(service=service), timeout=_remaining(deadline), metadata=self._metadata
         )
         try:
@@ -275,7 +275,7 @@ class Client:
 
     async def unary(self, name: str, request: Message, kind: type[R], deadline: float) -> R:
         """Any call with one answer, by the name of its RPC; `kind` is the type of the answer."""
-        call = self._call(name)
+        call = self._get_callable(name)
         try:
             answer = await call(request, timeout=_remaining(deadline), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
@@ -299,10 +299,10 @@ class Client:
             await each.aclose()
 
     def _stream_call(self, request: pb.ModelInferRequest, deadline: float) -> Any:
-        call = self._call("ModelStreamInfer")
+        call = self._get_callable("ModelStreamInfer")
         return call(request, timeout=_remaining(deadline), metadata=self._metadata)
 
-    def _call(self, name: str) -> Callable[..., Any]:
+    def _get_callable(self, name: str) -> Callable[..., Any]:
         """The callable of an RPC, made once."""
         found = self._calls.get(name)
         if found is not None:
@@ -315,13 +315,13 @@ class Client:
         if name == "ModelStreamInfer":
             # One request, and then half-closed: a server that never marks an answer as final ends the stream instead.
             # On the wire this is what stream_stream sends, but in one go, with no task of its own for the requests.
-            found = channel.unary_stream(SERVICE + name, _write, _read_streamed)
+            found = channel.unary_stream(SERVICE + name, _serialize, _decode_stream_response)
         elif name == "Watch":
-            found = channel.unary_stream(HEALTH + name, _write, pb.HealthCheckResponse.FromString)
+            found = channel.unary_stream(HEALTH + name, _serialize, pb.HealthCheckResponse.FromString)
         elif name == "Check":
-            found = channel.unary_unary(HEALTH + name, _write, pb.HealthCheckResponse.FromString)
+            found = channel.unary_unary(HEALTH + name, _serialize, pb.HealthCheckResponse.FromString)
         else:
-            found = channel.unary_unary(SERVICE + name, _write, UNARY[name].FromString)
+            found = channel.unary_unary(SERVICE + name, _serialize, UNARY[name].FromString)
         self._calls[name] = found
         return found
 
@@ -339,11 +339,11 @@ class Client:
             raise TransportFailed(f"the connection to {self.target} was closed: send the request again") from error
 
 
-def _write(message: Message) -> bytes:
+def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _read_streamed(data: bytes) -> pb.ModelStreamInferResponse:
+def _decode_stream_response(data: bytes) -> pb.ModelStreamInferResponse:
     """Triton wraps what it streams; MLServer streams a plain ModelInferResponse, whose model's name reads as an error
     message. Only the plain one has outputs at its top."""
     try:

@@ -71,7 +71,7 @@ def add_input(
     """
     tensor = request.inputs.add(name=name, datatype=datatype, shape=array.shape)
     if typed:
-        fill(tensor.contents, datatype, array)
+        fill_contents(tensor.contents, datatype, array)
     else:
         request.raw_input_contents.append(to_raw(datatype, array))
     return tensor
@@ -87,7 +87,7 @@ def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
     if raw and len(raw) != len(response.outputs):
         raise UpstreamFailed(f"the model answered {len(response.outputs)} tensors with {len(raw)} raw contents")
     return {
-        tensor.name: _read(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
+        tensor.name: _read_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
         for i, tensor in enumerate(response.outputs)
     }
 
@@ -98,7 +98,7 @@ def read_inputs(request: ModelInferRequest) -> dict[str, Array]:
     if raw and len(raw) != len(request.inputs):
         raise UpstreamFailed(f"the request has {len(request.inputs)} tensors with {len(raw)} raw contents")
     return {
-        tensor.name: _read(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
+        tensor.name: _read_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
         for i, tensor in enumerate(request.inputs)
     }
 
@@ -109,7 +109,7 @@ def add_output(
     """Append one tensor to an answer; otherwise as `add_input`."""
     tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
     if typed:
-        fill(tensor.contents, datatype, array)
+        fill_contents(tensor.contents, datatype, array)
     else:
         response.raw_output_contents.append(to_raw(datatype, array))
     return tensor
@@ -136,7 +136,7 @@ def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
     return from_bf16(array) if datatype == "BF16" else array
 
 
-def fill(contents: InferTensorContents, datatype: str, array: Array) -> None:
+def fill_contents(contents: InferTensorContents, datatype: str, array: Array) -> None:
     """Write an array as typed contents. Raises as `add_input` does."""
     field = _field(datatype)
     values = _elements(array) if datatype == "BYTES" else _cast(datatype, array).ravel().tolist()
@@ -220,7 +220,7 @@ def set_parameter(parameters: MutableMapping[str, InferParameter], name: str, va
             raise Unsupported(f"{name}: {value!r} cannot be a parameter; give a boolean, number or text", param=name)
 
 
-def parameter(parameters: Mapping[str, InferParameter], name: str) -> Parameter | None:
+def get_parameter(parameters: Mapping[str, InferParameter], name: str) -> Parameter | None:
     """A parameter's value, None when it is not there."""
     if name not in parameters:
         return None
@@ -229,7 +229,7 @@ def parameter(parameters: Mapping[str, InferParameter], name: str) -> Parameter 
     return None if kind is None else cast(Parameter, getattr(found, kind))
 
 
-def _read(name: str, datatype: str, shape: tuple[int, ...], contents: bytes | InferTensorContents) -> Array:
+def _read_tensor(name: str, datatype: str, shape: tuple[int, ...], contents: bytes | InferTensorContents) -> Array:
     try:
         if isinstance(contents, bytes):
             return from_raw(datatype, shape, contents)

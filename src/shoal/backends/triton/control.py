@@ -18,7 +18,7 @@ from google.protobuf import json_format
 
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
-from shoal.backends.triton.errors import ModelGone, essence
+from shoal.backends.triton.errors import ModelGone, shorten_message
 from shoal.errors import (
     DeadlineExceeded,
     InputRejected,
@@ -29,19 +29,19 @@ from shoal.errors import (
     Unsupported,
     UpstreamFailed,
 )
-from shoal.types import BatchStats, InferenceStats, MemoryUsage, ModelStats, Spent
+from shoal.types import BatchStats, DurationStat, InferenceStats, MemoryUsage, ModelStats
 
 PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Between looks at a model that is loading or unloading; the last one goes on."""
 
-REFUSALS = (UpstreamFailed, InputRejected, OutOfMemory, ModelGone, Unsupported)
+MODEL_ERRORS = (UpstreamFailed, InputRejected, OutOfMemory, ModelGone, Unsupported)
 """Errors of a load that are about the model, not about the connection or the server's set-up."""
 
 Files = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Indexed:
+class IndexEntry:
     """A model of the server. `state`: READY, UNAVAILABLE, LOADING, UNLOADING, or "" for one that was never loaded
     (then `version` is "" too). `reason` says why it is UNAVAILABLE. `pushed`: it came by `load` with a configuration
     or files, lies in no repository, and is known to this Control alone."""
@@ -54,7 +54,7 @@ class Indexed:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushedModel:
     config: pb.ModelConfig
     files: Files
 
@@ -75,28 +75,28 @@ class Control:
         self.client = client
         self._sleep = sleep
         self._pauses = pauses
-        self._pushed: dict[str, Pushed] = {}
+        self._pushed: dict[str, PushedModel] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
-    def turn(self, model: str) -> asyncio.Lock:
+    def load_lock(self, model: str) -> asyncio.Lock:
         """To be held by who looks whether a model is loaded, and loads it where not: two who do so at once would load
         it twice."""
         return self._turns.setdefault(model, asyncio.Lock())
 
-    async def index(self, *, deadline: float) -> list[Indexed]:
+    async def index(self, *, deadline: float) -> list[IndexEntry]:
         """Every version of every model in the server's repositories, and the models that were pushed, which the
         server's own index leaves out."""
         found = [
-            Indexed(name=each.name, version=each.version, state=each.state, reason=each.reason)
+            IndexEntry(name=each.name, version=each.version, state=each.state, reason=each.reason)
             for each in (await self.client.repository_index(deadline=deadline)).models
         ]
         named = {each.name for each in found}
         for name in [name for name in self._pushed if name not in named]:
-            state = "READY" if await self.ready(name, deadline=deadline) else "UNAVAILABLE"
-            found.append(Indexed(name=name, state=state, pushed=True))
+            state = "READY" if await self.is_ready(name, deadline=deadline) else "UNAVAILABLE"
+            found.append(IndexEntry(name=name, state=state, pushed=True))
         return found
 
-    async def ready(self, name: str, version: str = "", *, deadline: float) -> bool:
+    async def is_ready(self, name: str, version: str = "", *, deadline: float) -> bool:
         """Whether the model can be asked; False for one that does not exist."""
         return await self.client.model_ready(name, version, deadline=deadline)
 
@@ -111,7 +111,7 @@ class Control:
     async def statistics(self, name: str = "", version: str = "", *, deadline: float) -> list[ModelStats]:
         """One entry a version, of all models where `name` is empty. Raises ModelGone for one that is not loaded."""
         found = await self.client.model_statistics(name, version, deadline=deadline)
-        return [stats_of(each) for each in found.model_stats]
+        return [to_model_stats(each) for each in found.model_stats]
 
     async def load(
         self, name: str, *, config: pb.ModelConfig | None = None, files: Files | None = None, deadline: float
@@ -128,16 +128,16 @@ class Control:
         if config is None and files is None and known is not None:
             config, files = known.config, known.files
         elif config is not None:
-            self._pushed[name] = Pushed(config, files or {})
+            self._pushed[name] = PushedModel(config, files or {})
         request = await asyncio.to_thread(load_request, name, config, files or {})
         try:
             await self.client.repository_model_load(request, deadline=deadline)
             await self._await_ready(name, deadline)
-        except REFUSALS as error:
-            self._forget(name, known)
-            raise await self._failure(name, error, deadline, pushing=config is not None or bool(files)) from error
+        except MODEL_ERRORS as error:
+            self._restore_pushed(name, known)
+            raise await self._load_error(name, error, deadline, pushing=config is not None or bool(files)) from error
         except ShoalError:
-            self._forget(name, known)
+            self._restore_pushed(name, known)
             raise
 
     async def revive(self, name: str, *, deadline: float) -> None:
@@ -154,15 +154,15 @@ class Control:
         try:
             await self.client.repository_model_load(request, deadline=deadline)
             await self._await_ready(name, deadline)
-        except REFUSALS as error:
-            raise await self._failure(name, error, deadline, pushing=bool(files)) from error
+        except MODEL_ERRORS as error:
+            raise await self._load_error(name, error, deadline, pushing=bool(files)) from error
 
     async def unload(self, name: str, *, dependents: bool = False, deadline: float) -> None:
         """Unload a model and return once the server has let it go; at once for one that is not loaded.
 
         `dependents`: the models that an ensemble is made of, too. Requests in flight finish first, on the server.
         """
-        names = {name} | (await self._steps(name, deadline) if dependents else set())
+        names = {name} | (await self._ensemble_models(name, deadline) if dependents else set())
         with contextlib.suppress(ModelGone):  # then it is as it was asked for
             await self.client.repository_model_unload(name, dependents=dependents, deadline=deadline)
         await self._await_gone(names, deadline)
@@ -170,22 +170,22 @@ class Control:
             self._pushed.pop(each, None)
 
     async def _await_ready(self, name: str, deadline: float) -> None:
-        for pause in lasting(self._pauses):
-            if await self.ready(name, deadline=deadline):
+        for pause in retry_pauses(self._pauses):
+            if await self.is_ready(name, deadline=deadline):
                 return
-            reason = await self._reason(name, deadline)
+            reason = await self._failure_reason(name, deadline)
             if reason:
                 raise UpstreamFailed(reason)
             await self._wait(pause, deadline, f"{name} was not ready on Triton in time: give load_timeout_s more")
 
     async def _await_gone(self, names: set[str], deadline: float) -> None:
-        for pause in lasting(self._pauses):
+        for pause in retry_pauses(self._pauses):
             index = await self.index(deadline=deadline)
             if not any(each.name in names and each.state in ("READY", "LOADING", "UNLOADING") for each in index):
                 return
             await self._wait(pause, deadline, f"Triton has not unloaded {', '.join(sorted(names))} in time")
 
-    async def _steps(self, name: str, deadline: float) -> set[str]:
+    async def _ensemble_models(self, name: str, deadline: float) -> set[str]:
         """The models of an ensemble; none for any other."""
         try:
             config = await self.config(name, deadline=deadline)
@@ -193,21 +193,21 @@ class Control:
             return set()
         return {step.model_name for step in config.ensemble_scheduling.step}
 
-    async def _reason(self, name: str, deadline: float) -> str:
+    async def _failure_reason(self, name: str, deadline: float) -> str:
         """Why the newest version that failed is not available; "" while none has failed."""
         models = [each for each in await self.index(deadline=deadline) if each.name == name]
         if any(each.state in ("READY", "LOADING") for each in models):
             return ""
         reasons = [each.reason for each in models if each.state == "UNAVAILABLE" and each.reason != "unloaded"]
-        return next((essence(reason) for reason in reversed(reasons) if reason), "")
+        return next((shorten_message(reason) for reason in reversed(reasons) if reason), "")
 
-    async def _failure(self, name: str, error: ShoalError, deadline: float, *, pushing: bool) -> ShoalError:
+    async def _load_error(self, name: str, error: ShoalError, deadline: float, *, pushing: bool) -> ShoalError:
         """The error of a load: the repository's own reason where it has one, which says more than the call does."""
         cause = error.__cause__
-        words = essence(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else error.message
+        words = shorten_message(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else error.message
         try:
             index = await self.index(deadline=deadline)
-            reason = await self._reason(name, deadline)
+            reason = await self._failure_reason(name, deadline)
         except ShoalError:  # the first error is the one to tell
             index, reason = [], ""
         if "failed to poll" in words and not pushing and not any(each.name == name for each in index):
@@ -217,7 +217,7 @@ class Control:
             )
         return ModelFailed(f"Triton could not load {name!r}: {reason or words}")
 
-    def _forget(self, name: str, known: Pushed | None) -> None:
+    def _restore_pushed(self, name: str, known: PushedModel | None) -> None:
         """After a load that failed, what was pushed before stays known."""
         if known is None:
             self._pushed.pop(name, None)
@@ -230,7 +230,7 @@ class Control:
         await self._sleep(seconds)
 
 
-def lasting(pauses: Sequence[float]) -> Iterator[float]:
+def retry_pauses(pauses: Sequence[float]) -> Iterator[float]:
     """The pauses in turn, then the last one for ever."""
     yield from pauses
     yield from itertools.repeat(pauses[-1])
@@ -247,7 +247,7 @@ def load_request(name: str, config: pb.ModelConfig | None, files: Files) -> pb.R
     return request
 
 
-def stats_of(stats: pb.ModelStatistics) -> ModelStats:
+def to_model_stats(stats: pb.ModelStatistics) -> ModelStats:
     """Triton's statistics of one version as Shoal's."""
     whole = stats.inference_stats
     return ModelStats(
@@ -257,14 +257,14 @@ def stats_of(stats: pb.ModelStatistics) -> ModelStats:
         inference_count=stats.inference_count,
         execution_count=stats.execution_count,
         inference_stats=InferenceStats(
-            **{field: _spent(getattr(whole, field)) for field in InferenceStats.__struct_fields__}
+            **{field: _to_duration(getattr(whole, field)) for field in InferenceStats.__struct_fields__}
         ),
         batch_stats=[
             BatchStats(
                 batch_size=each.batch_size,
-                compute_input=_spent(each.compute_input),
-                compute_infer=_spent(each.compute_infer),
-                compute_output=_spent(each.compute_output),
+                compute_input=_to_duration(each.compute_input),
+                compute_infer=_to_duration(each.compute_infer),
+                compute_output=_to_duration(each.compute_output),
             )
             for each in stats.batch_stats
         ],
@@ -272,5 +272,5 @@ def stats_of(stats: pb.ModelStatistics) -> ModelStats:
     )
 
 
-def _spent(duration: pb.StatisticDuration) -> Spent:
-    return Spent(count=duration.count, ns=duration.ns)
+def _to_duration(duration: pb.StatisticDuration) -> DurationStat:
+    return DurationStat(count=duration.count, ns=duration.ns)

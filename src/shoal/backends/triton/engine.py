@@ -23,7 +23,7 @@ from shoal.backends.triton.protocol_pb2 import (
     ModelInferResponse,
     ModelMetadataResponse,
 )
-from shoal.backends.triton.schema import Embedder, Names, detect
+from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
 from shoal.backends.triton.watch import Watch
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import ConfigError, InternalError, ShoalError, TransportFailed, UpstreamFailed
@@ -40,7 +40,7 @@ RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 Schema: TypeAlias = Embedder | LlmSchema
 
-ANY_BATCH = 1024
+DEFAULT_BATCH_SIZE = 1024
 """Items in a call to a model without a batch limit of its own; max_batch_size and max_batch_tokens narrow it."""
 
 
@@ -58,7 +58,7 @@ class Endpoint:
     model: str
     version: str = ""
     whole: str = ""
-    names: Names = field(default_factory=Names)
+    names: TensorNames = field(default_factory=TensorNames)
     rpc_timeout_s: float = 5.0
     load_timeout_s: float = 600.0
     load: Callable[[], Awaitable[None]] | None = None
@@ -72,8 +72,8 @@ class Endpoint:
         that a restart of the server lost is loaded. Raises TransportFailed while the server is not there or the model
         was unloaded, UpstreamFailed and SetupError for what the server says of the model.
         """
-        async with self.control.turn(self.model):
-            serving = await self.serving()
+        async with self.control.load_lock(self.model):
+            serving = await self.is_serving()
             if not serving:
                 await self._check_absent(again)
             if serving and reload:
@@ -83,25 +83,25 @@ class Endpoint:
                     await self.load()
                 else:
                     await self.control.load(self.model, deadline=time.monotonic() + self.load_timeout_s)
-            return await self.schema()
+            return await self.fetch_schema()
 
-    async def schema(self) -> Schema:
+    async def fetch_schema(self) -> Schema:
         """How it is called. Raises ModelGone where it is not loaded, ConfigError where it cannot be served."""
-        return schema_of(*await self.described(), self.names)
+        return detect_schema(*await self.describe(), self.names)
 
-    async def described(self) -> tuple[ModelConfig, ModelMetadataResponse]:
+    async def describe(self) -> tuple[ModelConfig, ModelMetadataResponse]:
         """What the server says of it. Raises ModelGone where it is not loaded."""
-        config = await self.control.config(self.model, self.version, deadline=self.soon())
-        return config, await self.control.metadata(self.model, self.version, deadline=self.soon())
+        config = await self.control.config(self.model, self.version, deadline=self.rpc_deadline())
+        return config, await self.control.metadata(self.model, self.version, deadline=self.rpc_deadline())
 
-    async def serving(self) -> bool:
-        return await self.control.ready(self.model, self.version, deadline=self.soon())
+    async def is_serving(self) -> bool:
+        return await self.control.is_ready(self.model, self.version, deadline=self.rpc_deadline())
 
     async def _check_absent(self, again: bool) -> None:
         """Raise TransportFailed where the server loads or unloads the model already, or somebody there unloaded it by
         hand: the index gives that as a reason, which it does not for what was never loaded. Raise ConfigError where
         other versions of it serve: loading it anew would disturb them and bring nothing."""
-        index = await self.control.index(deadline=self.soon())
+        index = await self.control.index(deadline=self.rpc_deadline())
         mine = [one for one in index if one.name == self.model]
         for state in ("LOADING", "UNLOADING"):
             if any(one.state == state for one in mine):
@@ -120,23 +120,23 @@ class Endpoint:
         deadline = time.monotonic() + timeout_s
         await self.control.unload(self.whole or self.model, dependents=True, deadline=deadline)
 
-    async def take_back(self) -> None:
+    async def undo_load(self) -> None:
         """Unload what was loaded in vain; a server that is away has nothing loaded."""
         try:
             await self.release(self.load_timeout_s)
         except ShoalError as error:
             logger.warning("%s may stay loaded: %s", self.address, error.message)
 
-    def soon(self) -> float:
+    def rpc_deadline(self) -> float:
         """The deadline of a call that the server answers at once when it is there."""
         return time.monotonic() + self.rpc_timeout_s
 
 
-def schema_of(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | None = None) -> Schema:
+def detect_schema(config: ModelConfig, metadata: ModelMetadataResponse, names: TensorNames | None = None) -> Schema:
     """How a model is called. Raises ConfigError, with the reason, for one that cannot be served."""
     named = names is not None and (names.inputs or names.outputs or names.scores)  # nothing that generates has those
     own = detect_pixels(config, metadata) or (None if named else detect_llm(config, metadata))
-    return own or detect(config, metadata, names)
+    return own or detect_embedder(config, metadata, names)
 
 
 Admit = Callable[["TritonEngine"], Awaitable[None]]
@@ -156,7 +156,7 @@ class TritonEngine:
         self._closed = False
         self._running = 0
         self._idle = asyncio.Event()
-        self._facts = facts_of(name, embedder)
+        self._facts = build_facts(name, embedder)
         self._inputs = {port.canonical: port for port in embedder.inputs}
         self._outputs = {port.canonical: port for port in embedder.outputs}
         self._watch: Watch[Embedder] = Watch(name, endpoint, embedder, lambda: admit(self), serving=serving)
@@ -186,18 +186,18 @@ class TritonEngine:
     ) -> dict[str, Array]:
         if self._closed:
             raise TransportFailed(f"{self._facts.name} is closed: send the request again")
-        request = self._request(inputs, outputs, params)
+        request = self._build_request(inputs, outputs, params)
         self._running += 1
         try:
             response = await self.endpoint.client.infer(request, deadline)
         except TransportFailed as error:  # also: the model is not loaded there any more
-            self._watch.lost(error)
+            self._watch.mark_lost(error)
             raise
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()
-        return self._answer(response, outputs, len(next(iter(inputs.values()))))
+        return self._read_answer(response, outputs, len(next(iter(inputs.values()))))
 
     async def aclose(self) -> None:
         self._closed = True
@@ -206,13 +206,13 @@ class TritonEngine:
             self._idle.clear()
             await self._idle.wait()
 
-    def _request(self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any]) -> ModelInferRequest:
+    def _build_request(self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any]) -> ModelInferRequest:
         request = ModelInferRequest(model_name=self.endpoint.model, model_version=self.endpoint.version)
         for canonical, array in inputs.items():
             port = self._inputs.get(canonical)
             if port is None:
                 raise InternalError(f"{self._facts.name} has no input {canonical!r}")
-            codec.add_input(request, port.name, port.datatype, self.embedder.sent(port, array))
+            codec.add_input(request, port.name, port.datatype, self.embedder.shape_input(port, array))
         for canonical in outputs:
             if canonical not in self._outputs:
                 raise InternalError(f"{self._facts.name} has no output {canonical!r}")
@@ -221,7 +221,7 @@ class TritonEngine:
             codec.set_parameter(request.parameters, name, value)
         return request
 
-    def _answer(self, response: ModelInferResponse, outputs: Sequence[str], rows: int) -> dict[str, Array]:
+    def _read_answer(self, response: ModelInferResponse, outputs: Sequence[str], rows: int) -> dict[str, Array]:
         arrays = codec.read_outputs(response)
         answer: dict[str, Array] = {}
         for canonical in outputs:
@@ -229,12 +229,12 @@ class TritonEngine:
             array = arrays.get(port.name)
             if array is None:
                 raise UpstreamFailed(f"{self._facts.name} did not answer {port.name!r}, which was asked for")
-            array = self.embedder.answered(port, array, rows)
+            array = self.embedder.shape_output(port, array, rows)
             answer[canonical] = array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
         return answer
 
 
-def facts_of(name: str, embedder: Embedder) -> EngineFacts:
+def build_facts(name: str, embedder: Embedder) -> EngineFacts:
     """What a model's configuration says, for the planner. One batch more than its instances may be in flight, so that
     the next one is there when an instance gets free."""
     return EngineFacts(
@@ -244,7 +244,7 @@ def facts_of(name: str, embedder: Embedder) -> EngineFacts:
         slots=embedder.instances + 1,
         parallel=embedder.instances,
         # Padding that the model is not told of would change the vectors: such a text goes alone.
-        max_batch_size=(embedder.max_batch_size or ANY_BATCH) if embedder.masked else 1,
+        max_batch_size=(embedder.max_batch_size or DEFAULT_BATCH_SIZE) if embedder.has_mask else 1,
         length_buckets=(embedder.length,) if embedder.length else (),
         padded=embedder.style == "tokens",
         merges=True,

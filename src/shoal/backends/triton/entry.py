@@ -17,7 +17,7 @@ import msgspec
 from google.protobuf.json_format import ParseDict
 from google.protobuf.text_format import MessageToString
 
-from shoal.backends.triton.naming import Part, check_served, triton_name
+from shoal.backends.triton.naming import Part, check_served_name, triton_name
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.errors import ConfigError, ModelFileError
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
@@ -34,7 +34,7 @@ _RUNS_ON: dict[Accelerator, Kind] = {"tensorrt": "gpu", "openvino": "cpu"}
 
 PROGRAMS = Path(__file__).with_name("programs")
 WARM_UP_TOKENS = 16
-MOST_PIXEL_BYTES = 32 * 2**20
+MAX_PIXEL_BYTES = 32 * 2**20
 """In one call. Triton's python backend passes tensors through /dev/shm, of which a container gets 64 MB."""
 
 TEXT, EMBEDDING = "text", "embedding"
@@ -132,7 +132,7 @@ class EntrySpec:
     options: EntryOptions = field(default_factory=EntryOptions)
 
     def __post_init__(self) -> None:
-        check_served(self.name)
+        check_served_name(self.name)
         options = self.options
         if self.text is None and self.image is None:
             raise ConfigError(f"{self.name} reads neither texts nor pictures: there is nothing to write")
@@ -142,7 +142,7 @@ class EntrySpec:
                 f"gpu, or give a graph that is fp16 itself (this one is {self.precision})",
                 param="triton_fp16",
             )
-        if options.text_in and (why := self._untold_texts()):
+        if options.text_in and (why := self._why_no_text_in()):
             raise ConfigError(
                 f"an ensemble that takes texts gives the dense vectors of an encoder, and {self.name} {why}: load it "
                 "without text_in, and let Shoal tokenise",
@@ -158,7 +158,7 @@ class EntrySpec:
                 if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
                     raise ModelFileError("lies outside of the graph's folder", file=str(path))
 
-    def _untold_texts(self) -> str:
+    def _why_no_text_in(self) -> str:
         """Why an ensemble that takes texts cannot be made of it; "" where it can."""
         if self.image is not None:
             return "reads pictures"
@@ -190,10 +190,10 @@ def output_dims(text: TextSpec, token_width: int) -> dict[str, tuple[int, ...]]:
     return {name: heads.get(name, (text.dimension,)) for name in text.outputs}
 
 
-def pictures_a_call(spec: ImageSpec) -> int:
+def max_images_per_call(spec: ImageSpec) -> int:
     """The most that one call to an image tower takes."""
     height, width = spec.size
-    return max(1, MOST_PIXEL_BYTES // (3 * height * width * 4))
+    return max(1, MAX_PIXEL_BYTES // (3 * height * width * 4))
 
 
 def image_tensors(spec: ImageSpec) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -221,36 +221,40 @@ class TritonModel:
 def triton_models(spec: EntrySpec) -> tuple[TritonModel, ...]:
     """The models of an entry, in the order in which they must come to be: parts before the whole."""
     if spec.options.text_in:
-        return (_encoder(spec, "encoder"), _tokenizer(spec), _ensemble(spec))
+        return (_encoder_model(spec, "encoder"), _tokenizer_model(spec), _ensemble_model(spec))
     if spec.text is None:
-        return (_image(spec, "model"),)
-    return (_encoder(spec, "model"),) if spec.image is None else (_image(spec, "image"), _encoder(spec, "model"))
+        return (_image_model(spec, "model"),)
+    return (
+        (_encoder_model(spec, "model"),)
+        if spec.image is None
+        else (_image_model(spec, "image"), _encoder_model(spec, "model"))
+    )
 
 
-def _encoder(spec: EntrySpec, part: Part) -> TritonModel:
-    config, files = _tower(spec, part, spec.graph, spec.data, spec.tensors)
+def _encoder_model(spec: EntrySpec, part: Part) -> TritonModel:
+    config, files = _tower_config(spec, part, spec.graph, spec.data, spec.tensors)
     if spec.options.warm_up:
         assert spec.text is not None, "an encoder of texts is written of one alone"
         config["modelWarmup"], warm_up = _warm_up(spec.tensors[0], spec.text.max_tokens)
         files |= warm_up
-    return _model(spec, part, config, files)
+    return _build_model(spec, part, config, files)
 
 
-def _image(spec: EntrySpec, part: Part) -> TritonModel:
+def _image_model(spec: EntrySpec, part: Part) -> TritonModel:
     """A picture alone warms it up: all of them have the same shape."""
     tower = spec.image
     assert tower is not None, "an image tower is written of one alone"
     tensors = image_tensors(tower.spec)
-    config, files = _tower(spec, part, tower.graph, tower.data, tensors)
-    config["maxBatchSize"] = min(spec.options.max_batch_size, pictures_a_call(tower.spec))
+    config, files = _tower_config(spec, part, tower.graph, tower.data, tensors)
+    config["maxBatchSize"] = min(spec.options.max_batch_size, max_images_per_call(tower.spec))
     if spec.options.warm_up:
         (pixels,) = tensors[0]
         blank = {"dataType": f"TYPE_{pixels.datatype}", "dims": list(pixels.dims), "zeroData": True}
         config["modelWarmup"] = [{"name": "a picture", "batchSize": 1, "inputs": {pixels.name: blank}}]
-    return _model(spec, part, config, files)
+    return _build_model(spec, part, config, files)
 
 
-def _tower(
+def _tower_config(
     spec: EntrySpec,
     part: Part,
     graph: Path,
@@ -260,11 +264,11 @@ def _tower(
     """The configuration and the files of what runs a graph."""
     options = spec.options
     inputs, outputs = tensors
-    config = _shared(spec, part) | {
+    config = _base_config(spec, part) | {
         "backend": options.platform,
-        "defaultModelFilename": _MAIN[options.platform],
-        "input": [_port(tensor) for tensor in inputs],
-        "output": [_port(tensor) for tensor in outputs],
+        "defaultModelFilename": _MAIN_FILES[options.platform],
+        "input": [_port_config(tensor) for tensor in inputs],
+        "output": [_port_config(tensor) for tensor in outputs],
         "instanceGroup": [{"count": options.instances, "kind": f"KIND_{options.kind.upper()}"}],
     }
     if accelerators := _accelerators(options):
@@ -277,28 +281,28 @@ def _tower(
     return config, files
 
 
-def _tokenizer(spec: EntrySpec) -> TritonModel:
+def _tokenizer_model(spec: EntrySpec) -> TritonModel:
     inputs, _ = spec.tensors
-    config = _shared(spec, "tokenizer") | {
+    config = _base_config(spec, "tokenizer") | {
         "backend": "python",
-        "input": [_port(Tensor(TEXT, "STRING", (1,)))],
-        "output": [_port(Tensor(tensor.name, "INT64", tensor.dims)) for tensor in inputs],
+        "input": [_port_config(Tensor(TEXT, "STRING", (1,)))],
+        "output": [_port_config(Tensor(tensor.name, "INT64", tensor.dims)) for tensor in inputs],
         "instanceGroup": [{"count": 1, "kind": "KIND_CPU"}],
     }
     assert spec.tokenizer is not None, "EntrySpec refuses text_in without one"
     files: dict[str, Content] = {"1/model.py": PROGRAMS / "tokenizer.py", "1/tokenizer.json": spec.tokenizer}
-    return _model(spec, "tokenizer", config, files)
+    return _build_model(spec, "tokenizer", config, files)
 
 
-def _ensemble(spec: EntrySpec) -> TritonModel:
+def _ensemble_model(spec: EntrySpec) -> TritonModel:
     inputs, outputs = spec.tensors
     assert spec.text is not None, "an ensemble that takes texts is refused for anything else"
     main = spec.text.sentence_embedding
     same = {tensor.name: tensor.name for tensor in inputs}
-    config = _shared(spec, "model") | {
+    config = _base_config(spec, "model") | {
         "platform": "ensemble",
-        "input": [_port(Tensor(TEXT, "STRING", (1,)))],
-        "output": [_port(Tensor(EMBEDDING, one.datatype, one.dims)) for one in outputs if one.name == main],
+        "input": [_port_config(Tensor(TEXT, "STRING", (1,)))],
+        "output": [_port_config(Tensor(EMBEDDING, one.datatype, one.dims)) for one in outputs if one.name == main],
         "ensembleScheduling": {
             "step": [
                 _step(spec, "tokenizer", {TEXT: TEXT}, same),
@@ -308,14 +312,16 @@ def _ensemble(spec: EntrySpec) -> TritonModel:
     }
     config.pop("dynamicBatching", None)  # the parts have theirs; Triton refuses one here
     # A version is a folder, and a folder without a file gets lost on the way through archives and version control.
-    return _model(spec, "model", config, {"1/ensemble": b"The models of this ensemble are named in config.pbtxt.\n"})
+    return _build_model(
+        spec, "model", config, {"1/ensemble": b"The models of this ensemble are named in config.pbtxt.\n"}
+    )
 
 
 def _step(spec: EntrySpec, part: Part, given: Mapping[str, str], made: Mapping[str, str]) -> dict[str, Any]:
     return {"modelName": triton_name(spec.name, part), "modelVersion": -1, "inputMap": given, "outputMap": made}
 
 
-def _shared(spec: EntrySpec, part: Part) -> dict[str, Any]:
+def _base_config(spec: EntrySpec, part: Part) -> dict[str, Any]:
     said = {
         "shoal_format": str(FORMAT),
         "shoal_name": spec.name,
@@ -344,12 +350,12 @@ def _shared(spec: EntrySpec, part: Part) -> dict[str, Any]:
     return config
 
 
-def told(config: ModelConfig) -> dict[str, str]:
+def read_parameters(config: ModelConfig) -> dict[str, str]:
     """The parameters that an entry of Shoal's says what it is with; none of any other model."""
     return {key: value.string_value for key, value in config.parameters.items() if key.startswith("shoal_")}
 
 
-def _port(tensor: Tensor) -> dict[str, Any]:
+def _port_config(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "dataType": f"TYPE_{tensor.datatype}", "dims": list(tensor.dims)}
 
 
@@ -383,12 +389,12 @@ def _warm_up(inputs: tuple[Tensor, ...], max_tokens: int) -> tuple[list[dict[str
     return samples, files
 
 
-def _model(spec: EntrySpec, part: Part, config: dict[str, Any], files: dict[str, Content]) -> TritonModel:
+def _build_model(spec: EntrySpec, part: Part, config: dict[str, Any], files: dict[str, Content]) -> TritonModel:
     return TritonModel(triton_name(spec.name, part), part, ParseDict(config, ModelConfig()), files)
 
 
 _GRAPH: dict[Platform, str] = {"tensorrt": "model.plan"}
-_MAIN: dict[Platform, str] = {
+_MAIN_FILES: dict[Platform, str] = {
     "onnxruntime": "model.onnx",
     "openvino": "model.onnx",
     "tensorrt": "model.plan",

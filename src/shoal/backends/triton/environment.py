@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.backends.triton.place import Progress, build_once, check
+from shoal.backends.triton.place import Progress, build_once, check_stop
 from shoal.decoding import json_decoder
 from shoal.downloads.pip import Pip
 from shoal.errors import SetupError, SourceError
@@ -33,7 +33,7 @@ VERSIONS = ("3.12", "3.11", "3.10")
 """Pythons that have both a stub in the wheel and wheels of a numpy before 2, best first."""
 
 _TIMEOUT_S = 30.0
-_ASK = """\
+_QUERY = """\
 import json, sys, sysconfig as s
 names = "LIBDIR", "INSTSONAME", "MULTIARCH", "LIBPL"
 print(json.dumps({"version": "%d.%d" % sys.version_info[:2], "executable": getattr(sys, "_base_executable", ""),
@@ -41,7 +41,7 @@ print(json.dumps({"version": "%d.%d" % sys.version_info[:2], "executable": getat
 """
 
 
-class Answers(msgspec.Struct, frozen=True):
+class InterpreterInfo(msgspec.Struct, frozen=True):
     """What an interpreter says of itself; paths are absolute, empty where it does not know."""
 
     version: str
@@ -53,7 +53,7 @@ class Answers(msgspec.Struct, frozen=True):
     libpl: str = ""
 
 
-_ANSWERS = json_decoder(Answers)
+_INTERPRETER_INFO = json_decoder(InterpreterInfo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,16 @@ class Environment:
     libraries: Path
 
 
-def ask(executable: str) -> Answers | None:
+def query_interpreter(executable: str) -> InterpreterInfo | None:
     """What an interpreter says of itself; None where it does not run (a pyenv shim of a version not chosen)."""
     try:
-        said = subprocess.run([executable, "-I", "-c", _ASK], capture_output=True, timeout=_TIMEOUT_S, check=True)
-        return _ANSWERS.decode(said.stdout)
+        said = subprocess.run([executable, "-I", "-c", _QUERY], capture_output=True, timeout=_TIMEOUT_S, check=True)
+        return _INTERPRETER_INFO.decode(said.stdout)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
         return None
 
 
-def candidates() -> list[str]:
+def find_candidates() -> list[str]:
     """Interpreters of this machine: the one that runs Shoal first, then those on PATH and Debian's place."""
     names = [f"python{version}" for version in VERSIONS]
     found = [shutil.which(name) for name in names] + [shutil.which(name, path="/usr/bin") for name in names]
@@ -92,8 +92,8 @@ def candidates() -> list[str]:
 def find_interpreter(
     executables: Iterable[str],
     *,
-    asked: Callable[[str], Answers | None] = ask,
-    located: Callable[[Answers], Path | None] | None = None,
+    asked: Callable[[str], InterpreterInfo | None] = query_interpreter,
+    located: Callable[[InterpreterInfo], Path | None] | None = None,
 ) -> Interpreter:
     """The first that a stub can embed. Raises SetupError that says what was looked at and what to install."""
     looked: list[str] = []
@@ -118,7 +118,7 @@ def find_interpreter(
 
 
 def find_libpython(
-    answers: Answers,
+    answers: InterpreterInfo,
     *,
     is_file: Callable[[Path], bool] = Path.is_file,
     cached: Callable[[str], Iterable[str]] | None = None,
@@ -163,13 +163,15 @@ def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress,
                 f"the Python libraries for Triton's models are not in {root}, and --offline forbids to fetch them: run"
                 " `shoal triton up` once with network"
             )
-        _run([python.executable, "-m", "venv", "--without-pip", str(made)], "making a virtual environment")
+        _run_command([python.executable, "-m", "venv", "--without-pip", str(made)], "making a virtual environment")
         inside = str(made / "bin" / "python")
         work = Path(tempfile.mkdtemp(dir=made.parent))
         what = "Python libraries for Triton"
-        pip = Pip(what=what, work=work, check=partial(check, stop), report=partial(progress.fetched, what))
+        pip = Pip(what=what, work=work, check=partial(check_stop, stop), report=partial(progress.report_fetch, what))
         pip.run("install", *REQUIREMENTS, before=("--python", inside))
-        _run([inside, "-I", "-c", "import numpy, onnxruntime, tokenizers"], "importing onnxruntime and tokenizers")
+        _run_command(
+            [inside, "-I", "-c", "import numpy, onnxruntime, tokenizers"], "importing onnxruntime and tokenizers"
+        )
         (made / "libpython").mkdir()
         (made / "libpython" / _soname(python.version)).symlink_to(python.libpython)
 
@@ -180,7 +182,7 @@ def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress,
     return Environment(folder / "bin", folder / "libpython")
 
 
-def _run(command: Sequence[str], what: str) -> None:
+def _run_command(command: Sequence[str], what: str) -> None:
     try:
         subprocess.run(command, capture_output=True, text=True, timeout=4 * _TIMEOUT_S, check=True)
     except subprocess.CalledProcessError as error:
@@ -190,7 +192,7 @@ def _run(command: Sequence[str], what: str) -> None:
         raise SourceError(f"{what} for Triton's models failed: {error}") from error
 
 
-def surroundings(environment: Environment | None, base: dict[str, str] | None = None) -> dict[str, str]:
+def server_environment(environment: Environment | None, base: dict[str, str] | None = None) -> dict[str, str]:
     """The environment variables of a server: this process's without Shoal's settings, which may hold keys, and without
     Vertex AI's, which make it listen on a port of its own."""
     kept = {

@@ -29,7 +29,7 @@ from shoal.errors import (
 
 Code = grpc.StatusCode
 FULL_QUEUE_S = 0.1
-LONGEST = 400
+MAX_MESSAGE_CHARS = 400
 
 
 class ModelGone(TransportFailed):
@@ -37,7 +37,7 @@ class ModelGone(TransportFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class ErrorRule:
     """A row: `codes` (empty: any) and `words` of which the message has one (empty: any), what they mean and what to
     say before the server's own words."""
 
@@ -47,69 +47,69 @@ class Meaning:
     saying: str
 
 
-MEANINGS: tuple[Meaning, ...] = (
-    Meaning(
+ERROR_TABLE: tuple[ErrorRule, ...] = (
+    ErrorRule(
         (),
         ("this protocol is restricted",),
         SetupError,
         "Triton restricts this part of its API: give its key as triton_metadata, 'triton-grpc-protocol-NAME: KEY'",
     ),
-    Meaning(
+    ErrorRule(
         (),
         ("load / unload is not allowed", "model control mode is not explicit"),
         SetupError,
         "Triton was not started to load models on demand: start it with --model-control-mode=explicit",
     ),
-    Meaning(
+    ErrorRule(
         (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED),
         (),
         SetupError,
         "Triton, or a proxy before it, refuses Shoal: give credentials with triton_metadata, triton_cert_file and "
         "triton_key_file",
     ),
-    Meaning(
+    ErrorRule(
         (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNKNOWN),
         ("maximum queue size", "request timeout expired", "queue is full", "too many requests"),
         Overloaded,
         "the model's own queue on Triton is full: try again",
     ),
-    Meaning(
+    ErrorRule(
         (Code.RESOURCE_EXHAUSTED,),
         ("message larger", "message too large", "message size", "larger than max"),
         OutOfMemory,
         "the batch is larger than Triton, or a proxy before it, takes: lower max_batch_tokens",
     ),
-    Meaning((Code.RESOURCE_EXHAUSTED,), (), Overloaded, "Triton has no room for more: try again"),
-    Meaning((Code.INVALID_ARGUMENT,), ("requested model '",), ModelGone, "Triton does not serve the model: load it"),
-    Meaning((Code.NOT_FOUND,), (), ModelGone, "Triton does not serve the model: load it"),
-    Meaning(
+    ErrorRule((Code.RESOURCE_EXHAUSTED,), (), Overloaded, "Triton has no room for more: try again"),
+    ErrorRule((Code.INVALID_ARGUMENT,), ("requested model '",), ModelGone, "Triton does not serve the model: load it"),
+    ErrorRule((Code.NOT_FOUND,), (), ModelGone, "Triton does not serve the model: load it"),
+    ErrorRule(
         (Code.UNAVAILABLE,),
         ("unknown model", "no available versions", "scheduler for model has stopped", "is being unloaded"),
         ModelGone,
         "Triton is unloading the model: load it again",
     ),
-    Meaning(
+    ErrorRule(
         (Code.UNAVAILABLE,),
         ("handshake", "certificate", "wrong_version_number", "ssl_error"),
         TransportFailed,
         "no TLS connection to Triton: check triton_ca_file, triton_cert_file and triton_key_file, and whether its port "
         "speaks TLS",
     ),
-    Meaning((Code.UNAVAILABLE,), (), TransportFailed, "Triton is not reachable: check its address and that it runs"),
-    Meaning((Code.DEADLINE_EXCEEDED,), (), DeadlineExceeded, "Triton did not answer within the request's deadline"),
-    Meaning((Code.CANCELLED,), (), TransportFailed, "the call was broken off on Triton's side: send it again"),
-    Meaning((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE), (), InputRejected, "Triton refused these inputs"),
-    Meaning(
+    ErrorRule((Code.UNAVAILABLE,), (), TransportFailed, "Triton is not reachable: check its address and that it runs"),
+    ErrorRule((Code.DEADLINE_EXCEEDED,), (), DeadlineExceeded, "Triton did not answer within the request's deadline"),
+    ErrorRule((Code.CANCELLED,), (), TransportFailed, "the call was broken off on Triton's side: send it again"),
+    ErrorRule((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE), (), InputRejected, "Triton refused these inputs"),
+    ErrorRule(
         (Code.UNIMPLEMENTED,),
         ("decoupled",),
         Unsupported,
         "the model answers in a stream (decoupled): it cannot be asked for one answer",
     ),
-    Meaning(
+    ErrorRule(
         (Code.UNIMPLEMENTED,), (), Unsupported, "the server cannot do this: it is no Triton, or a part of it is off"
     ),
-    Meaning((Code.ALREADY_EXISTS,), (), Conflict, "Triton has it already: unload or unregister it first"),
-    Meaning(
+    ErrorRule((Code.ALREADY_EXISTS,), (), Conflict, "Triton has it already: unload or unregister it first"),
+    ErrorRule(
         (Code.INTERNAL, Code.UNKNOWN, Code.ABORTED),
         (
             "out of memory",
@@ -123,32 +123,32 @@ MEANINGS: tuple[Meaning, ...] = (
         "the batch did not fit into Triton's memory: lower max_batch_tokens",
     ),
     # Triton goes on calling such a model READY, and fails every request to it: see Control.revive.
-    Meaning(
+    ErrorRule(
         (Code.INTERNAL, Code.UNKNOWN),
         ("stub process",),
         Crashed,
         "the model's process on Triton has died: load the model again; Triton's log says why",
     ),
-    Meaning(
+    ErrorRule(
         (Code.INTERNAL, Code.UNKNOWN),
         ("rst_stream", "connection reset", "socket closed", "goaway"),
         TransportFailed,
         "the connection to Triton broke: send the request again",
     ),
-    Meaning((), (), UpstreamFailed, "the model failed on Triton; Triton's log says more"),
+    ErrorRule((), (), UpstreamFailed, "the model failed on Triton; Triton's log says more"),
 )
 """The first row that fits counts; the last one fits all."""
 
 REQUEST_ID = re.compile(r"^\s*\[request id: [^\]]*\]\s*")
 
 
-def meaning(code: grpc.StatusCode, details: str) -> ShoalError:
+def to_error(code: grpc.StatusCode, details: str) -> ShoalError:
     """The Shoal error for a status, with the server's own words at the end of its message."""
-    words = essence(details)
+    words = shorten_message(details)
     lowered = words.lower()
     row = next(
         row
-        for row in MEANINGS
+        for row in ERROR_TABLE
         if (not row.codes or code in row.codes) and (not row.words or any(word in lowered for word in row.words))
     )
     error = row.kind(f"{row.saying} ({words or code.name})")
@@ -159,7 +159,7 @@ def meaning(code: grpc.StatusCode, details: str) -> ShoalError:
 
 def rpc_error(error: grpc.aio.AioRpcError) -> ShoalError:
     """The Shoal error for a failed call."""
-    return meaning(error.code(), error.details() or "")
+    return to_error(error.code(), error.details() or "")
 
 
 def infer_error(error: grpc.aio.AioRpcError) -> ShoalError:
@@ -172,11 +172,11 @@ def infer_error(error: grpc.aio.AioRpcError) -> ShoalError:
 
 def stream_error(message: str) -> ShoalError:
     """The Shoal error for the `error_message` of a stream, which comes without a status: its words must do."""
-    lowered = essence(message).lower()
+    lowered = shorten_message(message).lower()
     for words, code in STREAM_CODES:
         if any(word in lowered for word in words):
-            return meaning(code, message)
-    return meaning(Code.INTERNAL, message)
+            return to_error(code, message)
+    return to_error(Code.INTERNAL, message)
 
 
 STREAM_CODES: tuple[tuple[tuple[str, ...], grpc.StatusCode], ...] = (
@@ -201,6 +201,6 @@ STREAM_CODES: tuple[tuple[tuple[str, ...], grpc.StatusCode], ...] = (
 )
 
 
-def essence(details: str) -> str:
+def shorten_message(details: str) -> str:
     """A server's message on one line, without the request's id before it."""
-    return " ".join(REQUEST_ID.sub("", details).split())[:LONGEST]
+    return " ".join(REQUEST_ID.sub("", details).split())[:MAX_MESSAGE_CHARS]

@@ -11,7 +11,7 @@ from typing import Any
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_CANNOT = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+_UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 """What an old kernel or a file system without this (NFS, some overlays) answers."""
 
 
@@ -31,7 +31,7 @@ def exchange(one: Path, other: Path) -> None:
         if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
             return
         number = ctypes.get_errno()
-        if number not in _CANNOT:
+        if number not in _UNSUPPORTED_ERRNOS:
             raise OSError(number, os.strerror(number), str(other))
     _by_renames(one, other)
 

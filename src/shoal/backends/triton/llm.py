@@ -15,7 +15,7 @@ from shoal.backends.triton import engine
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.llm_answer import Answer
-from shoal.backends.triton.llm_request import Adapter, Asked, Requests, Words
+from shoal.backends.triton.llm_request import Adapter, GenerationRequest, ModelTokenizer, RequestBuilder
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
 from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelInferResponse
 from shoal.backends.triton.watch import Watch
@@ -40,7 +40,7 @@ CANCEL_S = 2.0
 """For a request that ends another one; a model that is too busy for it notices the broken call later."""
 
 
-class Meaning(NamedTuple):
+class ErrorRule(NamedTuple):
     """What a model's words mean that come without a status: `words` of which the message has one."""
 
     words: tuple[str, ...]
@@ -49,8 +49,8 @@ class Meaning(NamedTuple):
     param: str | None = None
 
 
-MEANINGS = (
-    Meaning(
+ERROR_TABLE = (
+    ErrorRule(
         (
             "maximum model length",
             "maximum context length",
@@ -62,19 +62,19 @@ MEANINGS = (
         TooLong,
         "the prompt does not fit the model: send a shorter one",
     ),
-    Meaning(
+    ErrorRule(
         ("lora feature is not enabled", "we currently support", "lora task", "lora_task_id", "lora_path does not"),
         InvalidValue,
         "the model does not have this adapter on Triton",
         "model",
     ),
     # vLLM's backend logs what is wrong with the parameters and goes on with None.
-    Meaning(
+    ErrorRule(
         ("has no attribute 'lora_name'",),
         InvalidValue,
         "vLLM on Triton refuses these sampling parameters; Triton's log says which",
     ),
-    Meaning(
+    ErrorRule(
         ("must be in (", "must be in [", "must be non-negative", "must be at least", "must be greater than"),
         InvalidValue,
         "the model refuses a sampling parameter",
@@ -86,7 +86,7 @@ MEANINGS = (
 class TritonGenerator:
     """TextGenerator over one model. It is ready while the model is called as `schema` says.
 
-    Raises ConfigError for a model of token ids without `words`, and as `Requests` does. `start` begins to watch.
+    Raises ConfigError for a model of token ids without `words`, and as `RequestBuilder` does. `start` begins to watch.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TritonGenerator:
         name: str,
         *,
         schema: LlmSchema,
-        words: Words | None = None,
+        words: ModelTokenizer | None = None,
         adapters: Mapping[str, Adapter] | None = None,
         context_tokens: int | None = None,
         serving: bool = False,
@@ -107,8 +107,8 @@ class TritonGenerator:
             )
         self.endpoint = endpoint
         self._words = words
-        self._requests = Requests(schema, endpoint.model, endpoint.version, words=words, adapters=adapters)
-        self._watch: Watch[LlmSchema] = Watch(name, endpoint, schema, self._admitted, serving=serving)
+        self._requests = RequestBuilder(schema, endpoint.model, endpoint.version, words=words, adapters=adapters)
+        self._watch: Watch[LlmSchema] = Watch(name, endpoint, schema, self._admit, serving=serving)
         self._closed = False
         self._cancellations: set[asyncio.Task[None]] = set()
         self._canceller: tuple[Endpoint, LlmSchema] | None = None
@@ -148,12 +148,12 @@ class TritonGenerator:
     ) -> AsyncGenerator[Piece]:
         if self._closed:
             raise TransportFailed(f"{self._facts.name} is closed: send the request again")
-        asked = Asked(id=uuid.uuid4().hex, prompt=prompt, sampling=sampling, stream=stream, adapter=adapter)
+        asked = GenerationRequest(id=uuid.uuid4().hex, prompt=prompt, sampling=sampling, stream=stream, adapter=adapter)
         answer = Answer(self.schema, asked, self._words)
-        request = self._requests.generation(asked)
+        request = self._requests.build_generation(asked)
         over = False
         try:
-            async with aclosing(_responses(self.endpoint, self.schema, request, ctx.deadline)) as responses:
+            async with aclosing(_read_responses(self.endpoint, self.schema, request, ctx.deadline)) as responses:
                 async for response in responses:
                     piece = answer.read(response)
                     if piece is not None:
@@ -161,10 +161,10 @@ class TritonGenerator:
                         yield piece
             over = True
             if (last := answer.end()) is not None:
-                yield self._ended(last, sampling)
+                yield self._finalize_piece(last, sampling)
         except ShoalError as error:
             over = not isinstance(error, DeadlineExceeded)  # a model that failed has ended it
-            failed = self._failed(error)
+            failed = self._to_error(error)
             if failed is error:
                 raise
             raise failed from error
@@ -178,27 +178,27 @@ class TritonGenerator:
         while self._cancellations:
             await asyncio.gather(*self._cancellations)
 
-    async def _admitted(self) -> None:
+    async def _admit(self) -> None:
         """A generator has nothing to compare with its peers but how it is called."""
 
-    def _ended(self, last: Piece, sampling: Sampling) -> Piece:
+    def _finalize_piece(self, last: Piece, sampling: Sampling) -> Piece:
         """A model that tells neither its tokens nor why it ended may have been cut at the length that was asked for:
         then whoever counts the tokens says the reason."""
         tells = bool(self.schema.flags) or self.schema.family == "tokens"
         return last if tells or sampling.max_tokens is None else replace(last, finish_reason=None)
 
-    def _failed(self, error: ShoalError) -> ShoalError:
+    def _to_error(self, error: ShoalError) -> ShoalError:
         """The error as a generator may raise it; a replica that is gone is looked after."""
         if isinstance(error, RequestError):
             return error
         lowered = error.message.lower()
-        for row in MEANINGS:
+        for row in ERROR_TABLE:
             if any(word in lowered for word in row.words):
                 return row.kind(f"{row.saying} ({error.message})", param=row.param)
         if isinstance(error, TransportFailed):
             if type(error) is TransportFailed and error.__cause__ is None and not self._closed:
                 return UpstreamFailed(error.message)  # said on a stream: whoever says so is there
-            self._watch.lost(error)
+            self._watch.mark_lost(error)
         if isinstance(error, (BackendError, Overloaded, DeadlineExceeded)):
             return error
         return UpstreamFailed(error.message)
@@ -208,20 +208,20 @@ class TritonGenerator:
         Triton does not pass that on to the running step of an ensemble, nor every model to those that it calls."""
         if self._closed or not (self.schema.cancel or self.schema.parts):
             return
-        task = asyncio.create_task(self._tell(id), name=f"cancel {id}")
+        task = asyncio.create_task(self._send_cancel(id), name=f"cancel {id}")
         self._cancellations.add(task)
         task.add_done_callback(self._cancellations.discard)
 
-    async def _tell(self, id: str) -> None:
+    async def _send_cancel(self, id: str) -> None:
         deadline = time.monotonic() + CANCEL_S
         try:
             if self._canceller is None:
                 self._canceller = await self._find_canceller()
             endpoint, schema = self._canceller
-            request = Requests(schema, endpoint.model, endpoint.version).cancellation(id)
+            request = RequestBuilder(schema, endpoint.model, endpoint.version).build_cancellation(id)
             if request is None:
                 return
-            async with aclosing(_responses(endpoint, schema, request, deadline)) as responses:
+            async with aclosing(_read_responses(endpoint, schema, request, deadline)) as responses:
                 async for _ in responses:
                     pass
         except ShoalError as error:  # the LLM API answers "cancelled" to the one that cancels
@@ -233,7 +233,7 @@ class TritonGenerator:
         for name in sorted(self.schema.parts) if not self.schema.cancel else ():
             part = replace(self.endpoint, model=name, version="")
             try:
-                schema = detect_llm(*await part.described())
+                schema = detect_llm(*await part.describe())
             except (ConfigError, ModelGone):  # a part that is no language model, or a name that is none
                 continue
             if schema is not None and schema.cancel:
@@ -241,7 +241,7 @@ class TritonGenerator:
         return self.endpoint, self.schema
 
 
-def _responses(
+def _read_responses(
     endpoint: Endpoint, schema: LlmSchema, request: ModelInferRequest, deadline: float
 ) -> AsyncGenerator[ModelInferResponse]:
     if schema.decoupled:

@@ -13,28 +13,28 @@ from struct import Struct
 from typing import Any
 
 from shoal.backends.triton import codec
-from shoal.backends.triton.llm_request import Asked, Words
+from shoal.backends.triton.llm_request import GenerationRequest, ModelTokenizer
 from shoal.backends.triton.llm_schema import LOG_PROBS, OUTPUT, OUTPUT_IDS, LlmSchema
 from shoal.backends.triton.protocol_pb2 import ModelInferResponse
 from shoal.core.protocols import Piece
 from shoal.errors import UpstreamFailed
 from shoal.types import Array, TokenLogprob
 
-FINISHES = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
+FINISH_REASONS = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
 """What an answer may end with, but for all the words that there are for "stop"."""
 
 UNFINISHED = ("", "none", "null")
 """Python's None as a text is how vLLM and the LLM API say that there is more to come."""
 
-GIVEN_UP = ("abort", "aborted", "cancelled", "timeout", "error")
+ABORTED_REASONS = ("abort", "aborted", "cancelled", "timeout", "error")
 REPLACED = "\N{REPLACEMENT CHARACTER}"
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """For minus infinity, which is no JSON."""
 
 _COUNTS = frozenset({"num_input_tokens", "num_output_tokens"})
-_WANTED = frozenset({OUTPUT, OUTPUT_IDS, "sequence_length", "finish_reason", "logprobs", LOG_PROBS, *_COUNTS})
-_ALONE = frozenset({"sequence_length", *_COUNTS})
-_ONE = {"UINT32": Struct("<I"), "INT32": Struct("<i"), "UINT64": Struct("<Q"), "INT64": Struct("<q")}
+_KNOWN_OUTPUTS = frozenset({OUTPUT, OUTPUT_IDS, "sequence_length", "finish_reason", "logprobs", LOG_PROBS, *_COUNTS})
+_SCALAR_NAMES = frozenset({"sequence_length", *_COUNTS})
+_SCALAR_FORMATS = {"UINT32": Struct("<I"), "INT32": Struct("<i"), "UINT64": Struct("<Q"), "INT64": Struct("<q")}
 _NOTHING = Piece()
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -42,7 +42,7 @@ _Decoder = codecs.getincrementaldecoder("utf-8")
 class Answer:
     """The responses to one generation. `read` answers a piece for each, `end` the one after the last."""
 
-    def __init__(self, schema: LlmSchema, asked: Asked, words: Words | None = None) -> None:
+    def __init__(self, schema: LlmSchema, asked: GenerationRequest, words: ModelTokenizer | None = None) -> None:
         self._schema = schema
         self._asked = asked
         self._words = words
@@ -64,15 +64,15 @@ class Answer:
         if OUTPUT_IDS in found:
             self._read_ids(piece, found)
         elif OUTPUT in found:
-            self._read_text(piece, _first(found[OUTPUT]))
+            self._read_text(piece, _expect_bytes(found[OUTPUT]))
         self._read_counts(piece, found)
         if sampling.logprobs is not None:
             if "logprobs" in found:
-                piece.logprobs = _vllm_logprobs(_first(found["logprobs"]), sampling.logprobs)
+                piece.logprobs = _vllm_logprobs(_expect_bytes(found["logprobs"]), sampling.logprobs)
             elif LOG_PROBS in found:
                 piece.logprobs = self._logprobs(piece, found[LOG_PROBS].reshape(-1).tolist())
-        if "finish_reason" in found and (told := _first(found["finish_reason"])):
-            piece.finish_reason = _finish(told.decode(errors="replace"))
+        if "finish_reason" in found and (told := _expect_bytes(found["finish_reason"])):
+            piece.finish_reason = _finish_reason(told.decode(errors="replace"))
             self._finished = piece.finish_reason is not None
         if self._finished:
             piece.text = self._rest(piece.text)
@@ -99,12 +99,12 @@ class Answer:
             # Half a character looks like this until its other tokens are there; `end` tells it if they never come.
             piece.text = self._text.rstrip(REPLACED)
             return
-        text = self._characters(data)
-        if self._whole and self._schema.prepends:
+        text = self._decode_text(data)
+        if self._whole and self._schema.includes_prompt:
             text = text.removeprefix(self._asked.prompt.text)
         piece.text = text
 
-    def _characters(self, data: bytes) -> str:
+    def _decode_text(self, data: bytes) -> str:
         """Half a character at the end is kept for the next piece."""
         if not self._half:  # nearly always, and a quarter of the incremental decoder's time
             try:
@@ -124,14 +124,14 @@ class Answer:
             ids = ids[:length]  # a larger one counts what came before, too
         while ids and ids[-1] < 0:
             ids.pop()
-        piece.ids = self._fresh(ids)
+        piece.ids = self._new_ids(ids)
         piece.tokens = len(piece.ids)
         self._counted = (self._counted or 0) + len(piece.ids)
 
-    def _fresh(self, ids: list[int]) -> list[int]:
+    def _new_ids(self, ids: list[int]) -> list[int]:
         """The ids that are new. TensorRT-LLM streams those alone, but its engines of before `exclude_input_in_output`
         may give the prompt and all that came so far."""
-        if not self._schema.prepends:
+        if not self._schema.includes_prompt:
             return ids
         prompt = list(self._asked.prompt.ids or ())
         if prompt and len(ids) >= len(prompt) and ids[: len(prompt)] == prompt:
@@ -148,7 +148,7 @@ class Answer:
             piece.prompt_tokens = count
             self._prompt_told = True
         if piece.tokens is None and (count := _number(found.get("num_output_tokens"))) is not None:
-            if self._whole and self._schema.prepends and self._schema.family == "trtllm":
+            if self._whole and self._schema.includes_prompt and self._schema.family == "trtllm":
                 return  # the prompt's are among them
             piece.tokens = count
             self._counted = (self._counted or 0) + count
@@ -162,7 +162,7 @@ class Answer:
         else:
             texts = [piece.text] + [""] * (len(fresh) - 1)
         return [
-            TokenLogprob(token=text, logprob=max(value, LEAST))
+            TokenLogprob(token=text, logprob=max(value, MIN_LOGPROB))
             for text, value in zip(texts, fresh, strict=False)  # some versions tell none of the last token
         ]
 
@@ -181,15 +181,15 @@ def _tensors(response: ModelInferResponse) -> dict[str, Any]:
         # Once a token: an array of one value takes five times as long as the value.
         name, datatype = tensor.name, tensor.datatype
         if datatype == "BYTES":
-            found[name] = _first_of(data)
-        elif name in _ALONE and (one := _ONE.get(datatype)) is not None and len(data) == one.size:
+            found[name] = _first_text(data)
+        elif name in _SCALAR_NAMES and (one := _SCALAR_FORMATS.get(datatype)) is not None and len(data) == one.size:
             (found[name],) = one.unpack(data)
-        elif name in _WANTED:
+        elif name in _KNOWN_OUTPUTS:
             found[name] = codec.from_raw(datatype, tuple(tensor.shape), data)
     return found
 
 
-def _first_of(data: bytes) -> bytes:
+def _first_text(data: bytes) -> bytes:
     """The first text of raw contents, b"" of none."""
     end = 4 + int.from_bytes(data[:4], "little")
     if data and end > len(data):
@@ -197,7 +197,7 @@ def _first_of(data: bytes) -> bytes:
     return data[4:end]
 
 
-def _first(value: Any) -> bytes:
+def _expect_bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise UpstreamFailed("the model answered numbers where a text belongs")
     return value
@@ -209,13 +209,13 @@ def _number(value: Array | int | None) -> int | None:
     return int(value.reshape(-1)[0]) if value.size else None
 
 
-def _finish(told: str) -> str | None:
+def _finish_reason(told: str) -> str | None:
     word = told.strip().lower()
     if word in UNFINISHED:
         return None
-    if word in GIVEN_UP:
+    if word in ABORTED_REASONS:
         raise UpstreamFailed(f"the model gave the answer up ({told}); Triton's log says more")
-    return FINISHES.get(word, "stop")
+    return FINISH_REASONS.get(word, "stop")
 
 
 def _vllm_logprobs(data: bytes, most: int) -> list[TokenLogprob]:
@@ -229,10 +229,10 @@ def _vllm_logprobs(data: bytes, most: int) -> list[TokenLogprob]:
 
 def _vllm_token(candidates: Sequence[dict[str, Any]], most: int) -> TokenLogprob:
     ranked = sorted(candidates, key=lambda each: each["rank"] or 0)[:most]
-    top = [TokenLogprob(token=each["decoded_token"] or "", logprob=_finite(each["logprob"])) for each in ranked]
+    top = [TokenLogprob(token=each["decoded_token"] or "", logprob=_to_finite(each["logprob"])) for each in ranked]
     chosen = candidates[0]
-    return TokenLogprob(token=chosen["decoded_token"] or "", logprob=_finite(chosen["logprob"]), top=top)
+    return TokenLogprob(token=chosen["decoded_token"] or "", logprob=_to_finite(chosen["logprob"]), top=top)
 
 
-def _finite(value: float) -> float:
-    return max(float(value), LEAST)
+def _to_finite(value: float) -> float:
+    return max(float(value), MIN_LOGPROB)

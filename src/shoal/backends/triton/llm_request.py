@@ -26,11 +26,11 @@ _CHOICES = json_decoder(list[str])
 
 Adapter = str | int
 
-LENGTH = 1024
+DEFAULT_MAX_TOKENS = 1024
 """Tokens of an answer where a model must be told a number and nobody said one."""
 
-NEUTRAL: Mapping[str, Any] = {
-    "max_tokens": LENGTH,
+NEUTRAL_VALUES: Mapping[str, Any] = {
+    "max_tokens": DEFAULT_MAX_TOKENS,
     "min_tokens": 0,
     "temperature": 1.0,
     "top_p": 1.0,
@@ -52,7 +52,7 @@ VLLM_NAMES = {"include_stop": "include_stop_str_in_output"}
 GUIDE_TYPES = {"json_object": "json", "json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
 """Kinds of guides as TensorRT-LLM calls them."""
 
-STRUCTURED = {
+VLLM_GUIDE_FIELDS = {
     "json_schema": "json",
     "regex": "regex",
     "grammar": "grammar",
@@ -62,7 +62,7 @@ STRUCTURED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class ModelTokenizer:
     """A model's tokenizer: `encode` without special tokens, `piece` the text of one token, `ends` the tokens that end
     an answer, the usual one first."""
 
@@ -72,7 +72,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GenerationRequest:
     """One generation: what goes to the model beside its name. `id` is its own, so that it can be ended by it."""
 
     id: str
@@ -82,7 +82,7 @@ class Asked:
     adapter: str = ""
 
 
-class Requests:
+class RequestBuilder:
     """Makes the requests to one model. `adapters`: LoRAs by the name that clients use, to what the model calls them.
 
     `words` may only be missing for models that read no token ids, and where nothing but a cancellation is made. Raises
@@ -95,7 +95,7 @@ class Requests:
         model: str,
         version: str = "",
         *,
-        words: Words | None = None,
+        words: ModelTokenizer | None = None,
         adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
         self._schema = schema
@@ -105,10 +105,10 @@ class Requests:
         self._adapters = dict(adapters or {})
         self._check_adapters()
 
-    def generation(self, asked: Asked) -> ModelInferRequest:
+    def build_generation(self, asked: GenerationRequest) -> ModelInferRequest:
         """Raises InvalidValue for what the model cannot be asked, InputRejected for a number that does not fit."""
         schema, sampling = self._schema, asked.sampling
-        request = self._begin(asked.id)
+        request = self._new_request(asked.id)
         self._put_prompt(request, asked.prompt)
         if schema.streaming:
             self._put(request, schema.streaming, asked.stream and schema.decoupled)
@@ -119,10 +119,10 @@ class Requests:
         if schema.family == "vllm":
             self._put_vllm(request, asked)
             return request
-        for name, value in self._values(sampling).items():
+        for name, value in self._sampling_values(sampling).items():
             self._put_field(request, name, value)
         if schema.family == "tokens":
-            self._put_ends(request, sampling)
+            self._put_stop_tokens(request, sampling)
         if sampling.logprobs is not None and "logprobs" in schema.parameters:
             if sampling.logprobs:
                 raise InvalidValue(
@@ -136,20 +136,20 @@ class Requests:
             self._put_adapter(request, asked.adapter)
         return request
 
-    def cancellation(self, id: str) -> ModelInferRequest | None:
+    def build_cancellation(self, id: str) -> ModelInferRequest | None:
         """What ends the generation of that id; None where the model takes no such request."""
         schema = self._schema
         if not schema.cancel:
             return None
-        request = self._begin(id)
+        request = self._new_request(id)
         self._put_prompt(request, Prompt(text="", ids=(0,)), length=0)
         for name, own in schema.fields.items():
             if not schema.inputs[own].optional:
-                self._put_field(request, name, 0 if name == "max_tokens" else NEUTRAL[name])
+                self._put_field(request, name, 0 if name == "max_tokens" else NEUTRAL_VALUES[name])
         self._put(request, schema.cancel, True)
         return request
 
-    def _begin(self, id: str) -> ModelInferRequest:
+    def _new_request(self, id: str) -> ModelInferRequest:
         return ModelInferRequest(model_name=self._model, model_version=self._version, id=id)
 
     def _put_prompt(self, request: ModelInferRequest, prompt: Prompt, *, length: int | None = None) -> None:
@@ -163,7 +163,7 @@ class Requests:
         if LENGTHS in schema.inputs:
             self._put(request, LENGTHS, len(prompt.ids) if length is None else length)
 
-    def _values(self, sampling: Sampling) -> dict[str, Any]:
+    def _sampling_values(self, sampling: Sampling) -> dict[str, Any]:
         """What the inputs of the sampling fields are to hold: what is set, and what must be filled."""
         schema = self._schema
         values: dict[str, Any] = {}
@@ -172,14 +172,14 @@ class Requests:
             if value is not None and value != []:
                 values[name] = value
             elif not schema.inputs[own].optional:
-                values[name] = NEUTRAL[name]
+                values[name] = NEUTRAL_VALUES[name]
         if values.get("top_k") == -1:
             values["top_k"] = 0
         if schema.family in ("trtllm", "tokens"):
-            self._mean_it(values, sampling)
+            self._set_sampling_defaults(values, sampling)
         return values
 
-    def _mean_it(self, values: dict[str, Any], sampling: Sampling) -> None:
+    def _set_sampling_defaults(self, values: dict[str, Any], sampling: Sampling) -> None:
         """TensorRT-LLM takes the likeliest token until it is told a top_k or top_p, whatever the temperature; and not
         every version takes a temperature of 0, which asks for just that."""
         has, inputs = self._schema.fields, self._schema.inputs
@@ -190,7 +190,7 @@ class Requests:
                     values.pop(name, None)
         elif (sampling.temperature is not None or sampling.top_p is not None) and not values.get("top_k"):
             for name in {"top_k", "top_p"} & has.keys():
-                values.setdefault(name, NEUTRAL[name])
+                values.setdefault(name, NEUTRAL_VALUES[name])
         if sampling.logprobs is not None and "temperature" in has and not values.keys() & {"temperature", "top_k"}:
             values["temperature"] = 1.0  # without any sampling input it tells no probabilities
 
@@ -199,15 +199,15 @@ class Requests:
         if name in ("stop", "bad_words"):
             self._put_words(request, tensor, value, name)
         elif name == "seed":
-            self._put(request, tensor.name, _wrapped(value, tensor.datatype))
+            self._put(request, tensor.name, _wrap_seed(value, tensor.datatype))
         else:
             self._put(request, tensor.name, value)
 
     def _put_words(self, request: ModelInferRequest, tensor: Tensor, texts: Sequence[str], name: str) -> None:
         if tensor.datatype == "INT32":
             if name == "stop" and "stop_token_ids" in self._schema.parameters:
-                return  # with the tokens that end an answer: see _put_ends
-            self._put_list(request, tensor, self._encoded(texts))
+                return  # with the tokens that end an answer: see _put_stop_tokens
+            self._put_list(request, tensor, self._encode_texts(texts))
             return
         most = tensor.dims[-1] if tensor.dims else 1
         if 0 < most < len(texts):
@@ -216,7 +216,7 @@ class Requests:
             texts = texts[:most]
         self._put(request, tensor.name, list(texts) or [""])
 
-    def _encoded(self, texts: Iterable[str]) -> list[Sequence[int]]:
+    def _encode_texts(self, texts: Iterable[str]) -> list[Sequence[int]]:
         assert self._words is not None, "a model with word lists reads token ids"
         return [ids for text in texts if (ids := self._words.encode(text))]
 
@@ -228,7 +228,7 @@ class Requests:
         ends = list(accumulate(len(word) for word in words))
         self._put(request, tensor.name, [flat, ends + [-1] * (len(flat) - len(ends))])
 
-    def _put_ends(self, request: ModelInferRequest, sampling: Sampling) -> None:
+    def _put_stop_tokens(self, request: ModelInferRequest, sampling: Sampling) -> None:
         """The engine knows no end of an answer by itself: all tokens that end one, and the stop texts."""
         schema, words = self._schema, self._words
         ends = () if words is None or sampling.ignore_eos else words.ends
@@ -239,7 +239,7 @@ class Requests:
             ends = ends[1:]
         if "stop_token_ids" in schema.parameters:
             alone = [[id] for id in (*ends, *sampling.stop_token_ids)]
-            stops = [*self._encoded(sampling.stop), *alone]
+            stops = [*self._encode_texts(sampling.stop), *alone]
             self._put_list(request, schema.inputs[schema.fields["stop"]], stops)
 
     def _put_guide(self, request: ModelInferRequest, guide: Guide) -> None:
@@ -260,9 +260,9 @@ class Requests:
         self._put(request, "lora_name", adapter)
         self._put(request, "lora_path", value)
         if "lora_id" in schema.inputs:
-            self._put(request, "lora_id", _stable(f"{adapter} {value}"))
+            self._put(request, "lora_id", _stable_id(f"{adapter} {value}"))
 
-    def _put_vllm(self, request: ModelInferRequest, asked: Asked) -> None:
+    def _put_vllm(self, request: ModelInferRequest, asked: GenerationRequest) -> None:
         schema, sampling = self._schema, asked.sampling
         told: dict[str, Any] = {}
         for name in sorted(schema.parameters - {"guide"}):
@@ -270,7 +270,7 @@ class Requests:
             if value is not None and value != []:
                 told[VLLM_NAMES.get(name, name)] = value
         if sampling.guide is not None and schema.guide:
-            told[schema.guide] = json.dumps(_structured(sampling.guide))  # JSON within JSON: so it is read
+            told[schema.guide] = json.dumps(_to_structured_outputs(sampling.guide))  # JSON within JSON: so it is read
         if asked.adapter:
             told["lora_name"] = self._adapters[asked.adapter]
         if SAMPLING in schema.inputs:
@@ -284,7 +284,7 @@ class Requests:
     def _put(self, request: ModelInferRequest, name: str, value: Any) -> None:
         """One tensor, in the shape and type that the model has it."""
         tensor = self._schema.inputs[name]
-        array = _array(value, tensor.datatype)
+        array = _to_array(value, tensor.datatype)
         array = (
             array.reshape((1,) * (len(tensor.dims) - array.ndim) + array.shape) if tensor.dims else array.reshape(())
         )
@@ -302,7 +302,7 @@ class Requests:
             self._adapters = {name: str(value) for name, value in self._adapters.items()}
 
 
-def _array(value: Any, datatype: str) -> Array:
+def _to_array(value: Any, datatype: str) -> Array:
     """A value or list of values, at least 1-D."""
     if datatype == "BYTES":
         values = value if isinstance(value, list) else [value]
@@ -316,7 +316,7 @@ def _array(value: Any, datatype: str) -> Array:
     return array.astype(np.float64) if datatype in ("FP16", "FP32", "FP64", "BF16") else array
 
 
-def _wrapped(seed: int, datatype: str) -> int:
+def _wrap_seed(seed: int, datatype: str) -> int:
     """A seed within the bounds of its type, the same one each time: clients send any of 64 bits, with a sign."""
     if datatype not in codec.DTYPES or codec.DTYPES[datatype].kind not in "iu":
         return seed
@@ -325,12 +325,12 @@ def _wrapped(seed: int, datatype: str) -> int:
     return (seed - int(bounds.min)) % size + int(bounds.min)
 
 
-def _structured(guide: Guide) -> dict[str, Any]:
+def _to_structured_outputs(guide: Guide) -> dict[str, Any]:
     if guide.kind == "json_object":
         return {"json_object": True}
     if guide.kind == "choice":
         return {"choice": _choices(guide)}
-    return {STRUCTURED[guide.kind]: guide.value}
+    return {VLLM_GUIDE_FIELDS[guide.kind]: guide.value}
 
 
 def _choices(guide: Guide) -> list[str]:
@@ -340,6 +340,6 @@ def _choices(guide: Guide) -> list[str]:
         raise InvalidValue(f"a choice is a list of texts: {error}", param=guide.field) from None
 
 
-def _stable(text: str) -> int:
+def _stable_id(text: str) -> int:
     """A positive number that stays the same over restarts and orders: servers keep adapters by it."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF or 1

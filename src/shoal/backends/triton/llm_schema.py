@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
-from shoal.backends.triton.schema import Tensor, Tensors, family_of, instances_of, newest, tensors_of
+from shoal.backends.triton.schema import Tensor, Tensors, count_instances, detect_family, newest_version, read_tensors
 
 Family: TypeAlias = Literal["vllm", "trtllm", "tokens", "llmapi", "dynamo", "text"]
-Gives: TypeAlias = Literal["delta", "cumulative", "ids"]
+OutputMode: TypeAlias = Literal["delta", "cumulative", "ids"]
 
 FAMILIES: Mapping[str, Family] = {
     "vLLM": "vllm",
@@ -25,7 +25,7 @@ FAMILIES: Mapping[str, Family] = {
     "Dynamo": "dynamo",
     "text_output": "text",
 }
-"""`family_of` to what is done about it. "trtllm": ensemble, BLS and the older `gpt` of TensorRT-LLM; "tokens": its
+"""`detect_family` to what is done about it. "trtllm": ensemble, BLS and the older `gpt` of TensorRT-LLM; "tokens": its
 engine, whose tokenizer is ours; "text": whatever else reads `text_input` and answers `text_output`."""
 
 TEXT, IDS, OUTPUT, OUTPUT_IDS = "text_input", "input_ids", "text_output", "output_ids"
@@ -52,10 +52,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Fields of Sampling to the inputs that may carry them; the older name last."""
 
-PREFIX = "sampling_param_"
+LLM_API_PREFIX = "sampling_param_"
 """Of the LLM API's inputs, which are called as the fields are."""
 
-VLLM = frozenset(
+VLLM_PARAMETERS = frozenset(
     {
         "max_tokens",
         "min_tokens",
@@ -77,7 +77,7 @@ VLLM = frozenset(
 )
 """What vLLM's SamplingParams take through JSON. Not logit_bias: its keys arrive as texts there, which vLLM fails on."""
 
-_SCALARS = VLLM - {"stop", "stop_token_ids", "bad_words"}
+_SCALARS = VLLM_PARAMETERS - {"stop", "stop_token_ids", "bad_words"}
 """What fits into request parameters, which the first versions of the backend read instead."""
 
 _STREAMING = ("stream", "streaming")
@@ -105,7 +105,7 @@ class LlmSchema:
     outputs: frozenset[str]
     batched: bool = False
     decoupled: bool = False
-    gives: Gives = "delta"
+    gives: OutputMode = "delta"
     fields: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     streaming: str = ""
@@ -129,7 +129,7 @@ class LlmSchema:
         return self.decoupled and (bool(self.streaming) or self.family == "text")
 
     @property
-    def prepends(self) -> bool:
+    def includes_prompt(self) -> bool:
         """A whole answer begins with the prompt, and it cannot be asked to leave that out."""
         return self.family in ("vllm", "trtllm", "tokens") and not self.exclude
 
@@ -142,8 +142,8 @@ class LlmSchema:
 def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchema | None:
     """How to call the model; None for one that does not generate text. Raises ConfigError, with the reason, for one
     that cannot be asked with a prompt alone."""
-    model = tensors_of(config, metadata)
-    kind = family_of(config, metadata, model)
+    model = read_tensors(config, metadata)
+    kind = detect_family(config, metadata, model)
     if not kind:
         return None
     family = FAMILIES[kind]
@@ -162,7 +162,7 @@ def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchem
         outputs=frozenset(model.outputs),
         batched=model.max_batch_size > 0,
         decoupled=config.model_transaction_policy.decoupled,
-        gives=_gives(config, family),
+        gives=_output_mode(config, family),
         fields=fields,
         parameters=_parameters(config, model, family, fields),
         streaming=_flag(model, *_STREAMING),
@@ -171,16 +171,16 @@ def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchem
         flags=tuple(name for name in _FLAGS if _flag(model, name)),
         guide=_vllm_guide(model) if family == "vllm" else "",
         adapter=_adapter(model, family),
-        context_tokens=_context(config),
-        instances=instances_of(config),
-        version=newest(metadata),
-        parts=parts_of(config),
+        context_tokens=_context_tokens(config),
+        instances=count_instances(config),
+        version=newest_version(metadata),
+        parts=find_parts(config),
     )
-    _check_filled(model, schema)
+    _check_required_inputs(model, schema)
     return schema
 
 
-def parts_of(config: ModelConfig) -> frozenset[str]:
+def find_parts(config: ModelConfig) -> frozenset[str]:
     """The models that an ensemble or TensorRT-LLM's BLS calls, which are not to be asked beside it."""
     steps = {step.model_name for step in config.ensemble_scheduling.step}
     if "tensorrt_llm_model_name" in config.parameters or "accumulate_tokens" in config.parameters:
@@ -189,7 +189,7 @@ def parts_of(config: ModelConfig) -> frozenset[str]:
     return frozenset(steps - {"", config.name})
 
 
-def _gives(config: ModelConfig, family: Family) -> Gives:
+def _output_mode(config: ModelConfig, family: Family) -> OutputMode:
     if family == "tokens":
         return "ids"
     accumulated = _parameter(config, "accumulate_tokens").lower() in ("true", "1")
@@ -202,7 +202,7 @@ def _fields(model: Tensors, family: Family) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     for name, usual in NAMES.items():
-        candidates = (PREFIX + name,) if family == "llmapi" else usual
+        candidates = (LLM_API_PREFIX + name,) if family == "llmapi" else usual
         own = next((each for each in candidates if each in model.inputs and _fits(name, model.inputs[each])), None)
         if own is not None:
             found[name] = own
@@ -224,7 +224,7 @@ def _parameters(config: ModelConfig, model: Tensors, family: Family, fields: Map
         if SAMPLING not in has:
             return _SCALARS
         told = {"logprobs"} if "return_logprobs" in has and "logprobs" in model.outputs else set()
-        return VLLM | told | ({"guide"} if _vllm_guide(model) else set())
+        return VLLM_PARAMETERS | told | ({"guide"} if _vllm_guide(model) else set())
     able = set(fields)
     if {GUIDE, GUIDE_TYPE} <= has:
         able.add("guide")
@@ -257,7 +257,7 @@ def _flag(model: Tensors, *names: str) -> str:
     return next((name for name in names if name in model.inputs and model.inputs[name].datatype == "BOOL"), "")
 
 
-def _context(config: ModelConfig) -> int | None:
+def _context_tokens(config: ModelConfig) -> int | None:
     """A template that nobody filled in still says "${max_seq_len}"."""
     values = (_parameter(config, name) for name in _LENGTH_KEYS)
     return next((int(value) for value in values if value.isdecimal() and int(value)), None)
@@ -268,7 +268,7 @@ def _parameter(config: ModelConfig, name: str) -> str:
     return "" if value.startswith("${") else value
 
 
-def _check_filled(model: Tensors, schema: LlmSchema) -> None:
+def _check_required_inputs(model: Tensors, schema: LlmSchema) -> None:
     known = {schema.prompt, SAMPLING, LENGTHS, schema.streaming, schema.exclude, schema.cancel, *schema.flags}
     known.update(schema.fields.values())
     missing = [str(one) for one in model.inputs.values() if not one.optional and one.name not in known]

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.backends.triton.entry import Tensor, image_tensors, pictures_a_call, told
+from shoal.backends.triton.entry import Tensor, image_tensors, max_images_per_call, read_parameters
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
-from shoal.backends.triton.schema import Embedder, Port, instances_of, newest, tensors_of
+from shoal.backends.triton.schema import Embedder, Port, count_instances, newest_version, read_tensors
 from shoal.decoding import json_decoder
 from shoal.errors import ConfigError
 from shoal.specs import ContrastSpec, ImageSpec
@@ -23,29 +23,29 @@ IMAGE, TEXT, CONTRAST = "shoal_image", "shoal_text", "shoal_contrast"
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def has_pictures(parameters: Mapping[str, str]) -> bool:
+def has_images(parameters: Mapping[str, str]) -> bool:
     """Whether an entry is a text tower that has an image tower beside it."""
     return IMAGE in parameters and TEXT in parameters
 
 
-def image_spec(name: str, parameters: Mapping[str, str]) -> ImageSpec:
+def read_image_spec(name: str, parameters: Mapping[str, str]) -> ImageSpec:
     """The ImageSpec that Shoal's repository writer left. Raises ConfigError when it is not readable."""
-    return _read(name, IMAGE, parameters[IMAGE], ImageSpec)
+    return _decode_parameter(name, IMAGE, parameters[IMAGE], ImageSpec)
 
 
-def contrast_spec(name: str, parameters: Mapping[str, str]) -> ContrastSpec | None:
+def read_contrast_spec(name: str, parameters: Mapping[str, str]) -> ContrastSpec | None:
     """Likewise; None for a model whose pictures and texts nobody compares."""
-    return _read(name, CONTRAST, parameters[CONTRAST], ContrastSpec) if CONTRAST in parameters else None
+    return _decode_parameter(name, CONTRAST, parameters[CONTRAST], ContrastSpec) if CONTRAST in parameters else None
 
 
 def detect_pixels(config: ModelConfig, metadata: ModelMetadataResponse) -> Embedder | None:
     """How to call an image tower; None for any other model. Raises ConfigError for an entry that is not as Shoal writes
     it."""
-    parameters = told(config)
+    parameters = read_parameters(config)
     if IMAGE not in parameters or TEXT in parameters:
         return None
-    model = tensors_of(config, metadata)
-    spec = image_spec(model.name, parameters)
+    model = read_tensors(config, metadata)
+    spec = read_image_spec(model.name, parameters)
     inputs, outputs = image_tensors(spec)
     there = {(one.name, one.datatype, one.dims) for one in (*model.inputs.values(), *model.outputs.values())}
     wanted = {(one.name, one.datatype, one.dims) for one in (*inputs, *outputs)}
@@ -55,19 +55,19 @@ def detect_pixels(config: ModelConfig, metadata: ModelMetadataResponse) -> Embed
     return Embedder(
         name=model.name,
         style="pixels",
-        inputs=_ports(inputs),
-        outputs=_ports(outputs),
+        inputs=_to_ports(inputs),
+        outputs=_to_ports(outputs),
         batch="config",
-        max_batch_size=min(model.max_batch_size, pictures_a_call(spec)),
-        instances=instances_of(config),
+        max_batch_size=min(model.max_batch_size, max_images_per_call(spec)),
+        instances=count_instances(config),
         dimension=outputs[0].dims[0],
         precision=parameters.get("shoal_precision", ""),
         parameters=parameters,
-        version=newest(metadata),
+        version=newest_version(metadata),
     )
 
 
-def _read(name: str, key: str, text: str, kind: type[S]) -> S:
+def _decode_parameter(name: str, key: str, text: str, kind: type[S]) -> S:
     try:
         return json_decoder(kind).decode(text)
     except msgspec.MsgspecError as error:
@@ -76,5 +76,5 @@ def _read(name: str, key: str, text: str, kind: type[S]) -> S:
         ) from error
 
 
-def _ports(tensors: tuple[Tensor, ...]) -> tuple[Port, ...]:
+def _to_ports(tensors: tuple[Tensor, ...]) -> tuple[Port, ...]:
     return tuple(Port(one.name, one.name, one.datatype, one.dims, axes=len(one.dims)) for one in tensors)

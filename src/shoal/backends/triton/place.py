@@ -20,23 +20,23 @@ _PARTIAL = ".partial-"
 class Progress(Protocol):
     """What a caller may want to see; called from the thread that does the work.
 
-    `fetched`: bytes of `what` so far, of `total` (None: not known). `worked`: `stage` is done to `fraction` of 1.
+    `report_fetch`: bytes of `what` so far, of `total` (None: not known). `report_work`: `stage` is done to `fraction` of 1.
     """
 
-    def fetched(self, what: str, done: int, total: int | None) -> None: ...
+    def report_fetch(self, what: str, done: int, total: int | None) -> None: ...
 
-    def worked(self, stage: str, fraction: float) -> None: ...
+    def report_work(self, stage: str, fraction: float) -> None: ...
 
 
-class Unseen:
+class SilentProgress:
     """Progress that nobody looks at."""
 
-    def fetched(self, what: str, done: int, total: int | None) -> None: ...
+    def report_fetch(self, what: str, done: int, total: int | None) -> None: ...
 
-    def worked(self, stage: str, fraction: float) -> None: ...
+    def report_work(self, stage: str, fraction: float) -> None: ...
 
 
-def check(stop: threading.Event) -> None:
+def check_stop(stop: threading.Event) -> None:
     """Raise Cancelled when the work is no longer wanted."""
     if stop.is_set():
         raise Cancelled("setting up Triton was stopped; what was half done is removed")
@@ -54,7 +54,7 @@ def build_once(
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f".{folder.name}.lock"), stop):
+        with _hold_lock(folder.with_name(f".{folder.name}.lock"), stop):
             if not usable(folder):
                 _build(folder, build)
     except OSError as error:
@@ -79,13 +79,13 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
+def _hold_lock(path: Path, stop: threading.Event) -> Iterator[None]:
     """Lock files stay: removing one while another process opens it would let two hold it."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         while not try_lock(lock):
             stop.wait(0.1)
-            check(stop)
+            check_stop(stop)
         yield
     finally:
         os.close(lock)

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import OPTIONS, SERVICE, grpc_target
 from shoal.backends.triton.distribution import Distribution
-from shoal.backends.triton.environment import Environment, surroundings
+from shoal.backends.triton.environment import Environment, server_environment
 from shoal.backends.triton.state import HOST, SHM_MARK
 from shoal.errors import SetupError
 
@@ -28,7 +28,7 @@ _SHM_BYTES = 4 << 20
 """A python model's first piece of shared memory, which grows by need; Triton's own default of 1 MB grows at once."""
 
 _POLL_S = 0.05
-_ASK_S = 2.0
+_CALL_TIMEOUT_S = 2.0
 R = TypeVar("R", bound=Message)
 _GUARD = str(Path(__file__).with_name("guard.py"))
 
@@ -41,11 +41,11 @@ class Ports:
     grpc: int
     metrics: int
 
-    def number(self) -> Ports:
+    def only_number(self) -> Ports:
         """The number alone, a free one for 0."""
-        return Ports(0, self.grpc or Ports(0, 0, 0).free().grpc, 0)
+        return Ports(0, self.grpc or Ports(0, 0, 0).choose_free().grpc, 0)
 
-    def free(self) -> Ports:
+    def choose_free(self) -> Ports:
         """These ports, with free ones for each 0. Raises SetupError that names the flag of one that is in use.
 
         A free port is only likely to stay so until the server takes it: Triton cannot be given an open socket.
@@ -92,7 +92,7 @@ class Command:
             "--model-control-mode=explicit",
             f"--backend-directory={self.distribution.backends}",
             f"--cache-directory={self.distribution.caches}",
-            *self._listening(),
+            *self._listen_flags(),
             # A stub that died keeps a stopping server waiting for all of this time.
             f"--exit-timeout-secs={max(1, round(self.exit_timeout_s))}",
         ]
@@ -101,7 +101,7 @@ class Command:
             command += [f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}"]
         return command + [f"--load-model={name}" for name in self.load]
 
-    def _listening(self) -> list[str]:
+    def _listen_flags(self) -> list[str]:
         if not self.socket:
             return [
                 f"--http-address={HOST}",
@@ -133,7 +133,7 @@ async def spawn(arguments: Sequence[str], environment: Environment | None, log: 
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=surroundings(environment),
+            env=server_environment(environment),
             start_new_session=True,
         )
     except OSError as error:
@@ -144,14 +144,14 @@ async def wait_ready(process: asyncio.subprocess.Process, url: str, ports: Seque
     """Until the server at `url` is ready and listens on `ports`, which it opens later: its version; None when its
     process has ended. Has no end of its own."""
     while process.returncode is None:
-        version = await asyncio.to_thread(_version, url)
-        if version is not None and await asyncio.to_thread(_listens, ports):
+        version = await asyncio.to_thread(_ready_version, url)
+        if version is not None and await asyncio.to_thread(_is_listening, ports):
             return version
         await asyncio.sleep(_POLL_S)
     return None
 
 
-def _version(url: str) -> str | None:
+def _ready_version(url: str) -> str | None:
     """Of a server that is ready, else None. Blocks."""
     # Not `Client`: where its channel is the process's last one, closing it makes the loop wait for gRPC's thread.
     with grpc.insecure_channel(grpc_target(url), options=OPTIONS) as channel:
@@ -164,10 +164,10 @@ def _version(url: str) -> str | None:
             return None
 
 
-def _listens(ports: Sequence[int]) -> bool:
+def _is_listening(ports: Sequence[int]) -> bool:
     try:
         for port in ports:
-            socket.create_connection((HOST, port), _ASK_S).close()
+            socket.create_connection((HOST, port), _CALL_TIMEOUT_S).close()
     except OSError:
         return False
     return True
@@ -175,11 +175,11 @@ def _listens(ports: Sequence[int]) -> bool:
 
 def _call(channel: grpc.Channel, name: str, request: Message, kind: type[R]) -> R:
     call: Any = channel.unary_unary(SERVICE + name, lambda message: message.SerializeToString(), kind.FromString)
-    answer: R = call(request, timeout=_ASK_S)
+    answer: R = call(request, timeout=_CALL_TIMEOUT_S)
     return answer
 
 
-async def end(process: asyncio.subprocess.Process, patience_s: float) -> None:
+async def end_process(process: asyncio.subprocess.Process, patience_s: float) -> None:
     """SIGTERM, and SIGKILL to it and its models' processes when it has not ended `patience_s` later."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
@@ -193,7 +193,7 @@ async def end(process: asyncio.subprocess.Process, patience_s: float) -> None:
         await process.wait()
 
 
-def describe(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """How a process ended, in words."""
     if code is not None and code < 0:
         return f"was ended by {signal.Signals(-code).name}"

@@ -45,7 +45,7 @@ def _message(descriptor):
 STUB = '# mypy: disable-error-code="type-arg, no-untyped-def"\n'  # as protoc writes them
 
 
-def compiled(proto: Path = PROTO) -> dict[str, str]:
+def compile_proto(proto: Path = PROTO) -> dict[str, str]:
     """The text of each made file by its name, from the .proto as it is now."""
     from grpc_tools import protoc
 
@@ -56,10 +56,10 @@ def compiled(proto: Path = PROTO) -> dict[str, str]:
             raise SystemExit(f"{proto} does not compile: the lines above say where")
         file = FileDescriptorSet.FromString((made / "set").read_bytes()).file[0]
         stub = STUB + (made / f"{proto.stem}_pb2.pyi").read_text()
-    return {f"{proto.stem}_pb2.py": module_of(file), f"{proto.stem}_pb2.pyi": stub}
+    return {f"{proto.stem}_pb2.py": render_module(file), f"{proto.stem}_pb2.pyi": stub}
 
 
-def module_of(file: FileDescriptorProto) -> str:
+def render_module(file: FileDescriptorProto) -> str:
     """The Python module for one compiled .proto file."""
     names = []
     for enum in file.enum_type:
@@ -86,7 +86,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 def main() -> None:
     for proto in PROTOS:
-        for name, text in compiled(proto).items():
+        for name, text in compile_proto(proto).items():
             proto.with_name(name).write_text(text)
 
 

@@ -58,7 +58,7 @@ _MARK = json_decoder(Mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class RepositoryEntry:
     """A model in the repository. `name` is the served name; of a folder that Shoal did not make and whose name no
     served name leads to, that name. `size`: bytes of all its files. `folders`: the whole first, then its parts."""
 
@@ -72,7 +72,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class ModelPush:
     """A model for load by file push: `files` are bytes by their path in the model's folder ("1/model.onnx")."""
 
     model: TritonModel
@@ -109,15 +109,15 @@ class Repository:
         """
         models = triton_models(spec)
         _check_sources(models)
-        with self._owned() as partial:
+        with self._lock_repository() as partial:
             self._check_own(spec.name, [model.name for model in models])
-            built = [(_build(partial, spec, model), self.folder / model.name) for model in models]
+            built = [(_build_folder(partial, spec, model), self.folder / model.name) for model in models]
             _install(built)
             _sync(self.folder)
             written = {model.name for model in models}
             for name in [triton_name(spec.name, part) for part in PARTS]:
                 if name not in written:
-                    _take_away(self.folder / name, partial)
+                    _move_aside(self.folder / name, partial)
         return tuple(model.name for model in models)
 
     def remove(self, name: str) -> bool:
@@ -125,38 +125,38 @@ class Repository:
         folders = [self.folder / triton_name(name, part) for part in PARTS]
         if not any(map(os.path.lexists, folders)):
             return False
-        with self._owned() as partial:
+        with self._lock_repository() as partial:
             self._check_own(name, [folders[0].name])
-            taken = [_take_away(folder, partial) for folder in folders]
+            taken = [_move_aside(folder, partial) for folder in folders]
         return any(taken)
 
-    def find(self, name: str) -> Held | None:
+    def find(self, name: str) -> RepositoryEntry | None:
         """The entry of a served name, whoever made it; None when there is none."""
         return next((one for one in self.entries() if one.name == name), None)
 
-    def entries(self) -> list[Held]:
+    def entries(self) -> list[RepositoryEntry]:
         """Every model in the repository, by name. Parts belong to their whole; links and hidden folders are no
         models."""
-        with self._disk():
-            marks = {folder.name: _mark(folder) for folder in _folders(self.folder)}
+        with self._convert_disk_errors():
+            marks = {folder.name: _read_mark(folder) for folder in _list_folders(self.folder)}
             held = []
             for folder, mark in marks.items():
                 if mark is None:
-                    held.append(self._foreign(folder))
+                    held.append(self._foreign_entry(folder))
                 elif mark.part == "model":
                     ours = [name for name in (triton_name(mark.name, part) for part in PARTS) if marks.get(name)]
-                    held.append(self._managed(mark, ours))
+                    held.append(self._managed_entry(mark, ours))
         return sorted(held, key=lambda one: one.name)
 
-    def _foreign(self, folder: str) -> Held:
-        size = _size(self.folder / folder)
-        return Held(name=served_name(folder) or folder, folders=(folder,), size=size, managed=False)
+    def _foreign_entry(self, folder: str) -> RepositoryEntry:
+        size = _folder_size(self.folder / folder)
+        return RepositoryEntry(name=served_name(folder) or folder, folders=(folder,), size=size, managed=False)
 
-    def _managed(self, mark: Mark, folders: Sequence[str]) -> Held:
-        return Held(
+    def _managed_entry(self, mark: Mark, folders: Sequence[str]) -> RepositoryEntry:
+        return RepositoryEntry(
             name=mark.name,
             folders=tuple(folders),
-            size=sum(_size(self.folder / folder) for folder in folders),
+            size=sum(_folder_size(self.folder / folder) for folder in folders),
             managed=True,
             source=mark.source,
             space=mark.space,
@@ -169,26 +169,26 @@ class Repository:
         for folder in [self.folder / triton_name(served, part) for part in PARTS]:
             if folder.parent != self.folder:
                 raise InvalidValue(f"{served!r} leads out of the repository", param="model")
-            mark = _mark(folder)
+            mark = _read_mark(folder)
             if mark is None and folder.name in needed and os.path.lexists(folder):
                 raise Forbidden(
                     f"{folder} was not made by Shoal, which leaves it as it is: choose another name, or move it away",
                     param="model",
                 )
-            if mark is not None and (added := sorted(_files(folder) - {*mark.files, MARK})):
+            if mark is not None and (added := sorted(_list_files(folder) - {*mark.files, MARK})):
                 raise Forbidden(
                     f"{folder} holds files that Shoal did not put there ({', '.join(added[:3])}): move them away first",
                     param="model",
                 )
 
     @contextmanager
-    def _owned(self) -> Iterator[Path]:
-        with self._disk(), staging(self.folder, self._lock_wait_s) as partial:
+    def _lock_repository(self) -> Iterator[Path]:
+        with self._convert_disk_errors(), staging(self.folder, self._lock_wait_s) as partial:
             self._sweep_orphans(partial)
             yield partial
 
     @contextmanager
-    def _disk(self) -> Iterator[None]:
+    def _convert_disk_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -201,13 +201,13 @@ class Repository:
 
     def _sweep_orphans(self, partial: Path) -> None:
         """Parts without a whole: their writer died between the two."""
-        for folder in list(_folders(self.folder)):
-            mark = _mark(folder)
-            if mark is not None and mark.part != "model" and _mark(self.folder / triton_name(mark.name)) is None:
-                _take_away(folder, partial)
+        for folder in list(_list_folders(self.folder)):
+            mark = _read_mark(folder)
+            if mark is not None and mark.part != "model" and _read_mark(self.folder / triton_name(mark.name)) is None:
+                _move_aside(folder, partial)
 
 
-def pushed(spec: EntrySpec) -> tuple[Pushed, ...]:
+def build_pushes(spec: EntrySpec) -> tuple[ModelPush, ...]:
     """The models of an entry for a Triton whose disk cannot be written, in the order in which to load them. Blocks.
 
     Raises ModelFileError when a file is not there, ConfigError when a model does not fit into one message.
@@ -224,7 +224,7 @@ def pushed(spec: EntrySpec) -> tuple[Pushed, ...]:
                 param="triton_repository",
             )
         files = {path: one.read_bytes() if isinstance(one, Path) else one for path, one in model.files.items()}
-        found.append(Pushed(model, files))
+        found.append(ModelPush(model, files))
     return tuple(found)
 
 
@@ -236,7 +236,7 @@ def _check_sources(models: Sequence[TritonModel]) -> None:
                 raise ModelFileError("is missing; pull the model again", file=str(content))
 
 
-def _build(partial: Path, spec: EntrySpec, model: TritonModel) -> Path:
+def _build_folder(partial: Path, spec: EntrySpec, model: TritonModel) -> Path:
     """A model's folder in `partial`, all of it on the disk."""
     target = partial / model.name
     files: dict[str, Content] = {**model.files, CONFIG: model.config_text}
@@ -283,15 +283,15 @@ def _install(built: Sequence[tuple[Path, Path]]) -> None:
         raise
 
 
-def _take_away(folder: Path, partial: Path) -> bool:
+def _move_aside(folder: Path, partial: Path) -> bool:
     """Move a folder of ours out of Triton's sight in one step; it is deleted with `partial`."""
-    if _mark(folder) is None:
+    if _read_mark(folder) is None:
         return False
     folder.rename(Path(tempfile.mkdtemp(dir=partial)) / folder.name)
     return True
 
 
-def _mark(folder: Path) -> Mark | None:
+def _read_mark(folder: Path) -> Mark | None:
     """The mark of a real folder, when it is there and means this very folder."""
     path = folder / MARK
     if folder.is_symlink() or path.is_symlink():
@@ -303,7 +303,7 @@ def _mark(folder: Path) -> Mark | None:
         return None
 
 
-def _folders(root: Path) -> Iterator[Path]:
+def _list_folders(root: Path) -> Iterator[Path]:
     """The real, visible folders in `root`."""
     try:
         with os.scandir(root) as found:
@@ -313,7 +313,7 @@ def _folders(root: Path) -> Iterator[Path]:
     yield from (root / name for name in names if not name.startswith("."))
 
 
-def _files(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     """Paths of all that lies in a folder but what Python compiles on the way. A link counts as a file."""
     found = set()
     for root, folders, names in os.walk(folder):
@@ -324,10 +324,10 @@ def _files(folder: Path) -> set[str]:
     return found
 
 
-def _size(folder: Path) -> int:
+def _folder_size(folder: Path) -> int:
     """Bytes of the files in a folder; links count as themselves."""
     total = 0
-    for name in _files(folder):
+    for name in _list_files(folder):
         try:
             total += os.lstat(folder / name).st_size
         except FileNotFoundError:  # replaced or removed meanwhile

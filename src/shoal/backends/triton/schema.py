@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from shoal.backends.triton.entry import told
+from shoal.backends.triton.entry import read_parameters
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.decoding import json_decoder
 from shoal.errors import ConfigError, UpstreamFailed
@@ -80,12 +80,12 @@ DATATYPES = {
 _FLOATS = ("FP32", "FP16", "BF16", "FP64")
 _INTEGERS = ("INT64", "INT32")
 _PRECISIONS = {"FP16": "f16", "BF16": "bf16"}
-_WITHOUT_HARM = ("attention_mask", "pooling_mask")
+_ALWAYS_FILLED = ("attention_mask", "pooling_mask")
 """Optional inputs that are filled all the same: without them padding, or a prompt, would count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class TensorNames:
     """The operator's word on a model's tensors: canonical name to the model's own. `scores`: it answers scores,
     whatever it calls them."""
 
@@ -116,7 +116,7 @@ class Embedder:
     leading -1: any size), "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items a call, 0 for any
     number. `instances`: calls that the server computes side by side. `dimension` of its first output (of scores, how
     many labels there are); None: only an answer tells. `level` "token": it gives a vector for each token, and none for
-    the text. `length`: the only sequence length that it takes, 0 for any. `masked`: padding does not count. `precision`
+    the text. `length`: the only sequence length that it takes, 0 for any. `has_mask`: padding does not count. `precision`
     "": not known. `parameters`: those of Shoal's repository writer (`shoal_source`, ...). `version`: the newest loaded.
     """
 
@@ -141,7 +141,7 @@ class Embedder:
         return self.batch != "none"
 
     @property
-    def masked(self) -> bool:
+    def has_mask(self) -> bool:
         masks = any(port.canonical == "attention_mask" for port in self.inputs)
         # A graph that Shoal wrote without a mask reads nothing behind a text's end, or always as many tokens.
         return masks or self.style != "tokens" or "shoal_text" in self.parameters
@@ -151,13 +151,13 @@ class Embedder:
         """Equal while the model can be called as before."""
         return (self.style, self.level, self.inputs, self.outputs, self.batch, self.dimension, self.length)
 
-    def sent(self, port: Port, array: Array) -> Array:
+    def shape_input(self, port: Port, array: Array) -> Array:
         """A batch's array [n, ...] in the shape that the model takes."""
         if port.column and array.ndim == 1:
             array = array[:, None]
         return array if self.batch_axis else array[0]
 
-    def answered(self, port: Port, array: Array, rows: int) -> Array:
+    def shape_output(self, port: Port, array: Array, rows: int) -> Array:
         """An answer's array as [rows, ...], whatever axes of size 1 the model puts before or between.
 
         Raises UpstreamFailed when it does not hold an item for each row.
@@ -192,17 +192,17 @@ class Tensors(NamedTuple):
         return ConfigError(f"Triton's model {self.name!r} {why}")
 
 
-def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | None = None) -> Embedder:
+def detect_embedder(config: ModelConfig, metadata: ModelMetadataResponse, names: TensorNames | None = None) -> Embedder:
     """How to call the model. Raises ConfigError, with the reason, for one that cannot be served as an embedder, and
     for `names` that it does not have."""
-    model = tensors_of(config, metadata)
-    names = names or Names()
+    model = read_tensors(config, metadata)
+    names = names or TensorNames()
     _check_names(model, names)
     _refuse_other_kinds(config, metadata, model)
-    style, inputs = _inputs(model, names)
-    batch, length = _batch(model, inputs[0], style)
+    style, inputs = _pick_inputs(model, names)
+    batch, length = _batch_layout(model, inputs[0], style)
     ports = tuple(_input_port(model, canonical, tensor, batch) for canonical, tensor in inputs)
-    parameters = told(config)
+    parameters = read_parameters(config)
     if style == "tokens":
         outputs = _written_outputs(model, batch, names, parameters) or _token_outputs(model, batch, names)
     else:
@@ -215,18 +215,18 @@ def detect(config: ModelConfig, metadata: ModelMetadataResponse, names: Names | 
         outputs=outputs,
         batch=batch,
         max_batch_size={"config": model.max_batch_size, "free": 0}.get(batch, 1),
-        instances=instances_of(config),
+        instances=count_instances(config),
         dimension=_dimension(first.dims),
         level="token" if first.canonical == TOKENS else "sentence",
         length=length,
         precision=parameters.get("shoal_precision") or _PRECISIONS.get(first.datatype, ""),
         parameters=parameters,
         ensemble=config.HasField("ensemble_scheduling"),
-        version=newest(metadata),
+        version=newest_version(metadata),
     )
 
 
-def tensors_of(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
+def read_tensors(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
     """The tensors by the configuration; by the metadata where a server leaves them out of it."""
     size = max(config.max_batch_size, 0)
     inputs = [
@@ -242,7 +242,7 @@ def tensors_of(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
     return Tensors(name, {one.name: one for one in inputs}, {one.name: one for one in outputs}, size)
 
 
-def _check_names(model: Tensors, names: Names) -> None:
+def _check_names(model: Tensors, names: TensorNames) -> None:
     for setting, given, known, has in (
         ("input_names", names.inputs, (*TOKEN_INPUTS, TEXT, PAIR), model.inputs),
         ("output_names", names.outputs, (SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT, LOGITS, SPARSE), model.outputs),
@@ -258,7 +258,7 @@ def _check_names(model: Tensors, names: Names) -> None:
 
 
 def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> None:
-    kind = family_of(config, metadata, model)
+    kind = detect_family(config, metadata, model)
     if kind:
         raise model.refuse(f"generates text ({kind}): it is no embedder")
     if images := [str(one) for one in model.inputs.values() if not one.optional and _is_image(one)]:
@@ -271,7 +271,7 @@ def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, mo
         raise model.refuse("keeps state between requests (sequence_batching), which embeddings have none of")
 
 
-def family_of(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> str:
+def detect_family(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> str:
     """Whose convention for text generation a model follows; "" for none."""
     has = model.inputs.keys()
     if "dynamo" in (config.platform, config.backend, metadata.platform):
@@ -293,7 +293,7 @@ def _is_image(tensor: Tensor) -> bool:
     return tensor.name == "pixel_values" or pixels
 
 
-def _inputs(model: Tensors, names: Names) -> tuple[Style, list[tuple[str, Tensor]]]:
+def _pick_inputs(model: Tensors, names: TensorNames) -> tuple[Style, list[tuple[str, Tensor]]]:
     """The inputs that Shoal fills, by canonical name, the one that sets the shape first."""
     given = {own: canonical for canonical, own in names.inputs.items()}
     taken = set(names.inputs)
@@ -306,7 +306,7 @@ def _inputs(model: Tensors, names: Names) -> tuple[Style, list[tuple[str, Tensor
         filled = [
             (name, known[name])
             for name in TOKEN_INPUTS
-            if name in known and (not known[name].optional or name in ("input_ids", *_WITHOUT_HARM, *taken))
+            if name in known and (not known[name].optional or name in ("input_ids", *_ALWAYS_FILLED, *taken))
         ]
     else:
         filled = _text_inputs(model, names)
@@ -321,7 +321,7 @@ def _inputs(model: Tensors, names: Names) -> tuple[Style, list[tuple[str, Tensor
     return style, filled
 
 
-def _text_inputs(model: Tensors, names: Names) -> list[tuple[str, Tensor]]:
+def _text_inputs(model: Tensors, names: TensorNames) -> list[tuple[str, Tensor]]:
     """The text that a model reads, or the two that it reads together."""
     if own := {
         canonical: model.inputs[names.inputs[canonical]] for canonical in (TEXT, PAIR) if canonical in names.inputs
@@ -344,7 +344,7 @@ def _text_inputs(model: Tensors, names: Names) -> list[tuple[str, Tensor]]:
     return [(TEXT, candidates[0])]
 
 
-def _batch(model: Tensors, first: tuple[str, Tensor], style: Style) -> tuple[Batch, int]:
+def _batch_layout(model: Tensors, first: tuple[str, Tensor], style: Style) -> tuple[Batch, int]:
     """Where the batch axis is, and the only length of a sequence that is taken (0: any)."""
     tensor = first[1]
     dims = tensor.dims
@@ -383,7 +383,9 @@ def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) ->
     return Port(canonical, tensor.name, tensor.datatype, dims)
 
 
-def _written_outputs(model: Tensors, batch: Batch, names: Names, parameters: Mapping[str, str]) -> tuple[Port, ...]:
+def _written_outputs(
+    model: Tensors, batch: Batch, names: TensorNames, parameters: Mapping[str, str]
+) -> tuple[Port, ...]:
     """All that an entry of Shoal's repository writer gives, by the names of its TextSpec; nothing of any other model,
     nor where the operator names outputs. A TextSpec that cannot be read is told of where it is needed."""
     try:
@@ -397,8 +399,8 @@ def _written_outputs(model: Tensors, batch: Batch, names: Names, parameters: Map
     return tuple(Port(name, name, datatype, dims, axes=len(dims)) for name, datatype, dims in found)
 
 
-def _token_outputs(model: Tensors, batch: Batch, names: Names) -> tuple[Port, ...]:
-    if (scores := _scores(model, batch, names, TOKEN_OUTPUTS)) is not None:
+def _token_outputs(model: Tensors, batch: Batch, names: TensorNames) -> tuple[Port, ...]:
+    if (scores := _score_output(model, batch, names, TOKEN_OUTPUTS)) is not None:
         return (scores,)
     given = {canonical: own for canonical, own in names.outputs.items() if canonical != COUNT}
     if given:
@@ -407,7 +409,7 @@ def _token_outputs(model: Tensors, batch: Batch, names: Names) -> tuple[Port, ..
         own_words = {SENTENCE if canonical in alone else canonical: own for canonical, own in given.items()}
         ports = [_output_port(model, canonical, model.outputs[own], batch) for canonical, own in own_words.items()]
         return tuple(sorted(ports, key=lambda port: (*TOKEN_OUTPUTS, SPARSE).index(port.canonical)))
-    first = _preferred(model, TOKEN_OUTPUTS)
+    first = _pick_output(model, TOKEN_OUTPUTS)
     ports = [_output_port(model, "", first, batch)]
     if first.name == SENTENCE:
         beside = [(model.outputs[name], axes) for name, axes in ((POOLED, 1), (TOKENS, 2)) if name in model.outputs]
@@ -416,12 +418,12 @@ def _token_outputs(model: Tensors, batch: Batch, names: Names) -> tuple[Port, ..
     return tuple(ports)
 
 
-def _text_outputs(model: Tensors, batch: Batch, names: Names, style: Style) -> tuple[Style, tuple[Port, ...]]:
-    scores = _scores(model, batch, replace(names, scores=names.scores or style == "pairs"), TEXT_OUTPUTS)
+def _text_outputs(model: Tensors, batch: Batch, names: TensorNames, style: Style) -> tuple[Style, tuple[Port, ...]]:
+    scores = _score_output(model, batch, replace(names, scores=names.scores or style == "pairs"), TEXT_OUTPUTS)
     if scores is not None:
         return style, (scores,)
     own = next((names.outputs[name] for name in (EMBEDDING, SENTENCE, POOLED) if name in names.outputs), "")
-    vectors = model.outputs[own] if own else _preferred(model, TEXT_OUTPUTS)
+    vectors = model.outputs[own] if own else _pick_output(model, TEXT_OUTPUTS)
     port = _output_port(model, EMBEDDING, vectors, batch)
     count = model.outputs.get(names.outputs.get(COUNT, COUNT))
     if count is None or count.datatype not in (*_INTEGERS, "UINT32", "UINT64"):
@@ -431,14 +433,14 @@ def _text_outputs(model: Tensors, batch: Batch, names: Names, style: Style) -> t
     return style, (port, Port(COUNT, count.name, count.datatype, (), axes=0))
 
 
-def _scores(model: Tensors, batch: Batch, names: Names, vectors: Sequence[str]) -> Port | None:
+def _score_output(model: Tensors, batch: Batch, names: TensorNames, vectors: Sequence[str]) -> Port | None:
     """The output with the scores of a model that scores; None for any other. `vectors`: names of outputs that come
     before those of scores where nobody says what the model is."""
     own = names.outputs.get(LOGITS, "")
     if not own and names.outputs and not names.scores:
         return None
     order = (*SCORE_OUTPUTS, *vectors) if names.scores else (*vectors, *SCORE_OUTPUTS)
-    tensor = model.outputs[own] if own else _preferred(model, order)
+    tensor = model.outputs[own] if own else _pick_output(model, order)
     if not own and not names.scores and tensor.name not in SCORE_OUTPUTS:
         return None
     dims = _item_dims(tensor, batch)
@@ -447,7 +449,7 @@ def _scores(model: Tensors, batch: Batch, names: Names, vectors: Sequence[str]) 
     return Port(LOGITS, tensor.name, tensor.datatype, dims, axes=len(dims))
 
 
-def _preferred(model: Tensors, order: Sequence[str]) -> Tensor:
+def _pick_output(model: Tensors, order: Sequence[str]) -> Tensor:
     """The output with the embedding."""
     floats = {name: tensor for name, tensor in model.outputs.items() if tensor.datatype in _FLOATS}
     listed = ", ".join(map(str, model.outputs.values())) or "nothing"
@@ -489,16 +491,16 @@ def _dimension(dims: tuple[int, ...]) -> int | None:
     return size if size > 0 else None
 
 
-def instances_of(config: ModelConfig) -> int:
+def count_instances(config: ModelConfig) -> int:
     """`count` is for each GPU that is listed."""
     groups = [group for group in config.instance_group if not group.passive]
     return max(1, sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups))
 
 
-def newest(metadata: ModelMetadataResponse) -> str:
+def newest_version(metadata: ModelMetadataResponse) -> str:
     """The newest version that is loaded; "" where the server tells of none."""
-    return max(metadata.versions, key=_number, default="")
+    return max(metadata.versions, key=_version_order, default="")
 
 
-def _number(version: str) -> tuple[int, str]:
+def _version_order(version: str) -> tuple[int, str]:
     return (int(version), "") if version.isdecimal() else (-1, version)

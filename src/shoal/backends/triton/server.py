@@ -21,18 +21,18 @@ from typing import Literal
 import msgspec
 
 from shoal.backends.triton import distribution, environment
-from shoal.backends.triton.place import Progress, Unseen
+from shoal.backends.triton.place import Progress, SilentProgress
 from shoal.backends.triton.process import (
     Command,
     Ports,
-    describe,
-    end,
+    describe_exit,
+    end_process,
     new_shm_prefix,
     spawn,
     wait_ready,
 )
-from shoal.backends.triton.state import HOST, Phase, RunFolder, State, clear, process
-from shoal.downloads.cancellation import in_thread
+from shoal.backends.triton.state import HOST, Phase, RunFolder, State, find_process, remove_remains
+from shoal.downloads.cancellation import run_in_thread
 from shoal.errors import SetupError
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _TRIES = 5
 """Ports that were free when they were chosen are taken by others before Triton has them once in a blue moon."""
 
-_CLASHES = ("already in use", "Address already in use")
+_PORT_ERRORS = ("already in use", "Address already in use")
 _LOG_LINES = 20
 _MAX_LOG_BYTES = 16 << 20
 _KILL_AFTER_S = 3.0
@@ -89,30 +89,32 @@ class TritonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class Installation:
     """What there is to run; `environment` None: the distribution has a Python of its own."""
 
     distribution: distribution.Distribution
     environment: environment.Environment | None
 
 
-def obtain(options: TritonOptions, progress: Progress | None = None, stop: threading.Event | None = None) -> Installed:
+def obtain(
+    options: TritonOptions, progress: Progress | None = None, stop: threading.Event | None = None
+) -> Installation:
     """The tritonserver of this machine, else the fetched one with its Python. Blocks, for minutes when it must fetch.
 
     Raises SetupError (no such machine, no libpython), SourceError (cannot be fetched), Cancelled once `stop` is set.
     """
     if (found := distribution.find_installed()) is not None:
-        return Installed(found, None)
-    progress, stop = progress or Unseen(), stop or threading.Event()
+        return Installation(found, None)
+    progress, stop = progress or SilentProgress(), stop or threading.Event()
     distribution.check_machine()
-    python = environment.find_interpreter(environment.candidates())
+    python = environment.find_interpreter(environment.find_candidates())
     fetched = distribution.fetch(
         options.root / "distributions", python.version, offline=options.offline, progress=progress, stop=stop
     )
     made = environment.build(
         options.root / "environments", python, offline=options.offline, progress=progress, stop=stop
     )
-    return Installed(fetched, made)
+    return Installation(fetched, made)
 
 
 @asynccontextmanager
@@ -122,7 +124,7 @@ async def run_triton(options: TritonOptions, progress: Progress | None = None) -
     Raises SetupError (cannot run here, port in use, died or was late: with the end of its log), SourceError, Cancelled.
     """
     stop = threading.Event()
-    installed = await in_thread(lambda: obtain(options, progress, stop), stop.set)
+    installed = await run_in_thread(lambda: obtain(options, progress, stop), stop.set)
     server = await _start(options, installed)
     try:
         yield server
@@ -130,15 +132,15 @@ async def run_triton(options: TritonOptions, progress: Progress | None = None) -
         await server.aclose()
 
 
-async def _start(options: TritonOptions, installed: Installed) -> TritonServer:
+async def _start(options: TritonOptions, installed: Installation) -> TritonServer:
     wanted = Ports(options.http_port, options.grpc_port, options.metrics_port)
     if not options.open_ports:
         wanted = Ports(0, options.grpc_port, 0)
     taken = f"a Triton for port {wanted.grpc} is run, started or stopped by another Shoal: see `shoal triton status`"
-    if wanted.grpc and await asyncio.to_thread(RunFolder(options.run / str(wanted.grpc)).supervised):
+    if wanted.grpc and await asyncio.to_thread(RunFolder(options.run / str(wanted.grpc)).is_supervised):
         raise SetupError(taken)
     for attempt in range(_TRIES):
-        ports = await asyncio.to_thread(wanted.free if options.open_ports else wanted.number)
+        ports = await asyncio.to_thread(wanted.choose_free if options.open_ports else wanted.only_number)
         folder = RunFolder(options.run / str(ports.grpc))
         if not await asyncio.to_thread(folder.claim):
             continue
@@ -164,12 +166,12 @@ class TritonServer:
     stay the same when it is started again.
     """
 
-    def __init__(self, options: TritonOptions, installed: Installed, ports: Ports, folder: RunFolder) -> None:
+    def __init__(self, options: TritonOptions, installed: Installation, ports: Ports, folder: RunFolder) -> None:
         self._options = options
         self._installed = installed
         self._ports = ports
         self._folder = folder
-        socket = "" if options.open_ports else folder.socket(ports.grpc)
+        socket = "" if options.open_ports else folder.choose_socket(ports.grpc)
         self._command = Command(
             installed.distribution,
             installed.environment,
@@ -183,7 +185,7 @@ class TritonServer:
         self._watching: asyncio.Task[None] | None = None
         self._state = State(
             owner=options.owner,
-            supervisor=process(os.getpid()),
+            supervisor=find_process(os.getpid()),
             http_port=ports.http,
             grpc_port=ports.grpc,
             metrics_port=ports.metrics,
@@ -286,24 +288,24 @@ class TritonServer:
             self._process = await spawn(arguments, self._installed.environment, log)
         finally:
             os.close(log)
-        await self._tell(server=await asyncio.to_thread(process, self._process.pid), shm_prefix=prefix)
+        await self._update_state(server=await asyncio.to_thread(find_process, self._process.pid), shm_prefix=prefix)
         opened = (self._ports.http, self._ports.metrics) if self._options.open_ports else ()
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 found = await wait_ready(self._process, self.url, opened)
         except TimeoutError:
             tail = await self.log_tail()
-            await end(self._process, 0)
+            await end_process(self._process, 0)
             raise SetupError(
                 f"tritonserver was not ready after {self._options.start_timeout_s:g} s; the end of {self.log}:\n{tail}"
             ) from None
         if found is None:
             tail = await self.log_tail()
-            kind = PortTaken if any(clash in tail for clash in _CLASHES) else SetupError
-            how = describe(self._process.returncode)
+            kind = PortTaken if any(clash in tail for clash in _PORT_ERRORS) else SetupError
+            how = describe_exit(self._process.returncode)
             raise kind(f"tritonserver {how} before it was ready; the end of {self.log}:\n{tail}")
         self._ready_at = time.monotonic()
-        await self._tell(phase="ready", version=found)
+        await self._update_state(phase="ready", version=found)
         _log.info("Triton %s is ready at %s, pid %d", self._state.version, self.url, self._process.pid)
 
     async def _watch(self) -> None:
@@ -314,30 +316,30 @@ class TritonServer:
             code = await self._process.wait()
             stable = time.monotonic() - self._ready_at >= self._options.stable_s
             failures = 1 if self._state.phase == "ready" and stable else failures + 1
-            why = f"tritonserver {describe(code)}"
-            await asyncio.to_thread(clear, self._state)
+            why = f"tritonserver {describe_exit(code)}"
+            await asyncio.to_thread(remove_remains, self._state)
             if failures > self._options.restarts:
                 await self._give_up(f"{why} {failures} times in a row; it is not started again. See {self.log}")
                 return
             pause = min(self._options.backoff_s * 2 ** (failures - 1), self._options.max_backoff_s)
-            await self._tell(server=None, phase="restarting", restarts=self._state.restarts + 1)
-            await self._note(f"{why}; it is started again in {pause:g} s ({failures} of {self._options.restarts})")
+            await self._update_state(server=None, phase="restarting", restarts=self._state.restarts + 1)
+            await self._log_note(f"{why}; it is started again in {pause:g} s ({failures} of {self._options.restarts})")
             await asyncio.sleep(pause)
             try:
                 await self._launch()
             except SetupError as error:
                 # Its process has ended or could not be started: the next turn counts that, and waits longer.
-                await self._note(error.message.partition("\n")[0])
+                await self._log_note(error.message.partition("\n")[0])
 
     async def _give_up(self, why: str) -> None:
-        await self._tell(server=None, phase="failed", error=why)
-        await self._note(why)
+        await self._update_state(server=None, phase="failed", error=why)
+        await self._log_note(why)
 
-    async def _note(self, line: str) -> None:
+    async def _log_note(self, line: str) -> None:
         _log.warning("Triton at %s: %s", self.url, line)
         await asyncio.to_thread(self._folder.note, line)
 
-    async def _tell(self, **changes: object) -> None:
+    async def _update_state(self, **changes: object) -> None:
         """Change the state, here and on disk."""
         self._state = msgspec.structs.replace(self._state, **changes)
         try:
@@ -350,9 +352,9 @@ class TritonServer:
             self._watching.cancel()
             await asyncio.wait({self._watching})
         if self._process is not None and self._process.returncode is None:
-            await self._tell(phase="stopping")
-            await end(self._process, self._options.exit_timeout_s + _KILL_AFTER_S)
-        await asyncio.to_thread(clear, self._state)
+            await self._update_state(phase="stopping")
+            await end_process(self._process, self._options.exit_timeout_s + _KILL_AFTER_S)
+        await asyncio.to_thread(remove_remains, self._state)
         await asyncio.to_thread(self._folder.release, keep_log=keep_log)
 
 

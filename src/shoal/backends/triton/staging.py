@@ -41,11 +41,11 @@ def staging(repository: Path, wait_s: float) -> Iterator[Path]:
     lock = os.open(repository / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         _acquire(lock, repository, wait_s)
-        places = _places(repository)
+        places = _candidate_folders(repository)
         for leftover in _leftovers(places):
             _put_back(leftover, repository)
             shutil.rmtree(leftover, ignore_errors=True)
-        partial = _make(places)
+        partial = _make_folder(places)
         try:
             yield partial
         finally:
@@ -75,7 +75,7 @@ def _acquire(lock: int, repository: Path, wait_s: float) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _places(repository: Path) -> list[tuple[Path, str]]:
+def _candidate_folders(repository: Path) -> list[tuple[Path, str]]:
     """Folders with the start of a name in them, the best first."""
     beside = (repository.parent, f".{repository.name}{PARTIAL}")
     inside = (repository, PARTIAL)
@@ -83,7 +83,7 @@ def _places(repository: Path) -> list[tuple[Path, str]]:
     return [beside, inside] if same_disk else [inside]
 
 
-def _make(places: list[tuple[Path, str]]) -> Path:
+def _make_folder(places: list[tuple[Path, str]]) -> Path:
     for place, prefix in places[:-1]:
         try:
             return Path(tempfile.mkdtemp(dir=place, prefix=prefix))

@@ -44,7 +44,7 @@ class Process(msgspec.Struct, frozen=True):
     pid: int
     started: int
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return process_start(self.pid) == self.started
 
     def signal(self, number: int) -> bool:
@@ -54,7 +54,7 @@ class Process(msgspec.Struct, frozen=True):
         except ProcessLookupError:
             return False
         try:
-            if not self.alive():
+            if not self.is_alive():
                 return False
             signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:
@@ -64,7 +64,7 @@ class Process(msgspec.Struct, frozen=True):
         return True
 
 
-def process(pid: int) -> Process:
+def find_process(pid: int) -> Process:
     return Process(pid, process_start(pid) or 0)
 
 
@@ -79,7 +79,7 @@ def process_start(pid: int) -> int | None:
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`. `socket`: the
+    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`. `choose_socket`: the
     path of the server's gRPC socket, its only one; empty where its ports are open."""
 
     owner: Literal["up", "serve"]
@@ -124,17 +124,17 @@ class RunFolder:
         for _ in range(_TRIES):
             if try_lock(lock):
                 break
-            time.sleep(0.05)  # whoever asks `supervised` holds it for a moment
+            time.sleep(0.05)  # whoever asks `is_supervised` holds it for a moment
         else:
             os.close(lock)
             return False
         self._lock = lock
         if (state := self.read()) is not None:
-            clear(state)
+            remove_remains(state)
             remove_socket(state.socket)
         return True
 
-    def socket(self, number: int) -> str:
+    def choose_socket(self, number: int) -> str:
         """Where the server is to listen: in this folder or, where that path is too long, in a new one under the
         system's folder for temporary files. Neither lets another user in."""
         place = self.path / f"grpc:{number}"
@@ -153,7 +153,7 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         """Whether a living process holds the folder."""
         try:
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
@@ -197,7 +197,7 @@ def run_folders(root: Path) -> Iterator[RunFolder]:
         yield from (RunFolder(path) for _, path in found)
 
 
-def clear(state: State) -> None:
+def remove_remains(state: State) -> None:
     """End and remove what a server that was killed may have left."""
     if state.server is not None:
         end_session(state.server)
@@ -224,7 +224,7 @@ def end_session(leader: Process, proc: Path = Path("/proc")) -> None:
         return  # the number is another process's, so the session was empty
     for path in proc.iterdir():
         if path.name.isdecimal() and _session(path) == leader.pid:
-            process(int(path.name)).signal(signal.SIGKILL)
+            find_process(int(path.name)).signal(signal.SIGKILL)
 
 
 def _session(path: Path) -> int | None:

@@ -28,14 +28,14 @@ from shoal.errors import SetupError, ShoalError
 _DOWN_MARGIN_S = 5.0
 
 
-class _Answer(msgspec.Struct):
+class _StartResult(msgspec.Struct):
     """`port` of the gRPC side, or why there is none."""
 
     port: int = 0
     error: str = ""
 
 
-_ANSWER = json_decoder(_Answer)
+_RESULT = json_decoder(_StartResult)
 
 
 def start(options: TritonOptions, progress: Progress | None = None) -> tuple[RunFolder, State, bool]:
@@ -44,7 +44,7 @@ def start(options: TritonOptions, progress: Progress | None = None) -> tuple[Run
     Blocks until it is ready. Raises SetupError, SourceError and Cancelled as `run_triton` does.
     """
     folder = RunFolder(options.run / str(options.grpc_port))
-    if (running := _running(folder, options)) is not None:
+    if (running := _find_running(folder, options)) is not None:
         return folder, running, False
     obtain(options, progress)  # here, where somebody watches the progress
     options.run.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def start(options: TritonOptions, progress: Progress | None = None) -> tuple[Run
         except BaseException:  # Ctrl-C before it is ready: it must not go on unseen
             process.terminate()
             raise
-        answer = _ANSWER.decode(line) if line else _Answer(error="its supervisor ended at once")
+        answer = _RESULT.decode(line) if line else _StartResult(error="its supervisor ended at once")
         if answer.error:
             raise SetupError(answer.error if line else f"{answer.error}; see {options.run / 'supervisor.log'}")
         process.returncode = 0  # it goes on: leaving this block must not wait for its end
@@ -74,9 +74,9 @@ def start(options: TritonOptions, progress: Progress | None = None) -> tuple[Run
     return folder, state, True
 
 
-def _running(folder: RunFolder, options: TritonOptions) -> State | None:
+def _find_running(folder: RunFolder, options: TritonOptions) -> State | None:
     """The server that has the wanted port already. Raises SetupError when it is another than the wanted one."""
-    state = folder.read() if options.grpc_port and folder.supervised() else None
+    state = folder.read() if options.grpc_port and folder.is_supervised() else None
     if state is None:
         return None
     if state.repository != str(options.folder):
@@ -92,15 +92,15 @@ def _running(folder: RunFolder, options: TritonOptions) -> State | None:
     return state
 
 
-def servers(run: Path) -> list[tuple[RunFolder, State, bool]]:
+def list_servers(run: Path) -> list[tuple[RunFolder, State, bool]]:
     """Every server that is known under a run folder, by port; whether it is still supervised, or its state is stale."""
     found = ((folder, folder.read()) for folder in run_folders(run))
-    return [(folder, state, folder.supervised()) for folder, state in found if state is not None]
+    return [(folder, state, folder.is_supervised()) for folder, state in found if state is not None]
 
 
 def stop(folder: RunFolder, state: State, options: TritonOptions) -> bool:
     """End a server and its supervisor, or forget a stale one (False). Raises SetupError when `up` did not start it."""
-    if not folder.supervised():
+    if not folder.is_supervised():
         # Whatever it was, nobody has it now: claiming clears its shared memory.
         if folder.claim():
             folder.release(keep_log=True)
@@ -112,7 +112,7 @@ def stop(folder: RunFolder, state: State, options: TritonOptions) -> bool:
         )
     state.supervisor.signal(signal.SIGTERM)
     end = time.monotonic() + options.exit_timeout_s + _DOWN_MARGIN_S
-    while folder.supervised():
+    while folder.is_supervised():
         if time.monotonic() > end:
             state.supervisor.signal(signal.SIGKILL)  # and the kernel ends its server
         time.sleep(0.05)
@@ -126,10 +126,10 @@ def _encode(options: TritonOptions) -> str:
 
 
 def _decode(text: str) -> TritonOptions:
-    return json_decoder(TritonOptions, dec_hook=_path).decode(text)
+    return json_decoder(TritonOptions, dec_hook=_to_path).decode(text)
 
 
-def _path(kind: type, value: Any) -> Any:
+def _to_path(kind: type, value: Any) -> Any:
     return kind(value)
 
 
@@ -152,11 +152,11 @@ async def supervise(options: TritonOptions) -> None:
 
 async def _run(options: TritonOptions) -> None:
     async with run_triton(options) as server:
-        _answer(_Answer(port=int(server.url.rpartition(":")[2])))
+        _send_result(_StartResult(port=int(server.url.rpartition(":")[2])))
         await server.wait()
 
 
-def _answer(answer: _Answer) -> None:
+def _send_result(answer: _StartResult) -> None:
     """Say the one line, and close the pipe, whose reader may be gone from now on."""
     os.write(1, msgspec.json.encode(answer) + b"\n")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -169,7 +169,7 @@ def main() -> None:
         asyncio.run(supervise(_decode(sys.argv[1])))
     except ShoalError as error:
         with contextlib.suppress(OSError):
-            _answer(_Answer(error=error.message))
+            _send_result(_StartResult(error=error.message))
         sys.exit(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {error.message}")
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from shoal.backends.triton.control import lasting
+from shoal.backends.triton.control import retry_pauses
 from shoal.errors import ConfigError, Crashed, InternalError, ShoalError, TransportFailed
 
 logger = logging.getLogger("shoal.triton")
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=_Schema)
 class _Endpoint(Protocol):
     """A model on a server: `Endpoint` of the engine, whose docstrings say what they raise."""
 
-    async def serving(self) -> bool: ...
+    async def is_serving(self) -> bool: ...
 
     async def find(self, *, again: bool = ..., reload: bool = ...) -> Any: ...
 
@@ -55,9 +55,9 @@ class Watch(Generic[S]):
     def start(self, *, look_s: float, retry_s: Sequence[float]) -> None:
         """Begin, once: with `look_s` between looks at a model that serves, and `retry_s` at one that does not, of
         which the last goes on for ever."""
-        self._task = asyncio.create_task(self._keep(look_s, retry_s), name=f"watch {self._name}")
+        self._task = asyncio.create_task(self._watch(look_s, retry_s), name=f"watch {self._name}")
 
-    def lost(self, error: ShoalError) -> None:
+    def mark_lost(self, error: ShoalError) -> None:
         """A request has found the model gone: it is out of service, and looked at now."""
         # Triton goes on calling a model ready whose process has died; only loading it anew heals it.
         self._broken = self._broken or isinstance(error, Crashed)
@@ -74,30 +74,30 @@ class Watch(Generic[S]):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _keep(self, look_s: float, retry_s: Sequence[float]) -> None:
-        pauses = lasting(retry_s)
+    async def _watch(self, look_s: float, retry_s: Sequence[float]) -> None:
+        pauses = retry_pauses(retry_s)
         failing = False
         while True:
             self._look.clear()  # before the look, so that what a request notices during it is looked at next
             try:
-                await self._look_after()
-                failing, pauses = False, lasting(retry_s)
+                await self._check_model()
+                failing, pauses = False, retry_pauses(retry_s)
             except ShoalError as error:
                 # One that is away stays so in one breath or another; one that came back and is kept out is news.
                 news = not failing or not isinstance(error, TransportFailed)
                 if news and not self.ready and error.message != self.reason:
                     logger.warning("%s cannot serve: %s", self._name, error.message)
-                self.lost(error)
+                self.mark_lost(error)
                 failing = True
             except Exception as error:  # a bug here must not end the watch: the model would never come back
                 logger.exception("watching %s failed in an unforeseen way", self._name)
-                self.lost(InternalError(f"watching the model failed: {error!r}"))
+                self.mark_lost(InternalError(f"watching the model failed: {error!r}"))
                 failing = True
             await self._pause(next(pauses) if failing else look_s, wake=not failing)
 
-    async def _look_after(self) -> None:
+    async def _check_model(self) -> None:
         if self.ready:
-            if await self._endpoint.serving():
+            if await self._endpoint.is_serving():
                 return
             raise TransportFailed("the model is not loaded on the server any more")
         found = await self._endpoint.find(again=self._served, reload=self._broken)

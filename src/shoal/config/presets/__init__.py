@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping
 
 from shoal.config.presets.auto_batching_proxy import AUTO_BATCHING_PROXY
-from shoal.config.presets.base import Environ, Found, Given, Preset
+from shoal.config.presets.base import Environ, Preset, PresetSettings, PresetValue
 from shoal.config.presets.inference_server import INFERENCE_SERVER
 from shoal.config.presets.ollama import OLLAMA
 from shoal.config.presets.tei import TEI
@@ -29,7 +29,7 @@ SWITCHES = frozenset(flag for one in PRESETS.values() for flag in one.switches)
 FLAGS: Mapping[str, Preset] = {flag: one for one in PRESETS.values() for flag in one.flags}
 """Every flag of another server, with the preset that knows it."""
 
-__all__ = ["FLAGS", "PRESETS", "SWITCHES", "Environ", "Found", "Given", "Preset", "preset", "read"]
+__all__ = ["FLAGS", "PRESETS", "SWITCHES", "Environ", "Preset", "PresetSettings", "PresetValue", "preset", "read"]
 
 
 def preset(name: str, where: str) -> Preset:
@@ -42,7 +42,7 @@ def preset(name: str, where: str) -> Preset:
     return found
 
 
-def read(chosen: Preset | None, environ: Environ, flags: Environ) -> Found:
+def read(chosen: Preset | None, environ: Environ, flags: Environ) -> PresetSettings:
     """What `environ` and the other server's `flags` mean under the preset; empty ones count as not set.
 
     Raises ConfigError, also for flags of another preset, or of one where there is none.
@@ -53,7 +53,7 @@ def read(chosen: Preset | None, environ: Environ, flags: Environ) -> Found:
                 f"{flag} is a flag of {FLAGS[flag].name}: say --as {FLAGS[flag].name} with it", param=flag
             )
     if chosen is None:
-        return Found()
+        return PresetSettings()
     return chosen.read(
         {
             name: text if name in chosen.verbatim else text.strip()

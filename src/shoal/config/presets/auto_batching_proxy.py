@@ -5,7 +5,16 @@ from __future__ import annotations
 
 import re
 
-from shoal.config.presets.base import HOST, Environ, Found, Given, Preset, switch, whole, wrong
+from shoal.config.presets.base import (
+    HOST,
+    Environ,
+    Preset,
+    PresetSettings,
+    PresetValue,
+    invalid_value_error,
+    read_int,
+    read_switch,
+)
 
 _URL, _TIMEOUT, _INPUTS = "--inference-url", "--inference-timeout-secs", "--max-inference-inputs"
 _INTERVAL, _INFO, _LOG = "--batch-check-interval-ms", "--include-batch-info", "RUST_LOG"
@@ -14,40 +23,42 @@ _PLACE = re.compile(rf"(https?)://((?:{HOST})(?::[0-9]{{1,5}})?)(?:((?:/[A-Za-z0
 _LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error", "off": "error"}
 
 
-def _read(environ: Environ) -> Found:
+def _read(environ: Environ) -> PresetSettings:
     settings = {}
     for flag, setting in ((_TIMEOUT, "embed_timeout_s"), (_INPUTS, "max_inputs")):
         if flag in environ:
-            settings[setting] = Given(_above_zero(flag, environ), (flag,))
+            settings[setting] = PresetValue(_read_positive(flag, environ), (flag,))
     if _INFO in environ:
-        settings["batch_info"] = Given(switch(_INFO, environ), (_INFO,))
+        settings["batch_info"] = PresetValue(read_switch(_INFO, environ), (_INFO,))
     warnings = []
     if _INTERVAL in environ:
-        _above_zero(_INTERVAL, environ)
+        _read_positive(_INTERVAL, environ)
         warnings.append(
             f"{_INTERVAL} means nothing here: nobody looks for batches that are due, they leave by themselves"
         )
     if level := environ.get(_LOG, "").lower():
         if level in _LEVELS:
-            settings["log_level"] = Given(_LEVELS[level], (_LOG,))
+            settings["log_level"] = PresetValue(_LEVELS[level], (_LOG,))
         else:
             warnings.append(f"{_LOG}: only a level alone is read, one of {', '.join(_LEVELS)}, not {level!r}")
-    return Found(settings=settings, served=_served(environ), warnings=tuple(warnings))
+    return PresetSettings(settings=settings, served=_read_served(environ), warnings=tuple(warnings))
 
 
-def _served(environ: Environ) -> Given:
+def _read_served(environ: Environ) -> PresetValue:
     if _URL not in environ:
-        return Given(("tei+http://127.0.0.1:8080",))
+        return PresetValue(("tei+http://127.0.0.1:8080",))
     found = _PLACE.fullmatch(environ[_URL])
     if found is None:
-        raise wrong(_URL, "http://HOST:PORT/embed, the address of a text-embeddings-inference server", environ)
-    return Given((f"tei+{found[1].lower()}://{found[2]}{found[3] or ''}",), (_URL,))
+        raise invalid_value_error(
+            _URL, "http://HOST:PORT/embed, the address of a text-embeddings-inference server", environ
+        )
+    return PresetValue((f"tei+{found[1].lower()}://{found[2]}{found[3] or ''}",), (_URL,))
 
 
-def _above_zero(flag: str, environ: Environ) -> int:
-    number = whole(flag, environ)
+def _read_positive(flag: str, environ: Environ) -> int:
+    number = read_int(flag, environ)
     if not number:
-        raise wrong(flag, "above 0", environ)
+        raise invalid_value_error(flag, "above 0", environ)
     return number
 
 

@@ -14,7 +14,7 @@ Environ: TypeAlias = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PresetValue:
     """A value for a setting or for a key of a model's table, and the variables and flags that it came from.
 
     None of them: it is the preset's own default. The value is checked by whoever takes it. `alone`: of addresses that a
@@ -27,18 +27,18 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PresetSettings:
     """What an environment means under a preset: settings by name, addresses to serve, keys of tables by model.
 
     Keys that name no model: `language_models` apply to models that generate text, `served_model` to the one model that
     the process is started for. What a model's own table or files say wins over both.
     """
 
-    settings: Mapping[str, Given] = field(default_factory=dict)
-    served: Given | None = None
-    tables: Mapping[str, Mapping[str, Given]] = field(default_factory=dict)
-    language_models: Mapping[str, Given] = field(default_factory=dict)
-    served_model: Mapping[str, Given] = field(default_factory=dict)
+    settings: Mapping[str, PresetValue] = field(default_factory=dict)
+    served: PresetValue | None = None
+    tables: Mapping[str, Mapping[str, PresetValue]] = field(default_factory=dict)
+    language_models: Mapping[str, PresetValue] = field(default_factory=dict)
+    served_model: Mapping[str, PresetValue] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -60,27 +60,27 @@ class Preset:
     switches: frozenset[str] = frozenset()
     verbatim: frozenset[str] = frozenset()
     spellings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    read: Callable[[Environ], Found]
+    read: Callable[[Environ], PresetSettings]
 
 
 HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s/:#?@%=\[\]]+"
 """A host's name or address as a regular expression; IPv6 in brackets."""
 
 
-def switch(variable: str, environ: Environ) -> bool:
+def read_switch(variable: str, environ: Environ) -> bool:
     found = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         environ[variable].lower()
     )
     if found is None:
-        raise wrong(variable, "true or false", environ)
+        raise invalid_value_error(variable, "true or false", environ)
     return found
 
 
-def whole(variable: str, environ: Environ) -> int:
+def read_int(variable: str, environ: Environ) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", environ[variable]):
-        raise wrong(variable, "a whole number", environ)
+        raise invalid_value_error(variable, "a whole number", environ)
     return int(environ[variable])
 
 
-def wrong(variable: str, rule: str, environ: Environ) -> ConfigError:
+def invalid_value_error(variable: str, rule: str, environ: Environ) -> ConfigError:
     return ConfigError(f"{variable}: must be {rule}, got {environ[variable]!r}", param=variable)

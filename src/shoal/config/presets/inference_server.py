@@ -3,41 +3,51 @@ https://github.com/OwenPendrighElliott/inference_server."""
 
 from __future__ import annotations
 
-from shoal.config.presets.base import Environ, Found, Given, Preset, switch, whole, wrong
+from shoal.config.presets.base import (
+    Environ,
+    Preset,
+    PresetSettings,
+    PresetValue,
+    invalid_value_error,
+    read_int,
+    read_switch,
+)
 from shoal.errors import ConfigError
 
 _KINDS = {"KIND_CPU": "cpu", "KIND_GPU": "gpu"}
 
 
-def _read(environ: Environ) -> Found:
+def _read(environ: Environ) -> PresetSettings:
     settings = {
-        setting: Given(environ[variable], (variable,))
+        setting: PresetValue(environ[variable], (variable,))
         for variable, setting in (("MAX_LOADED_MODELS", "max_loaded_models"), ("MAX_BATCH_SIZE", "max_batch_size"))
         if variable in environ
     }
     if "TRITON_GRPC_URL" in environ:
-        settings["triton_url"] = Given(_triton_url(environ["TRITON_GRPC_URL"]), ("TRITON_GRPC_URL",))
+        settings["triton_url"] = PresetValue(_triton_url(environ["TRITON_GRPC_URL"]), ("TRITON_GRPC_URL",))
     if "DYNAMIC_BATCHING" in environ:
-        settings["triton_dynamic_batching"] = Given(switch("DYNAMIC_BATCHING", environ), ("DYNAMIC_BATCHING",))
+        settings["triton_dynamic_batching"] = PresetValue(
+            read_switch("DYNAMIC_BATCHING", environ), ("DYNAMIC_BATCHING",)
+        )
     kind = environ.get("INSTANCE_KIND", "")
     if kind and kind not in _KINDS:
-        raise wrong("INSTANCE_KIND", "one of KIND_CPU, KIND_GPU", environ)
+        raise invalid_value_error("INSTANCE_KIND", "one of KIND_CPU, KIND_GPU", environ)
     if kind:
-        settings["triton_kind"] = Given(_KINDS[kind], ("INSTANCE_KIND",))
-    instances = whole("MODEL_INSTANCES", environ) if "MODEL_INSTANCES" in environ else 0
+        settings["triton_kind"] = PresetValue(_KINDS[kind], ("INSTANCE_KIND",))
+    instances = read_int("MODEL_INSTANCES", environ) if "MODEL_INSTANCES" in environ else 0
     if instances and kind:
-        settings["triton_instances"] = Given(instances, ("MODEL_INSTANCES",))
+        settings["triton_instances"] = PresetValue(instances, ("MODEL_INSTANCES",))
     for variable, setting, on in (
         ("TENSORRT_ENABLED", "triton_accelerator", "tensorrt"),
         ("FP16_ENABLED", "triton_fp16", True),
     ):
-        if variable in environ and switch(variable, environ):
+        if variable in environ and read_switch(variable, environ):
             if kind != "KIND_GPU":
                 raise ConfigError(f"{variable}: set INSTANCE_KIND=KIND_GPU with it, or leave it out", param=variable)
-            settings[setting] = Given(on, (variable,))
+            settings[setting] = PresetValue(on, (variable,))
     warned = instances and not kind
     warnings = ("MODEL_INSTANCES counts only together with INSTANCE_KIND: set KIND_CPU or KIND_GPU",) if warned else ()
-    return Found(settings=settings, warnings=warnings)
+    return PresetSettings(settings=settings, warnings=warnings)
 
 
 def _triton_url(text: str) -> str:

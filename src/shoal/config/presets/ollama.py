@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import IPv6Address
 
-from shoal.config.presets.base import HOST, Environ, Found, Given, Preset, whole, wrong
+from shoal.config.presets.base import HOST, Environ, Preset, PresetSettings, PresetValue, invalid_value_error, read_int
 from shoal.durations import parse_duration
 
 _ADDRESS = re.compile(rf"(?:(https?)://)?({HOST})?(?::([0-9]{{1,5}}))?(?:/.*)?", re.IGNORECASE)
@@ -21,7 +21,7 @@ _CACHE_TYPES = {"f32": "f32", "f16": "f16", "q8_0": "u8"}
 _SOON_S = 1.0
 _ENDLESS_S = 365 * 86400.0
 
-_NOTHING = {
+_NO_EFFECT = {
     "OLLAMA_FLASH_ATTENTION": "the engine chooses its own way",
     "OLLAMA_GPU_OVERHEAD": "models on this machine run on the processor",
     "OLLAMA_SCHED_SPREAD": "models on this machine run on the processor",
@@ -34,26 +34,26 @@ _NOTHING = {
 """Of the original's, those that a person may count on, and why they change nothing here."""
 
 
-def _read(environ: Environ) -> Found:
+def _read(environ: Environ) -> PresetSettings:
     settings = _address(environ) if "OLLAMA_HOST" in environ else {}
     warnings = []
     for variable, setting in _COUNTS.items():
-        count = whole(variable, environ) if variable in environ else 0
+        count = read_int(variable, environ) if variable in environ else 0
         if count or (variable in environ and variable == "OLLAMA_MAX_QUEUE"):  # of the others 0 means any number
-            settings[setting] = Given(count, (variable,))
+            settings[setting] = PresetValue(count, (variable,))
     if "OLLAMA_KEEP_ALIVE" in environ:
-        settings["keep_alive_s"] = Given(_keep_alive(environ), ("OLLAMA_KEEP_ALIVE",))
+        settings["keep_alive_s"] = PresetValue(_keep_alive(environ), ("OLLAMA_KEEP_ALIVE",))
     if "OLLAMA_LOAD_TIMEOUT" in environ:
-        settings["load_timeout_s"] = Given(_load_timeout(environ), ("OLLAMA_LOAD_TIMEOUT",))
+        settings["load_timeout_s"] = PresetValue(_load_timeout(environ), ("OLLAMA_LOAD_TIMEOUT",))
     if kept := environ.get("OLLAMA_KV_CACHE_TYPE", "").lower():
         if kept in _CACHE_TYPES:
-            settings["kv_cache_precision"] = Given(_CACHE_TYPES[kept], ("OLLAMA_KV_CACHE_TYPE",))
+            settings["kv_cache_precision"] = PresetValue(_CACHE_TYPES[kept], ("OLLAMA_KV_CACHE_TYPE",))
         else:
             warnings.append(f"OLLAMA_KV_CACHE_TYPE: {kept} is not supported; use {', '.join(_CACHE_TYPES)}")
     if "OLLAMA_ORIGINS" in environ:
         origins = [text.strip() for text in environ["OLLAMA_ORIGINS"].split(",") if text.strip()]
         exact = [origin for origin in origins if _ORIGIN.fullmatch(origin)]
-        settings["cors_origins"] = Given(exact, ("OLLAMA_ORIGINS",))
+        settings["cors_origins"] = PresetValue(exact, ("OLLAMA_ORIGINS",))
         if others := [origin for origin in origins if origin not in exact]:
             warnings.append(
                 f"OLLAMA_ORIGINS: {', '.join(others)} is not used: name every origin in full, as https://app.example.org"
@@ -61,16 +61,16 @@ def _read(environ: Environ) -> Found:
     if environ.get("OLLAMA_DEBUG", "0").lower() in _TRUE or re.fullmatch(
         "0*[1-9][0-9]*", environ.get("OLLAMA_DEBUG", "")
     ):
-        settings["log_level"] = Given("debug", ("OLLAMA_DEBUG",))
+        settings["log_level"] = PresetValue("debug", ("OLLAMA_DEBUG",))
     if "OLLAMA_MODELS" in environ:
         warnings.append(
             "OLLAMA_MODELS is not read: the files in it are Ollama's own; Shoal keeps models in `home` (SHOAL_HOME)"
         )
-    warnings += [f"{name} means nothing here: {why}" for name, why in _NOTHING.items() if name in environ]
-    return Found(settings=settings, language_models=_context(environ), warnings=tuple(warnings))
+    warnings += [f"{name} means nothing here: {why}" for name, why in _NO_EFFECT.items() if name in environ]
+    return PresetSettings(settings=settings, language_models=_context(environ), warnings=tuple(warnings))
 
 
-def _address(environ: Environ) -> dict[str, Given]:
+def _address(environ: Environ) -> dict[str, PresetValue]:
     """`host` and `port`. As there, quotes around it do not count, and an IPv6 address without a port needs no brackets;
     what looks like one with a port but no brackets is an address as well, or wrong."""
     text = environ["OLLAMA_HOST"].strip("\"' ")
@@ -80,14 +80,16 @@ def _address(environ: Environ) -> dict[str, Given]:
         text = f"{scheme}{separator}[{bare}]"
     found = _ADDRESS.fullmatch(text)
     if found is None or ((found[2] or "").startswith("[") and not _is_ipv6(found[2].strip("[]"))):
-        raise wrong("OLLAMA_HOST", "host, host:port or :port, with [brackets] around IPv6 before a port", environ)
+        raise invalid_value_error(
+            "OLLAMA_HOST", "host, host:port or :port, with [brackets] around IPv6 before a port", environ
+        )
     if (found[1] or "").lower() == "https":
-        raise wrong("OLLAMA_HOST", "without https: Shoal speaks HTTP, behind a proxy for TLS", environ)
+        raise invalid_value_error("OLLAMA_HOST", "without https: Shoal speaks HTTP, behind a proxy for TLS", environ)
     given = {}
     if found[2]:
-        given["host"] = Given(found[2].strip("[]"), ("OLLAMA_HOST",))
+        given["host"] = PresetValue(found[2].strip("[]"), ("OLLAMA_HOST",))
     if found[3] or found[1]:
-        given["port"] = Given(found[3] or "80", ("OLLAMA_HOST",))
+        given["port"] = PresetValue(found[3] or "80", ("OLLAMA_HOST",))
     return given
 
 
@@ -115,13 +117,13 @@ def _seconds(variable: str, environ: Environ) -> float:
     seconds = float(text) if re.fullmatch("[+-]?[0-9]{1,9}", text) else parse_duration(text)
     if seconds is None:
         for_ever = "below 0" if variable == "OLLAMA_KEEP_ALIVE" else "0 or less"
-        raise wrong(variable, f"seconds, or a duration as 5m; {for_ever} is for ever", environ)
+        raise invalid_value_error(variable, f"seconds, or a duration as 5m; {for_ever} is for ever", environ)
     return seconds
 
 
-def _context(environ: Environ) -> dict[str, Given]:
-    tokens = whole("OLLAMA_CONTEXT_LENGTH", environ) if "OLLAMA_CONTEXT_LENGTH" in environ else 0
-    return {"context_tokens": Given(tokens, ("OLLAMA_CONTEXT_LENGTH",))} if tokens else {}
+def _context(environ: Environ) -> dict[str, PresetValue]:
+    tokens = read_int("OLLAMA_CONTEXT_LENGTH", environ) if "OLLAMA_CONTEXT_LENGTH" in environ else 0
+    return {"context_tokens": PresetValue(tokens, ("OLLAMA_CONTEXT_LENGTH",))} if tokens else {}
 
 
 OLLAMA = Preset(
@@ -145,7 +147,7 @@ OLLAMA = Preset(
         "OLLAMA_LOAD_TIMEOUT": "`load_timeout_s`, download included: seconds or 5m; 0 and less is a year",
         "OLLAMA_KV_CACHE_TYPE": "`kv_cache_precision`: f32, f16, or q8_0 as u8; a warning for others",
         "OLLAMA_MODELS": "nothing, and a warning says so: `home` is Shoal's folder",
-        **{name: f"nothing, and a warning says so: {why}" for name, why in _NOTHING.items()},
+        **{name: f"nothing, and a warning says so: {why}" for name, why in _NO_EFFECT.items()},
     },
     read=_read,
 )

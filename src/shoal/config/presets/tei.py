@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 
-from shoal.config.presets.base import Environ, Found, Given, Preset, switch, whole, wrong
+from shoal.config.presets.base import (
+    Environ,
+    Preset,
+    PresetSettings,
+    PresetValue,
+    invalid_value_error,
+    read_int,
+    read_switch,
+)
 from shoal.errors import ConfigError
 
 _COUNTS = {
@@ -27,7 +35,7 @@ _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "auto"}
 _POOLINGS = ("cls", "mean", "splade", "last-token")
 _ORIGIN = re.compile(r"https?://[^/\s*?#@]+")
 
-_NOTHING = {
+_NO_EFFECT = {
     "TOKENIZATION_WORKERS": "texts are tokenised together, in two threads",
     "DENSE_PATH": "a model's modules.json names its modules",
     "UDS_PATH": "models run in this process",
@@ -63,7 +71,7 @@ _MEANINGS = {
     "PAYLOAD_LIMIT": "`max_body_bytes`",
     "JSON_OUTPUT": "`log_format` json",
     "CORS_ALLOW_ORIGIN": "`cors_origins`, those that are written in full, with commas between them",
-    **{name: f"nothing, and a warning says so: {why}" for name, why in _NOTHING.items()},
+    **{name: f"nothing, and a warning says so: {why}" for name, why in _NO_EFFECT.items()},
 }
 
 
@@ -71,7 +79,7 @@ def _flag(variable: str) -> str:
     return "--" + variable.lower().replace("_", "-")
 
 
-class _Said:
+class _Inputs:
     """What was given, by the name in the environment; a flag stands above it, and is what messages name."""
 
     def __init__(self, environ: Environ) -> None:
@@ -86,35 +94,37 @@ class _Said:
     def text(self, variable: str) -> str:
         return self.environ[self.name(variable)]
 
-    def given(self, variable: str, value: object) -> Given:
-        return Given(value, (self.name(variable),))
+    def to_value(self, variable: str, value: object) -> PresetValue:
+        return PresetValue(value, (self.name(variable),))
 
 
-def _read(environ: Environ) -> Found:
-    said = _Said(environ)
+def _read(environ: Environ) -> PresetSettings:
+    said = _Inputs(environ)
     settings = {
-        setting: said.given(variable, whole(said.name(variable), environ))
+        setting: said.to_value(variable, read_int(said.name(variable), environ))
         for variable, setting in _COUNTS.items()
         if variable in said
     }
     if "AUTO_TRUNCATE" in said:
-        settings["truncate"] = said.given("AUTO_TRUNCATE", switch(said.name("AUTO_TRUNCATE"), environ))
-    if "JSON_OUTPUT" in said and switch(said.name("JSON_OUTPUT"), environ):
-        settings["log_format"] = said.given("JSON_OUTPUT", "json")
+        settings["truncate"] = said.to_value("AUTO_TRUNCATE", read_switch(said.name("AUTO_TRUNCATE"), environ))
+    if "JSON_OUTPUT" in said and read_switch(said.name("JSON_OUTPUT"), environ):
+        settings["log_format"] = said.to_value("JSON_OUTPUT", "json")
     if "API_KEY" in said:
-        settings["api_key"] = said.given("API_KEY", [said.text("API_KEY")])
+        settings["api_key"] = said.to_value("API_KEY", [said.text("API_KEY")])
     if token := next((name for name in ("HF_TOKEN", "HF_API_TOKEN") if name in said), ""):
-        settings["hf_token"] = said.given(token, said.text(token))
+        settings["hf_token"] = said.to_value(token, said.text(token))
     if "DTYPE" in said:
-        settings["precision"] = said.given("DTYPE", _precision(said))
+        settings["precision"] = said.to_value("DTYPE", _precision(said))
     settings |= _host(said)
     if "CORS_ALLOW_ORIGIN" in said:
         exact = [origin for origin in _origins(said) if _ORIGIN.fullmatch(origin)]
-        settings["cors_origins"] = said.given("CORS_ALLOW_ORIGIN", exact)
-    return Found(settings=settings, served=_served(said), served_model=_prompts(said), warnings=tuple(_warnings(said)))
+        settings["cors_origins"] = said.to_value("CORS_ALLOW_ORIGIN", exact)
+    return PresetSettings(
+        settings=settings, served=_read_served(said), served_model=_prompts(said), warnings=tuple(_warnings(said))
+    )
 
 
-def _served(said: _Said) -> Given | None:
+def _read_served(said: _Inputs) -> PresetValue | None:
     if "MODEL_ID" not in said:
         return None
     model = said.text("MODEL_ID")
@@ -127,17 +137,17 @@ def _served(said: _Said) -> Given | None:
             address += f"@{said.text('REVISION')}"
     if "SERVED_MODEL_NAME" in said:
         address = f"{said.text('SERVED_MODEL_NAME')}={address}"
-    return Given((address,), (said.name("MODEL_ID"),), alone=True)
+    return PresetValue((address,), (said.name("MODEL_ID"),), alone=True)
 
 
-def _precision(said: _Said) -> str:
+def _precision(said: _Inputs) -> str:
     found = _PRECISIONS.get(said.text("DTYPE"))
     if found is None:
-        raise wrong(said.name("DTYPE"), f"one of {', '.join(_PRECISIONS)}", said.environ)
+        raise invalid_value_error(said.name("DTYPE"), f"one of {', '.join(_PRECISIONS)}", said.environ)
     return found
 
 
-def _host(said: _Said) -> dict[str, Given]:
+def _host(said: _Inputs) -> dict[str, PresetValue]:
     """Containers have their own name in HOSTNAME, which the original passes over as well."""
     if "HOSTNAME" not in said:
         return {}
@@ -145,36 +155,36 @@ def _host(said: _Said) -> dict[str, Given]:
         ip_address(said.text("HOSTNAME"))
     except ValueError:
         if said.name("HOSTNAME").startswith("--"):
-            raise wrong(said.name("HOSTNAME"), "an IP address", said.environ) from None
+            raise invalid_value_error(said.name("HOSTNAME"), "an IP address", said.environ) from None
         return {}
-    return {"host": said.given("HOSTNAME", said.text("HOSTNAME"))}
+    return {"host": said.to_value("HOSTNAME", said.text("HOSTNAME"))}
 
 
-def _prompts(said: _Said) -> dict[str, Given]:
+def _prompts(said: _Inputs) -> dict[str, PresetValue]:
     if "DEFAULT_PROMPT" in said and "DEFAULT_PROMPT_NAME" in said:
         name = said.name("DEFAULT_PROMPT")
         raise ConfigError(f"{name}: {said.name('DEFAULT_PROMPT_NAME')} is given, too: choose one of them", param=name)
     if "DEFAULT_PROMPT_NAME" in said:
-        return {"default_prompt_name": said.given("DEFAULT_PROMPT_NAME", said.text("DEFAULT_PROMPT_NAME"))}
+        return {"default_prompt_name": said.to_value("DEFAULT_PROMPT_NAME", said.text("DEFAULT_PROMPT_NAME"))}
     if "DEFAULT_PROMPT" in said:
         return {
-            "prompts": said.given("DEFAULT_PROMPT", {"default": said.text("DEFAULT_PROMPT")}),
-            "default_prompt_name": said.given("DEFAULT_PROMPT", "default"),
+            "prompts": said.to_value("DEFAULT_PROMPT", {"default": said.text("DEFAULT_PROMPT")}),
+            "default_prompt_name": said.to_value("DEFAULT_PROMPT", "default"),
         }
     return {}
 
 
-def _origins(said: _Said) -> list[str]:
+def _origins(said: _Inputs) -> list[str]:
     return [origin.strip() for origin in said.text("CORS_ALLOW_ORIGIN").split(",") if origin.strip()]
 
 
-def _warnings(said: _Said) -> Iterator[str]:
+def _warnings(said: _Inputs) -> Iterator[str]:
     for variable in ("REVISION", "SERVED_MODEL_NAME"):
         if variable in said and "MODEL_ID" not in said:
             yield f"{said.name(variable)} counts only together with {_flag('MODEL_ID')}, or MODEL_ID"
     if "POOLING" in said:
         if said.text("POOLING") not in _POOLINGS:
-            raise wrong(said.name("POOLING"), f"one of {', '.join(_POOLINGS)}", said.environ)
+            raise invalid_value_error(said.name("POOLING"), f"one of {', '.join(_POOLINGS)}", said.environ)
         yield f"{said.name('POOLING')} is not used: a model's files tell its pooling, and /info shows it"
     if "DTYPE" in said and said.text("DTYPE") == "float16":
         yield f"{said.name('DTYPE')}: float16 is left to the engine (`precision` auto)"
@@ -184,7 +194,7 @@ def _warnings(said: _Said) -> Iterator[str]:
             f"{said.name('CORS_ALLOW_ORIGIN')}: {', '.join(others)} is not used: name every origin in full, as "
             "https://app.example.org"
         )
-    for variable, why in _NOTHING.items():
+    for variable, why in _NO_EFFECT.items():
         if variable in said:
             yield f"{said.name(variable)} means nothing here: {why}"
 

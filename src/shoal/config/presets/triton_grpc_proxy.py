@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shoal.config.presets.base import HOST, Environ, Found, Given, Preset, whole, wrong
+from shoal.config.presets.base import HOST, Environ, Preset, PresetSettings, PresetValue, invalid_value_error, read_int
 from shoal.names import RESERVED, is_name
 
 _URL = re.compile(rf"(?:(https?|grpcs?)://)?({HOST})/?", re.IGNORECASE)
@@ -20,45 +20,49 @@ _PROXY_ADDRESS = {
 _LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error", "off": "error"}
 
 
-def _read(environ: Environ) -> Found:
+def _read(environ: Environ) -> PresetSettings:
     text = {name: environ.get(name, default) for name, default in _PROXY_ADDRESS.items()}
     url = _URL.fullmatch(text["TRITON_SERVER_URL"])
     if url is None:
-        raise wrong("TRITON_SERVER_URL", "http://host without a port (that is TRITON_SERVER_GRPC_PORT)", environ)
+        raise invalid_value_error(
+            "TRITON_SERVER_URL", "http://host without a port (that is TRITON_SERVER_GRPC_PORT)", environ
+        )
     if not re.fullmatch(r"[0-9]{1,5}", text["TRITON_SERVER_GRPC_PORT"]):
-        raise wrong("TRITON_SERVER_GRPC_PORT", "a whole number from 1 to 65535", environ)
+        raise invalid_value_error("TRITON_SERVER_GRPC_PORT", "a whole number from 1 to 65535", environ)
     # Shoal writes "~" for the "/" of a served name, which no folder of a model repository may hold.
     name = text["MODEL_NAME"].replace("~", "/")
     if "/" in text["MODEL_NAME"] or not is_name(name) or name in RESERVED:
-        raise wrong("MODEL_NAME", "a model's name: ASCII letters, digits, '.', '_', '-' and one '~'", environ)
+        raise invalid_value_error(
+            "MODEL_NAME", "a model's name: ASCII letters, digits, '.', '_', '-' and one '~'", environ
+        )
     if not re.fullmatch(r"[1-9][0-9]{0,18}", text["MODEL_VERSION"]):
-        raise wrong("MODEL_VERSION", "a whole number of at least 1", environ)
+        raise invalid_value_error("MODEL_VERSION", "a whole number of at least 1", environ)
     scheme = "tritons" if (url[1] or "").lower() in ("https", "grpcs") else "triton"
     place = f"{scheme}://{url[2]}:{text['TRITON_SERVER_GRPC_PORT']}"
     table = {
-        "default_for": Given(["embed"]),
-        "normalize": Given(False),  # the vectors are answered as the model gives them
-        "input_names": _named("text", "INPUT_NAME", "text", environ),
-        "output_names": _named("embedding", "OUTPUT_NAME", "embedding", environ),
+        "default_for": PresetValue(["embed"]),
+        "normalize": PresetValue(False),  # the vectors are answered as the model gives them
+        "input_names": _tensor_names("text", "INPUT_NAME", "text", environ),
+        "output_names": _tensor_names("embedding", "OUTPUT_NAME", "embedding", environ),
     }
     # Never its default of 1024: the original cut its answers by it, and the model's output says its own length.
     if "EMBEDDING_SIZE" in environ:
-        table["dimension"] = Given(whole("EMBEDDING_SIZE", environ), ("EMBEDDING_SIZE",))
+        table["dimension"] = PresetValue(read_int("EMBEDDING_SIZE", environ), ("EMBEDDING_SIZE",))
     settings = {}
     if "SERVER_PORT" in environ:
-        settings["port"] = Given(environ["SERVER_PORT"], ("SERVER_PORT",))
+        settings["port"] = PresetValue(environ["SERVER_PORT"], ("SERVER_PORT",))
     if level := _level(environ.get("RUST_LOG", "")):
-        settings["log_level"] = Given(level, ("RUST_LOG",))
+        settings["log_level"] = PresetValue(level, ("RUST_LOG",))
     address = f"{name}={place}#{text['MODEL_NAME']}@{text['MODEL_VERSION']}"
-    served = Given((address,), tuple(one for one in text if one in environ))
-    return Found(settings=settings, served=served, tables={name: table}, warnings=_misspelt(environ))
+    served = PresetValue((address,), tuple(one for one in text if one in environ))
+    return PresetSettings(settings=settings, served=served, tables={name: table}, warnings=_warn_misspelt(environ))
 
 
-def _named(usual: str, variable: str, default: str, environ: Environ) -> Given:
-    return Given({usual: environ.get(variable, default)}, (variable,) if variable in environ else ())
+def _tensor_names(usual: str, variable: str, default: str, environ: Environ) -> PresetValue:
+    return PresetValue({usual: environ.get(variable, default)}, (variable,) if variable in environ else ())
 
 
-def _misspelt(environ: Environ) -> tuple[str, ...]:
+def _warn_misspelt(environ: Environ) -> tuple[str, ...]:
     if _MISSPELT_PORT not in environ or "TRITON_SERVER_GRPC_PORT" in environ:
         return ()
     return (f"{_MISSPELT_PORT} is not read, as in triton-grpc-proxy: the port is TRITON_SERVER_GRPC_PORT (now 8001)",)

@@ -8,7 +8,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from shoal.config.presets.base import HOST, Environ, Found, Given, Preset, switch, whole, wrong
+from shoal.config.presets.base import (
+    HOST,
+    Environ,
+    Preset,
+    PresetSettings,
+    PresetValue,
+    invalid_value_error,
+    read_int,
+    read_switch,
+)
 from shoal.errors import ConfigError
 
 _PROTO, _HOST, _PORT = "--triton_http_proto", "--triton_http_host", "--triton_http_port"
@@ -22,26 +31,26 @@ _GRPC_PORT = "8001"
 _DROPPED = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
 
 
-def _read(environ: Environ) -> Found:
+def _read(environ: Environ) -> PresetSettings:
     proto = environ.get(_PROTO, "http")
     if proto not in ("http", "https"):
-        raise wrong(_PROTO, "http or https", environ)
+        raise invalid_value_error(_PROTO, "http or https", environ)
     host = environ.get(_HOST, "127.0.0.1")
     if not re.fullmatch(HOST, host):
-        raise wrong(_HOST, "a host without a port", environ)
+        raise invalid_value_error(_HOST, "a host without a port", environ)
     place = f"{'tritons' if proto == 'https' else 'triton'}://{host}:{_GRPC_PORT}"
     settings, language_models = {}, {}
     if _TOKENS in environ:
-        settings["default_max_tokens"] = Given(whole(_TOKENS, environ), (_TOKENS,))
-    if _VERBOSE in environ and switch(_VERBOSE, environ):
-        settings["log_level"] = Given("debug", (_VERBOSE,))
+        settings["default_max_tokens"] = PresetValue(read_int(_TOKENS, environ), (_TOKENS,))
+    if _VERBOSE in environ and read_switch(_VERBOSE, environ):
+        settings["log_level"] = PresetValue("debug", (_VERBOSE,))
     if _TOKENIZER in environ:
-        language_models["tokenizer"] = Given(f"file:{_folder(_TOKENIZER, environ)}", (_TOKENIZER,))
+        language_models["tokenizer"] = PresetValue(f"file:{_folder(_TOKENIZER, environ)}", (_TOKENIZER,))
     if _ENGINE in environ:
-        language_models["context_tokens"] = Given(_context(_folder(_ENGINE, environ) / "config.json"), (_ENGINE,))
-    return Found(
+        language_models["context_tokens"] = PresetValue(_context(_folder(_ENGINE, environ) / "config.json"), (_ENGINE,))
+    return PresetSettings(
         settings=settings,
-        served=Given((place,), tuple(flag for flag in (_PROTO, _HOST) if flag in environ)),
+        served=PresetValue((place,), tuple(flag for flag in (_PROTO, _HOST) if flag in environ)),
         language_models=language_models,
         warnings=_port(environ, place),
     )
@@ -60,7 +69,7 @@ def _port(environ: Environ, place: str) -> tuple[str, ...]:
 def _folder(flag: str, environ: Environ) -> Path:
     folder = Path(environ[flag]).expanduser().absolute()
     if not folder.is_dir():
-        raise wrong(flag, "a folder that is there", environ)
+        raise invalid_value_error(flag, "a folder that is there", environ)
     return folder
 
 

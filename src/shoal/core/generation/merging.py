@@ -13,7 +13,7 @@ AHEAD = 16
 """Chunks that may lie ready, over all streams together: a reader that stops, stops them."""
 
 
-async def merged(streams: Sequence[AsyncGenerator[T]], *, at_once: int) -> AsyncGenerator[T]:
+async def merge_streams(streams: Sequence[AsyncGenerator[T]], *, at_once: int) -> AsyncGenerator[T]:
     """The chunks of all streams, of which at most `at_once` run side by side, the first ones first.
 
     When one fails, the others are closed and its error is raised. Closing this closes all of them.

@@ -20,11 +20,11 @@ class _Replica:
     picked: int = 0
     ejection: Ejection = field(default_factory=lambda: Ejection(first_s=PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
-    def open(self, now: float) -> bool:
-        return self.ejection.open(now, self.running)
+    def can_take(self, now: float) -> bool:
+        return self.ejection.can_take(now, self.running)
 
 
-class Rota:
+class ReplicaSelector:
     """The one with the fewest answers in flight, ties in turn. One that fails several times in a row, or kept a request
     waiting for `patience_s` without a first piece, is ejected as `Ejection` says, unless there is no other."""
 
@@ -37,7 +37,7 @@ class Rota:
     def pick(self, there: Sequence[int]) -> int:
         """One of those that are there, which is at least one."""
         now = self._clock()
-        fit = [at for at in there if self._replicas[at].open(now)] or there
+        fit = [at for at in there if self._replicas[at].can_take(now)] or there
         at = min(fit, key=lambda at: (self._replicas[at].running, self._replicas[at].picked))
         self._turn += 1
         self._replicas[at].picked = self._turn
@@ -48,9 +48,9 @@ class Rota:
         self._replicas[at].running += 1
         return self._clock()
 
-    def answered(self, at: int) -> None:
+    def record_first_piece(self, at: int) -> None:
         """It has given a first piece."""
-        self._replicas[at].ejection.heard()
+        self._replicas[at].ejection.end_trial()
 
     def end(self, at: int, began: float, *, answered: bool, failed: bool = False) -> None:
         """`failed`: the answer ended with the replica's failure. One without a piece that was not waited for tells
@@ -60,9 +60,9 @@ class Rota:
         now = self._clock()
         silent = not answered and now - began >= self._patience_s
         if failed or silent:
-            replica.ejection.failed(now, gone=silent)
+            replica.ejection.record_failure(now, gone=silent)
         elif answered:
-            replica.ejection.succeeded()
+            replica.ejection.record_success()
 
     def status(self, at: int, name: str, *, present: bool) -> ReplicaStatus:
         return self._replicas[at].ejection.status(name, self._clock(), present=present)

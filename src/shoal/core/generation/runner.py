@@ -16,9 +16,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.core.generation.merging import merged
-from shoal.core.generation.replica_selection import Rota
-from shoal.core.generation.sampling import CUT_HERE, OF_IDS, UNSET, check_elsewhere, honoured
+from shoal.core.generation.merging import merge_streams
+from shoal.core.generation.replica_selection import ReplicaSelector
+from shoal.core.generation.sampling import (
+    APPLIED_BY_SHOAL,
+    TOKEN_ID_FIELDS,
+    UNSET,
+    check_unsupported_fields,
+    merge_sampling,
+)
 from shoal.core.protocols import (
     Breakable,
     ChatPipeline,
@@ -31,7 +37,7 @@ from shoal.core.protocols import (
 )
 from shoal.core.threads import Threads
 from shoal.errors import EngineFailed, InvalidValue, Overloaded, ShoalError, TransportFailed, Unavailable, Unsupported
-from shoal.types import Batched, Chunk, Context, Generate, Result, Sampling, Usage
+from shoal.types import BatchTask, Chunk, Context, Generate, Result, Sampling, Usage
 
 logger = logging.getLogger("shoal.core")
 
@@ -75,7 +81,7 @@ class _Answer:
     prompt_tokens: int | None = None
     cached_tokens: int = 0
 
-    def note(self, piece: Piece) -> None:
+    def record_usage(self, piece: Piece) -> None:
         if piece.prompt_tokens is not None:
             self.prompt_tokens = piece.prompt_tokens
         if piece.cached_tokens is not None:
@@ -94,7 +100,7 @@ class _Tally:
         prompt = cached = completion = reasoning = 0
         for each, answers in zip(self.prompts, self.answers, strict=True):
             told = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
-            prompt += told[0] if told else estimate(each)
+            prompt += told[0] if told else estimate_prompt_tokens(each)
             cached += max((answer.cached_tokens for answer in answers), default=0)
             completion += sum(answer.decoder.tokens for answer in answers)
             reasoning += sum(answer.decoder.reasoning_tokens for answer in answers)
@@ -103,7 +109,7 @@ class _Tally:
         )
 
 
-def estimate(prompt: Prompt) -> int:
+def estimate_prompt_tokens(prompt: Prompt) -> int:
     """Tokens of a prompt; a guess of four bytes each where no tokenizer counted them."""
     return prompt.tokens if prompt.tokens is not None else max(1, len(prompt.text.encode()) // 4)
 
@@ -123,27 +129,27 @@ class GenerationRunner:
         self.generators = generators
         self.options = options
         self._facts = facts
-        self._rota = Rota(len(generators), options.patience_s, clock)
-        self._able = generators[0].facts
+        self._selector = ReplicaSelector(len(generators), options.patience_s, clock)
+        self._generator_facts = generators[0].facts
         self._reported: set[str] = set()
 
     @property
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         ignored: list[str] = []
-        sampling = self._checked(task, ignored)
-        prompts = await self._prompts(task)
+        sampling = self._resolve_sampling(task, ignored)
+        prompts = await self._render_prompts(task)
         tally = _Tally(prompts)
         best_of = task.n if "best_of" in ignored else max(task.best_of or 0, task.n)
-        choices = self._choices(task, sampling, ctx, tally, best_of)
-        chunks = choices[0] if len(choices) == 1 else merged(choices, at_once=CHOICES_AT_ONCE)
+        choices = self._build_choices(task, sampling, ctx, tally, best_of)
+        chunks = choices[0] if len(choices) == 1 else merge_streams(choices, at_once=CHOICES_AT_ONCE)
         if best_of > task.n:
-            chunks = _best(task, chunks, best_of)
+            chunks = _select_best(task, chunks, best_of)
         cut = sum(prompt.cut for prompt in prompts)
         names = tuple(dict.fromkeys((*(name for prompt in prompts for name in prompt.ignored), *ignored)))
         self._report_ignored(names)
@@ -154,7 +160,7 @@ class GenerationRunner:
         yield Chunk(usage=tally.usage())
 
     def check(self, task: Generate) -> None:
-        self._checked(task, [])
+        self._resolve_sampling(task, [])
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         for generator in self.generators:
@@ -163,7 +169,7 @@ class GenerationRunner:
 
     def replicas(self) -> list[ReplicaStatus]:
         return [
-            self._rota.status(at, generator.facts.name, present=generator.ready())
+            self._selector.status(at, generator.facts.name, present=generator.ready())
             for at, generator in enumerate(self.generators)
         ]
 
@@ -180,17 +186,21 @@ class GenerationRunner:
                 self._reported.add(name)
                 logger.warning("%s cannot honour %r and answers without it", self.options.model, name)
 
-    def _checked(self, task: Generate, ignored: list[str]) -> Sampling:
+    def _resolve_sampling(self, task: Generate, ignored: list[str]) -> Sampling:
         """The sampling to use; fields that do not count are appended to `ignored`. Raises what is wrong with the task
         as a whole."""
         self.pipeline.check(task)
-        if task.adapter and task.adapter not in self._able.adapters:
+        if task.adapter and task.adapter not in self._generator_facts.adapters:
             raise InvalidValue(f"this model has no adapter {task.adapter!r}", param="model")
         asked = self._with_tools(task, ignored)
-        able = self._able.parameters | CUT_HERE | (OF_IDS if self._able.gives == "ids" else frozenset())
-        sampling = honoured(asked, self.options.sampling, able, self.options.ignore, task.names, ignored=ignored)
+        able = (
+            self._generator_facts.parameters
+            | APPLIED_BY_SHOAL
+            | (TOKEN_ID_FIELDS if self._generator_facts.gives == "ids" else frozenset())
+        )
+        sampling = merge_sampling(asked, self.options.sampling, able, self.options.ignore, task.names, ignored=ignored)
         sampling = self._with_logprobs(task, sampling, ignored)
-        check_elsewhere(task.extras, self.options.ignore, ignored=ignored)
+        check_unsupported_fields(task.extras, self.options.ignore, ignored=ignored)
         if task.echo and sampling.logprobs is not None:
             raise Unsupported(
                 "the probabilities of a prompt's tokens are not known: leave 'echo' or 'logprobs' out", param="logprobs"
@@ -201,7 +211,7 @@ class GenerationRunner:
                 param="min_tokens",
             )
         if task.best_of is not None and task.best_of > task.n:
-            if "logprobs" not in self._able.parameters:
+            if "logprobs" not in self._generator_facts.parameters:
                 if "best_of" not in self.options.ignore:
                     why = "this model does not tell which answer is best: leave 'best_of' out"
                     raise Unsupported(why, param="best_of")
@@ -211,7 +221,7 @@ class GenerationRunner:
         return sampling
 
     def _with_logprobs(self, task: Generate, sampling: Sampling, ignored: list[str]) -> Sampling:
-        most, asked = self._able.top_logprobs, sampling.logprobs
+        most, asked = self._generator_facts.top_logprobs, sampling.logprobs
         if most is None or asked is None or asked <= most:
             return sampling
         name = "top_logprobs" if task.messages else "logprobs"
@@ -233,7 +243,7 @@ class GenerationRunner:
                 f"an answer cannot be a call and have the form of {asked.field!r}: leave one of them out",
                 param=asked.field,
             )
-        guide = self.pipeline.tools_guide(task) if "guide" in self._able.parameters else None
+        guide = self.pipeline.tools_guide(task) if "guide" in self._generator_facts.parameters else None
         if guide is not None:
             return msgspec.structs.replace(task.sampling, guide=guide)
         if "tool_choice" not in self.options.ignore:
@@ -245,19 +255,19 @@ class GenerationRunner:
         ignored.append("tool_choice")
         return task.sampling
 
-    async def _prompts(self, task: Generate) -> list[Prompt]:
+    async def _render_prompts(self, task: Generate) -> list[Prompt]:
         threads = self.options.threads
-        if threads is None or _size(task) <= INLINE_CHARS:
+        if threads is None or _estimate_chars(task) <= INLINE_CHARS:
             return self.pipeline.prompts(task)
         return await threads.run(lambda: self.pipeline.prompts(task))
 
-    def _choices(
+    def _build_choices(
         self, task: Generate, sampling: Sampling, ctx: Context, tally: _Tally, each: int
     ) -> list[AsyncGenerator[Chunk]]:
         """A stream of chunks for each choice, none of them begun; numbered prompt by prompt."""
         choices: list[AsyncGenerator[Chunk]] = []
         seed = sampling.seed
-        if seed is None and each > 1 and "seed" in self._able.parameters:
+        if seed is None and each > 1 and "seed" in self._generator_facts.parameters:
             # Some backends take a fixed seed where they are told none: every choice would be the same.
             seed = random.randrange(SEEDS)
         for prompt in tally.prompts:
@@ -266,46 +276,48 @@ class GenerationRunner:
             tally.answers.append(answers)
             asked = msgspec.structs.replace(task, sampling=own)
             for number in range(each):
-                answer = _Answer(self.pipeline.decoder(asked, prompt, len(choices), self._able.gives))
+                answer = _Answer(self.pipeline.decoder(asked, prompt, len(choices), self._generator_facts.gives))
                 answers.append(answer)
                 if seed is not None:
                     asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(own, seed=seed + number))
-                choices.append(self._answer(asked, prompt, ctx, answer))
+                choices.append(self._stream_answer(asked, prompt, ctx, answer))
         return choices
 
     def _with_length(self, sampling: Sampling, prompt: Prompt) -> Sampling:
         """An answer may be as long as asked for, and never longer than what the context has room for."""
         room = None
-        if self._able.context_tokens is not None and prompt.tokens is not None:
-            room = max(1, self._able.context_tokens - prompt.tokens)
+        if self._generator_facts.context_tokens is not None and prompt.tokens is not None:
+            room = max(1, self._generator_facts.context_tokens - prompt.tokens)
         most = sampling.max_tokens
         if most is None:
             most = self.options.default_max_tokens or room
-        if most is None and "max_tokens" in self._able.parameters:
+        if most is None and "max_tokens" in self._generator_facts.parameters:
             most = UNBOUNDED_TOKENS
         if most is not None and room is not None:
             most = min(most, room)
         return sampling if most == sampling.max_tokens else msgspec.structs.replace(sampling, max_tokens=most)
 
-    def _told(self, task: Generate) -> Sampling:
+    def _to_backend_sampling(self, task: Generate) -> Sampling:
         """What the backend is told: only of what it can honour."""
-        told = self.pipeline.told(task, task.sampling)
-        able = self._able.parameters
+        told = self.pipeline.to_backend_sampling(task, task.sampling)
+        able = self._generator_facts.parameters
         lacking = {name: None for name in ("max_tokens", "skip_special_tokens", "include_stop") if name not in able}
         return msgspec.structs.replace(told, **lacking) if lacking else told
 
-    async def _answer(self, task: Generate, prompt: Prompt, ctx: Context, answer: _Answer) -> AsyncGenerator[Chunk]:
+    async def _stream_answer(
+        self, task: Generate, prompt: Prompt, ctx: Context, answer: _Answer
+    ) -> AsyncGenerator[Chunk]:
         """`task` with the sampling in effect."""
         decoder, most = answer.decoder, task.sampling.max_tokens
         # Told with the first piece: alone it would look like a first token.
         echo = [Chunk(text=prompt.text, index=decoder.index)] if task.echo and prompt.text else []
-        counted_here = "max_tokens" not in self._able.parameters
-        told = self._told(task)
+        counted_here = "max_tokens" not in self._generator_facts.parameters
+        told = self._to_backend_sampling(task)
         reason = "length" if most == 0 else ""
         if not reason:
-            async with aclosing(self._pieces(task, prompt, told, ctx)) as pieces:
+            async with aclosing(self._stream_pieces(task, prompt, told, ctx)) as pieces:
                 async for piece in pieces:
-                    answer.note(piece)
+                    answer.record_usage(piece)
                     for chunk in (*echo, *decoder.push(piece)) if echo else decoder.push(piece):
                         yield chunk
                     echo = []
@@ -322,15 +334,17 @@ class GenerationRunner:
         for chunk in (*echo, *decoder.flush(reason)):
             yield chunk
 
-    async def _pieces(self, task: Generate, prompt: Prompt, sampling: Sampling, ctx: Context) -> AsyncGenerator[Piece]:
+    async def _stream_pieces(
+        self, task: Generate, prompt: Prompt, sampling: Sampling, ctx: Context
+    ) -> AsyncGenerator[Piece]:
         """One answer's pieces from the replica with the fewest answers in flight; from another one, if that cannot be
         reached or is full before its first piece."""
         tried: set[int] = set()
         while True:
-            number = self._pick(tried)
+            number = self._pick_replica(tried)
             tried.add(number)
             generate = self.generators[number].generate
-            began = self._rota.begin(number)
+            began = self._selector.begin(number)
             answered = failed = False
             try:
                 async with aclosing(
@@ -339,28 +353,28 @@ class GenerationRunner:
                     async for piece in pieces:
                         if not answered:
                             answered = True
-                            self._rota.answered(number)
+                            self._selector.record_first_piece(number)
                         yield piece
                 return
             except (TransportFailed, EngineFailed, Overloaded) as error:
                 failed = not isinstance(error, Overloaded)
-                if answered or isinstance(error, EngineFailed) or not self._others(tried):
+                if answered or isinstance(error, EngineFailed) or not self._untried_replicas(tried):
                     raise
             finally:
-                self._rota.end(number, began, answered=answered, failed=failed)
+                self._selector.end(number, began, answered=answered, failed=failed)
 
-    def _others(self, tried: Collection[int]) -> list[int]:
+    def _untried_replicas(self, tried: Collection[int]) -> list[int]:
         return [at for at, generator in enumerate(self.generators) if at not in tried and generator.ready()]
 
-    def _pick(self, tried: Collection[int]) -> int:
+    def _pick_replica(self, tried: Collection[int]) -> int:
         """A replica's number. Raises Unavailable when none is there."""
-        there = self._others(tried)
+        there = self._untried_replicas(tried)
         if not there:
             raise Unavailable(f"no replica of {self.options.model!r} can answer now: try again soon", retry_after=1.0)
-        return self._rota.pick(there)
+        return self._selector.pick(there)
 
 
-async def _best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: int) -> AsyncGenerator[Chunk]:
+async def _select_best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: int) -> AsyncGenerator[Chunk]:
     """The `n` likeliest of `best_of` answers to each prompt, by the mean log probability of their tokens."""
     found: dict[int, list[Chunk]] = {}
     async with aclosing(chunks):
@@ -369,18 +383,18 @@ async def _best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: int) -> 
     wanted = task.sampling.logprobs is not None
     for prompt in range(max(1, len(task.prompts))):
         own = [found[index] for index in range(prompt * best_of, (prompt + 1) * best_of)]
-        for number, answer in enumerate(sorted(own, key=_likelihood, reverse=True)[: task.n]):
+        for number, answer in enumerate(sorted(own, key=_mean_logprob, reverse=True)[: task.n]):
             for chunk in answer:
                 logprobs = chunk.logprobs if wanted else []
                 yield msgspec.structs.replace(chunk, index=prompt * task.n + number, logprobs=logprobs)
 
 
-def _likelihood(answer: Sequence[Chunk]) -> float:
+def _mean_logprob(answer: Sequence[Chunk]) -> float:
     values = [each.logprob for chunk in answer for each in chunk.logprobs]
     return sum(values) / len(values) if values else float("-inf")
 
 
-def _size(task: Generate) -> int:
+def _estimate_chars(task: Generate) -> int:
     """About how many characters there are to render and tokenise; a message is some by itself."""
     size = sum(len(prompt) for prompt in task.prompts) + MESSAGE_CHARS * len(task.messages)
     for message in task.messages:

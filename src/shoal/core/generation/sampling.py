@@ -37,7 +37,7 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """Values that ask for nothing: clients send them without meaning anything by it, so no model refuses them."""
 
-ELSEWHERE: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     # vLLM
     "use_beam_search": (False,),
     "allowed_token_ids": (),
@@ -80,14 +80,14 @@ They change the answer, so they are refused by name; a server behind that speaks
 LONGEST_NEUTRAL = 32
 """Bytes of JSON that may be one of the values above; longer JSON, however deep, is not looked at."""
 
-CUT_HERE = frozenset({"max_tokens", "stop", "include_stop"})
+APPLIED_BY_SHOAL = frozenset({"max_tokens", "stop", "include_stop"})
 """Honoured by Shoal itself, whatever the backend can."""
 
-OF_IDS = frozenset({"stop_token_ids", "skip_special_tokens"})
+TOKEN_ID_FIELDS = frozenset({"stop_token_ids", "skip_special_tokens"})
 """Honoured by Shoal too where it sees token ids."""
 
 
-def honoured(
+def merge_sampling(
     asked: Sampling,
     defaults: Sampling,
     able: Collection[str],
@@ -121,11 +121,11 @@ def honoured(
     return Sampling(**values)
 
 
-def check_elsewhere(extras: Mapping[str, msgspec.Raw], ignore: Collection[str], *, ignored: list[str]) -> None:
+def check_unsupported_fields(extras: Mapping[str, msgspec.Raw], ignore: Collection[str], *, ignored: list[str]) -> None:
     """Raises Unsupported for a field of ELSEWHERE that asks for something, unless `ignore` has it: then its name is
     appended to `ignored`."""
-    for name in extras.keys() & ELSEWHERE.keys():
-        if asks_nothing(extras[name], ELSEWHERE[name]):
+    for name in extras.keys() & UNSUPPORTED_FIELDS.keys():
+        if is_neutral(extras[name], UNSUPPORTED_FIELDS[name]):
             continue
         if name not in ignore:
             raise Unsupported(
@@ -136,7 +136,7 @@ def check_elsewhere(extras: Mapping[str, msgspec.Raw], ignore: Collection[str], 
         ignored.append(name)
 
 
-def asks_nothing(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
+def is_neutral(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
     """Whether JSON is null, or one of the values; 1 and 1.0 are the same, 1 and true are not."""
     if len(memoryview(raw)) > LONGEST_NEUTRAL:
         return False
@@ -144,7 +144,7 @@ def asks_nothing(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
     return value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
 
 
-def defaults_of(settings: Mapping[str, Any], able: Collection[str], model: str) -> Sampling:
+def parse_sampling_defaults(settings: Mapping[str, Any], able: Collection[str], model: str) -> Sampling:
     """A model's default sampling from its table; a field that it cannot honour is left out, with a warning.
 
     Raises msgspec.ValidationError for a value of the wrong type and KeyError for a name that is no field.

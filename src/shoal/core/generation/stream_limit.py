@@ -61,7 +61,7 @@ class StreamLimit:
     def _check_room(self, ctx: Context) -> None:
         mine = len(self._waiting.get(ctx.client, ()))
         now = self._clock()
-        seconds = self._seconds(ctx.client, now)
+        seconds = self._estimate_wait_s(ctx.client, now)
         if self.waiting >= self._queued:
             raise Overloaded(
                 f"no place is free, nor one to wait for it (max_queued_streams is {self._queued}): try again later",
@@ -81,7 +81,7 @@ class StreamLimit:
                 retry_after=wait_before_retry(seconds - left),
             )
 
-    def _seconds(self, client: str, now: float) -> float:
+    def _estimate_wait_s(self, client: str, now: float) -> float:
         """Until a place comes free for one more of this client, clients in turn; 0 while the pace is not known."""
         handed = self._handed
         if len(handed) != handed.maxlen:

@@ -9,12 +9,12 @@ from typing import Self
 from shoal.errors import DeadlineExceeded, ShoalError
 
 
-class Silence:
+class StreamTimeout:
     """Breaks off a wait that lasts too long. Around each wait `listen()` and `heard()`; around all of them `with`.
 
     `first_s` bounds the first wait, `between_s` each later one, `total_s` all together from now on. Time between
-    `heard` and the next `listen` is the reader's own, and counts only against the whole. What is awaited is cancelled,
-    and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged. `break_off` ends it for
+    `end_wait` and the next `start_wait` is the reader's own, and counts only against the whole. What is awaited is cancelled,
+    and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged. `abort` ends it for
     another reason.
     """
 
@@ -30,7 +30,7 @@ class Silence:
         self._why: ShoalError | None = None
 
     def __enter__(self) -> Self:
-        self._timer = self._loop.call_later(self._next(), self._look)
+        self._timer = self._loop.call_later(self._next_check_s(), self._check)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -38,8 +38,8 @@ class Silence:
         if self._why and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
             raise self._why from None
 
-    def listen(self) -> None:
-        """A wait begins, in the current task. Raises DeadlineExceeded when the whole time is up, and what `break_off`
+    def start_wait(self) -> None:
+        """A wait begins, in the current task. Raises DeadlineExceeded when the whole time is up, and what `abort`
         was told."""
         if self._why is not None:
             raise self._why
@@ -48,28 +48,28 @@ class Silence:
             raise DeadlineExceeded(_TOTAL)
         self._task = asyncio.current_task(self._loop)
 
-    def heard(self) -> None:
+    def end_wait(self) -> None:
         """It is over."""
         self._since = None
         if self._wait_s is not self._between_s:
             self._wait_s = self._between_s
             self._timer.cancel()
-            self._timer = self._loop.call_later(self._next(), self._look)
+            self._timer = self._loop.call_later(self._next_check_s(), self._check)
 
-    def break_off(self, error: ShoalError) -> None:
+    def abort(self, error: ShoalError) -> None:
         """End the wait with this error, or the next one before it begins."""
         if self._why is None:
             self._why = error
             if self._since is not None and self._task is not None:
                 self._task.cancel()
 
-    def _next(self) -> float:
+    def _next_check_s(self) -> float:
         """Seconds until the timer has to look again: nothing can be overdue sooner."""
         now = self._loop.time()
         since = self._since if self._since is not None else now
         return max(0.0, min(since + self._wait_s, self._end) - now)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         if self._since is not None and self._task is not None:
             if now >= self._end:
@@ -80,8 +80,8 @@ class Silence:
             if self._why is not None:
                 self._task.cancel()
                 return
-        # Past the end somebody else holds the stream: the next `listen` will say so.
-        self._timer = self._loop.call_later(max(self._next(), 0.01), self._look)
+        # Past the end somebody else holds the stream: the next `start_wait` will say so.
+        self._timer = self._loop.call_later(max(self._next_check_s(), 0.01), self._check)
 
 
 _TOTAL = "the answer was not complete within the request's time: ask for fewer tokens, or allow more time"

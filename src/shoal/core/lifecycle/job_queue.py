@@ -19,7 +19,7 @@ logger = logging.getLogger("shoal.core")
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class ActiveJob:
     """A job that is not over. `plan`: what it loads or fetches; `model`: what it loads, once it has begun to; `keep`: a
     model that it fails to load stays, as failed; `reason`: why it was stopped."""
 
@@ -32,42 +32,46 @@ class Work:
     task: asyncio.Task[None] = field(init=False, repr=False)
 
 
-Act = Callable[[Work], Coroutine[Any, Any, None]]
+JobFunction = Callable[[ActiveJob], Coroutine[Any, Any, None]]
 
 
-class Turns:
+class JobQueue:
     """Everything that is being done, by the name that it is done to, oldest first.
 
     `ended` is called once for each, with what it failed with or was stopped for, before its job is over.
     """
 
-    def __init__(self, ended: Callable[[Work, ShoalError | None], None]) -> None:
-        self._works: dict[str, list[Work]] = {}
-        self._ended = ended
+    def __init__(self, ended: Callable[[ActiveJob, ShoalError | None], None]) -> None:
+        self._works: dict[str, list[ActiveJob]] = {}
+        self._on_end = ended
 
-    def __iter__(self) -> Iterator[Work]:
+    def __iter__(self) -> Iterator[ActiveJob]:
         return iter([work for works in self._works.values() for work in works])
 
     def __contains__(self, name: str) -> bool:
         return name in self._works
 
-    def of(self, name: str) -> Sequence[Work]:
+    def active_jobs(self, name: str) -> Sequence[ActiveJob]:
         return tuple(self._works.get(name, ()))
 
-    def last(self, name: str, *actions: Action) -> Work | None:
+    def last(self, name: str, *actions: Action) -> ActiveJob | None:
         """The job of these kinds that will have the last word on this name; none that is being stopped."""
-        return next((each for each in reversed(self.of(name)) if each.job.action in actions and not each.reason), None)
+        return next(
+            (each for each in reversed(self.active_jobs(name)) if each.job.action in actions and not each.reason), None
+        )
 
-    def begin(self, work: Work, act: Act, *, at_once: bool = False) -> None:
+    def begin(self, work: ActiveJob, act: JobFunction, *, at_once: bool = False) -> None:
         """Run `act` when its turn has come, or beside what runs."""
         name = work.job.model
-        before = () if at_once else self.of(name)
+        before = () if at_once else self.active_jobs(name)
         self._works.setdefault(name, []).append(work)
-        work.task = asyncio.get_running_loop().create_task(_after(before, act, work), name=f"{work.job.action} {name}")
+        work.task = asyncio.get_running_loop().create_task(
+            _run_after(before, act, work), name=f"{work.job.action} {name}"
+        )
         # Not at the end of the task itself: one that is cancelled before its first step never gets there.
-        work.task.add_done_callback(partial(self._close, work))
+        work.task.add_done_callback(partial(self._finish, work))
 
-    def stop(self, works: Iterable[Work], reason: ShoalError, actions: Collection[Action] | None = None) -> bool:
+    def stop(self, works: Iterable[ActiveJob], reason: ShoalError, actions: Collection[Action] | None = None) -> bool:
         """Cancel those of these kinds (None: all); whether there were any. They are over a little later."""
         stopped = [work for work in works if actions is None or work.job.action in actions]
         for work in stopped:
@@ -75,26 +79,26 @@ class Turns:
             work.task.cancel()
         return bool(stopped)
 
-    def _close(self, work: Work, task: asyncio.Task[None]) -> None:
-        job, error = work.job, _error_of(work, task)
+    def _finish(self, work: ActiveJob, task: asyncio.Task[None]) -> None:
+        job, error = work.job, _get_error(work, task)
         works = self._works[job.model]
         works.remove(work)
         if not works:
             del self._works[job.model]
         state: JobState = "done" if error is None else "cancelled" if task.cancelled() else "failed"
         try:
-            self._ended(work, error)
+            self._on_end(work, error)
         finally:
             job.end(state, error)
 
 
-async def _after(before: Sequence[Work], act: Act, work: Work) -> None:
+async def _run_after(before: Sequence[ActiveJob], act: JobFunction, work: ActiveJob) -> None:
     for other in before:
         await other.job.over.wait()
     await act(work)
 
 
-def _error_of(work: Work, task: asyncio.Task[None]) -> ShoalError | None:
+def _get_error(work: ActiveJob, task: asyncio.Task[None]) -> ShoalError | None:
     if task.cancelled():
         work.reason = work.reason or Unavailable("it was cancelled with the server's other work: ask again")
         return work.reason

@@ -18,7 +18,7 @@ Action = Literal["load", "download", "unload", "delete", "sleep", "wake"]
 
 JobState = Literal["running", "done", "failed", "cancelled"]
 
-KEPT = 100
+MAX_ENDED_JOBS = 100
 """Finished jobs that can still be looked up."""
 
 
@@ -77,7 +77,7 @@ class Jobs:
     def add(self, job: Job) -> Job:
         self._jobs[job.id] = job
         ended = [each.id for each in self._jobs.values() if each.state != "running"]
-        for old in ended[: max(0, len(ended) - KEPT)]:
+        for old in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
             del self._jobs[old]
         return job
 

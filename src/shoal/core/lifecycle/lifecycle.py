@@ -17,12 +17,12 @@ from functools import partial
 
 from shoal.core.closing import close_all
 from shoal.core.lifecycle.events import Event
-from shoal.core.lifecycle.eviction import Bounds
-from shoal.core.lifecycle.job_queue import Act, Turns, Work
+from shoal.core.lifecycle.eviction import MemoryLimits
+from shoal.core.lifecycle.job_queue import ActiveJob, JobFunction, JobQueue
 from shoal.core.lifecycle.jobs import Action, Job, Jobs
-from shoal.core.lifecycle.loading import Entry, Fetched, Loader, LoadOptions, Plan, Report
-from shoal.core.lifecycle.memory_pool import Residents
-from shoal.core.lifecycle.model_status import Standing
+from shoal.core.lifecycle.loading import Entry, FetchResult, Loader, LoadOptions, Plan, ProgressReporter
+from shoal.core.lifecycle.memory_pool import MemoryPool
+from shoal.core.lifecycle.model_status import ModelStatus
 from shoal.core.listing import Listing, Status
 from shoal.core.protocols import Breakable, Runner
 from shoal.core.registry import Model, Registry
@@ -78,85 +78,85 @@ class Lifecycle:
         self._unload_timeout_s = unload_timeout_s
         self._clock = clock
         self._jobs = Jobs()
-        self._named: dict[str, Plan] = {}
-        self._turns = Turns(self._ended)
-        self._standing = Standing(registry, self._turns)
-        bounds = Bounds(max_loaded_models, max_loaded_bytes)
-        self._residents = Residents(bounds, keep_alive_s, self._turns.__contains__, self._put_to_sleep, clock=clock)
+        self._startup_plans: dict[str, Plan] = {}
+        self._queue = JobQueue(self._finish_job)
+        self._model_status = ModelStatus(registry, self._queue)
+        bounds = MemoryLimits(max_loaded_models, max_loaded_bytes)
+        self._memory = MemoryPool(bounds, keep_alive_s, self._queue.__contains__, self._put_to_sleep, clock=clock)
         self._closed = False
 
     def add(self, plan: Plan, *, required: bool = True) -> Job:
         """Load a model named at start; one that fails stays registered, as failed, and `load` tries it again. One that
         finds no room beside the others begins its life asleep. Raises AddressError when one of its names is taken."""
-        self._refuse_if_closed()
+        self._check_open()
         model = self._register(plan, required)
-        self._named[plan.name] = plan
-        return self._begin(Work(Job("load", plan.name), plan, model, at_start=True, keep=True), self._load)
+        self._startup_plans[plan.name] = plan
+        return self._start_job(ActiveJob(Job("load", plan.name), plan, model, at_start=True, keep=True), self._load)
 
     def load(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
         """Load a model. Loaded already: a job that is done, with changed=False; being loaded: that job. One that is
         loaded and cannot answer, because somebody took it off its server, is loaded anew.
         Raises InvalidValue for a bad name, Conflict when the name means another model or this one runs otherwise."""
-        self._refuse_if_closed()
+        self._check_open()
         plan = self._resolve(name, options)
         model = self._registry.get(plan.name)
-        if model is not None and model.plan is not None and _same(model.plan, plan):
+        if model is not None and model.plan is not None and _is_same_plan(model.plan, plan):
             plan = model.plan
-        last = self._turns.last(plan.name, "load", "unload", "delete")
+        last = self._queue.last(plan.name, "load", "unload", "delete")
         if last is None or last.job.action == "load":
             current = last.plan if last is not None else model.plan if model is not None else None
-            same = current is None or _same(current, plan)
+            same = current is None or _is_same_plan(current, plan)
             if not same and current is not None and current.resolved:
-                raise _otherwise(current, plan)
+                raise _plan_conflict(current, plan)
             # Behind one that has yet to find its source, the job itself sees whether it is the same.
             if same and last is not None:
                 return last.job
             if same and model is not None and model.state == "ready":
-                if model.able():
-                    return self._nothing_to_do("load", plan.name)
-                self._broke(model, model.ready_runner(), Unavailable("it did not answer, and is loaded anew"))
-        work = Work(Job("load", plan.name), plan)
-        if model is None and plan.name not in self._turns:
-            work.model = self._register_late(plan)
-        self._standing.forget(plan.name)
-        return self._begin(work, self._load)
+                if model.can_answer():
+                    return self._add_finished_job("load", plan.name)
+                self._on_broken(model, model.ready_runner(), Unavailable("it did not answer, and is loaded anew"))
+        work = ActiveJob(Job("load", plan.name), plan)
+        if model is None and plan.name not in self._queue:
+            work.model = self._register_on_demand(plan)
+        self._model_status.forget(plan.name)
+        return self._start_job(work, self._load)
 
     def download(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
         """Fetch a model's files, and nothing more; while that runs, asking again joins it. Raises InvalidValue for a
         bad name, Conflict while another source is downloaded under the same name."""
-        self._refuse_if_closed()
+        self._check_open()
         plan = self._resolve(name, options)
-        last = self._turns.last(plan.name, "download", "delete")
+        last = self._queue.last(plan.name, "download", "delete")
         if last is not None and last.plan is not None:
-            if not _same(last.plan, plan):
+            if not _is_same_plan(last.plan, plan):
                 raise Conflict(f"{last.plan.source} is being downloaded as {plan.name!r}: wait for it", param="model")
             return last.job
-        return self._begin(Work(Job("download", plan.name), plan), partial(self._download, plan))
+        return self._start_job(ActiveJob(Job("download", plan.name), plan), partial(self._download, plan))
 
     def unload(self, name: str) -> Job:
         """Take a model out once its requests in flight are answered; a running load of it is cancelled.
         Not loaded: a job that is done, with changed=False. Raises InvalidValue for a bad name."""
-        self._refuse_if_closed()
-        name = self._name_of(name)
-        self._standing.forget(name)
-        last = self._turns.last(name, "load", "unload", "delete")
+        self._check_open()
+        name = self._resolve_name(name)
+        self._model_status.forget(name)
+        last = self._queue.last(name, "load", "unload", "delete")
         if last is None and self._registry.get(name) is None:
-            return self._nothing_to_do("unload", name)
+            return self._add_finished_job("unload", name)
         if last is not None and last.job.action == "unload":
             return last.job
-        stopped = self._stop(self._turns.of(name), ("load", "wake"), name)
-        return self._begin(Work(Job("unload", name)), partial(self._unload, stopped))
+        stopped = self._cancel_jobs(self._queue.active_jobs(name), ("load", "wake"), name)
+        return self._start_job(ActiveJob(Job("unload", name)), partial(self._unload, stopped))
 
     def delete(self, name: str) -> Job:
         """Unload, then delete the files; a running load or download is cancelled. The job fails with Forbidden, and
         nothing is touched, for what Shoal did not make. Raises InvalidValue for a bad name."""
-        self._refuse_if_closed()
-        name = self._name_of(name)
-        last = self._turns.last(name, "load", "download", "unload", "delete")
+        self._check_open()
+        name = self._resolve_name(name)
+        last = self._queue.last(name, "load", "download", "unload", "delete")
         if last is not None and last.job.action == "delete":
             return last.job
         # It does not wait before it has looked whether it may: then it cancels what it would have waited for.
-        return self._begin(Work(Job("delete", name)), self._delete, at_once=True)
+        return self._start_job(ActiveJob(Job("delete", name)), self._delete, at_once=True)
 
     def job(self, job_id: str) -> Job:
         """Raises JobNotFound."""
@@ -168,11 +168,11 @@ class Lifecycle:
 
     async def listing(self) -> list[Listing]:
         """What is served, what could be loaded, and what failed. Raises what Loader.entries raises."""
-        return self._standing.listing(await self._loader.entries())
+        return self._model_status.listing(await self._loader.entries())
 
     def events(self) -> AsyncGenerator[Event]:
         """What happens from the first `anext` on; a reader that is too slow loses progress, or is cut off."""
-        return self._standing.events.watch()
+        return self._model_status.events.watch()
 
     async def wake(self, model: Model, ctx: Context) -> None:
         """Return when a sleeping model is ready; many requests share one load, which outlives the first to give up.
@@ -185,7 +185,7 @@ class Lifecycle:
         try:
             async with asyncio.timeout(ctx.remaining(self._clock())):
                 while model.resting:
-                    await self._waking(model).wait()
+                    await self._ensure_wake_job(model).wait()
         except TimeoutError:
             if model.note == _NO_ROOM:
                 raise Unavailable(
@@ -208,16 +208,16 @@ class Lifecycle:
                 raise Unavailable(message, param="model", retry_after=error.retry_after or 1.0) from error
             raise ModelFailed(message, param="model") from error
 
-    def stays_s(self, name: str) -> float | None:
+    def seconds_until_sleep(self, name: str) -> float | None:
         """Seconds until a loaded model falls asleep, unless it is asked before; None: it stays. Raises
         ModelNotFound."""
-        return self._residents.stays_s(self._registry.find(name))
+        return self._memory.seconds_until_sleep(self._registry.find(name))
 
-    def rest(self, name: str) -> bool:
+    def try_sleep(self, name: str) -> bool:
         """Let a model sleep from now on, until the next request for it; False: it is in use, or has no plan to come
         back by. Raises ModelNotFound."""
         model = self._registry.find(name)
-        if model.state == "ready" and model.plan is not None and not model.inflight and model.name not in self._turns:
+        if model.state == "ready" and model.plan is not None and not model.inflight and model.name not in self._queue:
             self._put_to_sleep(model)
         return model.resting
 
@@ -227,46 +227,46 @@ class Lifecycle:
         if self._closed:
             return
         self._closed = True
-        self._residents.close()
-        works = list(self._turns)
-        self._turns.stop(works, Unavailable("the server is shutting down: ask again when it is back", retry_after=1.0))
+        self._memory.close()
+        works = list(self._queue)
+        self._queue.stop(works, Unavailable("the server is shutting down: ask again when it is back", retry_after=1.0))
         for work in works:
             await work.job.over.wait()
-        self._standing.events.close()
+        self._model_status.events.close()
         await close_all(*(model.runner.aclose for model in self._registry if model.runner is not None))
 
     # Names and plans
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("the server is shutting down: ask again when it is back", retry_after=1.0)
 
     def _resolve(self, name: str, options: LoadOptions) -> Plan:
         """The plan that a name stands for: the one it runs by or was named with at start, else the loader's."""
         model = self._registry.get(name)
-        known = model.plan if model is not None else self._named_as(name)
-        if known is not None and _agree(options, known):
+        known = model.plan if model is not None else self._find_startup_plan(name)
+        if known is not None and _is_compatible(options, known):
             return known
         return replace(self._loader.resolve(name, options), options=options)
 
-    def _name_of(self, name: str) -> str:
+    def _resolve_name(self, name: str) -> str:
         model = self._registry.get(name)
         if model is not None:
             return model.name
-        if name in self._turns:
+        if name in self._queue:
             return name
-        return (self._named_as(name) or self._loader.resolve(name, _DEFAULTS)).name
+        return (self._find_startup_plan(name) or self._loader.resolve(name, _DEFAULTS)).name
 
-    def _named_as(self, name: str) -> Plan | None:
-        return next((plan for plan in self._named.values() if name in (plan.name, *plan.aliases)), None)
+    def _find_startup_plan(self, name: str) -> Plan | None:
+        return next((plan for plan in self._startup_plans.values() if name in (plan.name, *plan.aliases)), None)
 
     def _register(self, plan: Plan, required: bool) -> Model:
         model = Model(plan.name, plan.aliases, plan.default_for, plan=plan, required=required)
-        model.idle = partial(self._residents.fell_idle, model)
+        model.idle = partial(self._memory.mark_idle, model)
         self._registry.add(model)
         return model
 
-    def _register_late(self, plan: Plan) -> Model:
+    def _register_on_demand(self, plan: Plan) -> Model:
         try:
             return self._register(plan, required=False)
         except AddressError as error:
@@ -274,39 +274,41 @@ class Lifecycle:
 
     # Jobs
 
-    def _nothing_to_do(self, action: Action, name: str) -> Job:
+    def _add_finished_job(self, action: Action, name: str) -> Job:
         job = self._jobs.add(Job(action, name, changed=False))
         job.end("done")
         return job
 
-    def _begin(self, work: Work, act: Act, *, at_once: bool = False) -> Job:
+    def _start_job(self, work: ActiveJob, act: JobFunction, *, at_once: bool = False) -> Job:
         if work.job.action not in ("sleep", "wake"):
             self._jobs.add(work.job)
-        self._turns.begin(work, act, at_once=at_once)
-        self._standing.tell(work.job.model)
+        self._queue.begin(work, act, at_once=at_once)
+        self._model_status.publish_status(work.job.model)
         return work.job
 
-    def _stop(self, works: Iterable[Work], actions: Collection[Action], name: str) -> bool:
+    def _cancel_jobs(self, works: Iterable[ActiveJob], actions: Collection[Action], name: str) -> bool:
         reason = Conflict(f"{name!r} was unloaded or deleted meanwhile: load it again", param="model")
-        return self._turns.stop(works, reason, actions)
+        return self._queue.stop(works, reason, actions)
 
-    def _ended(self, work: Work, error: ShoalError | None) -> None:
+    def _finish_job(self, work: ActiveJob, error: ShoalError | None) -> None:
         """Whatever became of a job, its books are closed here."""
         name = work.job.model
         if error is not None and work.job.action in ("load", "wake"):
-            self._not_loaded(work, error)
+            self._record_load_failure(work, error)
         elif error is not None and not work.reason and work.model is not None and work.model.plan is not None:
-            self._standing.failed(work.model.plan, error)  # it is not served any longer, but something was left
+            self._model_status.record_failure(
+                work.model.plan, error
+            )  # it is not served any longer, but something was left
         if work.job.action == "download":
             if error is None:
-                self._standing.forget(name)
-                self._standing.events.publish(Event("download_finished", name))
+                self._model_status.forget(name)
+                self._model_status.events.publish(Event("download_finished", name))
             else:
-                self._standing.events.publish(Event("download_failed", name, {"error": error.message}))
-        self._standing.tell(name)
-        self._residents.tell()
+                self._model_status.events.publish(Event("download_failed", name, {"error": error.message}))
+        self._model_status.publish_status(name)
+        self._memory.notify()
 
-    def _not_loaded(self, work: Work, error: ShoalError) -> None:
+    def _record_load_failure(self, work: ActiveJob, error: ShoalError) -> None:
         """A load that failed by API leaves nothing but its reason; a model that slept sleeps on; one named at start
         stays and says why it is not there."""
         name, model = work.job.model, work.model
@@ -314,41 +316,41 @@ class Lifecycle:
         if not stopped and not (work.at_start and model is not None and model.required):  # of those the starter tells
             logger.warning("loading %s failed: %s", name, error.message)
         if model is not None and model.state == "loading":
-            self._residents.free(model)
+            self._memory.free(model)
             model.note = ""
             if work.keep:
-                model.failed(error)
+                model.mark_failed(error)
             else:
-                model.on("rest")
+                model.transition("rest")
                 model.error = None if stopped else error
                 if not model.resting:
                     self._registry.remove(model)
         if not stopped and work.plan is not None and self._registry.get(name) is None:
-            self._standing.failed(work.plan, error)
+            self._model_status.record_failure(work.plan, error)
 
     # What jobs do
 
-    async def _load(self, work: Work) -> None:
+    async def _load(self, work: ActiveJob) -> None:
         """Also of a model that sleeps or failed: what is registered is seen when its turn has come."""
         plan = work.plan
         assert plan is not None
         model = self._registry.get(plan.name)
         if model is None or model.name != plan.name:
-            model = self._register_late(plan)
+            model = self._register_on_demand(plan)
         if model.state == "ready":
-            if model.plan is not None and not _same(model.plan, plan):
-                raise _otherwise(model.plan, plan)
+            if model.plan is not None and not _is_same_plan(model.plan, plan):
+                raise _plan_conflict(model.plan, plan)
             work.job.changed = False
             return
         work.model = model
         if model.state == "failed" and model.runner is not None:
-            await self._clear(model, model.runner)
+            await self._close_broken(model, model.runner)
         if model.state != "loading":
             work.keep = model.state == "failed"  # it was there before, and is not to vanish for another try
             model.error = None
-            model.on("load")
-            self._standing.tell(model.name)
-        report = self._standing.report(work.job, model)
+            model.transition("load")
+            self._model_status.publish_status(model.name)
+        report = self._model_status.make_reporter(work.job, model)
         try:
             async with asyncio.timeout(plan.timeout_s or None):
                 fetched = await self._loader.fetch(plan, report)
@@ -356,9 +358,9 @@ class Lifecycle:
                     plan, size=fetched.size or plan.size, source=fetched.source or plan.source, resolved=True
                 )
                 model.plan = work.plan = plan
-                if not await self._take_room(model, plan, work, report):
+                if not await self._reserve_memory(model, plan, work, report):
                     model.resting, model.note = True, ""
-                    model.on("rest")
+                    model.transition("rest")
                     return
                 runner = await self._loader.open(plan, report)
         except TimeoutError:
@@ -367,33 +369,33 @@ class Lifecycle:
                 f"loading took longer than load_timeout_s ({plan.timeout_s:g} s){stage}: give it more time, or"
                 " `shoal pull` it first"
             ) from None
-        model.loaded(runner)
+        model.mark_loaded(runner)
         if isinstance(runner, Breakable):
-            runner.when_broken(partial(self._broke, model, runner))
+            runner.when_broken(partial(self._on_broken, model, runner))
         logger.info("%s is ready", model.name)
-        self._residents.fell_idle(model)
+        self._memory.mark_idle(model)
 
-    def _broke(self, model: Model, runner: Runner, error: ShoalError) -> None:
-        if isinstance(error, Crashed) and self._comes_back(model, runner):
+    def _on_broken(self, model: Model, runner: Runner, error: ShoalError) -> None:
+        if isinstance(error, Crashed) and self._should_reload(model, runner):
             logger.warning("%s: %s; the next request for it loads it again", model.name, error.message)
             model.error, model.crashed = error, self._clock()
             self._put_to_sleep(model)
             return
-        model.broke(runner, error)
-        self._standing.tell(model.name)
-        self._residents.tell()
+        model.mark_broken(runner, error)
+        self._model_status.publish_status(model.name)
+        self._memory.notify()
 
-    def _comes_back(self, model: Model, runner: Runner) -> bool:
+    def _should_reload(self, model: Model, runner: Runner) -> bool:
         """Whether a model whose process died is to be loaded again by itself: not one that has just done so."""
         return (
             model.runner is runner
             and model.state == "ready"
             and model.plan is not None
-            and model.name not in self._turns
+            and model.name not in self._queue
             and self._clock() - model.crashed >= CRASHES_APART_S
         )
 
-    async def _clear(self, model: Model, runner: Runner) -> None:
+    async def _close_broken(self, model: Model, runner: Runner) -> None:
         """Close what a model was served by that broke; what cannot be closed well is not in the way of a new one."""
         assert model.plan is not None
         try:
@@ -401,35 +403,35 @@ class Lifecycle:
         except ShoalError as error:
             logger.warning("closing %s, which broke: %s", model.name, error.message)
         model.runner = None
-        self._residents.free(model)
+        self._memory.free(model)
 
-    async def _download(self, plan: Plan, work: Work) -> None:
-        fetched = await self._loader.fetch(plan, self._standing.report(work.job, None))
+    async def _download(self, plan: Plan, work: ActiveJob) -> None:
+        fetched = await self._loader.fetch(plan, self._model_status.make_reporter(work.job, None))
         work.job.changed = fetched.changed
 
-    async def _unload(self, stopped: bool, work: Work) -> None:
-        work.job.changed = await self._take_out(work) or stopped
+    async def _unload(self, stopped: bool, work: ActiveJob) -> None:
+        work.job.changed = await self._remove_model(work) or stopped
         if work.model is not None and work.model.facts is not None:
-            self._registry.unloaded(work.model)
+            self._registry.remember_unloaded(work.model)
 
-    async def _delete(self, work: Work) -> None:
+    async def _delete(self, work: ActiveJob) -> None:
         name = work.job.model
         for entry in await self._loader.entries():
             if entry.name == name and not entry.managed:
                 raise Forbidden(f"{name!r} was not made by Shoal and is not deleted: unload it instead", param="model")
-        works = self._turns.of(name)
+        works = self._queue.active_jobs(name)
         before = works[: works.index(work)]
-        stopped = self._stop(before, ("load", "wake", "download"), name)
+        stopped = self._cancel_jobs(before, ("load", "wake", "download"), name)
         for other in before:
             await other.job.over.wait()
-        unloaded = await self._take_out(work)
+        unloaded = await self._remove_model(work)
         removed = await self._loader.remove(name)
         work.job.changed = stopped or unloaded or removed
         self._registry.forget(name)
-        self._standing.forget(name)
-        self._standing.events.publish(Event("model_remove", name))
+        self._model_status.forget(name)
+        self._model_status.events.publish(Event("model_remove", name))
 
-    async def _take_out(self, work: Work) -> bool:
+    async def _remove_model(self, work: ActiveJob) -> bool:
         """Out of the registry, drained and closed; whether it was in there."""
         name = work.job.model
         model = work.model = self._registry.get(name)
@@ -439,12 +441,12 @@ class Lifecycle:
         if model.state == "unloaded":
             self._registry.remove(model)
             return True
-        model.on("unload")
-        self._standing.tell(name)
+        model.transition("unload")
+        self._model_status.publish_status(name)
         try:
             async with asyncio.timeout(self._unload_timeout_s):
                 while model.inflight and model.runner is not None:
-                    await self._residents.news()
+                    await self._memory.wait_for_change()
         except TimeoutError:
             logger.warning("%s is closed under %d requests: unload_timeout_s is over", name, model.inflight)
         await self._close(model)
@@ -457,66 +459,66 @@ class Lifecycle:
             try:
                 await self._loader.close(model.plan, model.runner)
             except Exception:  # whatever went wrong there, the runner itself is closed
-                self._closed_runner(model)
+                self._mark_closed(model)
                 raise
-        self._closed_runner(model)
+        self._mark_closed(model)
 
-    def _closed_runner(self, model: Model) -> None:
+    def _mark_closed(self, model: Model) -> None:
         model.runner, model.note = None, ""
-        model.on("closed")
+        model.transition("closed")
         if not model.resting:
             self._registry.remove(model)
-        self._residents.free(model)
+        self._memory.free(model)
 
     # Sleep and wake
 
     def _put_to_sleep(self, model: Model) -> None:
         model.resting = True
-        model.on("unload")
-        self._begin(Work(Job("sleep", model.name)), partial(self._sleep, model))
+        model.transition("unload")
+        self._start_job(ActiveJob(Job("sleep", model.name)), partial(self._sleep, model))
 
-    async def _sleep(self, model: Model, _: Work) -> None:
+    async def _sleep(self, model: Model, _: ActiveJob) -> None:
         try:
             await self._close(model)
         except ShoalError as error:
             logger.warning("putting %s to sleep: %s", model.name, error.message)
             model.error = copy(error)
 
-    def _waking(self, model: Model) -> Job:
+    def _ensure_wake_job(self, model: Model) -> Job:
         """The job that wakes it, begun unless there is one."""
-        self._refuse_if_closed()
-        last = self._turns.last(model.name, "load", "wake", "unload", "delete")
+        self._check_open()
+        last = self._queue.last(model.name, "load", "wake", "unload", "delete")
         if last is None:
-            return self._begin(Work(Job("wake", model.name), model.plan), self._load)
+            return self._start_job(ActiveJob(Job("wake", model.name), model.plan), self._load)
         if last.job.action in ("unload", "delete"):
             raise ModelNotReady(f"the model {model.name!r} is being unloaded: load it again", param="model")
         return last.job
 
-    async def _take_room(self, model: Model, plan: Plan, work: Work, report: Report) -> bool:
+    async def _reserve_memory(self, model: Model, plan: Plan, work: ActiveJob, report: ProgressReporter) -> bool:
         """Hold memory for it, once others sleep where that is needed; False: a model named at start finds no room
         beside the others, and does not drive them out."""
-        if 0 < self._residents.bounds.bytes < plan.size:
+        if 0 < self._memory.bounds.bytes < plan.size:
             raise InvalidValue(
                 f"{plan.name!r} needs {plan.size} bytes, more than max_loaded_bytes"
-                f" ({self._residents.bounds.bytes}): raise it",
+                f" ({self._memory.bounds.bytes}): raise it",
                 param="model",
             )
-        if work.at_start and not self._residents.fits(plan.size):
+        if work.at_start and not self._memory.fits(plan.size):
             return False
-        while not (taken := self._residents.take(model, plan.size)):
+        while not (taken := self._memory.take(model, plan.size)):
             if taken is None and work.job.action == "wake" and not model.inflight:
                 raise Unavailable("everything that is loaded is busy, and nobody waits for this any longer")
             report(_NO_ROOM if taken is None else "waiting until another model has gone to sleep")
-            await self._residents.news()
+            await self._memory.wait_for_change()
         return True
 
 
-def _agree(options: LoadOptions, plan: Plan) -> bool:
+def _is_compatible(options: LoadOptions, plan: Plan) -> bool:
     """Whether the plan is one that these options could have made."""
     return options.backend in ("", plan.backend) and options.text_in in (None, plan.options.text_in)
 
 
-def _otherwise(current: Plan, asked: Plan) -> Conflict:
+def _plan_conflict(current: Plan, asked: Plan) -> Conflict:
     return Conflict(
         f"{asked.name!r} is loaded from {current.source} on {current.backend}, not from {asked.source} on"
         f" {asked.backend}: unload it first",
@@ -524,21 +526,21 @@ def _otherwise(current: Plan, asked: Plan) -> Conflict:
     )
 
 
-def _same(current: Plan, asked: Plan) -> bool:
-    return (current.source, current.backend) == (asked.source, asked.backend) and _agree(asked.options, current)
+def _is_same_plan(current: Plan, asked: Plan) -> bool:
+    return (current.source, current.backend) == (asked.source, asked.backend) and _is_compatible(asked.options, current)
 
 
 __all__ = [
     "Action",
     "Entry",
     "Event",
-    "Fetched",
+    "FetchResult",
     "Job",
     "Lifecycle",
     "Listing",
     "LoadOptions",
     "Loader",
     "Plan",
-    "Report",
+    "ProgressReporter",
     "Status",
 ]

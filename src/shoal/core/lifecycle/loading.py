@@ -47,7 +47,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class FetchResult:
     """What `Loader.fetch` did. `changed`: something was downloaded or made; False: all was there. `size`: bytes that
     the model will hold when loaded (0: still not known, the plan's stands). `source`: where a name alone turned out to
     lead ("": where the plan says)."""
@@ -76,7 +76,7 @@ class Entry:
     digest: str = ""
 
 
-class Report(Protocol):
+class ProgressReporter(Protocol):
     """Where a load stands, in words, with bytes done and in all where they are known, or else the `fraction` (0..1).
 
     To be called on the event loop only; from a thread through `loop.call_soon_threadsafe`. The words are shown to
@@ -112,9 +112,9 @@ class Loader(Protocol):
 
     def resolve(self, name: str, options: LoadOptions) -> Plan: ...
 
-    async def fetch(self, plan: Plan, report: Report) -> Fetched: ...
+    async def fetch(self, plan: Plan, report: ProgressReporter) -> FetchResult: ...
 
-    async def open(self, plan: Plan, report: Report) -> Runner: ...
+    async def open(self, plan: Plan, report: ProgressReporter) -> Runner: ...
 
     async def close(self, plan: Plan, runner: Runner) -> None: ...
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shoal.core.lifecycle.eviction import Bounds, Resident, evictions, expired
+from shoal.core.lifecycle.eviction import LoadedModel, MemoryLimits, choose_evictions, find_expired
 from shoal.core.registry import Model
 
 
-class Residents:
+class MemoryPool:
     """Models that are loaded, or about to be. `working`: whether something else is being done to a name; `put_to_sleep`
     begins to unload a model, whose state is "unloading" when it returns."""
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: MemoryLimits,
         keep_alive_s: float,
         working: Callable[[str], bool],
         put_to_sleep: Callable[[Model], None],
@@ -34,8 +34,8 @@ class Residents:
 
     def take(self, model: Model, size: int) -> bool | None:
         """Hold memory for a model: True, it does; False, others are going to sleep for it; None, all of them are busy.
-        Look again after `news` where it was not True."""
-        out = evictions(self._residents(), size, self.bounds)
+        Look again after `wait_for_change` where it was not True."""
+        out = choose_evictions(self._loaded_models(), size, self.bounds)
         if out is None:
             self._held[model] = size
             return True
@@ -45,18 +45,18 @@ class Residents:
 
     def fits(self, size: int) -> bool:
         """Whether a model of that size would fit now, with nobody put to sleep."""
-        return self.bounds.hold(self._residents(), size)
+        return self.bounds.has_room(self._loaded_models(), size)
 
     def free(self, model: Model) -> None:
         """It holds no memory any longer."""
         self._held.pop(model, None)
-        self.tell()
+        self.notify()
 
-    def fell_idle(self, model: Model) -> None:
+    def mark_idle(self, model: Model) -> None:
         model.last_used = self._clock()
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Something has come free or to an end: whoever waits looks again."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
@@ -65,12 +65,12 @@ class Residents:
         if self._keep_alive_s and self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._expire)
 
-    async def news(self) -> None:
+    async def wait_for_change(self) -> None:
         """Return when something may have changed."""
         self._waiting.append(news := asyncio.get_running_loop().create_future())
         await news
 
-    def stays_s(self, model: Model) -> float | None:
+    def seconds_until_sleep(self, model: Model) -> float | None:
         """Seconds until it has been idle for too long, from now on where it is in use; None: it never is."""
         if not self._keep_alive_s:
             return None
@@ -83,22 +83,22 @@ class Residents:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _residents(self) -> list[Resident]:
-        return [self._resident(model, size) for model, size in self._held.items()]
+    def _loaded_models(self) -> list[LoadedModel]:
+        return [self._to_loaded_model(model, size) for model, size in self._held.items()]
 
-    def _resident(self, model: Model, size: int) -> Resident:
+    def _to_loaded_model(self, model: Model, size: int) -> LoadedModel:
         if model.state == "unloading":
-            return Resident(model.name, size, "leaving")
+            return LoadedModel(model.name, size, "leaving")
         # One that broke holds its memory too, and gives it back like others.
         idle = model.state in ("ready", "failed") and not model.inflight and not self._working(model.name)
-        return Resident(model.name, size, "idle" if idle else "busy", model.last_used)
+        return LoadedModel(model.name, size, "idle" if idle else "busy", model.last_used)
 
     def _expire(self) -> None:
-        out, again = expired(self._residents(), self._clock(), self._keep_alive_s)
+        out, again = find_expired(self._loaded_models(), self._clock(), self._keep_alive_s)
         # Those that are busy now set the timer when they fall idle.
         self._timer = None if again is None else asyncio.get_running_loop().call_later(again, self._expire)
         for each in [each for each in self._held if each.name in out]:
             self._put_to_sleep(each)
 
 
-__all__ = ["Residents"]
+__all__ = ["MemoryPool"]

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from shoal.core.lifecycle.events import Event, Events
-from shoal.core.lifecycle.job_queue import Turns, Work
+from shoal.core.lifecycle.job_queue import ActiveJob, JobQueue
 from shoal.core.lifecycle.jobs import Job
-from shoal.core.lifecycle.loading import Entry, Plan, Report
-from shoal.core.listing import STATUSES, Listing, Status, listed, possible
+from shoal.core.lifecycle.loading import Entry, Plan, ProgressReporter
+from shoal.core.listing import STATUSES, Listing, Status, describe_available, describe_registered
 from shoal.core.registry import Model, Registry
 from shoal.errors import ShoalError
 
@@ -17,16 +17,16 @@ FAILURES_KEPT = 100
 """Names whose last failed load is remembered."""
 
 
-class Standing:
+class ModelStatus:
     """Remembers why loads failed that left nothing else, and publishes every change."""
 
-    def __init__(self, registry: Registry, turns: Turns) -> None:
+    def __init__(self, registry: Registry, turns: JobQueue) -> None:
         self.events = Events()
         self._registry = registry
-        self._turns = turns
+        self._queue = turns
         self._failures: OrderedDict[str, tuple[Plan, ShoalError]] = OrderedDict()
 
-    def failed(self, plan: Plan, error: ShoalError) -> None:
+    def record_failure(self, plan: Plan, error: ShoalError) -> None:
         self._failures[plan.name] = (plan, error)
         if len(self._failures) > FAILURES_KEPT:
             self._failures.popitem(last=False)
@@ -35,7 +35,7 @@ class Standing:
         """Whatever failed under this name, it is out of date."""
         self._failures.pop(name, None)
 
-    def tell(self, name: str) -> None:
+    def publish_status(self, name: str) -> None:
         """Publish how a name stands now."""
         model, error = self._registry.get(name), self._error(name)
         data = {
@@ -45,7 +45,7 @@ class Standing:
         }
         self.events.publish(Event("model_status", name, data))
 
-    def report(self, job: Job, model: Model | None) -> Report:
+    def make_reporter(self, job: Job, model: Model | None) -> ProgressReporter:
         """What a loader may call while the job runs; for the model that it made, as long as that is registered."""
 
         def report(
@@ -62,7 +62,7 @@ class Standing:
                 progress = {"stage": stage, "done": done, "total": total, "fraction": job.fraction}
                 self.events.publish(Event("download_progress", job.model, progress))
             elif fresh:
-                self.tell(job.model)
+                self.publish_status(job.model)
 
         return report
 
@@ -77,22 +77,22 @@ class Standing:
         for model in self._registry:
             # Under a name of its own it has the files of another one's entry.
             own = entries.pop(model.name, None) or sources.get(model.plan.source if model.plan is not None else "")
-            served.append(listed(model, own, _job(self._turns.last(model.name, "load", "wake"))))
-        plans = [work.plan for work in self._turns if work.plan is not None]
+            served.append(describe_registered(model, own, _job(self._queue.last(model.name, "load", "wake"))))
+        plans = [work.plan for work in self._queue if work.plan is not None]
         for plan in (*plans, *(plan for plan, _ in self._failures.values())):
             if self._registry.get(plan.name) is None:
                 entries.setdefault(plan.name, Entry(name=plan.name, source=plan.source, backend=plan.backend))
-        return served + [self._possible(entry) for entry in entries.values()]
+        return served + [self._describe_available(entry) for entry in entries.values()]
 
-    def _possible(self, entry: Entry) -> Listing:
-        download = _job(self._turns.last(entry.name, "download"))
-        return possible(entry, self._status(entry.name), self._error(entry.name), download)
+    def _describe_available(self, entry: Entry) -> Listing:
+        download = _job(self._queue.last(entry.name, "download"))
+        return describe_available(entry, self._status(entry.name), self._error(entry.name), download)
 
     def _status(self, name: str) -> Status:
         model = self._registry.get(name)
         if model is not None:
             return STATUSES[model.state]
-        if self._turns.last(name, "download") is not None:
+        if self._queue.last(name, "download") is not None:
             return "downloading"
         return "failed" if name in self._failures else "unloaded"
 
@@ -104,5 +104,5 @@ class Standing:
         return error
 
 
-def _job(work: Work | None) -> Job | None:
+def _job(work: ActiveJob | None) -> Job | None:
     return work.job if work is not None else None

@@ -7,9 +7,9 @@ from typing import Literal
 from shoal.errors import InternalError
 
 State = Literal["loading", "ready", "failed", "unloading", "unloaded"]
-Happening = Literal["loaded", "load_failed", "rest", "broke", "recovered", "unload", "closed", "load"]
+StateEvent = Literal["loaded", "load_failed", "rest", "broke", "recovered", "unload", "closed", "load"]
 
-TRANSITIONS: dict[tuple[State, Happening], State] = {
+TRANSITIONS: dict[tuple[State, StateEvent], State] = {
     ("loading", "loaded"): "ready",
     ("loading", "load_failed"): "failed",
     ("loading", "rest"): "unloaded",
@@ -24,7 +24,7 @@ TRANSITIONS: dict[tuple[State, Happening], State] = {
 }
 
 
-def after(state: State, happening: Happening) -> State:
+def next_state(state: State, happening: StateEvent) -> State:
     """The state that follows. Raises InternalError for what cannot happen in this state."""
     try:
         return TRANSITIONS[state, happening]

@@ -10,7 +10,7 @@ from random import random
 
 from shoal.core.scheduling.planner import WEIGHTS
 from shoal.errors import Overloaded
-from shoal.types import Batched, Context, Generate, Rerank, Task, TrafficClass
+from shoal.types import BatchTask, Context, Generate, Rerank, Task, TrafficClass
 
 RATE_WINDOW_S = 10.0
 """How far back the drain rate looks: long enough for some batches of a slow model, short enough to follow a change."""
@@ -19,18 +19,18 @@ BULK_ABOVE = 8
 """Requests of more items than this are bulk unless they say otherwise."""
 
 
-def size_of(task: Batched) -> int:
+def count_items(task: BatchTask) -> int:
     """How many items it has, without making them."""
     return len(task.documents) if isinstance(task, Rerank) else len(task.inputs)
 
 
-def traffic_of(task: Task, ctx: Context) -> TrafficClass:
+def classify_traffic(task: Task, ctx: Context) -> TrafficClass:
     """The class that a request travels in: what its key or header says, else its size decides."""
     if ctx.traffic is not None:
         return ctx.traffic
     if isinstance(task, Generate):
         return "interactive"
-    return "bulk" if size_of(task) > BULK_ABOVE else "interactive"
+    return "bulk" if count_items(task) > BULK_ABOVE else "interactive"
 
 
 RESERVED_PART = 8
@@ -75,7 +75,7 @@ class Permit:
 
 
 @dataclass(slots=True)
-class _Inside:
+class _AdmittedCounts:
     """Requests, items and tokens that are inside, of all, of a class or of a flow."""
 
     requests: int = 0
@@ -88,7 +88,7 @@ class _Inside:
         self.tokens += tokens
 
 
-class _Standing:
+class _SustainedDelay:
     """Whether a queue has taken longer than `limit` seconds for `patience` seconds."""
 
     def __init__(self, limit: float, patience: float) -> None:
@@ -96,7 +96,7 @@ class _Standing:
         self._patience = patience
         self._since: float | None = None
 
-    def holds(self, seconds: float, now: float) -> bool:
+    def observe(self, seconds: float, now: float) -> bool:
         """The queue takes so many `seconds` now."""
         if seconds < self.limit * CALM_PART:
             self._since = None
@@ -114,15 +114,15 @@ class _Demand:
         self._at = 0.0
         self._asked = self._left = 0.0
 
-    def asked(self, items: int, now: float) -> None:
+    def record_demand(self, items: int, now: float) -> None:
         self._fade(now)
         self._asked += items
 
-    def left(self, items: int, now: float) -> None:
+    def record_departure(self, items: int, now: float) -> None:
         self._fade(now)
         self._left += items
 
-    def outruns(self) -> bool:
+    def is_overloaded(self) -> bool:
         """Whether clearly more is asked for than leaves."""
         return self._asked > OVERLOAD * self._left
 
@@ -162,12 +162,12 @@ class Admission:
         self._clock = clock
         self._drain = drain
         self._jitter = jitter
-        self._all = _Inside()
-        self._classes: dict[TrafficClass, _Inside] = {name: _Inside() for name in WEIGHTS}
-        self._flows: dict[tuple[str, TrafficClass], _Inside] = {}
+        self._all = _AdmittedCounts()
+        self._classes: dict[TrafficClass, _AdmittedCounts] = {name: _AdmittedCounts() for name in WEIGHTS}
+        self._flows: dict[tuple[str, TrafficClass], _AdmittedCounts] = {}
         self._left: deque[tuple[float, int]] = deque()
         self._left_items = 0
-        self._standing = [_Standing(part * max_queue_s, max_queue_s) for part in (1.0, OVERLOAD_PART)]
+        self._standing = [_SustainedDelay(part * max_queue_s, max_queue_s) for part in (1.0, OVERLOAD_PART)]
         self._demand = _Demand(max_queue_s / 2) if max_queue_s else None
         self._true = self._estimated = 1.0
 
@@ -183,7 +183,7 @@ class Admission:
         """Take a permit, or raise Overloaded with `retry_after` from the rate at which items leave."""
         flow = (client, traffic)
         if self._demand is not None and traffic == "interactive":
-            self._demand.asked(items, self._clock())
+            self._demand.record_demand(items, self._clock())
         own = self._flows.get(flow)
         mine = own.items if own is not None else 0
         kept = self.max_items // RESERVED_PART if traffic == "bulk" else 0
@@ -202,9 +202,9 @@ class Admission:
                 retry_after=self._retry_after(mine + items - self.max_items // 2),
             )
         if self.items:
-            self._check_time(own or _Inside(), traffic, tokens, deadline)
+            self._check_time(own or _AdmittedCounts(), traffic, tokens, deadline)
         if own is None:
-            own = self._flows[flow] = _Inside()
+            own = self._flows[flow] = _AdmittedCounts()
         for each in (self._all, self._classes[traffic], own):
             each.add(1, items, tokens)
         return Permit(flow, items, tokens)
@@ -231,13 +231,13 @@ class Admission:
             del self._flows[permit.flow]
         now = self._clock()
         if self._demand is not None and permit.flow[1] == "interactive":
-            self._demand.left(permit.items, now)
+            self._demand.record_departure(permit.items, now)
         self._left.append((now, permit.items))
         self._left_items += permit.items
         self._forget()
 
-    def _check_time(self, own: _Inside, traffic: TrafficClass, tokens: int, deadline: float) -> None:
-        seconds = self._seconds(self._before(own, traffic, tokens))
+    def _check_time(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int, deadline: float) -> None:
+        seconds = self._estimate_seconds(self._tokens_ahead(own, traffic, tokens))
         if seconds is None:
             return
         now = self._clock()
@@ -249,25 +249,25 @@ class Admission:
                 retry_after=wait_before_retry(seconds - left, self._jitter),
             )
         if traffic == "interactive" and self._demand is not None:
-            self._check_queue(seconds, now, self._demand.outruns())
+            self._check_queue(seconds, now, self._demand.is_overloaded())
 
     def _check_queue(self, seconds: float, now: float, overloaded: bool) -> None:
         """Of an interactive request that would wait so many seconds."""
         lane = self._classes["interactive"]
-        queue = self._seconds(self._with_others(lane.tokens, "interactive")) or 0.0
+        queue = self._estimate_seconds(self._add_other_classes(lane.tokens, "interactive")) or 0.0
         few = lane.requests < FEW_REQUESTS
         always, tight = self._standing
         bounds = ((always, True, "max_queue_ms"), (tight, overloaded, "under overload; a part of max_queue_ms"))
         for standing, counts, name in bounds:
             # Asked also of few requests, so that a queue that drained is known to have drained.
-            if standing.holds(queue, now) and counts and not few and seconds > standing.limit:
+            if standing.observe(queue, now) and counts and not few and seconds > standing.limit:
                 raise Overloaded(
                     f"the queue takes about {seconds:.1f} s, which is over the limit of {standing.limit:g} s ({name}): "
                     "try again later",
                     retry_after=wait_before_retry(seconds - standing.limit, self._jitter),
                 )
 
-    def _before(self, own: _Inside, traffic: TrafficClass, tokens: int) -> float:
+    def _tokens_ahead(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int) -> float:
         """Tokens that are computed until this request's are, its own included, if the planner shares fairly: a request
         waits for as much of each other one of its client as it has itself, a client for as much of each other one, and
         a class for what the other's weight allows. Of running batches all of it counts."""
@@ -275,14 +275,14 @@ class Admission:
         lane = self._classes[traffic]
         flows = len(self._flows) - (own.requests > 0)
         alike = mine + min(lane.tokens - own.tokens, flows * mine)
-        return self._with_others(alike, traffic)
+        return self._add_other_classes(alike, traffic)
 
-    def _with_others(self, tokens: float, traffic: TrafficClass) -> float:
+    def _add_other_classes(self, tokens: float, traffic: TrafficClass) -> float:
         """`tokens` of one class, and those of the others that its weight lets run in between."""
         others = self._all.tokens - self._classes[traffic].tokens
         return tokens + min(others, tokens * sum(WEIGHTS.values()) / WEIGHTS[traffic] - tokens)
 
-    def _seconds(self, tokens: float) -> float | None:
+    def _estimate_seconds(self, tokens: float) -> float | None:
         return self._drain(tokens * self._true / self._estimated, tokens * self._all.items / max(self._all.tokens, 1))
 
     def _forget(self) -> None:

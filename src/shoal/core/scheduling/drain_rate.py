@@ -19,7 +19,7 @@ LEAST_BATCHES = 3
 """Batches that have to finish under load before anything is predicted."""
 
 
-class Finished(NamedTuple):
+class FinishedBatch(NamedTuple):
     """A batch on a replica with these facts: its items, its true and its `padded` tokens; `full`: no more would have
     fitted."""
 
@@ -41,7 +41,7 @@ class DrainRate:
         self._tokens = self._padded = 1.0
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self._seen >= LEAST_BATCHES
 
     @property
@@ -49,7 +49,7 @@ class DrainRate:
         """Seconds that pass for each that the cost models predict."""
         return self._actual / self._predicted if self._predicted else 1.0
 
-    def finished(self, now: float, batch: Finished, cores: int, *, saturated: bool) -> None:
+    def record_batch(self, now: float, batch: FinishedBatch, cores: int, *, saturated: bool) -> None:
         """A batch ended on one of `cores`, which all have work now where they are `saturated`. Time between two batches
         counts where all had work all the while."""
         self._tokens = DECAY * self._tokens + batch.tokens
@@ -57,7 +57,7 @@ class DrainRate:
         if self._mark is not None and cores:
             seconds = batch.facts.cost.seconds(batch.padded)
             if batch.full:  # then it is known how much such batches hold
-                most = self._most(batch.facts, batch.padded / batch.items)
+                most = self._full_batch_tokens(batch.facts, batch.padded / batch.items)
                 seconds = batch.padded * batch.facts.cost.seconds(round(most)) / most
             self._actual = DECAY * self._actual + (now - self._mark) * cores
             self._predicted = DECAY * self._predicted + seconds
@@ -70,13 +70,13 @@ class DrainRate:
         each = padding * tokens / max(items, 1.0)
         rate = least = 0.0
         for facts in replicas:
-            batch = min(self._most(facts, each), padding * tokens)
+            batch = min(self._full_batch_tokens(facts, each), padding * tokens)
             seconds = facts.cost.seconds(round(batch))
             least = min(least, seconds) if least else seconds
             rate += (facts.parallel or facts.slots) * batch / padding / max(seconds, 1e-9)
         return max(tokens / rate, least) * self.pace if rate else 0.0
 
-    def _most(self, facts: EngineFacts, each: float) -> float:
+    def _full_batch_tokens(self, facts: EngineFacts, each: float) -> float:
         """Padded tokens of a full batch of items that have `each`."""
         limits, cost = self._limits, facts.cost
         most: float = min(limits.max_batch_tokens, facts.max_batch_tokens or limits.max_batch_tokens)

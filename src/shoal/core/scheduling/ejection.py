@@ -30,25 +30,25 @@ class Ejection:
     on_trial: bool = False
     _pause: float = field(default=0.0, init=False)
 
-    def healthy(self, now: float) -> bool:
+    def is_healthy(self, now: float) -> bool:
         """Neither ejected nor on trial."""
         return now >= self.until and not self.on_trial
 
-    def open(self, now: float, in_flight: int) -> bool:
+    def can_take(self, now: float, in_flight: int) -> bool:
         """Whether it may get one more request beside those that it has."""
         return now >= self.until and not (self.on_trial and in_flight)
 
-    def heard(self) -> None:
+    def end_trial(self) -> None:
         """It begins to answer: the trial is over, though the answer may still fail."""
         self.on_trial = False
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         self.failures = 0
         self._pause = 0.0
         self.on_trial = False
         self.until = 0.0
 
-    def failed(self, now: float, *, gone: bool = False) -> None:
+    def record_failure(self, now: float, *, gone: bool = False) -> None:
         """`gone`: it was not there or said nothing in all the time there is, which needs no second witness. Requests
         that fail while it is ejected began before that and do not make it longer."""
         self.failures += 1
@@ -58,11 +58,11 @@ class Ejection:
             self.on_trial = True
             self.ejections += 1
 
-    def forgive(self) -> None:
+    def undo_failure(self) -> None:
         """The last failure was its input's fault."""
         self.failures = max(0, self.failures - 1)
 
-    def rest(self, now: float, seconds: float | None) -> None:
+    def pause(self, now: float, seconds: float | None) -> None:
         """It asked to be left alone for so long."""
         if seconds:
             self.until = max(self.until, now + min(seconds, self.longest_s))

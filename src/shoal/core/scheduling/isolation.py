@@ -50,7 +50,7 @@ class RetryBudget:
 
 
 @dataclass(slots=True)
-class Trial:
+class RetryState:
     """Extra engine calls that one failed batch and all its parts may still cost: 2 log2(n) + 2 finds one culprit.
     `first`: the replica on which it failed before it was tried on another one; `judged`: it failed on both."""
 
@@ -59,14 +59,14 @@ class Trial:
     judged: bool = False
 
     @classmethod
-    def of(cls, items: int) -> Trial:
+    def of(cls, items: int) -> RetryState:
         return cls(2 * ceil(log2(items)) + 2 if items > 1 else 0)
 
 
 def next_step(
     error: ShoalError,
     items: int,
-    trial: Trial,
+    trial: RetryState,
     *,
     replica_ready: bool,
     shared: bool = False,

@@ -20,7 +20,7 @@ from shoal.core.closing import close_all
 from shoal.core.protocols import (
     BatchReport,
     Cache,
-    Counted,
+    CountedRow,
     Engine,
     Observer,
     Pipeline,
@@ -29,15 +29,15 @@ from shoal.core.protocols import (
     Row,
     Tensors,
 )
-from shoal.core.scheduling.admission import Admission, traffic_of
-from shoal.core.scheduling.coalescing import Twins
-from shoal.core.scheduling.drain_rate import DrainRate, Finished
-from shoal.core.scheduling.isolation import MAX_ATTEMPTS, Step, Trial, next_step
+from shoal.core.scheduling.admission import Admission, classify_traffic
+from shoal.core.scheduling.coalescing import Coalescer
+from shoal.core.scheduling.drain_rate import DrainRate, FinishedBatch
+from shoal.core.scheduling.isolation import MAX_ATTEMPTS, RetryState, Step, next_step
 from shoal.core.scheduling.planner import LOOK_AGAIN_S, Limits, Planner, Wait
-from shoal.core.scheduling.preparation import Intake, Outcome
-from shoal.core.scheduling.replica import Replica, Turn
+from shoal.core.scheduling.preparation import Outcome, Preparer
+from shoal.core.scheduling.replica import Replica, SlotLease
 from shoal.core.scheduling.replica_pool import ReplicaPool
-from shoal.core.scheduling.request_state import Item, Pending, Ran
+from shoal.core.scheduling.request_state import BatchRecord, Item, RequestState
 from shoal.core.threads import Threads
 from shoal.errors import (
     Crashed,
@@ -50,7 +50,7 @@ from shoal.errors import (
     TransportFailed,
     Unavailable,
 )
-from shoal.types import Batched, Classify, Context, Embed, Embedded, Rerank, Result, Scored
+from shoal.types import BatchTask, Classify, Context, Embed, Embedded, Rerank, Result, Scored
 
 logger = logging.getLogger("shoal.core")
 
@@ -60,7 +60,7 @@ _NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _InFlightBatch:
     """One batch on one replica. Of an engine call that came back: the `padded` tokens that it computed, its `seconds`,
     and those of them that it did not wait behind another."""
 
@@ -68,9 +68,9 @@ class _Run:
     items: list[Item]
     replica: Replica
     flush: str
-    trial: Trial
+    trial: RetryState
     started: float
-    turn: Turn
+    turn: SlotLease
     task: asyncio.Task[None] | None = None
     padded: int = 0
     seconds: float = 0.0
@@ -79,11 +79,11 @@ class _Run:
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _BatchPart:
     """A piece of a failed batch that runs before anything that is queued."""
 
     items: list[Item]
-    trial: Trial
+    trial: RetryState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,30 +121,32 @@ class Lane:
         self.replicas = ReplicaPool(engines)
         self.options = options
         self._drain = DrainRate(options.limits)
-        self.admission = Admission(options.max_items, clock, drain=self._seconds, max_queue_s=options.max_queue_s)
+        self.admission = Admission(
+            options.max_items, clock, drain=self._estimate_seconds, max_queue_s=options.max_queue_s
+        )
         self.failure: InternalError | None = None
         self._observer = observer or Observer()
         self._clock = clock
         self._planner: Planner[Item] = Planner(options.limits, engines[0].facts.length_buckets)
-        self._intake = Intake(pipeline, threads, self._prepared, self._held)
-        self._parts: deque[_Part] = deque()
-        self._twins = Twins()
-        self._pendings: set[Pending] = set()
-        self._runs: set[_Run] = set()
+        self._preparer = Preparer(pipeline, threads, self._enqueue, self._count_held_items)
+        self._parts: deque[_BatchPart] = deque()
+        self._coalescer = Coalescer()
+        self._requests: set[RequestState] = set()
+        self._in_flight: set[_InFlightBatch] = set()
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._broken: Callable[[ShoalError], None] | None = None
+        self._on_broken: Callable[[ShoalError], None] | None = None
 
     @property
-    def queued(self) -> tuple[int, int]:
+    def queue_size(self) -> tuple[int, int]:
         """Items and tokens that wait for a slot."""
         return self._planner.items, self._planner.tokens
 
     def ready(self) -> bool:
         if self.failure is not None or self._closed:
             return False
-        return self.replicas.usable(self._clock())
+        return self.replicas.is_usable(self._clock())
 
     def status(self) -> list[ReplicaStatus]:
         """How its replicas are."""
@@ -152,7 +154,7 @@ class Lane:
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         """As Breakable: `call` hears why the lane stopped for good."""
-        self._broken = call
+        self._on_broken = call
 
     @overload
     async def run(self, task: Embed, ctx: Context) -> Embedded: ...
@@ -161,9 +163,9 @@ class Lane:
     async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
 
     @overload
-    async def run(self, task: Batched, ctx: Context) -> Result: ...
+    async def run(self, task: BatchTask, ctx: Context) -> Result: ...
 
-    async def run(self, task: Batched, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context) -> Result:
         self.pipeline.check(task)
         if self.failure is not None:
             raise copy(self.failure)
@@ -171,21 +173,21 @@ class Lane:
             raise Unavailable(
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
-        traffic = traffic_of(task, ctx)
+        traffic = classify_traffic(task, ctx)
         asked = task.items
         estimates = [self.pipeline.estimate(item) for item in asked]
         permit = self.admission.admit(ctx.client, traffic, len(asked), sum(estimates), ctx.deadline)
-        pending = Pending(task, asked, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
+        pending = RequestState(task, asked, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
         timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
-        self._pendings.add(pending)
-        self._intake.add(pending)
+        self._requests.add(pending)
+        self._preparer.add(pending)
         try:
             result = await pending.future
             self.admission.correct(permit, sum(result.tokens))
             return result
         finally:
             timer.cancel()
-            self._pendings.discard(pending)
+            self._requests.discard(pending)
             self._withdraw(pending)
             self.admission.release(permit)
             del pending  # its error holds this frame: together they would wait for the garbage collector
@@ -193,9 +195,9 @@ class Lane:
     async def aclose(self) -> None:
         """Fail what is pending, stop engine calls, close the engines; a second call does nothing more."""
         self._closed = True
-        for pending in list(self._pendings):
+        for pending in list(self._requests):
             pending.fail(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
-        tasks = [run.task for run in self._runs if run.task is not None]
+        tasks = [run.task for run in self._in_flight if run.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -203,7 +205,7 @@ class Lane:
             self._timer.cancel()
         await close_all(*(replica.engine.aclose for replica in self.replicas))
 
-    def _prepared(self, outcomes: list[Outcome]) -> None:
+    def _enqueue(self, outcomes: list[Outcome]) -> None:
         now, cache = self._clock(), self.options.cache
         tokens = 0
         for pending, index, outcome in outcomes:
@@ -213,14 +215,14 @@ class Lane:
                 continue
             pending.tokens[index] = outcome.tokens
             pending.truncated += outcome.truncated
-            if cache is not None and self._from_cache(cache, pending, index, outcome):
+            if cache is not None and self._answer_from_cache(cache, pending, index, outcome):
                 continue
-            leader = self._twins.of(outcome.key, id(pending))
+            leader = self._coalescer.find_leader(outcome.key, id(pending))
             if leader is not None:
                 leader.deadline = max(leader.deadline, pending.ctx.deadline)
                 leader.waiters.append((pending, index))
                 pending.items[index] = leader
-                self._intake.moved(pending, 1)
+                self._preparer.record_dispatched(pending, 1)
                 continue
             item = Item(
                 cost=outcome.cost,
@@ -234,35 +236,35 @@ class Lane:
                 waiters=[(pending, index)],
             )
             pending.items[index] = item
-            self._twins.queued(item)
+            self._coalescer.add(item)
             self._planner.add(item, now)
             tokens += item.cost
         self._observer.queued(self.options.model, len(outcomes), tokens)
         self._pump()
 
-    def _held(self) -> int:
+    def _count_held_items(self) -> int:
         """Items that are prepared and not answered."""
-        running = sum(len(run.items) for run in self._runs)
+        running = sum(len(run.items) for run in self._in_flight)
         return self._planner.items + running + sum(len(part.items) for part in self._parts)
 
-    def _from_cache(self, cache: Cache, pending: Pending, index: int, prepared: Prepared) -> bool:
+    def _answer_from_cache(self, cache: Cache, pending: RequestState, index: int, prepared: Prepared) -> bool:
         if prepared.key is None or (found := cache.get(prepared.key)) is None:
             return False
         pending.tokens[index] = found.tokens
-        self._intake.moved(pending, 1)
+        self._preparer.record_dispatched(pending, 1)
         pending.put_cached(index, found.row, self.options.space)
         return True
 
-    def _withdraw(self, pending: Pending) -> None:
+    def _withdraw(self, pending: RequestState) -> None:
         """The request has its answer or its caller left: drop what only it was waiting for."""
         for item in pending.items.values():
             item.waiters = [waiter for waiter in item.waiters if waiter[0] is not pending]
             if not item.waiters:
-                self._twins.forget(item)
+                self._coalescer.forget(item)
                 self._discard(item)
         if pending.items:
             pending.items.clear()
-            for run in self._runs:
+            for run in self._in_flight:
                 if run.task is not None and not any(item.waiters for item in run.items):
                     run.task.cancel()
 
@@ -272,7 +274,7 @@ class Lane:
         if item.queued:
             self._planner.discard(item)
             item.prepared = _NOTHING
-            self._intake.go_on()
+            self._preparer.resume()
 
     def _wake(self) -> None:
         if not self._pump_scheduled:
@@ -289,42 +291,42 @@ class Lane:
             while self._launch_next():
                 pass
         except Exception as error:  # whatever it is, requests must not hang on a driver that stopped
-            self._die(error)
-        self._intake.go_on()
+            self._fail_lane(error)
+        self._preparer.resume()
 
     def _launch_next(self) -> bool:
         if not (self._planner.items or self._parts):
             return False
         now = self._clock()
-        free = self.replicas.free(now)
+        free = self.replicas.free_replicas(now)
         if not free:
             # One whose slots are full tells by itself; whose pause ends, or who comes back, does not.
-            again = self.replicas.again(now)
+            again = self.replicas.next_check_s(now)
             if again is not None:
-                self._look_again(again)
+                self._schedule_pump(again)
             return False
         if self._launch_part(free, now):
             return True
         if not self._planner.items:
             if self._parts:  # they wait for another replica, of which nobody tells when it is free
-                self._look_again(LOOK_AGAIN_S)
+                self._schedule_pump(LOOK_AGAIN_S)
             return False
         replica = min(free, key=Replica.load)
         decision, late = self._planner.take(
-            replica.facts, now, share=max(1, sum(map(Replica.idle_cores, free))), behind=replica.behind(now)
+            replica.facts, now, share=max(1, sum(map(Replica.idle_cores, free))), behind=replica.backlog_s(now)
         )
         for item in late:
-            self._twins.forget(item)
+            self._coalescer.forget(item)
             for pending, _ in item.waiters:
                 pending.expire(now)
         if isinstance(decision, Wait):
             if decision.until is not None:
-                self._look_again(decision.until - now)
+                self._schedule_pump(decision.until - now)
             return False
-        items, answered = self._twins.leave(decision.entries)
+        items, answered = self._coalescer.dequeue(decision.entries)
         for twin, item in answered:
-            self._answer_too(item, twin)
-        self._launch(replica, items, decision.flush, Trial.of(len(items)))
+            self._merge_duplicate(item, twin)
+        self._launch(replica, items, decision.flush, RetryState.of(len(items)))
         return True
 
     def _launch_part(self, free: Sequence[Replica], now: float) -> bool:
@@ -336,18 +338,18 @@ class Lane:
                 items = [item for item in part.items if item.waiters]
                 most = replica.facts.max_batch_size  # replicas differ: the batch may have failed on a larger one
                 if items[most:]:
-                    self._parts.appendleft(_Part(items[most:], part.trial))
+                    self._parts.appendleft(_BatchPart(items[most:], part.trial))
                 if items:
                     self._launch(replica, items[:most], "full", part.trial)
                 return True
         return False
 
-    def _look_again(self, seconds: float) -> None:
+    def _schedule_pump(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
 
-    def _answer_too(self, item: Item, twin: Item) -> None:
+    def _merge_duplicate(self, item: Item, twin: Item) -> None:
         """`item` left the queue first: whoever waits for its twin waits for it now."""
-        self._moved(twin)
+        self._mark_dispatched(twin)
         self._discard(twin)
         item.deadline = max(item.deadline, twin.deadline)
         item.attempts = max(item.attempts, twin.attempts)
@@ -355,34 +357,34 @@ class Lane:
             pending.items[index] = item
         item.waiters += twin.waiters
 
-    def _moved(self, item: Item) -> None:
+    def _mark_dispatched(self, item: Item) -> None:
         """It has left the queue for good, unless it fails: its request may prepare another."""
-        if not item.moved:
-            item.moved = True
-            self._intake.moved(item.waiters[0][0], 1)
+        if not item.dispatched:
+            item.dispatched = True
+            self._preparer.record_dispatched(item.waiters[0][0], 1)
 
-    def _launch(self, replica: Replica, items: list[Item], flush: str, trial: Trial) -> None:
+    def _launch(self, replica: Replica, items: list[Item], flush: str, trial: RetryState) -> None:
         now = self._clock()
         tokens = sum([item.cost for item in items])
-        run = _Run(next(_batch_ids), items, replica, flush, trial, now, replica.start(now, tokens))
+        run = _InFlightBatch(next(_batch_ids), items, replica, flush, trial, now, replica.start(now, tokens))
         for item in items:
-            self._moved(item)
-        self._runs.add(run)
+            self._mark_dispatched(item)
+        self._in_flight.add(run)
         run.task = asyncio.get_running_loop().create_task(self._execute(run))
-        run.task.add_done_callback(lambda _: self._ended(run))
+        run.task.add_done_callback(lambda _: self._ensure_released(run))
 
-    def _ended(self, run: _Run) -> None:
+    def _ensure_released(self, run: _InFlightBatch) -> None:
         """Give the slot back unless that is done. A done callback, because a task cancelled before its first step runs
         no `finally`."""
-        if run in self._runs:
+        if run in self._in_flight:
             self._release(run)
             self._wake()
 
-    def _release(self, run: _Run) -> None:
-        self._runs.discard(run)
+    def _release(self, run: _InFlightBatch) -> None:
+        self._in_flight.discard(run)
         run.replica.end(run.turn, self._clock())
 
-    async def _execute(self, run: _Run) -> None:
+    async def _execute(self, run: _InFlightBatch) -> None:
         error: ShoalError
         try:
             self._deliver(run, await self._infer(run))
@@ -397,11 +399,11 @@ class Lane:
             logger.exception("a batch failed in an unforeseen way")
             error = InternalError(f"running the batch failed: {failure!r}")
         try:
-            self._failed(run, error)
+            self._process_failure(run, error)
         finally:
             del error  # it holds this frame, and with it the batch: nothing else may
 
-    async def _infer(self, run: _Run) -> Sequence[Row | Counted | ShoalError]:
+    async def _infer(self, run: _InFlightBatch) -> Sequence[Row | CountedRow | ShoalError]:
         prepared = [item.prepared for item in run.items]
         engine, facts = run.replica.engine, run.replica.facts
         wanted = prepared[0].outputs
@@ -419,29 +421,31 @@ class Lane:
         # and the engine would idle meanwhile.
         self._release(run)
         self._pump()
-        self._drained(run)
+        self._record_drain(run)
         finishing = self._clock()
-        rows = self._finished(outputs, prepared)
+        rows = self._finish_rows(outputs, prepared)
         run.finish_seconds = self._clock() - finishing
         if len(rows) != len(prepared):
             raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
         return rows
 
-    def _drained(self, run: _Run) -> None:
+    def _record_drain(self, run: _InFlightBatch) -> None:
         now, items = self._clock(), run.items
-        serving = self.replicas.serving(now)
+        serving = self.replicas.serving_replicas(now)
         tokens = sum([item.cost for item in items])
-        batch = Finished(run.replica.facts, len(items), tokens, run.padded, run.flush == "full")
+        batch = FinishedBatch(run.replica.facts, len(items), tokens, run.padded, run.flush == "full")
         cores = sum([replica.cores for replica in serving])
-        self._drain.finished(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
+        self._drain.record_batch(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
 
-    def _seconds(self, tokens: float, items: float) -> float | None:
+    def _estimate_seconds(self, tokens: float, items: float) -> float | None:
         """What so much of the queue takes; None while that is not known."""
-        if not self._drain.known:
+        if not self._drain.is_known:
             return None
-        return self._drain.seconds(tokens, items, [each.facts for each in self.replicas.serving(self._clock())])
+        return self._drain.seconds(
+            tokens, items, [each.facts for each in self.replicas.serving_replicas(self._clock())]
+        )
 
-    def _finished(self, outputs: Tensors, prepared: list[Prepared]) -> Sequence[Row | Counted | ShoalError]:
+    def _finish_rows(self, outputs: Tensors, prepared: list[Prepared]) -> Sequence[Row | CountedRow | ShoalError]:
         try:
             return self.pipeline.finish(outputs, prepared)
         except ShoalError:
@@ -450,7 +454,7 @@ class Lane:
             if len(prepared) == 1:
                 raise
             logger.exception("finishing a batch failed: each of its %d items is finished by itself", len(prepared))
-        rows: list[Row | Counted | ShoalError] = []
+        rows: list[Row | CountedRow | ShoalError] = []
         for place, item in enumerate(prepared):
             own = {name: array[place : place + 1] for name, array in outputs.items()}
             try:
@@ -459,13 +463,13 @@ class Lane:
                 rows.append(InternalError(f"making the answer failed: {failure!r}"))
         return rows
 
-    def _learn(self, run: _Run) -> None:
+    def _learn(self, run: _InFlightBatch) -> None:
         self._observer.inferred(self.options.model, "finish", run.finish_seconds)
-        run.replica.finished(run.padded, run.own_seconds)
+        run.replica.record_batch(run.padded, run.own_seconds)
         self.replicas.retries.earn()
         self._report(run, run.padded, run.seconds, None)
 
-    def _report(self, run: _Run, padded: int, seconds: float, error: str | None) -> None:
+    def _report(self, run: _InFlightBatch, padded: int, seconds: float, error: str | None) -> None:
         self._observer.batched(
             BatchReport(
                 model=self.options.model,
@@ -479,32 +483,32 @@ class Lane:
             )
         )
 
-    def _deliver(self, run: _Run, rows: Sequence[Row | Counted | ShoalError]) -> None:
+    def _deliver(self, run: _InFlightBatch, rows: Sequence[Row | CountedRow | ShoalError]) -> None:
         requests = len({id(pending) for item in run.items for pending, _ in item.waiters})
         took = self._clock() - run.started
-        ran = Ran(run.id, len(run.items), requests, run.flush, run.replica.facts.name, took, run.started)
+        ran = BatchRecord(run.id, len(run.items), requests, run.flush, run.replica.facts.name, took, run.started)
         for item, row in zip(run.items, rows, strict=True):
-            self._twins.forget(item)
+            self._coalescer.forget(item)
             if isinstance(row, ShoalError):
                 for pending, index in item.waiters:
                     pending.fail_at(index, row)
                 continue
-            counted = row if isinstance(row, Counted) else Counted(row, item.prepared.tokens)
+            counted = row if isinstance(row, CountedRow) else CountedRow(row, item.prepared.tokens)
             if self.options.cache is not None and item.prepared.key is not None:
                 self.options.cache.put(item.prepared.key, counted)
             for pending, index in item.waiters:
                 pending.tokens[index] = counted.tokens
                 pending.put(index, counted.row, ran, self.options.space)
 
-    def _failed(self, run: _Run, error: ShoalError) -> None:
+    def _process_failure(self, run: _InFlightBatch, error: ShoalError) -> None:
         self._report(run, sum(item.cost for item in run.items), self._clock() - run.started, error.kind)
         items = [item for item in run.items if item.waiters]
         if isinstance(error, TransportFailed):
-            run.replica.lost(self._clock())
+            run.replica.mark_unreachable(self._clock())
         if isinstance(error, Crashed):
-            run.replica.crashed(len(run.items))
+            run.replica.record_crash(len(run.items))
         if isinstance(error, Overloaded):
-            run.replica.hold(self._clock(), error.retry_after)
+            run.replica.pause(self._clock(), error.retry_after)
         if isinstance(error, OutOfMemory):
             run.replica.shrink(sum(item.cost for item in run.items))
         if not items:
@@ -517,20 +521,20 @@ class Lane:
         )
         logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.replica.facts.name, step, error.message)
         waiting = len(self._parts)
-        self._apply(step, items, run.trial, error)
+        self._apply_step(step, items, run.trial, error)
         if merges and step in ("apart", "halve"):
             # The parts are next; beside others, the culprit among them would be those others' ruin.
-            run.replica.suspect(len(self._parts) - waiting)
+            run.replica.isolate_batches(len(self._parts) - waiting)
         self._wake()
 
-    def _apply(self, step: Step, items: list[Item], trial: Trial, error: ShoalError) -> None:
+    def _apply_step(self, step: Step, items: list[Item], trial: RetryState, error: ShoalError) -> None:
         if step in ("again", "apart", "elsewhere"):
             # It was this batch's turn, and halving that had begun goes on: neither is to be decided anew.
-            self._parts.appendleft(_Part(items, trial))
+            self._parts.appendleft(_BatchPart(items, trial))
             return
         if step == "halve":
             middle = len(items) // 2
-            self._parts.extend(_Part(part, trial) for part in (items[:middle], items[middle:]) if part)
+            self._parts.extend(_BatchPart(part, trial) for part in (items[:middle], items[middle:]) if part)
             return
         now = self._clock()
         for item in items:
@@ -538,21 +542,21 @@ class Lane:
             # An item that was asked for again while it ran may have more time than its engine call had.
             retried = step == "retry" or (isinstance(error, DeadlineExceeded) and item.deadline > now)
             if item.attempts >= MAX_ATTEMPTS if retried else step == "fail":
-                self._twins.forget(item)
+                self._coalescer.forget(item)
                 for pending, index in item.waiters:
                     pending.fail_at(index, error)
                 continue
             if step == "singles":
                 item.alone, item.traffic = True, "bulk"
-            self._twins.queued(item)
+            self._coalescer.add(item)
             self._planner.add(item, now)
 
-    def _die(self, error: Exception) -> None:
+    def _fail_lane(self, error: Exception) -> None:
         logger.critical("the batcher of %s stopped", self.options.model, exc_info=error)
         self.failure = InternalError(
             f"the batcher of {self.options.model!r} stopped: load it again or restart the server, and report this"
         )
-        for pending in list(self._pendings):
+        for pending in list(self._requests):
             pending.fail(copy(self.failure))
-        if self._broken is not None:
-            self._broken(self.failure)
+        if self._on_broken is not None:
+            self._on_broken(self.failure)

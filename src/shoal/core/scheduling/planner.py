@@ -220,7 +220,7 @@ class _Draft(Generic[E]):
         self.length = max(self.length, length)
         self.tokens += entry.cost
 
-    def closed(self, portion: float) -> bool:
+    def is_closed(self, portion: float) -> bool:
         return self.full or (bool(self.entries) and (self.entries[0].alone or self.tokens >= portion))
 
     def _padding(self, length: int) -> int:
@@ -267,7 +267,7 @@ class Planner(Generic[E]):
     def discard(self, entry: E) -> None:
         """Take an entry out of the queue; does nothing when it already left."""
         if entry.queued:
-            self._leave(entry)
+            self._remove(entry)
 
     def take(
         self, facts: EngineFacts, now: float, *, share: int = 1, behind: float = 0.0
@@ -282,13 +282,13 @@ class Planner(Generic[E]):
         if not self.items:
             return Wait(None), expired
         until = self._arrivals[0].arrived + self.limits.max_wait_time_ms / 1000
-        if now < until and self.items < self._most(facts) and self.tokens < self.limits.max_batch_tokens:
+        if now < until and self.items < self._max_items(facts) and self.tokens < self.limits.max_batch_tokens:
             return Wait(until), expired
         draft = self._fill(facts, now, share, behind, expired)
         if draft is None:
             # All that was looked at has expired. If items were left all the same, nothing else would wake the lane.
             return Wait(now + LOOK_AGAIN_S if self.items else None), expired
-        full = draft.limited or len(draft.entries) == self._most(facts)
+        full = draft.limited or len(draft.entries) == self._max_items(facts)
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch(draft.entries, draft.length, draft.tokens, flush), expired
 
@@ -305,7 +305,7 @@ class Planner(Generic[E]):
         for name in self._class_order(now):
             lane = self._classes[name]
             draft.seconds, draft.full = self._seconds_for(name, draft, now), False
-            while lane.root.heap and looked < SCAN_LIMIT and not draft.closed(portion):
+            while lane.root.heap and looked < SCAN_LIMIT and not draft.is_closed(portion):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
                 if key is None:
@@ -318,7 +318,7 @@ class Planner(Generic[E]):
                 lane.served = now
                 if entry.deadline <= now:
                     expired.append(entry)
-                elif entry.deadline < now + behind + self._needs(facts, draft, entry):
+                elif entry.deadline < now + behind + self._predict_seconds(facts, draft, entry):
                     hasty.append(entry)
                 else:
                     draft.add(entry, round_up(entry.cost, facts.length_buckets))
@@ -356,7 +356,7 @@ class Planner(Generic[E]):
     def _serve(self, lane: _Class[E], client: _Branch[E], flow: _Flow[E], key: tuple[Hashable, int]) -> E:
         """Take the head of the queue out of its flow, which is on top of its client's heap, and charge all levels."""
         entry = flow.queues[key].popleft()
-        self._leave(entry)
+        self._remove(entry)
         lane.vtime += entry.cost / lane.weight
         flow.head(key)
         if flow.queues:
@@ -403,11 +403,11 @@ class Planner(Generic[E]):
             seconds *= (draft.facts.parallel or draft.facts.slots) / draft.facts.slots
         return max(seconds, fixed * 2)
 
-    def _needs(self, facts: EngineFacts, draft: _Draft[E], entry: E) -> float:
+    def _predict_seconds(self, facts: EngineFacts, draft: _Draft[E], entry: E) -> float:
         """Seconds of the batch that this entry would join: a full one, or all that is queued. Not of a smaller one that
         it would be in time with: batches would shrink just when there is too much to do."""
         cost = facts.cost
-        queued = min(draft.tokens + entry.cost + self.tokens, entry.cost * self._most(facts))
+        queued = min(draft.tokens + entry.cost + self.tokens, entry.cost * self._max_items(facts))
         return max(min(draft.seconds, cost.seconds(queued)), cost.seconds(entry.cost))
 
     def _class_order(self, now: float) -> list[TrafficClass]:
@@ -458,7 +458,7 @@ class Planner(Generic[E]):
         assert isinstance(flow, _Flow)
         return flow
 
-    def _leave(self, entry: E) -> None:
+    def _remove(self, entry: E) -> None:
         entry.queued = False
         self.items -= 1
         self.tokens -= entry.cost
@@ -466,5 +466,5 @@ class Planner(Generic[E]):
         while self._arrivals and not self._arrivals[0].queued:
             self._arrivals.popleft()
 
-    def _most(self, facts: EngineFacts) -> int:
+    def _max_items(self, facts: EngineFacts) -> int:
         return min(self.limits.max_batch_size, facts.max_batch_size)

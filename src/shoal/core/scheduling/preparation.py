@@ -21,8 +21,8 @@ from functools import partial
 from itertools import groupby
 from math import inf
 
-from shoal.core.protocols import Holding, Pipeline, Prepared
-from shoal.core.scheduling.request_state import Pending
+from shoal.core.protocols import BoundedPipeline, Pipeline, Prepared
+from shoal.core.scheduling.request_state import RequestState
 from shoal.core.threads import Threads
 from shoal.errors import InternalError, ShoalError
 from shoal.types import TrafficClass
@@ -34,13 +34,13 @@ JOB_TOKENS = 1024 * JOB_ITEMS
 INLINE_TOKENS = 512
 AHEAD = 256
 
-Outcome = tuple[Pending, int, Prepared | ShoalError]
+Outcome = tuple[RequestState, int, Prepared | ShoalError]
 
 
-class Intake:
+class Preparer:
     """Feeds `deliver` with one outcome for every item of every request added, in no promised order.
 
-    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding); `go_on` is to
+    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding); `resume` is to
     be called when they have become fewer.
     """
 
@@ -52,32 +52,32 @@ class Intake:
         held: Callable[[], int],
     ) -> None:
         self._pipeline = pipeline
-        self._most_held = pipeline.most_held if isinstance(pipeline, Holding) else inf
+        self._most_held = pipeline.max_held_items if isinstance(pipeline, BoundedPipeline) else inf
         self._held = held
         self._light = pipeline.work == "light"
         self._heavy = pipeline.work == "heavy"
         self._threads = threads
         self._deliver = deliver
-        self._waiting: dict[TrafficClass, deque[Pending]] = {"interactive": deque(), "bulk": deque()}
-        self._large: deque[Pending] = deque()
-        self._fresh: deque[Pending] = deque()
+        self._waiting: dict[TrafficClass, deque[RequestState]] = {"interactive": deque(), "bulk": deque()}
+        self._large: deque[RequestState] = deque()
+        self._fresh: deque[RequestState] = deque()
         self._jobs = 0
         self._large_jobs = 0
         self._scheduled = False
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: RequestState) -> None:
         self._put(pending)
         if pending.traffic == "interactive" and not (self._light or self._heavy):
             self._fresh.append(pending)
         self._schedule()
 
-    def moved(self, pending: Pending, items: int) -> None:
+    def record_dispatched(self, pending: RequestState, items: int) -> None:
         """So many of the request's prepared items have left for an engine: prepare more when it runs low."""
         pending.ahead -= items
         if not pending.waiting and pending.cursor < len(pending.tokens) and pending.ahead <= AHEAD // 2:
             self.add(pending)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self._large:
             self._schedule()
 
@@ -86,12 +86,12 @@ class Intake:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._tick)
 
-    def _put(self, pending: Pending) -> None:
-        large = self._heavy or (not self._light and _next(pending) > JOB_TOKENS)
+    def _put(self, pending: RequestState) -> None:
+        large = self._heavy or (not self._light and _next_tokens(pending) > JOB_TOKENS)
         (self._large if large else self._waiting[pending.traffic]).append(pending)
         pending.waiting = True
 
-    def _pop(self, queue: deque[Pending]) -> Pending:
+    def _pop(self, queue: deque[RequestState]) -> RequestState:
         pending = queue.popleft()
         pending.waiting = False
         return pending
@@ -110,9 +110,9 @@ class Intake:
         most_large = threads if self._heavy else max(1, threads - 1)
         while self._large and self._jobs < threads and self._large_jobs < most_large and self._has_room():
             pending = self._pop(self._large)
-            if not pending.done and (job := _take(pending, 1)[0]):
+            if not pending.done and (job := _take_items(pending, 1)[0]):
                 self._large_jobs += 1
-                self._send(job, large=True)
+                self._submit(job, large=True)
                 self._put_back(pending)
         while self._jobs < threads:
             job, tokens = self._collect(JOB_TOKENS)
@@ -123,21 +123,21 @@ class Intake:
                 inline -= tokens
                 self._finish(job, self._prepare(job))
             else:
-                self._send(job)
-        self._short(inline)
+                self._submit(job)
+        self._prepare_short(inline)
 
     def _has_room(self) -> bool:
         return self._large_jobs + self._held() < self._most_held
 
-    def _short(self, inline: int) -> None:
+    def _prepare_short(self, inline: int) -> None:
         """While all threads are busy: prepare what is new and short here."""
-        job: list[tuple[Pending, int]] = []
+        job: list[tuple[RequestState, int]] = []
         while self._fresh and len(job) < JOB_ITEMS:
             pending = self._fresh[0]
-            if not _unfinished(pending) or _next(pending) > INLINE_TOKENS:
+            if not _can_prepare_more(pending) or _next_tokens(pending) > INLINE_TOKENS:
                 self._fresh.popleft()
                 continue
-            piece, tokens = _take(pending, JOB_ITEMS - len(job), inline)
+            piece, tokens = _take_items(pending, JOB_ITEMS - len(job), inline)
             if not piece:
                 break  # it is for the next tick
             inline -= tokens
@@ -147,15 +147,15 @@ class Intake:
         if job:
             self._finish(job, self._prepare(job))
 
-    def _send(self, job: list[tuple[Pending, int]], *, large: bool = False) -> None:
+    def _submit(self, job: list[tuple[RequestState, int]], *, large: bool = False) -> None:
         self._jobs += 1
         future = asyncio.ensure_future(self._threads.run(partial(self._prepare, job)))
         future.add_done_callback(partial(self._finish_job, job, large))
 
-    def _collect(self, most: float) -> tuple[list[tuple[Pending, int]], int]:
+    def _collect(self, most: float) -> tuple[list[tuple[RequestState, int]], int]:
         """The next items, of so many tokens at most, and their tokens: interactive requests first, then a piece of each
         bulk request in turn."""
-        job: list[tuple[Pending, int]] = []
+        job: list[tuple[RequestState, int]] = []
         tokens = 0
         for queue in self._waiting.values():
             for _ in range(len(queue)):
@@ -163,32 +163,32 @@ class Intake:
                     return job, tokens
                 pending = self._pop(queue)
                 if not pending.done:
-                    piece, taken = _take(pending, JOB_ITEMS - len(job), most - tokens)
+                    piece, taken = _take_items(pending, JOB_ITEMS - len(job), most - tokens)
                     tokens += taken
                     job += piece
                     self._put_back(pending)
         return job, tokens
 
-    def _put_back(self, pending: Pending) -> None:
-        if _unfinished(pending):
+    def _put_back(self, pending: RequestState) -> None:
+        if _can_prepare_more(pending):
             self._put(pending)
 
-    def _prepare(self, job: list[tuple[Pending, int]]) -> tuple[list[Prepared | ShoalError], float]:
+    def _prepare(self, job: list[tuple[RequestState, int]]) -> tuple[list[Prepared | ShoalError], float]:
         started = time.perf_counter()
         try:
-            outcomes = self._outcomes(job)
+            outcomes = self._run_pipeline(job)
         except Exception as error:  # a bug in a pipeline must fail the request that met it, and leave nobody waiting
             logger.exception("preparing inputs failed")
-            outcomes = self._each(job, error)
+            outcomes = self._prepare_separately(job, error)
         return outcomes, time.perf_counter() - started
 
-    def _outcomes(self, job: list[tuple[Pending, int]]) -> list[Prepared | ShoalError]:
+    def _run_pipeline(self, job: list[tuple[RequestState, int]]) -> list[Prepared | ShoalError]:
         outcomes = self._pipeline.prepare([(pending.task, pending.asked[index]) for pending, index in job])
         if len(outcomes) != len(job):
             raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
         return outcomes
 
-    def _each(self, job: list[tuple[Pending, int]], error: Exception) -> list[Prepared | ShoalError]:
+    def _prepare_separately(self, job: list[tuple[RequestState, int]], error: Exception) -> list[Prepared | ShoalError]:
         """The requests of a job that failed together, each prepared by itself."""
         parts = [list(part) for _, part in groupby(job, key=lambda one: id(one[0]))]
         if len(parts) == 1:
@@ -196,14 +196,14 @@ class Intake:
         outcomes: list[Prepared | ShoalError] = []
         for part in parts:
             try:
-                outcomes += self._outcomes(part)
+                outcomes += self._run_pipeline(part)
             except Exception as own:  # as in `_prepare`
-                outcomes += self._each(part, own)
+                outcomes += self._prepare_separately(part, own)
         return outcomes
 
     def _finish_job(
         self,
-        job: list[tuple[Pending, int]],
+        job: list[tuple[RequestState, int]],
         large: bool,
         future: asyncio.Future[tuple[list[Prepared | ShoalError], float]],
     ) -> None:
@@ -215,14 +215,14 @@ class Intake:
             self._finish(job, ([copy(error) for _ in job], 0.0) if isinstance(error, ShoalError) else future.result())
         self._schedule()
 
-    def _finish(self, job: list[tuple[Pending, int]], prepared: tuple[list[Prepared | ShoalError], float]) -> None:
+    def _finish(self, job: list[tuple[RequestState, int]], prepared: tuple[list[Prepared | ShoalError], float]) -> None:
         outcomes, seconds = prepared
         for pending, _ in job:
             pending.prepare_seconds = max(pending.prepare_seconds, seconds)
         self._deliver([(pending, index, outcome) for (pending, index), outcome in zip(job, outcomes, strict=True)])
 
 
-def _take(pending: Pending, items: int, most: float = inf) -> tuple[list[tuple[Pending, int]], int]:
+def _take_items(pending: RequestState, items: int, most: float = inf) -> tuple[list[tuple[RequestState, int]], int]:
     """The request's next items, so many and of so many tokens at most, no further ahead than it may be; and their
     tokens."""
     tokens = 0
@@ -236,10 +236,10 @@ def _take(pending: Pending, items: int, most: float = inf) -> tuple[list[tuple[P
     return [(pending, index) for index in range(start, stop)], tokens
 
 
-def _next(pending: Pending) -> int:
+def _next_tokens(pending: RequestState) -> int:
     return pending.estimates[pending.cursor]
 
 
-def _unfinished(pending: Pending) -> bool:
+def _can_prepare_more(pending: RequestState) -> bool:
     """Whether more of it may be prepared now."""
     return not pending.done and pending.cursor < len(pending.tokens) and pending.ahead < AHEAD

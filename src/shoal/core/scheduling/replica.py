@@ -17,9 +17,9 @@ BUSY_PAUSE_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class SlotLease:
     """A batch on the replica. `began`: when it was computed from, as far as can be told from here: at once, or when one
-    before it ended. `shared`: another batch was in flight beside it for a while. `suspect`: it has the replica for
+    before it ended. `shared`: another batch was in flight beside it for a while. `isolate_batches`: it has the replica for
     itself, since one of the batches of now is somebody's ruin. `seconds`: what it was predicted to take."""
 
     began: float
@@ -34,7 +34,7 @@ class Replica:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._turns: list[Turn] = []
+        self._turns: list[SlotLease] = []
         self._stated = engine.facts
         self._cost = OnlineCost(self._stated.cost)
         self._most_tokens: int | None = None
@@ -62,20 +62,20 @@ class Replica:
             self._facts = replace(stated, cost=self._cost.model, max_batch_tokens=most)
         return self._facts
 
-    def usable(self, now: float) -> bool:
+    def is_usable(self, now: float) -> bool:
         """Whether it is there; it may be ejected all the same, which counts while others are not."""
         return now >= self._gone_until and self.engine.ready()
 
-    def healthy(self, now: float) -> bool:
-        return self.usable(now) and self.ejection.healthy(now)
+    def is_healthy(self, now: float) -> bool:
+        return self.is_usable(now) and self.ejection.is_healthy(now)
 
     def status(self, now: float) -> ReplicaStatus:
-        return self.ejection.status(self._stated.name, now, present=self.usable(now))
+        return self.ejection.status(self._stated.name, now, present=self.is_usable(now))
 
-    def free(self, now: float) -> bool:
-        return len(self._turns) < self._slots and now >= self._held_until and self.usable(now)
+    def is_free(self, now: float) -> bool:
+        return len(self._turns) < self._slots and now >= self._held_until and self.is_usable(now)
 
-    def again(self, now: float) -> float | None:
+    def next_check_s(self, now: float) -> float | None:
         """In how many seconds to ask again whether it is free, which it is not; None: the end of a batch will tell."""
         if self.running >= self._slots:
             return None
@@ -90,24 +90,24 @@ class Replica:
         """Orders free replicas: the one that would answer a short text first."""
         return self.facts.cost.seconds(32) * (1 + self.running)
 
-    def behind(self, now: float) -> float:
+    def backlog_s(self, now: float) -> float:
         """Seconds that a batch which is sent now waits for those before it, as far as they can be predicted."""
         if len(self._turns) < self.cores:
             return 0.0
         first = min(max(0.0, turn.began + turn.seconds - now) for turn in self._turns[: self.cores])
         return first + sum(turn.seconds for turn in self._turns[self.cores :]) / self.cores
 
-    def start(self, now: float, tokens: int = 0) -> Turn:
+    def start(self, now: float, tokens: int = 0) -> SlotLease:
         """A batch of so many tokens goes there; `end` gives its slot back."""
         running = len(self._turns)
         seconds = self.facts.cost.seconds(tokens)
-        turn = Turn(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
+        turn = SlotLease(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
         for other in self._turns:
             other.shared = True
         self._turns.append(turn)
         return turn
 
-    def end(self, turn: Turn, now: float) -> None:
+    def end(self, turn: SlotLease, now: float) -> None:
         self._turns.remove(turn)
         if turn.suspect:
             self._suspects -= 1
@@ -115,21 +115,21 @@ class Replica:
             if each.waits:
                 each.began, each.waits = now, False
 
-    def finished(self, tokens: int, seconds: float) -> None:
+    def record_batch(self, tokens: int, seconds: float) -> None:
         """A batch came back after so many seconds of its own turn: learn its cost, and trust the replica again. Its
         wait behind another batch is no cost: it would look like a dear call, for which batches grow, which makes the
         next wait longer."""
         self._cost.observe(tokens, seconds)
         self._facts = None
-        self.ejection.succeeded()
+        self.ejection.record_success()
         self._gone_until = 0.0
 
-    def crashed(self, items: int) -> None:
+    def record_crash(self, items: int) -> None:
         """Its process died of one of so many items, or beside them: the next batches, as many, have it for themselves,
         so that the next death has one culprit."""
         self._suspects = max(self._suspects, items)
 
-    def suspect(self, batches: int) -> None:
+    def isolate_batches(self, batches: int) -> None:
         """So many batches are to run now, each with the replica for itself."""
         self._suspects += batches
 
@@ -141,12 +141,12 @@ class Replica:
     def cores(self) -> int:
         return self._stated.parallel or self._stated.slots
 
-    def lost(self, now: float) -> None:
+    def mark_unreachable(self, now: float) -> None:
         """The replica was not there: leave it alone for a while, longer each time."""
-        self.ejection.failed(now, gone=True)
+        self.ejection.record_failure(now, gone=True)
         self._gone_until = self.ejection.until
 
-    def hold(self, now: float, seconds: float | None) -> None:
+    def pause(self, now: float, seconds: float | None) -> None:
         """The replica's own queue is full: give it no work for so long."""
         self._held_until = max(self._held_until, now + (BUSY_PAUSE_S if seconds is None else seconds))
 

@@ -14,8 +14,8 @@ from shoal.core.scheduling.planner import Entry
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError
 from shoal.types import (
     Array,
-    Batched,
     BatchFacts,
+    BatchTask,
     Context,
     Embed,
     Embedded,
@@ -24,12 +24,12 @@ from shoal.types import (
     TrafficClass,
 )
 from shoal.types import (
-    Item as Asked,
+    Item as TaskItem,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class BatchRecord:
     """The batch that an item ran in, for the request's facts; times in seconds."""
 
     id: int
@@ -45,16 +45,16 @@ class Ran:
 class Item(Entry):
     """One piece of engine work and everybody who waits for it: (request, index) pairs; none left means nobody cares.
 
-    `moved`: its request's intake was told that it left the queue.
+    `dispatched`: its request's intake was told that it left the queue.
     """
 
     prepared: Prepared
-    waiters: list[tuple[Pending, int]] = field(default_factory=list)
+    waiters: list[tuple[RequestState, int]] = field(default_factory=list)
     attempts: int = 0
-    moved: bool = False
+    dispatched: bool = False
 
 
-class Pending:
+class RequestState:
     """A request from admission to its one answer: collects rows in any order, answers once.
 
     `asked`: the items of its task. `estimates` are their tokens as `Pipeline.estimate` guessed them.
@@ -89,8 +89,8 @@ class Pending:
 
     def __init__(
         self,
-        task: Batched,
-        asked: Sequence[Asked],
+        task: BatchTask,
+        asked: Sequence[TaskItem],
         ctx: Context,
         *,
         traffic: TrafficClass,
@@ -116,7 +116,7 @@ class Pending:
         self._array: Array | None = None
         self._sets: list[VectorSet] = []
         self._batches: set[int] = set()
-        self._best: Ran | None = None
+        self._best: BatchRecord | None = None
         self._queue = 0.0
         self._infer = 0.0
 
@@ -132,7 +132,7 @@ class Pending:
     def fail_at(self, index: int, error: ShoalError) -> None:
         """Answer with the error of one input, and say which one where there are several."""
         if len(self.tokens) > 1 and isinstance(error, RequestError | InputRejected | NotFinite):
-            error = error.of_input(index)
+            error = error.at_input(index)
         self.fail(error)
 
     def expire(self, now: float = inf) -> None:
@@ -148,21 +148,21 @@ class Pending:
             error = DeadlineExceeded(f"no answer within {seconds}: send less at once or allow more time")
         self.fail(error)
 
-    def put(self, index: int, row: Row, ran: Ran, space: str) -> None:
+    def put(self, index: int, row: Row, ran: BatchRecord, space: str) -> None:
         """One row has come; the last one answers the request."""
         item = self.items.pop(index, None)
         if item is None or self.future.done():
             return
-        self._note(ran)
-        self._take(index, row, space)
+        self._record_batch(ran)
+        self._store_row(index, row, space)
 
     def put_cached(self, index: int, row: Row, space: str) -> None:
         """As `put`, of a row that was computed for somebody before."""
         if not self.future.done():
             self.cached += 1
-            self._take(index, row, space)
+            self._store_row(index, row, space)
 
-    def _take(self, index: int, row: Row, space: str) -> None:
+    def _store_row(self, index: int, row: Row, space: str) -> None:
         if isinstance(row, VectorSet):
             if not self._sets:
                 self._sets = [row] * len(self.tokens)
@@ -175,9 +175,9 @@ class Pending:
             self._array[index] = row
         self.left -= 1
         if not self.left:
-            self.future.set_result(self._result(space))
+            self.future.set_result(self._build_result(space))
 
-    def _note(self, ran: Ran) -> None:
+    def _record_batch(self, ran: BatchRecord) -> None:
         self._batches.add(ran.id)
         # It may have joined a batch that ran already: its own times begin when it came.
         waited = max(0.0, ran.started - self.arrived)
@@ -186,8 +186,8 @@ class Pending:
         if self._best is None or ran.size > self._best.size:
             self._best = ran
 
-    def _result(self, space: str) -> Result:
-        facts = self._facts()
+    def _build_result(self, space: str) -> Result:
+        facts = self._build_facts()
         if not isinstance(self.task, Embed):
             assert self._array is not None
             return Scored(scores=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts)
@@ -195,7 +195,7 @@ class Pending:
             return Embedded(vectors=self._array, tokens=self.tokens, truncated=self.truncated, facts=facts, space=space)
         sets = self._sets
         return Embedded(
-            vectors=_stacked(sets),
+            vectors=_stack_dense(sets),
             tokens=self.tokens,
             truncated=self.truncated,
             facts=facts,
@@ -205,7 +205,7 @@ class Pending:
             multi_vectors=[each.multi for each in sets if each.multi is not None],
         )
 
-    def _facts(self) -> BatchFacts:
+    def _build_facts(self) -> BatchFacts:
         prepare_ms = self.prepare_seconds * 1000
         if self._best is None:  # all of it was in the cache
             return BatchFacts(prepare_ms=prepare_ms, cached=self.cached)
@@ -224,6 +224,6 @@ class Pending:
         )
 
 
-def _stacked(sets: Sequence[VectorSet]) -> Array:
+def _stack_dense(sets: Sequence[VectorSet]) -> Array:
     dense = [each.dense for each in sets if each.dense is not None]
     return np.stack(dense) if dense else np.empty((len(sets), 0), dtype=np.float32)

@@ -34,7 +34,7 @@ _REFUSED_V6 = tuple(
 _ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 
 
-def address_of(text: str) -> Address | None:
+def parse_ip(text: str) -> Address | None:
     """None for what is no address in the usual spelling: four decimal numbers, or RFC 4291 2.2 without a zone."""
     if "%" in text:
         return None
@@ -48,7 +48,7 @@ def is_public(address: Address) -> bool:
     """Whether anybody on the internet could reach it: global unicast, with nothing else carried inside."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _REFUSED_V4)
-    carried = _carried(address)
+    carried = _embedded_ipv4(address)
     if carried is not None and not is_public(carried):
         return False
     if address.ipv4_mapped is not None or address in _NAT64:
@@ -59,7 +59,7 @@ def is_public(address: Address) -> bool:
 def is_local(address: Address) -> bool:
     """Addresses that name nothing beyond this link, and so no store of pictures: link-local (where clouds keep their
     metadata), unspecified, multicast."""
-    carried = _carried(address) if isinstance(address, IPv6Address) else None
+    carried = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
     return any(
         each.is_link_local or each.is_unspecified or each.is_multicast
         for each in (address, carried)
@@ -67,7 +67,7 @@ def is_local(address: Address) -> bool:
     )
 
 
-def _carried(address: IPv6Address) -> IPv4Address | None:
+def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     """The IPv4 address inside an IPv6 one: mapped, translated, of 6to4, of ISATAP, or compatible."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped

@@ -22,13 +22,13 @@ import aiohttp
 from yarl import URL
 
 from shoal.errors import DeadlineExceeded, InvalidValue, Overloaded, Unavailable
-from shoal.http.fetching.addresses import Address, address_of, is_public
-from shoal.http.fetching.allowed import INSTEAD, Allowed, Target, not_public
-from shoal.http.fetching.headers import checked
-from shoal.http.fetching.resolving import Pinned, Resolver, SystemResolver
+from shoal.http.fetching.addresses import Address, is_public, parse_ip
+from shoal.http.fetching.allowed import ALTERNATIVE, FetchPolicy, Target, not_public_error
+from shoal.http.fetching.headers import check_download_headers
+from shoal.http.fetching.resolving import PinnedResolver, Resolver, SystemResolver
 
 MAX_BYTES: Final = 20 * 2**20
-SECONDS: Final = 10.0
+TIMEOUT_S: Final = 10.0
 SLOTS: Final = 16
 USER_AGENT: Final = "shoal"
 
@@ -49,10 +49,10 @@ class Fetcher:
 
     def __init__(
         self,
-        allowed: Allowed,
+        allowed: FetchPolicy,
         *,
         max_bytes: int = MAX_BYTES,
-        seconds: float = SECONDS,
+        seconds: float = TIMEOUT_S,
         slots: int = SLOTS,
         resolver: Resolver | None = None,
         tls: ssl.SSLContext | None = None,
@@ -72,8 +72,8 @@ class Fetcher:
         Raises InvalidValue, DeadlineExceeded and Overloaded as the module says, Unavailable after `aclose`. Given up
         in whatever phase, it closes its connection.
         """
-        target = self._allowed.target(url)
-        sent = checked(headers, listed=target.listed)
+        target = self._allowed.check_url(url)
+        sent = check_download_headers(headers, listed=target.listed)
         if self._closed:
             raise Unavailable("the server is shutting down: send the request again")
         remaining = deadline - time.monotonic()
@@ -83,27 +83,27 @@ class Fetcher:
         try:
             async with asyncio.timeout(min(remaining, self._seconds)), self._slots:
                 began = True
-                return await self._fetched(target, sent)
+                return await self._fetch(target, sent)
         except TimeoutError:
             # Only of the limit above: those of the operating system are OSErrors, told where they happen.
-            raise self._too_late(target.host, began, remaining) from None
+            raise self._timeout_error(target.host, began, remaining) from None
 
     async def aclose(self) -> None:
         """No fetch begins any more; those that run belong to who awaits them."""
         self._closed = True
         await self._resolver.aclose()
 
-    def _too_late(self, host: str, began: bool, remaining: float) -> Exception:
+    def _timeout_error(self, host: str, began: bool, remaining: float) -> Exception:
         if remaining <= self._seconds:
             return DeadlineExceeded(f"{host} did not send the picture within the request's deadline")
         if not began:
             return Overloaded("too many pictures are being fetched: send the request again", retry_after=1.0)
-        return InvalidValue(f"{host} did not send the picture within {self._seconds:g} s: {INSTEAD}")
+        return InvalidValue(f"{host} did not send the picture within {self._seconds:g} s: {ALTERNATIVE}")
 
-    async def _fetched(self, target: Target, headers: Mapping[str, str]) -> bytes:
-        addresses = await self._checked_addresses(target)
+    async def _fetch(self, target: Target, headers: Mapping[str, str]) -> bytes:
+        addresses = await self._resolve_addresses(target)
         connector = aiohttp.TCPConnector(
-            resolver=Pinned(target.host, addresses),
+            resolver=PinnedResolver(target.host, addresses),
             use_dns_cache=False,
             force_close=True,
             limit=1,
@@ -121,12 +121,12 @@ class Fetcher:
         async with session:
             try:
                 async with session.get(target.url, headers=headers, allow_redirects=False) as response:
-                    self._check(response, target)
-                    return await self._body(response, target.host)
+                    self._check_response(response, target)
+                    return await self._read_body(response, target.host)
             except (aiohttp.ClientError, OSError) as error:
-                raise _broken(error, target.host) from error
+                raise _connection_error(error, target.host) from error
 
-    async def _checked_addresses(self, target: Target) -> Sequence[Address]:
+    async def _resolve_addresses(self, target: Target) -> Sequence[Address]:
         """Where to connect: every address that the host has is one that it may be at."""
         if target.address is not None:
             return [target.address]
@@ -136,60 +136,60 @@ class Fetcher:
             found = []
         if not found:
             raise InvalidValue(f"{target.host} cannot be resolved: check the URL's host")
-        addresses = [address for text in found if (address := address_of(text)) is not None]
+        addresses = [address for text in found if (address := parse_ip(text)) is not None]
         if len(addresses) < len(found) or not all(map(target.permits, addresses)):
-            raise not_public(target.host)
+            raise not_public_error(target.host)
         return addresses[:MAX_ADDRESSES]
 
-    def _check(self, response: aiohttp.ClientResponse, target: Target) -> None:
+    def _check_response(self, response: aiohttp.ClientResponse, target: Target) -> None:
         """Everything that is known before the body."""
         host, status = target.host, response.status
         if 300 <= status < 400:
-            where = _named(target.url, response.headers.get("location", ""))
+            where = _describe_redirect(target.url, response.headers.get("location", ""))
             raise InvalidValue(f"{host} redirects to {where}, and redirects are not followed: send the URL it leads to")
         if status != HTTPStatus.OK:
-            then = "check the URL" if status < 500 else f"send the request again, or {INSTEAD}"
+            then = "check the URL" if status < 500 else f"send the request again, or {ALTERNATIVE}"
             raise InvalidValue(f"{host} answered with status {status} and no picture: {then}")
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise InvalidValue(f"{host} compresses its answer, which it was asked not to do: {INSTEAD}")
+            raise InvalidValue(f"{host} compresses its answer, which it was asked not to do: {ALTERNATIVE}")
         if (response.content_length or 0) > self._max_bytes:
-            raise self._too_large(host)
+            raise self._too_large_error(host)
 
-    async def _body(self, response: aiohttp.ClientResponse, host: str) -> bytes:
+    async def _read_body(self, response: aiohttp.ClientResponse, host: str) -> bytes:
         pieces: list[bytes] = []
         size = 0
         while piece := await response.content.readany():
             size += len(piece)
             if size > self._max_bytes:
-                raise self._too_large(host)
+                raise self._too_large_error(host)
             pieces.append(piece)
         if not size:
             raise InvalidValue(f"{host} answered with nothing: check the URL")
         return b"".join(pieces)
 
-    def _too_large(self, host: str) -> InvalidValue:
+    def _too_large_error(self, host: str) -> InvalidValue:
         most = f"{self._max_bytes / 2**20:.3g} MiB" if self._max_bytes >= 2**20 else f"{self._max_bytes} bytes"
         return InvalidValue(f"{host} sends more than the {most} that a picture may have: use a smaller one")
 
 
-def _named(url: URL, location: str) -> str:
+def _describe_redirect(url: URL, location: str) -> str:
     """Where a redirect leads, for the client: without its query, which may hold a key, and without an inner address."""
     try:
         to = url.join(URL(location[:1024]))
         host, name = to.raw_host or "", str(to.with_query(None).with_fragment(None).with_user(None))
     except (ValueError, TypeError):  # also what the encoding of a host's name raises
         return "somewhere else"
-    address = address_of(host)
+    address = parse_ip(host)
     inner = address is not None and host != url.raw_host and not is_public(address)
     return "somewhere else" if inner or not location or to.scheme not in {"http", "https"} else name[:200]
 
 
-def _broken(error: Exception, host: str) -> InvalidValue:
+def _connection_error(error: Exception, host: str) -> InvalidValue:
     """What the client is told of a failed connection; the cause stays with the exception."""
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return InvalidValue(f"{host} has no certificate for this name that is trusted here: {INSTEAD}")
+        return InvalidValue(f"{host} has no certificate for this name that is trusted here: {ALTERNATIVE}")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return InvalidValue(f"{host} cannot be reached: check the URL, or {INSTEAD}")
+        return InvalidValue(f"{host} cannot be reached: check the URL, or {ALTERNATIVE}")
     if isinstance(error, aiohttp.ClientPayloadError):
-        return InvalidValue(f"{host} ended its answer too early: send the request again, or {INSTEAD}")
-    return InvalidValue(f"{host} broke the connection, or does not speak HTTP: check the URL, or {INSTEAD}")
+        return InvalidValue(f"{host} ended its answer too early: send the request again, or {ALTERNATIVE}")
+    return InvalidValue(f"{host} broke the connection, or does not speak HTTP: check the URL, or {ALTERNATIVE}")

@@ -25,7 +25,7 @@ _REFUSED = re.compile(
 )
 
 
-def checked(headers: Mapping[str, str], *, listed: bool) -> dict[str, str]:
+def check_download_headers(headers: Mapping[str, str], *, listed: bool) -> dict[str, str]:
     """The same headers. They go to hosts that the operator listed and to no others, since they hold secrets as a rule.
     Raises InvalidValue naming the field; never tells a value."""
     if headers and not listed:

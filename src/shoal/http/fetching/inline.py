@@ -31,7 +31,9 @@ PIECE: Final = 2**18
 MAX_BLANKS: Final = 1024
 """Around a text."""
 
-NEXT: Final = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of the picture's file"
+ACCEPTED_FORMS: Final = (
+    "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of the picture's file"
+)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _HEAD = 256
@@ -52,26 +54,26 @@ class Link:
     url: str
 
 
-def picture_of(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
+def parse_image(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
     """The bytes of a picture's file, or where to fetch them. Whether they are a picture is for who decodes them.
 
     Raises InvalidValue for a text that is neither, or of more than `max_bytes`, and EmptyInput for an empty one.
     """
-    start, end = _inside(text)
+    start, end = _find_bounds(text)
     if start == end:
-        raise EmptyInput(f"the picture is empty: {NEXT}")
+        raise EmptyInput(f"the picture is empty: {ACCEPTED_FORMS}")
     found = _SCHEME.match(text, start)
     if found is None:
-        return _raw(text, start, end, max_bytes)
+        return _decode_raw_base64(text, start, end, max_bytes)
     scheme = found[1].lower()
     if scheme in {"http", "https"}:
         return Link(text[start:end])
     if scheme == "data":
-        return _data(text, start, max_bytes)
-    raise InvalidValue(f"a picture is never read from {scheme!r} here: {NEXT}")
+        return _decode_data_uri(text, start, max_bytes)
+    raise InvalidValue(f"a picture is never read from {scheme!r} here: {ACCEPTED_FORMS}")
 
 
-def _inside(text: str) -> tuple[int, int]:
+def _find_bounds(text: str) -> tuple[int, int]:
     """Where a text begins and ends without the blanks around it. Large texts are looked at where they are, since each
     copy costs as much as the picture; of more blanks than anybody writes, the rest is left to be refused."""
     start, end = 0, len(text)
@@ -82,7 +84,7 @@ def _inside(text: str) -> tuple[int, int]:
     return start, end
 
 
-def _data(text: str, start: int, max_bytes: int) -> bytes:
+def _decode_data_uri(text: str, start: int, max_bytes: int) -> bytes:
     """A data URI that begins at `start`: what is after the comma, decoded."""
     comma = text.find(",", start, start + _HEAD)
     if comma < 0:
@@ -92,20 +94,20 @@ def _data(text: str, start: int, max_bytes: int) -> bytes:
         raise InvalidValue("the data URI is not of an image: write data:image/png;base64,... or the type that it has")
     if media.lower().startswith("image/svg"):
         raise InvalidValue("SVG is not drawn here: send the picture as PNG or JPEG")
-    decode = _base64 if "base64" in map(str.lower, params) else _escaped
+    decode = _decode_base64 if "base64" in map(str.lower, params) else _decode_percent_encoded
     decoded = decode(text, comma + 1, max_bytes)
     if not decoded:
         raise InvalidValue("the data URI holds no data: send the bytes of the picture's file")
     return decoded
 
 
-def _raw(text: str, start: int, end: int, max_bytes: int) -> bytes:
+def _decode_raw_base64(text: str, start: int, end: int, max_bytes: int) -> bytes:
     """Base64 that nothing says is base64: with line breaks, and without any other blank."""
-    other = InvalidValue(f"the text is no picture, and files are never opened by their path: {NEXT}")
+    other = InvalidValue(f"the text is no picture, and files are never opened by their path: {ACCEPTED_FORMS}")
     if any(text.find(blank, start, end) >= 0 for blank in " \t"):
         raise other
     try:
-        decoded = _base64(text, start, max_bytes)
+        decoded = _decode_base64(text, start, max_bytes)
     except _NotBase64:
         raise other from None
     if len(decoded) < MIN_BYTES:
@@ -117,23 +119,23 @@ class _NotBase64(InvalidValue):
     """Whoever knows that it was meant to be lets this out as it is."""
 
 
-def _base64(text: str, start: int, max_bytes: int) -> bytes:
+def _decode_base64(text: str, start: int, max_bytes: int) -> bytes:
     """Padding may be missing, either alphabet is read, blanks are passed over. Decoded in pieces: beside the text and
     what comes of it, nothing of its size is held."""
-    wrong = _NotBase64(f"the data is not base64: {NEXT}")
+    wrong = _NotBase64(f"the data is not base64: {ACCEPTED_FORMS}")
     if not text.isascii():
         raise wrong
     blanks = sum(text.count(blank, start) for blank in " \t\r\n")
     if (len(text) - start - blanks - 2 * text.count("%", start)) * 3 // 4 > max_bytes + 2:
-        raise _too_large(max_bytes)
-    end = _unpadded(text, start)
+        raise _too_large_error(max_bytes)
+    end = _find_padding(text, start)
     decoded, carried = io.BytesIO(), b""
     try:
         while start < end:
             stop = start + PIECE
             cut = text.find("%", stop - 2, stop)
             stop = min(end, stop if cut < 0 else cut + 3)  # an escape stays whole
-            carried += _plain(text[start:stop])
+            carried += _to_standard_base64(text[start:stop])
             whole = len(carried) if stop == end else len(carried) // 4 * 4
             piece, carried = carried[:whole], carried[whole:]
             if b"=" in piece:
@@ -143,11 +145,11 @@ def _base64(text: str, start: int, max_bytes: int) -> bytes:
     except binascii.Error:
         raise wrong from None
     if decoded.tell() > max_bytes:
-        raise _too_large(max_bytes)
+        raise _too_large_error(max_bytes)
     return decoded.getvalue()
 
 
-def _unpadded(text: str, start: int) -> int:
+def _find_padding(text: str, start: int) -> int:
     """Where base64 ends before its padding and the blanks around that; of more padding than there can be, the rest is
     left to be refused."""
     end, pads = len(text), 0
@@ -161,7 +163,7 @@ def _unpadded(text: str, start: int) -> int:
     return end
 
 
-def _plain(text: str) -> bytes:
+def _to_standard_base64(text: str) -> bytes:
     """Base64 in its standard alphabet, without escapes and blanks."""
     raw = text.encode("ascii")
     if b"%" in raw:
@@ -170,7 +172,7 @@ def _plain(text: str) -> bytes:
     return raw.translate(_STANDARD, _BLANKS)
 
 
-def _escaped(text: str, start: int, max_bytes: int) -> bytes:
+def _decode_percent_encoded(text: str, start: int, max_bytes: int) -> bytes:
     """Percent-encoded bytes (RFC 3986 2.1)."""
     if len(text) - start > MAX_ESCAPED:
         raise InvalidValue(f"a percent-encoded data URI has {MAX_ESCAPED} characters at most: use base64")
@@ -178,10 +180,10 @@ def _escaped(text: str, start: int, max_bytes: int) -> bytes:
     if not data.isascii() or _WRONG_ESCAPE.search(data):
         raise InvalidValue("the data URI is not percent-encoded as it should be: write ;base64, and base64")
     if len(data) - 2 * data.count("%") > max_bytes:
-        raise _too_large(max_bytes)
+        raise _too_large_error(max_bytes)
     return unquote_to_bytes(data)
 
 
-def _too_large(max_bytes: int) -> InvalidValue:
+def _too_large_error(max_bytes: int) -> InvalidValue:
     most = f"{max_bytes / 2**20:.3g} MiB" if max_bytes >= 2**20 else f"{max_bytes} bytes"
     return InvalidValue(f"the picture has more than the {most} that one may have: send a smaller one")

@@ -31,18 +31,18 @@ class SystemResolver:
         self._threads = ThreadPoolExecutor(threads, "shoal-names")
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, _ask, host, port)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port)
         return list(dict.fromkeys(found))
 
     async def aclose(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(host: str, port: int) -> list[str]:
+def _look_up(host: str, port: int) -> list[str]:
     return [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-class Pinned(AbstractResolver):
+class PinnedResolver(AbstractResolver):
     """Answers for one host with the addresses that were checked, and for no other."""
 
     def __init__(self, host: str, addresses: Sequence[Address]) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 from shoal.errors import Malformed, RequestError, WrongType
-from shoal.http.json.lists import Lists
-from shoal.http.json.unsupported import Elsewhere
+from shoal.http.json.lists import ListDecoder
+from shoal.http.json.unsupported import UnsupportedFields
 
 log = logging.getLogger("shoal.http")
 
@@ -25,7 +25,7 @@ class FieldError(WrongType):
     """
 
     def __init__(self, message: str, *, at: str, reason: str, missing: bool = False) -> None:
-        super().__init__(message, param=_first_name(at))
+        super().__init__(message, param=_top_level_field(at))
         self.at = at
         self.reason = reason
         self.missing = missing
@@ -36,7 +36,7 @@ class Decoder(Generic[T]):
 
     Raises Malformed for what is not JSON, WrongType (with the top-level field as `param`) for the wrong JSON,
     Unsupported for a field that other servers of the dialect know.
-    `many` names a field that may hold a long list, for `in_turns`; `limit` is how many inputs it may hold.
+    `many` names a field that may hold a long list, for `decode_async`; `limit` is how many inputs it may hold.
     """
 
     def __init__(self, kind: type[T], surface: str, many: str = "", limit: int = 0) -> None:
@@ -45,19 +45,22 @@ class Decoder(Generic[T]):
         self._lenient = msgspec.json.Decoder(kind)
         # A strict decoder costs nothing more and notices unknown fields; only then the body is looked at twice.
         self._strict: msgspec.json.Decoder[T] = self._lenient
-        self._lists: Lists | None = None
+        self._lists: ListDecoder | None = None
         self._shell, self._strict_shell = self._lenient, self._strict
         self._known: frozenset[str] | None = None
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            self._strict = self._strict_shell = _like(kind, [], strict=True)
+            self._strict = self._strict_shell = _derive_decoder(kind, [], strict=True)
             self._known = frozenset(kind.__struct_encode_fields__)
-            self._elsewhere = Elsewhere(surface, self._known)
+            self._elsewhere = UnsupportedFields(surface, self._known)
             if many:
-                self._lists = Lists(many, get_type_hints(kind, include_extras=True)[many], limit)
+                self._lists = ListDecoder(many, get_type_hints(kind, include_extras=True)[many], limit)
                 field: Any = (many, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
                 if next(each.required for each in msgspec.structs.fields(kind) if each.name == many):
                     field = (many, msgspec.Raw)
-                self._shell, self._strict_shell = _like(kind, [field], strict=False), _like(kind, [field], strict=True)
+                self._shell, self._strict_shell = (
+                    _derive_decoder(kind, [field], strict=False),
+                    _derive_decoder(kind, [field], strict=True),
+                )
         self._logged: set[str] = set()
 
     def __call__(self, body: bytes) -> T:
@@ -65,12 +68,12 @@ class Decoder(Generic[T]):
             try:
                 return self._strict.decode(body)
             except msgspec.ValidationError as error:
-                self._note_unknown(error, body)
+                self._log_unknown_fields(error, body)
                 return self._lenient.decode(body)
-        except _REFUSED as error:
-            raise refusal(error, body) from None
+        except _DECODE_ERRORS as error:
+            raise to_request_error(error, body) from None
 
-    async def in_turns(self, body: bytes) -> T:
+    async def decode_async(self, body: bytes) -> T:
         """As a call, but a large body is decoded in turns with the event loop.
 
         Of a list that is longer than it may be, only `limit` + 1 entries come back, so that whoever counts sees it.
@@ -83,27 +86,27 @@ class Decoder(Generic[T]):
             try:
                 value = self._strict_shell.decode(body)
             except msgspec.ValidationError as error:
-                self._note_unknown(error, body)
+                self._log_unknown_fields(error, body)
                 await asyncio.sleep(0)
                 value = self._shell.decode(body)
             if self._lists is not None:
                 raw = getattr(value, self._many)
                 await asyncio.sleep(0)
                 setattr(value, self._many, None if raw is msgspec.UNSET else await self._lists.decode(memoryview(raw)))
-        except _REFUSED as error:
-            raise refusal(error, body) from None
+        except _DECODE_ERRORS as error:
+            raise to_request_error(error, body) from None
         return value
 
-    def _note_unknown(self, error: msgspec.ValidationError, body: bytes) -> None:
+    def _log_unknown_fields(self, error: msgspec.ValidationError, body: bytes) -> None:
         """Raises `error` where it is about something else."""
         found = _UNKNOWN.match(str(error))
         if self._known is None or found is None:
             raise error
         self._elsewhere.check(body)
         # A large body may consist of millions of names; the one that the decoder met first must do.
-        names = _names(body) - self._known if len(body) <= LARGE else {found[1]}
+        names = _field_names(body) - self._known if len(body) <= LARGE else {found[1]}
         for name in names:
-            if name not in self._logged and len(self._logged) < _MOST_NAMES:
+            if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
                 self._logged.add(name)
                 log.info("%s: the field %.64r is not known and was ignored", self._surface, name)
 
@@ -112,8 +115,8 @@ LARGE = 65_536
 """Bytes of a body that is decoded in one go: at worst, when it holds nothing but empty lists, in ten milliseconds."""
 
 _UNKNOWN = re.compile(r"(?s)Object contains unknown field `(.*?)`(?: - at .*)?$")
-_MOST_NAMES = 256  # a client that makes up names must not fill the log
-_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_MAX_LOGGED_NAMES = 256  # a client that makes up names must not fill the log
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _WHERE = re.compile(r"(?s)(.*) - at `(?:key in )?\$?([^`]*)`$")
 _MISSING = re.compile(r"(?s)Object missing required field `([^`]+)`")
@@ -124,37 +127,37 @@ _ESCAPE = re.compile(
 )
 
 
-def _like(kind: Any, fields: list[Any], *, strict: bool) -> msgspec.json.Decoder[Any]:
+def _derive_decoder(kind: Any, fields: list[Any], *, strict: bool) -> msgspec.json.Decoder[Any]:
     """A decoder to a subtype of the struct `kind` with some fields of another type, `strict` about unknown ones."""
     return msgspec.json.Decoder(
         msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=strict)
     )
 
 
-def _names(body: bytes) -> set[str]:
+def _field_names(body: bytes) -> set[str]:
     try:
         return set(_FIELDS.decode(body))
     except msgspec.DecodeError:
         return set()  # the decoder that comes next says what is wrong
 
 
-def plain(body: bytes) -> Any:
+def decode_any(body: bytes) -> Any:
     """JSON of any kind. Raises Malformed."""
     try:
         return msgspec.json.decode(body)
-    except _REFUSED as error:
-        raise refusal(error, body) from None
+    except _DECODE_ERRORS as error:
+        raise to_request_error(error, body) from None
 
 
-def refusal(error: Exception, body: bytes) -> RequestError:
+def to_request_error(error: Exception, body: bytes) -> RequestError:
     """What a client is told of the msgspec error that its body caused."""
     if isinstance(error, msgspec.ValidationError):
-        return _wrong_type(error)
+        return _to_field_error(error)
     if isinstance(error, RecursionError):
         return Malformed("The body is nested too deeply.")
     if isinstance(error, UnicodeDecodeError):
         return Malformed("The body is not UTF-8; encode it so.")
-    if half := _half_a_character(str(error), body):
+    if half := _find_lone_surrogate(str(error), body):
         return Malformed(
             f"The body holds half of a character (the lone surrogate \\{half}): a text was cut inside an emoji. Cut it "
             "between characters; in JavaScript, text.toWellFormed() mends what was cut."
@@ -162,7 +165,7 @@ def refusal(error: Exception, body: bytes) -> RequestError:
     return Malformed(f"The body could not be read as JSON: {error}.")
 
 
-def _half_a_character(reason: str, body: bytes) -> str:
+def _find_lone_surrogate(reason: str, body: bytes) -> str:
     """The lone surrogate that msgspec met, in its own spelling; "" when that is not what it complains of.
 
     It calls one at the very end of a body "truncated", and names no place then.
@@ -175,7 +178,7 @@ def _half_a_character(reason: str, body: bytes) -> str:
     return halves[-1].decode() if halves else ""
 
 
-def _wrong_type(error: msgspec.ValidationError) -> RequestError:
+def _to_field_error(error: msgspec.ValidationError) -> RequestError:
     text = str(error)
     where = ""
     if found := _WHERE.fullmatch(text):
@@ -189,6 +192,6 @@ def _wrong_type(error: msgspec.ValidationError) -> RequestError:
     return FieldError(f"{subject} is invalid: {text[:1].lower()}{text[1:]}.", at=at, reason=text)
 
 
-def _first_name(path: str) -> str | None:
+def _top_level_field(path: str) -> str | None:
     found = _FIRST_NAME.match(path)
     return found[1] if found else None

@@ -10,37 +10,37 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.http.json.complexity import pieces, pieces_in_turns
-from shoal.http.json.decoder import LARGE, refusal
-from shoal.http.json.lists import Lists
+from shoal.http.json.complexity import count_pieces, count_pieces_async
+from shoal.http.json.decoder import LARGE, to_request_error
+from shoal.http.json.lists import ListDecoder
 
 log = logging.getLogger("shoal.http")
 
 T = TypeVar("T")
 
-MOST_BESIDE = 1_048_576
+MAX_OTHER_BYTES = 1_048_576
 """Bytes of a body beside the fields that may be long: tools and schemas take some, and nothing else does."""
 
-MOST_PIECES = 65_536
+MAX_PIECES = 65_536
 """Objects, lists and commas of the field that may be long. To decode one takes a third of a microsecond, to make a
 message of it several, and the interpreter is held so long."""
 
-MOST_PIECES_BESIDE = 20_000
+MAX_OTHER_PIECES = 20_000
 """Of any other field, and of JSON that comes as a text."""
 
-MOST_ARGUMENTS = 2_097_152
+MAX_ARGUMENTS = 2_097_152
 """Characters of the arguments of all calls that a request sends back."""
 
-MOST_UNKNOWN = 1000
+MAX_UNKNOWN_FIELDS = 1000
 """Fields that are not known."""
 
-MOST_DEEP = 64
-_MOST_NAMES = 256
+MAX_DEPTH = 64
+_MAX_LOGGED_NAMES = 256
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-class Extras(Generic[T]):
+class ExtrasDecoder(Generic[T]):
     """Decodes bodies to the struct `kind`, and answers its fields that `kind` does not have, each name logged once.
 
     `long` names the field that makes a body long: a conversation, texts or token ids; `also` others, which are texts.
@@ -56,16 +56,16 @@ class Extras(Generic[T]):
         self._long = long
         self._whole: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._known = frozenset(kind.__struct_encode_fields__)
-        self._most = len(self._known) + MOST_UNKNOWN
+        self._most = len(self._known) + MAX_UNKNOWN_FIELDS
         types = get_type_hints(kind)
         self._decoded = frozenset(name for name, each in types.items() if msgspec.Raw not in get_args(each))
         self._may_be_long = (long, *also)
         fields: list[Any] = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self._may_be_long]
         self._peek = msgspec.json.Decoder(msgspec.defstruct("Peek", fields))
-        self._lists: Lists | None = None
+        self._lists: ListDecoder | None = None
         self._shell = self._whole
         if limit is not None:
-            self._lists = Lists(long, get_type_hints(kind, include_extras=True)[long], limit)
+            self._lists = ListDecoder(long, get_type_hints(kind, include_extras=True)[long], limit)
             shell = msgspec.defstruct(kind.__name__, [(long, msgspec.Raw)], bases=(kind,), kw_only=True)
             self._shell = msgspec.json.Decoder(shell)
         self._logged: set[str] = set()
@@ -74,44 +74,44 @@ class Extras(Generic[T]):
         large = len(body) > LARGE
         try:
             if large:
-                await self._skip(body)
+                await self._check_sizes(body)
             fields = _FIELDS.decode(body)
             unknown = [name for name in fields if name not in self._known] if len(fields) <= self._most else fields
-            if len(unknown) > MOST_UNKNOWN:
+            if len(unknown) > MAX_UNKNOWN_FIELDS:
                 raise InvalidValue(
-                    f"The body holds more than {MOST_UNKNOWN} fields that are not known here; leave them out."
+                    f"The body holds more than {MAX_UNKNOWN_FIELDS} fields that are not known here; leave them out."
                 )
             if large:
-                await self._weigh(fields)
-            value = await self._in_turns(body) if large and self._lists is not None else self._whole.decode(body)
-        except _REFUSED as error:
-            raise refusal(error, body) from None
+                await self._check_complexity(fields)
+            value = await self._decode_async(body) if large and self._lists is not None else self._whole.decode(body)
+        except _DECODE_ERRORS as error:
+            raise to_request_error(error, body) from None
         for name in unknown:
-            self._note(name)
+            self._log_unknown_field(name)
         return value, {name: fields[name] for name in unknown}
 
-    async def _skip(self, body: bytes) -> None:
+    async def _check_sizes(self, body: bytes) -> None:
         """To skip over a large body is quick, and shows that it is JSON and what makes it large."""
         await asyncio.sleep(0)  # to put the body together took its time, too
         peeked = self._peek.decode(body)
         size = sum(len(memoryview(getattr(peeked, name) or b"")) for name in self._may_be_long)
-        if len(body) - size > MOST_BESIDE:
+        if len(body) - size > MAX_OTHER_BYTES:
             raise InvalidValue(
-                f"The body holds more than {MOST_BESIDE} bytes beside '{self._long}'; send smaller tools and schemas."
+                f"The body holds more than {MAX_OTHER_BYTES} bytes beside '{self._long}'; send smaller tools and schemas."
             )
         await asyncio.sleep(0)
 
-    async def _weigh(self, fields: dict[str, msgspec.Raw]) -> None:
+    async def _check_complexity(self, fields: dict[str, msgspec.Raw]) -> None:
         """Refuse what takes too long to decode."""
         for name in fields.keys() & self._decoded:
-            most = MOST_PIECES if name == self._long else MOST_PIECES_BESIDE
+            most = MAX_PIECES if name == self._long else MAX_OTHER_PIECES
             if name == self._long and self._lists is not None:
                 continue
-            if await pieces_in_turns(memoryview(fields[name]), most) > most:
-                raise _too_much(name, most)
+            if await count_pieces_async(memoryview(fields[name]), most) > most:
+                raise _too_complex_error(name, most)
         await asyncio.sleep(0)
 
-    async def _in_turns(self, body: bytes) -> T:
+    async def _decode_async(self, body: bytes) -> T:
         """The long list is decoded piece by piece, and the rest of the body at once."""
         assert self._lists is not None
         value = self._shell.decode(body)
@@ -119,13 +119,13 @@ class Extras(Generic[T]):
         setattr(value, self._long, await self._lists.decode(memoryview(getattr(value, self._long))))
         return value
 
-    def _note(self, name: str) -> None:
-        if name not in self._logged and len(self._logged) < _MOST_NAMES:
+    def _log_unknown_field(self, name: str) -> None:
+        if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
             self._logged.add(name)
             log.info("%s: the field %.64r is not known here", self._surface, name)
 
 
-def json_of(raw: msgspec.Raw | msgspec.UnsetType | None) -> bytes | None:
+def to_json_bytes(raw: msgspec.Raw | msgspec.UnsetType | None) -> bytes | None:
     """The JSON of a field that is looked at later; None where it is absent or null."""
     if raw is None or raw is msgspec.UNSET:
         return None
@@ -135,15 +135,15 @@ def json_of(raw: msgspec.Raw | msgspec.UnsetType | None) -> bytes | None:
 
 def check_pieces(raw: bytes, name: str) -> None:
     """Raises InvalidValue for JSON that holds more than anybody means, before it is decoded; `name` is its field."""
-    if len(raw) > LARGE and pieces(raw, MOST_PIECES_BESIDE) > MOST_PIECES_BESIDE:
-        raise _too_much(name, MOST_PIECES_BESIDE)
+    if len(raw) > LARGE and count_pieces(raw, MAX_OTHER_PIECES) > MAX_OTHER_PIECES:
+        raise _too_complex_error(name, MAX_OTHER_PIECES)
 
 
-def _too_much(name: str, most: int) -> InvalidValue:
+def _too_complex_error(name: str, most: int) -> InvalidValue:
     return InvalidValue(f"'{name}' holds more than {most} objects, lists and commas; shorten it.", param=name)
 
 
-class Arguments:
+class ArgumentsLimit:
     """Judges the arguments of the calls that one request sends back in its field `name`: JSON as text, which templates
     decode."""
 
@@ -152,20 +152,20 @@ class Arguments:
         self._size = 0
         self._pieces = 0
 
-    def checked(self, text: str) -> str:
+    def check(self, text: str) -> str:
         """`text` itself. Raises InvalidValue where all of them together are too much."""
         self._size += len(text)
         if self._size > LARGE:
-            if self._size > MOST_ARGUMENTS:
+            if self._size > MAX_ARGUMENTS:
                 raise InvalidValue(
-                    f"The arguments of the calls in '{self._name}' are longer than {MOST_ARGUMENTS} characters "
+                    f"The arguments of the calls in '{self._name}' are longer than {MAX_ARGUMENTS} characters "
                     "together; leave older calls out.",
                     param=self._name,
                 )
-            self._pieces += pieces(text.encode(), MOST_PIECES)
-            if self._pieces > MOST_PIECES:
+            self._pieces += count_pieces(text.encode(), MAX_PIECES)
+            if self._pieces > MAX_PIECES:
                 raise InvalidValue(
-                    f"The arguments of the calls in '{self._name}' hold more than {MOST_PIECES} objects, lists and "
+                    f"The arguments of the calls in '{self._name}' hold more than {MAX_PIECES} objects, lists and "
                     "commas together; leave older calls out.",
                     param=self._name,
                 )
@@ -178,8 +178,8 @@ def check_depth(value: Any, name: str) -> None:
     level, depth = [value], 0
     while level:
         depth += 1
-        if depth > MOST_DEEP:
-            raise InvalidValue(f"'{name}' is nested deeper than {MOST_DEEP} levels; flatten it.", param=name)
+        if depth > MAX_DEPTH:
+            raise InvalidValue(f"'{name}' is nested deeper than {MAX_DEPTH} levels; flatten it.", param=name)
         below = []
         for each in level:
             for inner in each.values() if isinstance(each, dict) else each:

@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 from shoal.http.json import decoder
-from shoal.http.json.lists import Lists
+from shoal.http.json.lists import ListDecoder
 
 T = TypeVar("T")
 
 
-class Fields(Generic[T]):
-    """As decoder.Decoder with `in_turns`, for the struct `kind` whose fields `names` may all be long lists.
+class FieldsDecoder(Generic[T]):
+    """As decoder.Decoder with `decode_async`, for the struct `kind` whose fields `names` may all be long lists.
 
     Of each no more than `limit` + 1 entries come back from a large body, so that whoever counts sees it.
     """
@@ -31,7 +31,7 @@ class Fields(Generic[T]):
             msgspec.defstruct("Body", raw, bases=bases, kw_only=True), surface
         )
         types = get_type_hints(kind, include_extras=True)
-        self._lists = {name: Lists(name, types[name], limit) for name in names}
+        self._lists = {name: ListDecoder(name, types[name], limit) for name in names}
 
     async def __call__(self, body: bytes) -> T:
         """Raises Malformed, WrongType and TooLong."""
@@ -45,5 +45,5 @@ class Fields(Generic[T]):
             try:
                 setattr(value, name, None if raw is msgspec.UNSET else await lists.decode(memoryview(raw)))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise decoder.refusal(error, body) from None
+                raise decoder.to_request_error(error, body) from None
         return value  # type: ignore[no-any-return]  # a subtype of T

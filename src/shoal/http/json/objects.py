@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-MOST_NESTED = 1024
+MAX_NESTED = 1024
 """Objects inside of one element of a list: far more than the parts of any text."""
 
 STEP = 262_144
@@ -19,10 +19,10 @@ _INSIDE = re.compile(rb'(?s:[^"\\]++|\\.)*+')
 _QUOTE, _OPEN, _CLOSE, _LIST, _LIST_END = b'"{}[]'
 
 
-async def end_of_object(raw: memoryview, at: int, place: str) -> int:
+async def find_object_end(raw: memoryview, at: int, place: str) -> int:
     """Just behind the object that begins at `at` in `raw`, which is JSON.
 
-    Raises msgspec.ValidationError for more than MOST_NESTED objects inside of it; `place` is its name in the body.
+    Raises msgspec.ValidationError for more than MAX_NESTED objects inside of it; `place` is its name in the body.
     """
     depth = opened = 0
     turn = at
@@ -30,27 +30,27 @@ async def end_of_object(raw: memoryview, at: int, place: str) -> int:
         if at - turn > STEP:
             await asyncio.sleep(0)
             turn = at
-        at = _end(_BETWEEN, raw, at)
+        at = _match_end(_BETWEEN, raw, at)
         found = raw[at]
         if found == _QUOTE:  # a text that reaches beyond the step
-            at = await _end_of_text(raw, at + 1)
+            at = await _find_text_end(raw, at + 1)
         elif found == _OPEN:
             at, depth, opened = at + 1, depth + 1, opened + 1
-            if opened > MOST_NESTED + 1:
-                raise msgspec.ValidationError(f"Holds more than {MOST_NESTED} objects - at `$.{place}`")
+            if opened > MAX_NESTED + 1:
+                raise msgspec.ValidationError(f"Holds more than {MAX_NESTED} objects - at `$.{place}`")
         elif found == _CLOSE:
             at, depth = at + 1, depth - 1
             if not depth:
                 return at
 
 
-async def objects_in(raw: memoryview, name: str, most: int) -> list[memoryview]:
+async def split_objects(raw: memoryview, name: str, most: int) -> list[memoryview]:
     """The objects of the list `raw`, which is JSON, as they are spelled; no more than the first `most` + 1.
 
-    Raises msgspec.ValidationError for what is no list of objects, and as `end_of_object` does; `name` is the list's.
+    Raises msgspec.ValidationError for what is no list of objects, and as `find_object_end` does; `name` is the list's.
     """
     found: list[memoryview] = []
-    at = _end(_SPACE, raw, 0)
+    at = _match_end(_SPACE, raw, 0)
     if raw[at] != _LIST:
         raise msgspec.ValidationError(f"Expected `array` - at `$.{name}`")
     at += 1
@@ -60,28 +60,28 @@ async def objects_in(raw: memoryview, name: str, most: int) -> list[memoryview]:
             await asyncio.sleep(0)
             turn = at
         start = at
-        at = _end(_SPACE, raw, at)
+        at = _match_end(_SPACE, raw, at)
         if raw[at] == _LIST_END:
             return found
         if raw[at] != _OPEN:
             if at - start < STEP:
                 raise msgspec.ValidationError(f"Expected `object` - at `$.{name}[{len(found)}]`")
             continue  # a step ended inside of the space
-        stop = await end_of_object(raw, at, f"{name}[{len(found)}]")
+        stop = await find_object_end(raw, at, f"{name}[{len(found)}]")
         found.append(raw[at:stop])
         at = stop
     return found
 
 
-async def _end_of_text(raw: memoryview, at: int) -> int:
+async def _find_text_end(raw: memoryview, at: int) -> int:
     while True:
-        at = _end(_INSIDE, raw, at)
+        at = _match_end(_INSIDE, raw, at)
         if raw[at] == _QUOTE:
             return at + 1
         await asyncio.sleep(0)
 
 
-def _end(pattern: re.Pattern[bytes], raw: memoryview, at: int) -> int:
+def _match_end(pattern: re.Pattern[bytes], raw: memoryview, at: int) -> int:
     found = pattern.match(raw, at, at + STEP)
     assert found is not None  # each pattern matches nothing at all, too
     return found.end()

@@ -7,15 +7,15 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-Unread: TypeAlias = msgspec.Raw | msgspec.UnsetType
+UnreadField: TypeAlias = msgspec.Raw | msgspec.UnsetType
 """A value that is skipped over while its body is decoded."""
 
-Refused: TypeAlias = Annotated[Unread, Meta(description="Refused.")]
+RefusedField: TypeAlias = Annotated[UnreadField, Meta(description="Refused.")]
 
 _NULL = b"null"
 
 
-def is_there(value: Unread) -> bool:
+def is_set(value: UnreadField) -> bool:
     """Null is as if it were not."""
     if value is msgspec.UNSET:
         return False

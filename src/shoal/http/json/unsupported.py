@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.generation.sampling import asks_nothing
+from shoal.core.generation.sampling import is_neutral
 from shoal.errors import Unsupported
 
 _CUT: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right",), "truncation_side": ("right",)}
@@ -22,7 +22,7 @@ _VLLM: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
 }
 
-KNOWN: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+KNOWN_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     # vLLM; Jina
     "openai": {**_CUT, **_VLLM, "return_multivector": (False,)},
     # vLLM; Jina; Voyage; Infinity
@@ -34,11 +34,11 @@ KNOWN: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 that type's matter, and not looked up here."""
 
 
-class Elsewhere:
+class UnsupportedFields:
     """The known fields of one dialect that the struct fields `known` do not cover."""
 
     def __init__(self, dialect: str, known: frozenset[str]) -> None:
-        self._neutral = {name: values for name, values in KNOWN.get(dialect, {}).items() if name not in known}
+        self._neutral = {name: values for name, values in KNOWN_FIELDS.get(dialect, {}).items() if name not in known}
         fields: list[Any] = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self._neutral]
         self._decode = msgspec.json.Decoder(msgspec.defstruct("Elsewhere", fields))
 
@@ -49,5 +49,5 @@ class Elsewhere:
         found = self._decode.decode(body)
         for name, neutral in self._neutral.items():
             raw = getattr(found, name)
-            if raw is not msgspec.UNSET and not asks_nothing(raw, neutral):
+            if raw is not msgspec.UNSET and not is_neutral(raw, neutral):
                 raise Unsupported(f"'{name}' is not supported here: leave it out.", param=name)

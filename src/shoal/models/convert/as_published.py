@@ -26,12 +26,12 @@ SOURCE = "folder"
 """What a manifest calls the graph of such a model."""
 
 
-class Folder(NamedTuple):
+class PublishedModel(NamedTuple):
     spec: TextSpec
     parameters: int
 
 
-def take_folder(folder: Path, target: Path) -> Folder:
+def prepare_published(folder: Path, target: Path) -> PublishedModel:
     """Write the tokenizer of the model in `folder` into `target`, and say what its outputs will mean.
 
     Raises ModelFileError for files that do not say it.
@@ -47,10 +47,12 @@ def take_folder(folder: Path, target: Path) -> Folder:
     )
     files = (folder / contract.encoder_path).glob("model*.safetensors")
     headers = [read_header(file, contract.file(file.name)) for file in files]
-    return Folder(spec, sum(entry.count for header in headers for entry in header.entries.values()))
+    return PublishedModel(spec, sum(entry.count for header in headers for entry in header.entries.values()))
 
 
-def check_folder(folder: Path, target: Path, spec: TextSpec, *, engine: str, run: Callable[[], Run]) -> Verdict | None:
+def verify_published(
+    folder: Path, target: Path, spec: TextSpec, *, engine: str, run: Callable[[], Run]
+) -> Verdict | None:
     """Compare what the named engine, opened by `run`, computes from `folder` with the numpy forward pass; None for an
     architecture that this has not. `target` holds the tokenizer of `spec`.
 

@@ -14,17 +14,17 @@ from shoal.models.convert.contract.late import COLBERT_LINEAR
 from shoal.models.convert.contract.sparse import SPARSE_LINEAR
 from shoal.models.convert.contract.spec import text_spec
 from shoal.models.convert.graphs.head import POOLED, TOKENS
-from shoal.models.convert.graphs.shipped import take_shipped
+from shoal.models.convert.graphs.shipped import adapt_shipped_graph
 from shoal.models.convert.graphs.text import build_text_graph, can_build, graph_inputs
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
 from shoal.specs import TextSpec
 
 GRAPH = "model.onnx"
 Source: TypeAlias = Literal["shipped", "built"]
-Checked = TypeVar("Checked")
+CheckResult = TypeVar("CheckResult")
 
 
-class Converted(msgspec.Struct, frozen=True, kw_only=True):
+class ConversionResult(msgspec.Struct, frozen=True, kw_only=True):
     """`graph` and the spec's tokenizer are paths in the target folder; `source` says where the graph came from, `text`
     says it in words; `files` are all the files written."""
 
@@ -43,7 +43,7 @@ def convert(
     *,
     prefer: Source = "shipped",
     progress: Callable[[str, float], None] | None = None,
-) -> Converted:
+) -> ConversionResult:
     """Write what serving needs into the folder `target`, over what an earlier conversion left there.
 
     A graph that the model ships is taken (`prefer="shipped"`), else one is built from its weights. Static, SPLADE and
@@ -55,24 +55,24 @@ def convert(
     tell = progress or (lambda stage, fraction: None)
     tell("read", 0.0)
     contract = read_contract(folder)
-    shipped = _shipped(folder, contract)
+    shipped = _choose_shipped_graph(folder, contract)
     write_tokenizer(folder, contract, target / TOKENIZER)
     tell("read", 1.0)
     if shipped is not None and (prefer == "shipped" or not can_build(folder, contract)):
-        converted = _take(folder, shipped, contract, target, tell)
+        converted = _convert_shipped(folder, shipped, contract, target, tell)
     else:
         converted = _build(folder, contract, target, tell)
     tell("convert", 1.0)
     return converted
 
 
-def convert_checked(
+def convert_and_check(
     folder: Path,
     target: Path,
-    check: Callable[[Converted], Checked],
+    check: Callable[[ConversionResult], CheckResult],
     *,
     progress: Callable[[str, float], None] | None = None,
-) -> tuple[Converted, Checked]:
+) -> tuple[ConversionResult, CheckResult]:
     """Convert, then let `check` verify: it answers its verdict or raises VerificationFailed.
 
     A shipped graph that cannot be used or does not pass gives way to a built one where Shoal can build it.
@@ -82,7 +82,7 @@ def convert_checked(
         return converted, check(converted)
     except (ModelFileError, VerificationFailed) as error:
         contract = read_contract(folder)
-        if _shipped(folder, contract) is None or not can_build(folder, contract):
+        if _choose_shipped_graph(folder, contract) is None or not can_build(folder, contract):
             raise
         reason = error.message
     converted = convert(folder, target, prefer="built", progress=progress)
@@ -90,9 +90,9 @@ def convert_checked(
     return msgspec.structs.replace(converted, text=text), check(converted)
 
 
-def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, float], None]) -> Converted:
+def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, float], None]) -> ConversionResult:
     built = build_text_graph(folder, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
-    return Converted(
+    return ConversionResult(
         spec=text_spec(
             contract,
             tokenizer=TOKENIZER,
@@ -108,27 +108,29 @@ def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, 
         text=(
             f"built from {contract.file('model.safetensors')}"
             if contract.table
-            else f"built from {contract.file('config.json')} and safetensors" + _left_out(folder, contract)
+            else f"built from {contract.file('config.json')} and safetensors" + _describe_left_out(folder, contract)
         ),
     )
 
 
-def _take(
+def _convert_shipped(
     folder: Path, shipped: str, contract: Contract, target: Path, tell: Callable[[str, float], None]
-) -> Converted:
-    taken = take_shipped(folder, shipped, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction))
-    return Converted(
+) -> ConversionResult:
+    taken = adapt_shipped_graph(
+        folder, shipped, contract, target / GRAPH, progress=lambda fraction: tell("convert", fraction)
+    )
+    return ConversionResult(
         spec=text_spec(contract, tokenizer=TOKENIZER, inputs=taken.inputs, pooled=taken.pooled, tokens=taken.tokens),
         contract=contract,
         graph=GRAPH,
         source="shipped",
         parameters=taken.parameters,
         files=(GRAPH, *taken.data, TOKENIZER),
-        text=f"the model's own {shipped} ({taken.kind})" + _left_out(folder, contract),
+        text=f"the model's own {shipped} ({taken.kind})" + _describe_left_out(folder, contract),
     )
 
 
-def _shipped(folder: Path, contract: Contract) -> str | None:
+def _choose_shipped_graph(folder: Path, contract: Contract) -> str | None:
     """The graph that came with the model, None where one that is built is surer."""
     vectors_of_text = contract.table is None and (contract.dimension or contract.classifier)
     if not vectors_of_text and can_build(folder, contract):
@@ -136,7 +138,7 @@ def _shipped(folder: Path, contract: Contract) -> str | None:
     return shipped_graph(folder, contract.encoder_path)
 
 
-def _left_out(folder: Path, contract: Contract) -> str:
+def _describe_left_out(folder: Path, contract: Contract) -> str:
     """Heads that lie in the folder as pickles alone, in words."""
     given = {SPARSE_LINEAR: contract.token_weights, COLBERT_LINEAR: contract.late}
     pickles = [

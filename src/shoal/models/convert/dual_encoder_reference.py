@@ -32,7 +32,7 @@ def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
         rows.append(states[_end(tower, ids)] if towers.family == "clip" else states[-1])
     pooled = np.stack(rows)
     if towers.family == "clip":
-        return _projected(weights, "text_projection", pooled, towers.dimension)
+        return _project(weights, "text_projection", pooled, towers.dimension)
     return linear(pooled, *read.pair("head", towers.dimension, tower.hidden))
 
 
@@ -50,9 +50,9 @@ def embed_pictures(folder: Path, towers: Towers, pixels: Floats) -> Floats:
             x = read.norm(np.concatenate([first[None], x]) + table, "pre_layrnorm")
             rows.append(read.norm(read.encode(x, 0.0)[:1], "post_layernorm")[0])
         else:
-            rows.append(_attended(read, tower, read.norm(read.encode(x + table, 0.0), "post_layernorm")))
+            rows.append(_attend_probe(read, tower, read.norm(read.encode(x + table, 0.0), "post_layernorm")))
     pooled = np.stack(rows)
-    return _projected(weights, "visual_projection", pooled, towers.dimension) if clip else pooled
+    return _project(weights, "visual_projection", pooled, towers.dimension) if clip else pooled
 
 
 def _end(tower: TextTower, ids: Ids) -> int:
@@ -75,7 +75,7 @@ def _patches(read: _Tensors, tower: ImageTower, picture: Floats, *, bias: bool) 
     return x
 
 
-def _attended(read: _Tensors, tower: ImageTower, x: Floats) -> Floats:
+def _attend_probe(read: _Tensors, tower: ImageTower, x: Floats) -> Floats:
     """SigLIP's pooling head: the probe asks, all patches answer."""
     hidden = tower.hidden
     matrix = read.get("head.attention.in_proj_weight", 3 * hidden, hidden)
@@ -91,7 +91,7 @@ def _attended(read: _Tensors, tower: ImageTower, x: Floats) -> Floats:
     return pooled
 
 
-def _projected(weights: Weights, name: str, x: Floats, dimension: int) -> Floats:
+def _project(weights: Weights, name: str, x: Floats, dimension: int) -> Floats:
     y: Floats = x @ weights.get(f"{name}.weight", (dimension, x.shape[-1])).T
     return y
 

@@ -52,10 +52,10 @@ _OFFLINE = {
 }
 
 Kind = Literal["encoder", "classifier", "masked"]
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """`folder` holds a whole model as if it had been published so, with every weight in safetensors. `graph`: int64
     `inputs` in, `last_hidden_state` (of the `kind` "encoder") or `logits` out; "" where none was asked for.
     `converted`: files that were written from pickles. `verification`: how the graph compares with PyTorch, in words."""
@@ -68,24 +68,24 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     verification: str = ""
 
 
-class Line(msgspec.Struct, Generic[Made], frozen=True, kw_only=True, omit_defaults=True):
+class Line(msgspec.Struct, Generic[Result], frozen=True, kw_only=True, omit_defaults=True):
     """A line of the process: progress (`stage`, `fraction`), and at its end `done` or `error` of a `kind`."""
 
     stage: str = ""
     fraction: float = 0.0
-    done: Made | None = None
+    done: Result | None = None
     error: str = ""
     kind: Literal["", "model_file", "verification"] = ""
     file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program(Generic[Made]):
+class Program(Generic[Result]):
     """What runs in a process of its own: `command` writes lines of the type `line`. `file` is named by errors that name
     none, and `elsewhere` says what to do where this machine cannot."""
 
     command: Sequence[str]
-    line: type[Line[Made]]
+    line: type[Line[Result]]
     file: str = "config.json"
     elsewhere: str = "export it elsewhere with `optimum-cli export onnx` and serve the folder"
 
@@ -104,8 +104,8 @@ def export(
     stop: Stop | None = None,
     max_memory_mb: int = 0,
     timeout_s: float = TIMEOUT_S,
-) -> Exported:
-    """Make the empty folder `into` the model of `folder`, as `Exported` says; without `graph` only pickles are turned.
+) -> ExportResult:
+    """Make the empty folder `into` the model of `folder`, as `ExportResult` says; without `graph` only pickles are turned.
 
     `progress` hears (stage, fraction), on this thread. `max_memory_mb` is of the process (0: three quarters of the
     machine's). Blocks, for minutes with a large model. Raises MissingExtra, ModelFileError (it cannot be exported, or
@@ -114,27 +114,27 @@ def export(
     """
     if not can_export():
         raise MissingExtra("Exporting a model that Shoal has no graph for", "convert")
-    program = Program(command=[*PROGRAM, str(folder), str(into), str(int(graph))], line=Line[Exported])
+    program = Program(command=[*PROGRAM, str(folder), str(into), str(int(graph))], line=Line[ExportResult])
     return run_program(program, progress=progress, stop=stop, max_memory_mb=max_memory_mb, timeout_s=timeout_s)
 
 
 def run_program(
-    program: Program[Made],
+    program: Program[Result],
     *,
     progress: Callable[[str, float], None] | None = None,
     stop: Stop | None = None,
     max_memory_mb: int = 0,
     timeout_s: float = TIMEOUT_S,
-) -> Made:
+) -> Result:
     """What the program's process makes, within bounds and with errors as `export` says; it is dead at the end."""
     stop = stop or Stop()
     limit = (max_memory_mb or _three_quarters()) * 2**20
     end = time.monotonic() + timeout_s
 
-    def refused(why: str) -> ModelFileError:
+    def to_error(why: str) -> ModelFileError:
         return ModelFileError(f"{why}, or {program.elsewhere}", file=program.file)
 
-    with tempfile.TemporaryFile() as words, _running(program.command, words) as run:
+    with tempfile.TemporaryFile() as words, _run_process(program.command, words) as run:
         lines = _lines(run, program.line)
         while True:
             stop.check()
@@ -148,15 +148,17 @@ def run_program(
                     raise _error(line, program.file)
                 if progress is not None:
                     progress(line.stage, line.fraction)
-            if memory_of(run.pid) > limit:
-                raise refused(f"exporting it takes more than {limit >> 20} MiB of memory; allow more")
+            if read_memory(run.pid) > limit:
+                raise to_error(f"exporting it takes more than {limit >> 20} MiB of memory; allow more")
             if time.monotonic() > end:
-                raise refused(f"exporting it took more than {timeout_s:.0f} s; allow more")
-        raise refused(f"the process that exports it {_ended(run.wait())}{_said(words)}; free memory")
+                raise to_error(f"exporting it took more than {timeout_s:.0f} s; allow more")
+        raise to_error(
+            f"the process that exports it {_describe_exit(run.wait())}{_read_last_words(words)}; free memory"
+        )
 
 
 @contextmanager
-def _running(command: Sequence[str], words: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _run_process(command: Sequence[str], words: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """The process with all that it starts; dead at the end, whatever the end is. Its standard input says nothing, and
     ends with this process, by which it knows that nobody waits for it any more."""
     environ = {name: os.environ[name] for name in _KEPT if name in os.environ} | _OFFLINE
@@ -179,9 +181,9 @@ def _running(command: Sequence[str], words: IO[bytes]) -> Iterator[subprocess.Po
             run.stdin.close()
 
 
-def _lines(run: subprocess.Popen[bytes], kind: type[Line[Made]]) -> queue.Queue[Line[Made] | None]:
+def _lines(run: subprocess.Popen[bytes], kind: type[Line[Result]]) -> queue.Queue[Line[Result] | None]:
     """What the process says, None at its end. What is no line of ours is what a library prints."""
-    said: queue.Queue[Line[Made] | None] = queue.Queue()
+    said: queue.Queue[Line[Result] | None] = queue.Queue()
     output, decode = run.stdout, json_decoder(kind).decode
     assert output is not None
 
@@ -196,7 +198,7 @@ def _lines(run: subprocess.Popen[bytes], kind: type[Line[Made]]) -> queue.Queue[
     return said
 
 
-def memory_of(pid: int) -> int:
+def read_memory(pid: int) -> int:
     """Bytes that only this process holds, without files that it maps; 0 where the system does not tell, or it ended."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
@@ -211,17 +213,17 @@ def _three_quarters() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4 >> 20
 
 
-def _error(line: Line[Made], file: str) -> ShoalError:
+def _error(line: Line[Result], file: str) -> ShoalError:
     if line.kind == "verification":
         return VerificationFailed(line.error)
     return ModelFileError(line.error, file=line.file or file)
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
 
 
-def _said(words: IO[bytes]) -> str:
+def _read_last_words(words: IO[bytes]) -> str:
     """The last of what the process wrote to its standard error."""
     words.seek(0, os.SEEK_END)
     words.seek(max(0, words.tell() - 4096))

@@ -30,7 +30,7 @@ from shoal.models.convert.export_process import (
 from shoal.models.convert.samples import TEXTS
 from shoal.models.convert.verify import min_cosine
 from shoal.models.manifest import Verdict
-from shoal.models.open_clip_tokenizer import byte_pairs, check_options, cleaned_first, without_end
+from shoal.models.open_clip_tokenizer import byte_pairs, check_options, with_cleaning, without_end
 from shoal.models.sources.select import OPEN_CLIP
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 from shoal.types import Array
@@ -147,7 +147,7 @@ def _text_tower(
     part = Part(_any_length(tower) if free else tower, IDS, TEXT_EMBEDS, GRAPH)
     # A length that is no other number of the model's.
     files = _export(part, padded[:2, : max(2, length // 2 - 1)] if free else padded[:2], into, free=free)
-    right = _answers(tower, padded)
+    right = _run_module(tower, padded)
     alone = rows if free else list(padded)
     compared = [(row[None], right[place : place + 1]) for place, row in enumerate(alone)]
     verdict = _verify(part, [*compared, (padded, right)], into)
@@ -172,7 +172,7 @@ def _image_tower(module: Any, spec: ImageSpec, into: Path) -> tuple[list[str], V
     part = Part(module, spec.input, spec.output, IMAGE_GRAPH)
     files = _export(part, _noise(2, spec.size), into)
     batches = [_noise(size, spec.size) for size in _BATCHES]
-    return files, _verify(part, [(batch, _answers(module, batch)) for batch in batches], into)
+    return files, _verify(part, [(batch, _run_module(module, batch)) for batch in batches], into)
 
 
 def _any_length(tower: Any) -> Any:
@@ -263,7 +263,7 @@ def _tokenizer(theirs: Any, clean: str) -> Any:
     copy = Tokenizer.from_str(inner.to_str())
     copy.no_padding()
     copy.no_truncation()
-    copy = cleaned_first(copy, clean or "whitespace")
+    copy = with_cleaning(copy, clean or "whitespace")
     return without_end(copy, theirs.tokenizer.sep_token, 0) if theirs.strip_sep_token else copy
 
 
@@ -317,11 +317,11 @@ def _labels(model: Any) -> tuple[str, ...]:
         )
     elif (subset := infer_imagenet_subset(model)) is not None:
         info = ImageNetInfo(subset)
-        names = _told_apart(info.label_descriptions(), info.label_names())
+        names = _disambiguate(info.label_descriptions(), info.label_names())
     return tuple(names[:count])
 
 
-def _told_apart(names: Sequence[str], codes: Sequence[str]) -> list[str]:
+def _disambiguate(names: Sequence[str], codes: Sequence[str]) -> list[str]:
     """Two classes may go by one word (crane): those carry their code too."""
     count = Counter(names)
     return [f"{name} ({code})" if count[name] > 1 else name for name, code in zip(names, codes, strict=True)]
@@ -340,7 +340,7 @@ def _first(answer: Any) -> Any:
     return answer[0] if isinstance(answer, tuple) else answer
 
 
-def _answers(module: Any, given: Array) -> Array:
+def _run_module(module: Any, given: Array) -> Array:
     """What PyTorch computes, in float32."""
     import torch
 

@@ -24,10 +24,10 @@ from shoal.models.convert.contract import Contract, read_contract
 from shoal.models.convert.contract.classifier import tells_segments
 from shoal.models.convert.contract.entries import MODULES
 from shoal.models.convert.contract.json_file import read_json
-from shoal.models.convert.export import Exported, Kind, Line
+from shoal.models.convert.export import ExportResult, Kind, Line
 from shoal.models.convert.verify import min_cosine
 from shoal.models.manifest import is_inside
-from shoal.models.sources.select import choose, is_pickle, is_pickle_index, module_folders
+from shoal.models.sources.select import choose_files, is_pickle, is_pickle_index, module_folders
 
 GRAPH = "onnx/model.onnx"
 OPSET = 20
@@ -57,7 +57,7 @@ def main() -> None:
 def report(work: Callable[[Tell], Any], otherwise: str) -> None:
     """Do the `work`, and say as lines what it tells and how it ends; `otherwise` is what to do about a model that
     PyTorch cannot export."""
-    end_with_input()
+    exit_with_stdin()
     # What libraries print goes to the other stream, so that this one holds lines alone.
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -84,7 +84,7 @@ def report(work: Callable[[Tell], Any], otherwise: str) -> None:
         )
 
 
-def end_with_input() -> None:
+def exit_with_stdin() -> None:
     """From now on, kill this process with all that it started once its standard input ends: whoever started it holds
     the other side, so that it does not outlive a server that was killed."""
 
@@ -98,14 +98,14 @@ def end_with_input() -> None:
     threading.Thread(target=wait, name="input", daemon=True).start()
 
 
-def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> Exported:
+def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> ExportResult:
     tell("read", 0.0)
-    converted = _take_over(folder, into)
+    converted = _copy_model_files(folder, into)
     tell("read", 1.0)
     if not wanted:
-        return Exported(folder=str(into), converted=tuple(converted))
+        return ExportResult(folder=str(into), converted=tuple(converted))
     contract = read_contract(into, foreign=True)
-    kind, encoder = kind_of(contract), contract.encoder_path
+    kind, encoder = graph_kind(contract), contract.encoder_path
     model, inputs = _load(into / encoder, kind)
     tell("load", 1.0)
     prefix = f"{encoder}/" if encoder else ""
@@ -117,7 +117,7 @@ def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> Exported:
     tell("export", 1.0)
     verification = _verify(model, inputs, output, target)
     tell("verify", 1.0)
-    return Exported(
+    return ExportResult(
         folder=str(into),
         kind=kind,
         graph=f"{prefix}{GRAPH}",
@@ -127,28 +127,28 @@ def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> Exported:
     )
 
 
-def kind_of(contract: Contract) -> Kind:
+def graph_kind(contract: Contract) -> Kind:
     """What a model's graph gives: logits of a classifier, of a masked language model for SPLADE, or token vectors."""
     if contract.splade is not None:
         return "masked"
     return "encoder" if contract.classifier is None else "classifier"
 
 
-def _take_over(folder: Path, into: Path) -> list[str]:
+def _copy_model_files(folder: Path, into: Path) -> list[str]:
     """The model's own files but graphs and pickles, which are turned into safetensors; answers the files of these."""
     converted = []
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     modules = folder / MODULES
     folders = module_folders(modules.read_bytes()) if modules.is_file() else []
-    for name in choose(names, folders, pickles=True):
+    for name in choose_files(names, folders, pickles=True):
         path, target = folder / name, into / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if is_pickle_index(name):
-            converted.extend(_turn_shards(path, target.parent, into))
+            converted.extend(_convert_shards(path, target.parent, into))
         elif path.name == PICKLE:
-            converted.append(_turn(path, target.with_name(WEIGHTS), into))
+            converted.append(_convert_pickle(path, target.with_name(WEIGHTS), into))
         elif path.suffix == ".pt":
-            converted.append(_turn(path, target.with_suffix(".safetensors"), into))
+            converted.append(_convert_pickle(path, target.with_suffix(".safetensors"), into))
         elif not is_pickle(name) and not _is_graph(name):
             _copy(path, target)
     return converted
@@ -166,7 +166,7 @@ def _copy(path: Path, target: Path) -> None:
         shutil.copyfile(path, target)
 
 
-def _turn(path: Path, target: Path, into: Path) -> str:
+def _convert_pickle(path: Path, target: Path, into: Path) -> str:
     """A pickle's tensors as safetensors; answers the path inside of `into`. Raises ModelFileError for one that holds
     anything else."""
     import torch
@@ -187,7 +187,7 @@ def _turn(path: Path, target: Path, into: Path) -> str:
     return target.relative_to(into).as_posix()
 
 
-def _turn_shards(pickled: Path, target: Path, into: Path) -> list[str]:
+def _convert_shards(pickled: Path, target: Path, into: Path) -> list[str]:
     """Shards named by an index, each as one of the same number, with an index that names these."""
     listed = read_json(pickled.parent, pickled.name)
     places = listed.get("weight_map") if isinstance(listed, dict) else None
@@ -199,7 +199,7 @@ def _turn_shards(pickled: Path, target: Path, into: Path) -> list[str]:
         if not is_inside(shard) or not (pickled.parent / shard).is_file():
             raise ModelFileError(f"its shard {shard!r} is missing; fetch the model again", file=pickled.name)
         renamed[shard] = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-    made = [_turn(pickled.parent / shard, target / new, into) for shard, new in renamed.items()]
+    made = [_convert_pickle(pickled.parent / shard, target / new, into) for shard, new in renamed.items()]
     named = {"metadata": {}, "weight_map": {tensor: renamed[shard] for tensor, shard in places.items()}}
     index = target / f"{WEIGHTS}.index.json"
     index.write_text(json.dumps(named))

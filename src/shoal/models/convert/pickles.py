@@ -14,11 +14,11 @@ from shoal.errors import ModelFileError
 from shoal.models.convert.contract.json_file import read_object
 from shoal.models.manifest import is_inside, sha256
 from shoal.models.progress import Stop
-from shoal.models.sources import Fetched
+from shoal.models.sources import FetchedModel
 from shoal.models.sources.select import is_pickle, is_pickle_index, is_weights
 
 if TYPE_CHECKING:
-    from shoal.models.convert.export import Exported
+    from shoal.models.convert.export import ExportResult
 
 
 class Export(Protocol):
@@ -27,12 +27,12 @@ class Export(Protocol):
 
     def __call__(
         self, folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, /, *, graph: bool
-    ) -> Exported: ...
+    ) -> ExportResult: ...
 
 
-def without_pickles(
-    fetched: Fetched, target: Path, export: Export | None, progress: Callable[[str, float], None], stop: Stop
-) -> Fetched:
+def convert_pickles(
+    fetched: FetchedModel, target: Path, export: Export | None, progress: Callable[[str, float], None], stop: Stop
+) -> FetchedModel:
     """The same files with safetensors in the place of pickles, which are deleted; `published` are the weights as they
     were. Only files in `target` are changed: a model that is used where it is has no pickles that anybody chose.
 

@@ -46,7 +46,7 @@ def outputs(
     tokens = _tokens(folder, contract, texts)
     made: dict[str, list[Floats]] = {}
     if contract.dimension:
-        found = _pooled(folder, contract, tokens, skips)
+        found = _build_embedding(folder, contract, tokens, skips)
         made = {spec.sentence_embedding: list(found.sentence), spec.pooled: list(found.pooled)}
     if spec.tokens:
         made[spec.tokens] = tokens
@@ -64,7 +64,9 @@ def embed(
     folder: Path, contract: Contract, encoder: Encoder, texts: Sequence[Ids], skips: Sequence[int] | None = None
 ) -> Embedding:
     """The embeddings of texts given as token ids; `skips` says how many leading tokens pooling leaves out."""
-    return _pooled(folder, contract, _encode(open_weights(folder, contract.encoder_path), encoder, texts), skips)
+    return _build_embedding(
+        folder, contract, _encode(open_weights(folder, contract.encoder_path), encoder, texts), skips
+    )
 
 
 def _tokens(folder: Path, contract: Contract, texts: Sequence[Ids]) -> list[Floats]:
@@ -74,10 +76,10 @@ def _tokens(folder: Path, contract: Contract, texts: Sequence[Ids]) -> list[Floa
         return _encode(weights, contract.encoder, texts)
     if contract.table is None:
         raise ModelFileError("this architecture is not known", file=contract.file("config.json"), key="model_type")
-    return [np.stack([_looked_up(weights, contract.table, int(token)) for token in ids]) for ids in texts]
+    return [np.stack([_look_up(weights, contract.table, int(token)) for token in ids]) for ids in texts]
 
 
-def _looked_up(weights: Weights, table: Table, token: int) -> Floats:
+def _look_up(weights: Weights, table: Table, token: int) -> Floats:
     """The vector of one token id."""
     places = weights.integers(table.mapping) if table.mapping else None
     row = weights.table_rows(table.tensor, np.array([token if places is None else places[token]]))[0]
@@ -111,7 +113,7 @@ def _splade(
     return made
 
 
-def _pooled(folder: Path, contract: Contract, tokens: list[Floats], skips: Sequence[int] | None) -> Embedding:
+def _build_embedding(folder: Path, contract: Contract, tokens: list[Floats], skips: Sequence[int] | None) -> Embedding:
     pooled = np.stack(
         [
             np.concatenate([_pool(mode, row, skip) for mode in contract.pooling.modes])
@@ -236,12 +238,12 @@ class _Tensors:
 
     def head(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
         """Weight and bias of a layer that stands beside the encoder."""
-        return self._named(name, weight_shape)
+        return self._read_norm(name, weight_shape)
 
     def _pair(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        return self._named(self._prefix + name, weight_shape)
+        return self._read_norm(self._prefix + name, weight_shape)
 
-    def _named(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
+    def _read_norm(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
         old = f"{name}.gamma" in self._weights
         weight, bias = ("gamma", "beta") if old else ("weight", "bias")
         return self._weights.get(f"{name}.{weight}", weight_shape), self._weights.get(

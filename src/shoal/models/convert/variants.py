@@ -25,9 +25,9 @@ from shoal.errors import ModelFileError, VerificationFailed
 from shoal.models.convert.verify import Run, row_cosines
 from shoal.models.manifest import FileFacts, sha256
 from shoal.models.progress import Stop
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import TextSpec
-from shoal.types import Array, digest_of
+from shoal.types import Array, compute_digest
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -73,12 +73,12 @@ _PARITY = converter(Parity)
 _FILES = converter(dict[str, FileFacts])
 
 
-def variant_path(stored: Stored, variant: Variant) -> Path:
+def variant_path(stored: StoredModel, variant: Variant) -> Path:
     """Where a stored model's variant lies, whether it is there or not: beside the graph."""
     return stored.graph.with_name(f"{stored.graph.stem}.{variant}{stored.graph.suffix}")
 
 
-def make_variant(stored: Stored, variant: Variant, *, store: Store, stop: Stop | None = None) -> Path:
+def make_variant(stored: StoredModel, variant: Variant, *, store: Store, stop: Stop | None = None) -> Path:
     """The variant of a stored model, written when it is not there yet or not as it was written; seconds, no engine.
 
     It appears whole or not at all, and equal graphs give equal bytes; of several processes one makes it. Raises
@@ -108,7 +108,7 @@ def make_variant(stored: Stored, variant: Variant, *, store: Store, stop: Stop |
     return path
 
 
-def _is_whole(stored: Stored, variant: Variant, store: Store) -> bool:
+def _is_whole(stored: StoredModel, variant: Variant, store: Store) -> bool:
     """Whether the variant's files are those that were written: of the size and time, or of the content."""
     path = variant_path(stored, variant)
     try:
@@ -145,7 +145,7 @@ def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | N
                 f"opset {opset} cannot hold {variant} weights, which need {_DEQUANTIZE_OPSET}; use precision auto",
                 file=graph.name,
             )
-        _Smaller(model, graph, variant, stop or Stop()).run()
+        _GraphCompressor(model, graph, variant, stop or Stop()).run()
         if model.ByteSize() > INLINE_BYTES:
             onnx.save(
                 model, str(target), save_as_external_data=True, location=f"{target.name}_data", size_threshold=1024
@@ -160,7 +160,7 @@ def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | N
         ) from error
 
 
-class _Smaller:
+class _GraphCompressor:
     """Replaces the weights of one graph, in place."""
 
     def __init__(self, model: ModelProto, graph: Path, variant: Variant, stop: Stop) -> None:
@@ -174,7 +174,7 @@ class _Smaller:
         self._replaced: set[str] = set()
 
     def run(self) -> None:
-        products, tables = self._chosen()
+        products, tables = self._choose_tensors()
         for tensor in self._body.initializer:
             self._stop.check()
             if tensor.name in products:
@@ -200,7 +200,7 @@ class _Smaller:
         self._body.input.extend(taken)
         self._model.ir_version = max(self._model.ir_version, _UNLISTED_IR)
 
-    def _chosen(self) -> tuple[set[str], set[str]]:
+    def _choose_tensors(self) -> tuple[set[str], set[str]]:
         """The names of matrices that are multiplied by, and of tables that rows are taken of; no tensor with another
         use is touched."""
         matrices = {
@@ -229,12 +229,12 @@ class _Smaller:
         values = self._load(tensor)
         name = tensor.name
         if self._variant == "fp16":
-            if self._halved(name, values):
+            if self._convert_to_half(name, values):
                 self._nodes.append(helper.make_node("Cast", [f"{name}/fp16"], [name], to=_FLOAT))
             return
         if not self._rounds(name, values):
             return
-        numbers, scales = rounded(values, axis=0)
+        numbers, scales = quantize(values, axis=0)
         self._add(f"{name}/int8", numbers)
         self._add(f"{name}/scale", scales)
         self._replaced.add(name)
@@ -243,11 +243,11 @@ class _Smaller:
     def _table(self, tensor: TensorProto) -> None:
         values = self._load(tensor)
         if self._variant == "fp16":
-            self._halved(tensor.name, values)
+            self._convert_to_half(tensor.name, values)
             return
         if not self._rounds(tensor.name, values):
             return
-        numbers, scales = rounded(values, axis=1)
+        numbers, scales = quantize(values, axis=1)
         self._add(f"{tensor.name}/int8", numbers)
         self._add(f"{tensor.name}/scale", scales[:, None])
         self._replaced.add(tensor.name)
@@ -278,7 +278,7 @@ class _Smaller:
         self._add(name, values)
         return False
 
-    def _halved(self, name: str, values: Array) -> bool:
+    def _convert_to_half(self, name: str, values: Array) -> bool:
         if np.abs(values).max(initial=0.0) > LARGEST_HALF:  # it would become infinite
             self._add(name, values)
             return False
@@ -307,7 +307,7 @@ class _Smaller:
         return found
 
 
-def rounded(values: Array, *, axis: int) -> tuple[Array, Array]:
+def quantize(values: Array, *, axis: int) -> tuple[Array, Array]:
     """(int8 numbers, float32 scales) of a matrix, a scale for all that `axis` runs over: numbers * scales is within
     half a scale of every value. Where all are zero, or too small to be divided by, the scale is 1."""
     most = (np.abs(values).max(axis=axis, keepdims=True) / 127).astype(np.float32)
@@ -331,8 +331,8 @@ def _axis(node: NodeProto) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0)
 
 
-def parity_of(
-    stored: Stored,
+def measure_parity(
+    stored: StoredModel,
     variant: Variant,
     *,
     store: Store,
@@ -345,8 +345,8 @@ def parity_of(
     `engine` names the engine with its version and threads; `open_graph` opens a file on it, "f32" or as the variant.
     Raises VerificationFailed when the variant may not serve, and what `open_graph` raises. Blocks for seconds.
     """
-    note, key = _note(variant), key_of(engine, stored, samples)
-    kept = _kept(store.notes(stored).get(note))
+    note, key = _note(variant), parity_key(engine, stored, samples)
+    kept = _parse_parity(store.notes(stored).get(note))
     if kept is None or kept.key != key:
         path = variant_path(stored, variant)
         exact, small = open_graph(stored.graph, "f32"), open_graph(path, variant)
@@ -356,12 +356,14 @@ def parity_of(
     return require(kept, variant)
 
 
-def made_of(stored: Stored, store: Store) -> list[tuple[Variant, int, Parity | None]]:
+def list_variants(stored: StoredModel, store: Store) -> list[tuple[Variant, int, Parity | None]]:
     """The variants that lie beside a stored graph, with their bytes and the parity that was measured last."""
     notes = store.notes(stored)
     paths = {variant: variant_path(stored, variant) for variant in VARIANTS}
     return [
-        (variant, size_of(path), _kept(notes.get(_note(variant)))) for variant, path in paths.items() if path.is_file()
+        (variant, size_of(path), _parse_parity(notes.get(_note(variant))))
+        for variant, path in paths.items()
+        if path.is_file()
     ]
 
 
@@ -369,7 +371,7 @@ def _note(variant: Variant) -> str:
     return f"variant_{variant}"
 
 
-def _kept(note: object) -> Parity | None:
+def _parse_parity(note: object) -> Parity | None:
     try:
         return _PARITY(note)
     except msgspec.ValidationError:
@@ -449,11 +451,11 @@ def require(parity: Parity, variant: Variant) -> Parity:
     return parity
 
 
-def key_of(engine: str, stored: Stored, samples: Sequence[Mapping[str, Array]]) -> str:
+def parity_key(engine: str, stored: StoredModel, samples: Sequence[Mapping[str, Array]]) -> str:
     """What a Parity holds for: the engine with its version, the graph and its outputs, the samples."""
     facts = stored.manifest.files.get(stored.manifest.graph)
     outputs = ",".join(stored.manifest.text_spec.outputs)
-    return f"{engine}; graph {facts.sha256[:16] if facts else ''} ({outputs}); samples {digest_of(samples)}"
+    return f"{engine}; graph {facts.sha256[:16] if facts else ''} ({outputs}); samples {compute_digest(samples)}"
 
 
 def size_of(path: Path) -> int:

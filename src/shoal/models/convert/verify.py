@@ -79,7 +79,7 @@ def verify(source: Path, contract: Contract, target: Path, spec: TextSpec, run: 
         expected = reference.outputs(source, contract, spec, texts, [int(skip) for skip in skips])
         method, words = "reference", "a numpy forward pass"
     else:
-        alone = [run(one, spec.outputs) for one in _alone(batch)]
+        alone = [run(one, spec.outputs) for one in _split_batch(batch)]
         expected = {name: [row[name][0] for row in alone] for name in spec.outputs}
         method, words = "itself", "itself, each text alone and in a batch"
     pairs = [_pair(name, got[name], expected[name], lengths, spec) for name in spec.outputs]
@@ -113,11 +113,11 @@ def _pair(name: str, got: Array, expected: Sequence[Array], lengths: Array, spec
     width = got.shape[1]
     if spec.sparse.per == "token":
         width = max(width, int(lengths.max()))
-        return _Pair("sparse vectors", _widened(_cut(got, lengths), width), _widened(expected, width), width)
+        return _Pair("sparse vectors", _pad_rows(_cut(got, lengths), width), _pad_rows(expected, width), width)
     return _Pair("sparse vectors", got, np.stack(expected), spec.vocab_size or width)
 
 
-def _widened(rows: Sequence[Array], width: int) -> Array:
+def _pad_rows(rows: Sequence[Array], width: int) -> Array:
     return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
 
 
@@ -133,7 +133,7 @@ def _verify_scores(source: Path, contract: Contract, target: Path, spec: TextSpe
         expected = score(source, contract, encoder, _cut(batch["input_ids"], lengths), _cut(segments, lengths))
         method, words = "reference", "a numpy forward pass"
     else:
-        expected = np.concatenate([run(one, outputs)[outputs[0]] for one in _alone(batch)])
+        expected = np.concatenate([run(one, outputs)[outputs[0]] for one in _split_batch(batch)])
         method, words = "itself", "itself, each text alone and in a batch"
     labels = len(contract.classifier.spec.labels) if contract.classifier else 0
     if got.shape != (len(PAIRS), labels):
@@ -217,7 +217,7 @@ def sample_inputs(target: Path, spec: TextSpec, texts: Sequence[str | TextPair])
     return {name: made[name] for name in spec.inputs}
 
 
-def _alone(batch: dict[str, Array]) -> list[dict[str, Array]]:
+def _split_batch(batch: dict[str, Array]) -> list[dict[str, Array]]:
     lengths = batch["attention_mask"].sum(axis=1)
     return [
         {name: np.ascontiguousarray(value[row : row + 1, :length]) for name, value in batch.items()}

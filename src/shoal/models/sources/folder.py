@@ -15,7 +15,7 @@ from shoal.downloads.disk import check_plain
 from shoal.errors import NotAtSource, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
-from shoal.models.sources.access import Fetched, Job, disk_error
+from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
 from shoal.models.sources.select import IR, OPEN_CLIP, TOKENIZER, is_pickle, is_weights, module_folders
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -45,7 +45,7 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
     return msgspec.structs.replace(address, target=str(path), revision=fingerprint)
 
 
-def fetch(job: Job) -> Fetched:
+def fetch(job: FetchJob) -> FetchedModel:
     """The answer points to the folder itself, with its weights hashed; where they are pickles, to `job.into`."""
     address = resolve(job.address, weights=job.weights)
     folder = Path(address.target)
@@ -54,7 +54,7 @@ def fetch(job: Job) -> Fetched:
     for name in chosen:
         _check(job.address, folder, name)
     pickled = any(map(is_pickle, chosen))
-    fetched = Fetched(job.into if pickled else folder, address)
+    fetched = FetchedModel(job.into if pickled else folder, address)
     for name in filter(is_weights, chosen):
         job.stop.check()
         fetched.hashes[name] = sha256(folder / name)

@@ -15,7 +15,7 @@ from shoal.errors import NotAtSource, ShoalError, SourceAway, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.progress import Progress, Stop
-from shoal.models.sources.access import Fetched, Job, disk_error
+from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
 from shoal.models.sources.select import SERVE_FOLDER, module_folders
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Counter:
     def add(self, count: int) -> None:
         self.stop.check()
         self.done += count
-        self.progress.fetched(self.what, self.done, self.total)
+        self.progress.report_fetch(self.what, self.done, self.total)
 
     def bar(self) -> type:
         """The progress bar class that the hub's client makes one of for every file."""
@@ -67,7 +67,7 @@ class _Counter:
         return Bar
 
 
-def fetch(job: Job) -> Fetched:
+def fetch(job: FetchJob) -> FetchedModel:
     """Download the files that the loader needs, at one commit. Raises SourceError or Cancelled."""
     try:
         return _fetch(job, _client(job))
@@ -77,7 +77,7 @@ def fetch(job: Job) -> Fetched:
         raise _translate(error, job.address) from error
 
 
-def _client(job: Job) -> HfApi:
+def _client(job: FetchJob) -> HfApi:
     """The hub's client with its telemetry off, and with plain HTTP in place of a second cache of chunks."""
     from huggingface_hub import HfApi, constants
 
@@ -86,7 +86,7 @@ def _client(job: Job) -> HfApi:
     return HfApi(endpoint=job.access.hub, token=job.access.hf_token, library_name="shoal", library_version=__version__)
 
 
-def _fetch(job: Job, client: HfApi) -> Fetched:
+def _fetch(job: FetchJob, client: HfApi) -> FetchedModel:
     listing = _list(job, client)
     counter = _Counter(str(job.address), job.progress, job.stop)
     folders = []
@@ -94,7 +94,7 @@ def _fetch(job: Job, client: HfApi) -> Fetched:
         folders = module_folders(_download(job, client, listing, "modules.json", counter).read_bytes())
     names = job.choose(listing.sizes, folders)
     counter.total = sum(listing.sizes[name] for name in names)
-    fetched = Fetched(job.into, msgspec.structs.replace(job.address, revision=listing.commit))
+    fetched = FetchedModel(job.into, msgspec.structs.replace(job.address, revision=listing.commit))
     for name in names:
         path = _download(job, client, listing, name, counter)
         if expected := listing.hashes.get(name):
@@ -105,7 +105,7 @@ def _fetch(job: Job, client: HfApi) -> Fetched:
     return fetched
 
 
-def _list(job: Job, client: HfApi) -> _Listing:
+def _list(job: FetchJob, client: HfApi) -> _Listing:
     """Ask for the files of the revision, within `job.patience` seconds whatever name resolution does."""
     answer: _Answer = _Answer()
     ask = threading.Thread(target=answer.take, args=(job, client), name="shoal-hub-listing", daemon=True)
@@ -129,7 +129,7 @@ class _Answer:
     listing: _Listing | None = None
     error: Exception | None = field(default=None)
 
-    def take(self, job: Job, client: HfApi) -> None:
+    def take(self, job: FetchJob, client: HfApi) -> None:
         try:
             info = client.model_info(
                 job.address.target, revision=job.address.revision or None, timeout=job.patience, files_metadata=True
@@ -144,7 +144,7 @@ class _Answer:
             self.error = error
 
 
-def _download(job: Job, client: HfApi, listing: _Listing, name: str, counter: _Counter) -> Path:
+def _download(job: FetchJob, client: HfApi, listing: _Listing, name: str, counter: _Counter) -> Path:
     job.stop.check()
     return Path(
         client.hf_hub_download(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoal.errors import SourceError
 from shoal.models.address import Address, parse_source
 from shoal.models.manifest import sha256
-from shoal.models.sources.access import Fetched
+from shoal.models.sources.access import FetchedModel
 from shoal.models.sources.select import is_weights
 
 DEFAULT_MODEL = "hf:sentence-transformers/all-MiniLM-L6-v2"
@@ -25,7 +25,7 @@ class Pin:
     files: frozenset[str]
     hashes: dict[str, dict[str, str]]
 
-    def check(self, fetched: Fetched, *, weights: bool = True) -> None:
+    def check(self, fetched: FetchedModel, *, weights: bool = True) -> None:
         """Raise SourceError unless the files are those that this Shoal knows, weights left out where none were fetched.
         Hashes are added to `fetched`."""
         for name, expected in self.hashes[fetched.address.scheme].items():
@@ -75,11 +75,11 @@ _PINS = {
 }
 
 
-def of_alias(address: Address) -> Address:
+def resolve_alias(address: Address) -> Address:
     """The default model, for an address that names it by an alias; any other as it is."""
     return parse_source(DEFAULT_MODEL) if str(address).removeprefix("hf:") in DEFAULT_ALIASES else address
 
 
-def pin_of(address: Address) -> Pin | None:
+def find_pin(address: Address) -> Pin | None:
     """The pin of a model, unless a revision of it was asked for by name."""
     return _PINS.get(str(address))

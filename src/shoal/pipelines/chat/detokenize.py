@@ -95,7 +95,7 @@ class _Fallback:
     def prime(self, ids: Sequence[int]) -> None:
         self.push(ids)
         self._strip = 0
-        del self._run[: len(_whole(self._run))]
+        del self._run[: len(_complete_utf8(self._run))]
 
     def push(self, ids: Sequence[int]) -> str:
         told: list[str] = []
@@ -107,13 +107,13 @@ class _Fallback:
                 told.append(self._end_run())
                 told.append(part)
         if len(self._run) > HELD_BYTES:
-            whole = _whole(self._run)
+            whole = _complete_utf8(self._run)
             told.append(whole.decode())
             del self._run[: len(whole)]
-        return self._begun("".join(told))
+        return self._strip_start("".join(told))
 
     def flush(self) -> str:
-        return self._begun(self._end_run())
+        return self._strip_start(self._end_run())
 
     def _end_run(self) -> str:
         run, self._run = self._run, bytearray()
@@ -122,7 +122,7 @@ class _Fallback:
         except UnicodeDecodeError:
             return REPLACEMENT * len(run)
 
-    def _begun(self, text: str) -> str:
+    def _strip_start(self, text: str) -> str:
         """`text` without what is stripped from the beginning of the answer."""
         while self._strip and text:
             if not text.startswith(self._spelling.stripped):
@@ -133,7 +133,7 @@ class _Fallback:
         return text
 
 
-def _whole(run: bytearray) -> bytes:
+def _complete_utf8(run: bytearray) -> bytes:
     """The beginning of `run` that is UTF-8."""
     try:
         run.decode()
@@ -167,22 +167,22 @@ class _Window:
         return "".join(told)
 
     def flush(self) -> str:
-        return self._tell(self._decode(self._ids), len(self._ids))
+        return self._emit(self._decode(self._ids), len(self._ids))
 
     def _new(self) -> str:
         text, waiting = self._decode(self._ids), len(self._ids) - self._told
         if not text.endswith(REPLACEMENT) and text.startswith(self._before):
-            return self._tell(text, len(self._ids)) if len(text) > len(self._before) else self._drop(waiting)
+            return self._emit(text, len(self._ids)) if len(text) > len(self._before) else self._drop(waiting)
         if waiting < HELD_TOKENS:
             return ""
         # The last tokens may yet be half a character; those before them have had their time, if what they give stays.
         for stop in range(len(self._ids) - LONGEST, self._told, -1):
             part = self._decode(self._ids[:stop])
             if text.startswith(part) and len(part) > len(self._before):
-                return self._tell(part, stop)
-        return self._tell(text, len(self._ids))
+                return self._emit(part, stop)
+        return self._emit(text, len(self._ids))
 
-    def _tell(self, text: str, stop: int) -> str:
+    def _emit(self, text: str, stop: int) -> str:
         """What the first `stop` tokens, whose text is `text`, give more than was told; they are told then."""
         told = text[len(self._before) :]
         if told:

@@ -60,41 +60,41 @@ _MOST_INDENT = 16
 _MOST_FORM = 1_000
 
 
-class Bounded(ImmutableSandboxedEnvironment):
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox in which everything that can be repeated or can grow is counted first."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
-            bounds.summed(left, right)
+            bounds.check_sum(left, right)
         elif operator == "*":
-            bounds.multiplied(left, right)
+            bounds.check_product(left, right)
         elif operator == "**":
-            bounds.raised(left, right)
+            bounds.check_power(left, right)
         elif isinstance(left, str | bytes):
-            bounds.percent(left, right)
-        return bounds.charged(super().call_binop(context, operator, left, right))
+            bounds.check_percent(left, right)
+        return bounds.charge_value(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         bounds.spend()
         if isinstance(__obj, LoopContext):
-            args = (*map(bounds.counted, args[:1]), *args[1:])
+            args = (*map(bounds.count_steps, args[:1]), *args[1:])
         elif isinstance(__obj, BuiltinMethodType | MethodType):
             if __obj.__name__ == "join" and args and not isinstance(args[0], str | bytes | Mapping):
-                args = (list(bounds.counted(args[0])), *args[1:])
-            bounds.method(__obj.__self__, __obj.__name__, (*args, *kwargs.values()))
-        return bounds.charged(super().call(__context, __obj, *args, **kwargs))
+                args = (list(bounds.count_steps(args[0])), *args[1:])
+            bounds.check_method(__obj.__self__, __obj.__name__, (*args, *kwargs.values()))
+        return bounds.charge_value(super().call(__context, __obj, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        return super().getitem(obj, bounds.measured(argument) if isinstance(argument, tuple) else argument)
+        return super().getitem(obj, bounds.check_size(argument) if isinstance(argument, tuple) else argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Jinja's own formatter, with bounds."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
-        form = _Escaping(self, escape=text.escape) if isinstance(text, Markup) else _Formatter(self)
+        form = _EscapingFormatter(self, escape=text.escape) if isinstance(text, Markup) else _Formatter(self)
 
         @wraps(value)
         def call(*args: Any, **kwargs: Any) -> str:
@@ -104,52 +104,52 @@ class Bounded(ImmutableSandboxedEnvironment):
         return call
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
+        tree: nodes.Template = _BoundsTransformer().visit(super()._parse(source, name, filename))
         return tree
 
 
 class _Formatter(SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         for digits in "".join(letter if letter.isdecimal() else " " for letter in format_spec).split():
-            bounds.narrow(int(digits[:8]))
-        return str(bounds.charged(super().format_field(bounds.measured(value), format_spec)))
+            bounds.check_width(int(digits[:8]))
+        return str(bounds.charge_value(super().format_field(bounds.check_size(value), format_spec)))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        return bounds.charged(super().convert_field(bounds.measured(value) if conversion else value, conversion))
+        return bounds.charge_value(super().convert_field(bounds.check_size(value) if conversion else value, conversion))
 
 
-class _Escaping(_Formatter, SandboxedEscapeFormatter):
+class _EscapingFormatter(_Formatter, SandboxedEscapeFormatter):
     """Of a text that is marked as safe."""
 
 
-class _Bounds(NodeTransformer):
+class _BoundsTransformer(NodeTransformer):
     """Puts the filters below around what a loop runs over, what is compared, and what is made without a call."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         written = sum(len(each.data) for each in node.find_all(nodes.TemplateData))
-        node.iter = _filtered(node.iter, "_counted", nodes.Const(written, lineno=node.lineno))
+        node.iter = _wrap_in_filter(node.iter, "_counted", nodes.Const(written, lineno=node.lineno))
         return self.generic_visit(node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        return self.generic_visit(_filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined"))
+        return self.generic_visit(_wrap_in_filter(nodes.List(node.nodes, lineno=node.lineno), "_joined"))
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         sides = [node.expr, *(operand.expr for operand in node.ops)]
-        if len(sides) > 2 or not any(map(_plain, sides)):
-            node.expr = _filtered(node.expr, "_measured")
+        if len(sides) > 2 or not any(map(_is_cheap, sides)):
+            node.expr = _wrap_in_filter(node.expr, "_measured")
             for operand in node.ops:
-                operand.expr = _filtered(operand.expr, "_measured")
+                operand.expr = _wrap_in_filter(operand.expr, "_measured")
         return self.generic_visit(node)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         sliced = isinstance(node.arg, nodes.Slice)
         self.generic_visit(node)
-        return _filtered(node, "_charged") if sliced else node
+        return _wrap_in_filter(node, "_charged") if sliced else node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         for pair in node.items:
             if not isinstance(pair.key, nodes.Const):
-                pair.key = _filtered(pair.key, "_measured")
+                pair.key = _wrap_in_filter(pair.key, "_measured")
         return self._literal(node)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
@@ -160,17 +160,17 @@ class _Bounds(NodeTransformer):
 
     def _literal(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Expr:
         self.generic_visit(node)
-        return _filtered(node, "_charged") if len(node.items) > _SMALL else node
+        return _wrap_in_filter(node, "_charged") if len(node.items) > _SMALL else node
 
 
-def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Expr:
+def _wrap_in_filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Expr:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
-def _plain(node: nodes.Expr) -> bool:
+def _is_cheap(node: nodes.Expr) -> bool:
     """To compare with it takes no time, whatever the other side is."""
     if isinstance(node, nodes.List | nodes.Tuple):
-        return all(map(_plain, node.items))
+        return all(map(_is_cheap, node.items))
     return isinstance(node, nodes.Const)
 
 
@@ -184,21 +184,23 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def environment() -> Environment:
+def create_environment() -> Environment:
     """Names and filters that chat templates count on. What it compiles is to be compiled within a budget, as constant
     parts are worked out then."""
-    made = Bounded(
-        trim_blocks=True, lstrip_blocks=True, finalize=_written, extensions=[LoopControlExtension, _Generation]
+    made = BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, finalize=_check_output, extensions=[LoopControlExtension, _Generation]
     )
     for name in UNUSED:
         del made.filters[name]
     made.filters |= {"tojson": _to_json, "join": _join, "sum": _sum}
-    made.filters = {name: _bounded(name, filter, _CHECKS.get(name)) for name, filter in made.filters.items()}
-    made.tests = {name: _bounded(name, test, None) if name in _COMPARING else test for name, test in made.tests.items()}
-    made.filters["_counted"] = bounds.counted
-    made.filters["_joined"] = bounds.joined
-    made.filters["_measured"] = bounds.measured
-    made.filters["_charged"] = _charged
+    made.filters = {name: _add_bounds(name, filter, _CHECKS.get(name)) for name, filter in made.filters.items()}
+    made.tests = {
+        name: _add_bounds(name, test, None) if name in _COMPARING else test for name, test in made.tests.items()
+    }
+    made.filters["_counted"] = bounds.count_steps
+    made.filters["_joined"] = bounds.join_parts
+    made.filters["_measured"] = bounds.check_size
+    made.filters["_charged"] = _charge
     del made.globals["lipsum"]
     made.globals["dict"] = _dict
     made.globals["raise_exception"] = _raise
@@ -225,12 +227,12 @@ def render(template: Template, variables: dict[str, Any]) -> str:
 
 
 @pass_context
-def _charged(context: Context, value: Any) -> Any:
+def _charge(context: Context, value: Any) -> Any:
     """With the context, so that it is no constant: each time that it is come to it is made anew."""
-    return bounds.charged(value)
+    return bounds.charge_value(value)
 
 
-def _written(value: Any) -> Any:
+def _check_output(value: Any) -> Any:
     """What an output shows, before it is made a text of."""
     if isinstance(value, str):
         bounds.charge(len(value))
@@ -241,7 +243,7 @@ def _written(value: Any) -> Any:
     return value
 
 
-def _bounded(name: str, func: Any, check: Callable[..., None] | None) -> Callable[..., Any]:
+def _add_bounds(name: str, func: Any, check: Callable[..., None] | None) -> Callable[..., Any]:
     """A filter or test that is a step, looks at what it is given, and is charged what it makes."""
     own = 0 if _PassArg.from_obj(func) is None else 1
     deep = name not in _SHALLOW
@@ -253,40 +255,40 @@ def _bounded(name: str, func: Any, check: Callable[..., None] | None) -> Callabl
         for each in (*given, *kwargs.values()) if kwargs else given:
             if isinstance(each, bounds.NESTING):
                 if deep:
-                    bounds.measured(each)
+                    bounds.check_size(each)
             elif isinstance(each, str | bytes) and name in _EACH:
-                bounds.few(len(each))
+                bounds.check_items(len(each))
         if check is not None:
             check(*given, **kwargs)
         made = func(*args, **kwargs)
-        return made if given and made is given[0] else bounds.charged(made)
+        return made if given and made is given[0] else bounds.charge_value(made)
 
     return call
 
 
 def _check_center(value: Any, width: Any = 80) -> None:
-    bounds.narrow(width)
+    bounds.check_width(width)
 
 
 def _check_format(value: Any, *args: Any, **kwargs: Any) -> None:
-    bounds.percent(str(value), kwargs or args)
+    bounds.check_percent(str(value), kwargs or args)
 
 
 def _check_indent(s: Any, width: Any = 4, first: Any = False, blank: Any = False) -> None:
-    bounds.indented(s, width)
+    bounds.check_indent(s, width)
 
 
 def _check_parts(value: Any, number: Any = 0, fill_with: Any = None, **named: Any) -> None:
     for each in (number, *named.values()):
-        bounds.narrow(each)
+        bounds.check_width(each)
 
 
 def _check_replace(s: Any, old: Any, new: Any, count: Any = None) -> None:
-    bounds.replaced(str(s), str(old), str(new))
+    bounds.check_replace(str(s), str(old), str(new))
 
 
 def _check_round(value: Any, precision: Any = 0, method: Any = "common") -> None:
-    bounds.narrow(precision, 64)
+    bounds.check_width(precision, 64)
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
@@ -303,18 +305,18 @@ _CHECKS: dict[str, Callable[..., None]] = {
 @pass_environment
 def _join(environment: Environment, value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
     items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
-    return bounds.joined(items, str(d))
+    return bounds.join_parts(items, str(d))
 
 
 @pass_environment
 def _sum(environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
     items = iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable)
-    return reduce(_added, bounds.counted(items), start)
+    return reduce(_add, bounds.count_steps(items), start)
 
 
-def _added(left: Any, right: Any) -> Any:
-    bounds.summed(left, right)
-    return bounds.charged(left + right)
+def _add(left: Any, right: Any) -> Any:
+    bounds.check_sum(left, right)
+    return bounds.charge_value(left + right)
 
 
 def _to_json(
@@ -325,25 +327,25 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter of this name writes HTML entities and sorts keys."""
-    bounds.narrow(len(indent) if isinstance(indent, str) else indent, _MOST_INDENT)
+    bounds.check_width(len(indent) if isinstance(indent, str) else indent, _MOST_INDENT)
     for each in separators or ():
-        bounds.narrow(len(each), _MOST_INDENT)
+        bounds.check_width(len(each), _MOST_INDENT)
     given = (separators[0], separators[1]) if separators else None
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=given, sort_keys=sort_keys)
     # Indented it may be far longer than what it holds, and is made part by part in any case.
-    return encoder.encode(value) if indent is None else bounds.joined(encoder.iterencode(value))
+    return encoder.encode(value) if indent is None else bounds.join_parts(encoder.iterencode(value))
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*map(bounds.measured, args), **kwargs)
+    return dict(*map(bounds.check_size, args), **kwargs)
 
 
 def _raise(message: Any) -> NoReturn:
-    raise TemplateError(str(bounds.measured(message)))
+    raise TemplateError(str(bounds.check_size(message)))
 
 
 def _now(form: str) -> str:
-    bounds.narrow(len(form), _MOST_FORM)
+    bounds.check_width(len(form), _MOST_FORM)
     if any(len(digits) > 3 for digits in "".join(each if each.isdecimal() else " " for each in form).split()):
         raise SecurityError("a width in the template is too large: give one of three digits at most")
     return datetime.now().strftime(form)

@@ -38,17 +38,17 @@ class LogprobQueue:
                 self._place(list(self._pending), len(segment.text))
                 self._pending.clear()
         else:
-            self._apart(segments)
+            self._match_segments(segments)
         self._within = segments[-1].kind == "text"
 
-    def told(self, size: int) -> list[TokenLogprob]:
+    def pop_tokens(self, size: int) -> list[TokenLogprob]:
         """The tokens that begin within the first `size` characters of content, and were not told before."""
         made: list[TokenLogprob] = []
         while self._placed and self._placed[0][0] < size:
             made.append(self._placed.popleft()[1])
         return made
 
-    def _apart(self, segments: Sequence[Segment]) -> None:
+    def _match_segments(self, segments: Sequence[Segment]) -> None:
         """Which tokens made which segment is told by finding its text among theirs."""
         tokens = list(self._pending)
         self._pending.clear()

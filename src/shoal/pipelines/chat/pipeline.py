@@ -12,14 +12,14 @@ import msgspec
 
 from shoal.core.protocols import Prompt
 from shoal.errors import InvalidValue, TooLong, Unsupported
-from shoal.pipelines.chat.decoder import AnswerDecoder, Decoding, Gives
-from shoal.pipelines.chat.demand import call_schema, check_depth, offered
+from shoal.pipelines.chat.decoder import AnswerDecoder, DecodingOptions, Gives
+from shoal.pipelines.chat.demand import call_schema, check_depth, select_tools
 from shoal.pipelines.chat.reasoning import CLOSE, OPEN
-from shoal.pipelines.chat.segments import Reading
+from shoal.pipelines.chat.segments import AnswerFormat
 from shoal.pipelines.chat.template import ChatTemplate
 from shoal.pipelines.chat.tools import ParserKind, marks, tool_parser
 from shoal.pipelines.chat.tools.outlet import call_id, short_call_id
-from shoal.pipelines.chat.turns import shorter, turns
+from shoal.pipelines.chat.turns import drop_turns, split_turns
 from shoal.pipelines.chat.vocabulary import Vocabulary, check_letters
 from shoal.types import Generate, Guide, Message, Sampling, TextItem
 
@@ -96,8 +96,8 @@ class TextChatPipeline:
 
     def prompts(self, task: Generate) -> list[Prompt]:
         if task.messages:
-            return [self._conversation(task)]
-        return [self._fitting(self._prompt(item), task.sampling.max_tokens, "prompt") for item in task.prompts]
+            return [self._render_conversation(task)]
+        return [self._check_fit(self._build_prompt(item), task.sampling.max_tokens, "prompt") for item in task.prompts]
 
     def decoder(self, task: Generate, prompt: Prompt, index: int, gives: Gives) -> AnswerDecoder:
         """Raises Unsupported for ids without a tokenizer to read them."""
@@ -108,16 +108,16 @@ class TextChatPipeline:
         goes_on = not task.messages or task.continue_final
         return AnswerDecoder(
             index,
-            Decoding(
+            DecodingOptions(
                 gives=gives,
                 vocabulary=self.vocabulary,
                 stops=[stop for stop in sampling.stop if stop],
                 include_stop=bool(sampling.include_stop),
                 stop_ids=eos | frozenset(sampling.stop_token_ids),
                 skip_special_tokens=sampling.skip_special_tokens is not False,
-                shown=self._shown(task),
+                shown=self._visible_special_ids(task),
                 context=(prompt.ids or ()) if goes_on else (),
-                reading=self._reading(task, prompt),
+                reading=self._answer_format(task, prompt),
                 hidden_reasoning=not task.include_reasoning,
                 most=sampling.max_tokens if self.options.cuts else None,
             ),
@@ -130,13 +130,13 @@ class TextChatPipeline:
         if not self._takes_tools:
             return None
         key = "parameters" if self.tool_parser == "llama3" else "arguments"
-        return Guide(kind="json_schema", value=call_schema(offered(task), key))
+        return Guide(kind="json_schema", value=call_schema(select_tools(task), key))
 
-    def told(self, task: Generate, sampling: Sampling) -> Sampling:
+    def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling:
         """A backend ends at a stop text also inside of a call or a thought, so it is told of none where these are
         parsed; and it must leave in the text the special tokens that they are told by."""
         changes: dict[str, Any] = {}
-        if sampling.stop and task.messages and (self._calls(task) or self.options.reasoning == "think"):
+        if sampling.stop and task.messages and (self._parses_calls(task) or self.options.reasoning == "think"):
             changes["stop"] = []
         if self.reads_special(task):
             changes["skip_special_tokens"] = False
@@ -146,8 +146,8 @@ class TextChatPipeline:
         """Whether a backend that gives text must leave special tokens in it, since calls and thoughts are told by
         them."""
         if self.vocabulary is None:
-            return self._calls(task) and self.tool_parser in ("mistral", "llama3", "pythonic")
-        return bool(self._shown(task))
+            return self._parses_calls(task) and self.tool_parser in ("mistral", "llama3", "pythonic")
+        return bool(self._visible_special_ids(task))
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if self.vocabulary is None:
@@ -174,8 +174,8 @@ class TextChatPipeline:
         if task.tool_choice == "none":
             return
         if task.tool_choice == "auto":
-            return  # where the template knows no tools, the answer is one without: `_conversation` says so
-        if not offered(task):
+            return  # where the template knows no tools, the answer is one without: `_render_conversation` says so
+        if not select_tools(task):
             wanted = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
             raise InvalidValue(f"tool_choice asks for {wanted}, and 'tools' has none such", param="tool_choice")
         if "tool_choice" in self.options.ignore:
@@ -193,40 +193,40 @@ class TextChatPipeline:
                 param="tool_choice",
             )
 
-    def _conversation(self, task: Generate) -> Prompt:
+    def _render_conversation(self, task: Generate) -> Prompt:
         """Raises TooLong where it does not fit, after leaving out what may be."""
         most, asked = self.options.context_tokens, task.sampling.max_tokens
-        whole = self._rendered(task, task.messages)
+        whole = self._render(task, task.messages)
         if most is not None and whole.tokens is not None and self.options.truncation == "oldest":
-            groups = turns(task.messages)
+            groups = split_turns(task.messages)
             wished = asked if asked is not None else self.options.answer_tokens or RESERVE
             wished = min(wished, max(1, most // 4))
             if len(groups) > 1 and whole.tokens + wished > most:
-                whole = self._shortened(task, groups, most - wished)
+                whole = self._drop_old_turns(task, groups, most - wished)
         if task.tools and task.tool_choice != "none" and not self._takes_tools:
             whole = replace(whole, ignored=("tools",))
-        return self._fitting(whole, asked, "messages")
+        return self._check_fit(whole, asked, "messages")
 
-    def _shortened(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
+    def _drop_old_turns(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
         """The conversation with as few as possible of its oldest turns left out: all but the last, if need be."""
         low, high = 1, len(groups) - 1
         found: Prompt | None = None
         while low < high:
             middle = (low + high) // 2
-            tried = self._without(task, groups[:middle])
+            tried = self._render_without(task, groups[:middle])
             if tried.tokens is None or tried.tokens <= room:
                 high, found = middle, tried
             else:
                 low = middle + 1
         # What fitted last leaves out just `high` turns.
-        return found or self._without(task, groups[:high])
+        return found or self._render_without(task, groups[:high])
 
-    def _without(self, task: Generate, left_out: Sequence[Sequence[int]]) -> Prompt:
-        kept = shorter(task.messages, left_out)
-        return replace(self._rendered(task, kept), cut=len(task.messages) - len(kept))
+    def _render_without(self, task: Generate, left_out: Sequence[Sequence[int]]) -> Prompt:
+        kept = drop_turns(task.messages, left_out)
+        return replace(self._render(task, kept), cut=len(task.messages) - len(kept))
 
-    def _rendered(self, task: Generate, messages: Sequence[Message]) -> Prompt:
-        tools = offered(task) if self._takes_tools and task.tool_choice != "none" else ()
+    def _render(self, task: Generate, messages: Sequence[Message]) -> Prompt:
+        tools = select_tools(task) if self._takes_tools and task.tool_choice != "none" else ()
         template = self.tools_template if tools else self.template
         if template is None:
             raise Unsupported("this model has no chat template: use /v1/completions", param="messages")
@@ -238,11 +238,11 @@ class TextChatPipeline:
             variables=task.template_kwargs,
         )
         opened = self.options.reasoning == "think" and text.rstrip().endswith(OPEN)
-        return replace(self._read(text, "messages"), opened=opened)
+        return replace(self._tokenize(text, "messages"), opened=opened)
 
-    def _prompt(self, item: TextItem) -> Prompt:
+    def _build_prompt(self, item: TextItem) -> Prompt:
         if isinstance(item, str):
-            return self._read(item, "prompt")
+            return self._tokenize(item, "prompt")
         if self.vocabulary is None:
             raise Unsupported("there is no tokenizer for this model here: send the prompt as a text", param="prompt")
         self.vocabulary.check(item)
@@ -250,8 +250,8 @@ class TextChatPipeline:
         text = self.vocabulary.decode(bare, skip_special_tokens=False)
         return Prompt(text=text, ids=tuple(item), tokens=len(item))
 
-    def _read(self, text: str, param: Literal["messages", "prompt"]) -> Prompt:
-        """A text that is too long has no ids: it is not read to its end, and `_fitting` refuses it."""
+    def _tokenize(self, text: str, param: Literal["messages", "prompt"]) -> Prompt:
+        """A text that is too long has no ids: it is not read to its end, and `_check_fit` refuses it."""
         if self.vocabulary is None:
             check_letters(text, param)
             return Prompt(text=text)
@@ -262,7 +262,7 @@ class TextChatPipeline:
             text = text.removeprefix(self.vocabulary.raw.id_to_token(bos) or "")
         return Prompt(text=text, ids=None if ids is None else tuple(ids), tokens=tokens)
 
-    def _fitting(self, prompt: Prompt, asked: int | None, param: str) -> Prompt:
+    def _check_fit(self, prompt: Prompt, asked: int | None, param: str) -> Prompt:
         """The prompt, where it leaves room for one token, if any is asked for: an answer is as long as it goes."""
         most, tokens = self.options.context_tokens, prompt.tokens
         if most is None or tokens is None or tokens + (asked != 0) <= most:
@@ -274,35 +274,35 @@ class TextChatPipeline:
             param=param,
         )
 
-    def _calls(self, task: Generate) -> bool:
+    def _parses_calls(self, task: Generate) -> bool:
         return bool(
             task.messages and task.tools and task.tool_choice != "none" and self.tool_parser and self._takes_tools
         )
 
-    def _shown(self, task: Generate) -> frozenset[int]:
+    def _visible_special_ids(self, task: Generate) -> frozenset[int]:
         """Special tokens that tell calls and thoughts."""
         if self.vocabulary is None or not task.messages:
             return frozenset()
         names: tuple[str, ...] = (OPEN, CLOSE) if self.options.reasoning == "think" else ()
-        if self.tool_parser is not None and self._calls(task):
+        if self.tool_parser is not None and self._parses_calls(task):
             names += marks(self.tool_parser)
         ids = {self.vocabulary.raw.token_to_id(name) for name in names}
         return self.vocabulary.special_ids & ids
 
-    def _reading(self, task: Generate, prompt: Prompt) -> Reading:
+    def _answer_format(self, task: Generate, prompt: Prompt) -> AnswerFormat:
         if not task.messages:
-            return Reading()
-        kind, tools = self.tool_parser, offered(task)
+            return AnswerFormat()
+        kind, tools = self.tool_parser, select_tools(task)
         guide = task.sampling.guide
         guided = "{[" if guide is not None and guide.kind in ("json_object", "json_schema") else ""
         parser = plain = None
-        if kind is not None and self._calls(task):
+        if kind is not None and self._parses_calls(task):
             parser = partial(tool_parser, kind, tools, parallel=task.parallel_tool_calls)
             if task.tool_choice != "auto":
                 new_id = short_call_id if kind == "mistral" else call_id
                 plain = partial(tool_parser, "llama3", tools, parallel=task.parallel_tool_calls, new_id=new_id)
                 guided = "{"
-        return Reading(
+        return AnswerFormat(
             reasoning=self.options.reasoning == "think",
             opened=prompt.opened,
             parser=parser,

@@ -47,7 +47,7 @@ class ReasoningSplit:
                 text = body[len(OPEN) :]
         pieces: list[tuple[Kind, str]] = []
         if self._kind == "reasoning":
-            text = self._thoughts(text, pieces)
+            text = self._take_reasoning(text, pieces)
         if self._kind == "text":
             self._add(pieces, text)
         return pieces
@@ -59,7 +59,7 @@ class ReasoningSplit:
         self._kept = ""
         return pieces
 
-    def _thoughts(self, text: str, pieces: list[tuple[Kind, str]]) -> str:
+    def _take_reasoning(self, text: str, pieces: list[tuple[Kind, str]]) -> str:
         """Takes the reasoning off the text; answers what follows its end tag."""
         at = text.find(CLOSE)
         if at < 0:

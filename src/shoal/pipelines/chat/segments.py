@@ -27,7 +27,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class AnswerFormat:
     """How an answer is read.
 
     `reasoning`: it may begin with thoughts; `opened`: it begins inside of them. `parser` reads calls. `guided`: how
@@ -48,7 +48,7 @@ class Segments:
     Calls come after the text that was told with them, unless it is `exact`, which takes about a microsecond a letter.
     """
 
-    def __init__(self, reading: Reading, *, exact: bool = False) -> None:
+    def __init__(self, reading: AnswerFormat, *, exact: bool = False) -> None:
         self._reading = reading
         self._exact = exact
         self._undecided: str | None = None
@@ -64,15 +64,15 @@ class Segments:
         return self._parser.calls if self._parser else 0
 
     @property
-    def divided(self) -> bool:
+    def is_divided(self) -> bool:
         """Whether anything but text can come out."""
         return self._undecided is not None or self._split is not None or self._parser is not None
 
     def push(self, text: str) -> list[Segment]:
         """Neighbours differ in their kind."""
         if not (self._exact and self._reading.parser):
-            return _merged(self._push(text))
-        return _merged([segment for letter in text for segment in self._push(letter)])
+            return _merge_neighbors(self._push(text))
+        return _merge_neighbors([segment for letter in text for segment in self._push(letter)])
 
     def _push(self, text: str) -> list[Segment]:
         if self._undecided is not None:
@@ -83,10 +83,10 @@ class Segments:
                 return []
             self._decide(plain=begun[0] in self._reading.guided)
         if self._split is None:
-            return self._said(text)
+            return self._parse_text(text)
         made: list[Segment] = []
         for kind, part in self._split.push(text):
-            made += [Segment("reasoning", part)] if kind == "reasoning" else self._said(part)
+            made += [Segment("reasoning", part)] if kind == "reasoning" else self._parse_text(part)
         return made
 
     def flush(self) -> list[Segment]:
@@ -96,8 +96,8 @@ class Segments:
             self._decide(plain=False)
             made += self._push(text)
         for kind, part in self._split.flush() if self._split else ():
-            made += [Segment("reasoning", part)] if kind == "reasoning" else self._said(part)
-        return _merged(made + (_parsed(*self._parser.flush()) if self._parser else []))
+            made += [Segment("reasoning", part)] if kind == "reasoning" else self._parse_text(part)
+        return _merge_neighbors(made + (_to_segments(*self._parser.flush()) if self._parser else []))
 
     def _decide(self, *, plain: bool) -> None:
         self._undecided = None
@@ -107,18 +107,18 @@ class Segments:
         make = reading.plain if plain and reading.plain else reading.parser
         self._parser = make() if make else None
 
-    def _said(self, text: str) -> list[Segment]:
+    def _parse_text(self, text: str) -> list[Segment]:
         if self._parser is not None:
-            return _parsed(*self._parser.push(text))
+            return _to_segments(*self._parser.push(text))
         return [Segment("text", text)] if text else []
 
 
-def _parsed(text: str, tools: Sequence[ToolDelta]) -> list[Segment]:
+def _to_segments(text: str, tools: Sequence[ToolDelta]) -> list[Segment]:
     made = [Segment("text", text)] if text else []
     return [*made, Segment("tools", tools=tools)] if tools else made
 
 
-def _merged(segments: Sequence[Segment]) -> list[Segment]:
+def _merge_neighbors(segments: Sequence[Segment]) -> list[Segment]:
     if len(segments) < 2:
         return list(segments)
     made: list[Segment] = []

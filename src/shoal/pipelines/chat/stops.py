@@ -14,7 +14,7 @@ class StopTexts:
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(sorted({stop for stop in stops if stop}, key=len))
-        self._beginnings = [_Beginning(stop) for stop in self._stops]
+        self._beginnings = [_PrefixMatcher(stop) for stop in self._stops]
         self._include = include
         self._held = ""
 
@@ -48,7 +48,7 @@ class StopTexts:
         return min(found, default=None)
 
 
-class _Beginning:
+class _PrefixMatcher:
     """How much of one stop text a growing text ends with, never all of it. Each letter is looked at about twice
     (Knuth, Morris and Pratt: Fast Pattern Matching in Strings, 1977)."""
 
@@ -59,7 +59,7 @@ class _Beginning:
         self._shorter = [0]
         length = 0
         for letter in stop[1:]:
-            length = self._longer(length, letter)
+            length = self._extend(length, letter)
             self._shorter.append(length)
 
     def push(self, text: str) -> int:
@@ -68,13 +68,13 @@ class _Beginning:
         if len(text) >= most:
             text, length = text[len(text) - most :], 0
         for letter in text:
-            length = self._longer(length, letter)
+            length = self._extend(length, letter)
             if length > most:
                 length = self._shorter[most]
         self.length = length
         return length
 
-    def _longer(self, length: int, letter: str) -> int:
+    def _extend(self, length: int, letter: str) -> int:
         while length and self._stop[length] != letter:
             length = self._shorter[length - 1]
         return length + (self._stop[length] == letter)

@@ -45,7 +45,7 @@ class TextCount:
             room = max(0, most * BYTES_PER_TOKEN - self._octets)
             return text if len(octets) <= room else octets[:room].decode("utf-8", "ignore")
         whole = self._text + text
-        end = self._vocabulary.beginning(whole, max(0, most - self._settled))
+        end = self._vocabulary.find_token_start(whole, max(0, most - self._settled))
         return text if end is None else whole[len(self._text) : end]
 
     @property
@@ -88,7 +88,7 @@ class Tally:
     def reasoning_tokens(self) -> int:
         return min(self._thought + self._thoughts.value, self.tokens)
 
-    def say(self, tokens: int | None, text: str) -> None:
+    def add_plain(self, tokens: int | None, text: str) -> None:
         """A piece of an answer that has no thoughts, as `add` counts it."""
         if tokens is None:
             self._text.add(text)

@@ -38,7 +38,7 @@ class ChatTemplate:
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
         self.source = source
         self._special = dict(special_tokens or {})
-        made = jinja.environment()
+        made = jinja.create_environment()
         try:
             with bounds.budget():
                 tree = made.parse(source)
@@ -75,7 +75,7 @@ class ChatTemplate:
             )
         said = list(messages)
         if continue_final:
-            said[-1:] = [_marked(message) for message in said[-1:]]
+            said[-1:] = [_append_mark(message) for message in said[-1:]]
         given = self._variables(tools, add_generation_prompt and not continue_final, variables)
         try:
             text = jinja.render(self._template, {**given, "messages": as_dicts(said, self.form)})
@@ -84,7 +84,7 @@ class ChatTemplate:
             raise InvalidValue(
                 f"the model's chat template refuses these messages: {words}", param="messages"
             ) from error
-        return _before_mark(text) if continue_final else text
+        return _cut_at_mark(text) if continue_final else text
 
     def _variables(self, tools: Sequence[Tool], prompt: bool, more: Mapping[str, Any] | None) -> dict[str, Any]:
         given: dict[str, Any] = {"documents": None, **self._special, **(more or {})}
@@ -92,22 +92,22 @@ class ChatTemplate:
 
     def _probe(self) -> Form:
         form = Form(developer="developer" in self.source, function=_compares(self.source, "function"))
-        whole = self._shown([Message(role="user", content=_PROBE)], form)
+        whole = self._try_render([Message(role="user", content=_PROBE)], form)
         parted = replace(form, parts="only")
-        parts = self._shown([Message(role="user", content=[Part(text=_PROBE)])], parted)
+        parts = self._try_render([Message(role="user", content=[Part(text=_PROBE)])], parted)
         if parts is not None and _PROBE in parts and "'text'" not in parts and '"text"' not in parts:
             form = replace(form, parts="also") if whole is not None and _PROBE in whole else parted
         for json_arguments in (False, True):
             bare = replace(form, json_arguments=json_arguments, empty=None)
             filled = replace(bare, empty="")
-            none, blank = self._with_call(bare), self._with_call(filled)
+            none, blank = self._render_call_probe(bare), self._render_call_probe(filled)
             if none is not None and (blank is None or none.count("None") <= blank.count("None")):
                 return bare
             if blank is not None:
                 return filled
         return form
 
-    def _with_call(self, form: Form) -> str | None:
+    def _render_call_probe(self, form: Form) -> str | None:
         """A conversation whose second turn only calls a tool, where its arguments are shown as JSON."""
         call = ToolCall(id="probe0001", name="probe", arguments=f'{{"{_PROBE}": "told"}}')
         said = [
@@ -115,14 +115,14 @@ class ChatTemplate:
             Message(role="assistant", tool_calls=[call]),
             Message(role="tool", content="probed", tool_call_id=call.id),
         ]
-        text = self._shown(said, form, [_TOOL])
+        text = self._try_render(said, form, [_TOOL])
         return text if text and _PROBE in text and f"'{_PROBE}'" not in text else None
 
-    def _shown(self, messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()) -> str | None:
+    def _try_render(self, messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()) -> str | None:
         try:
             given = {**self._variables(tools, True, None), "messages": as_dicts(messages, form)}
             return jinja.render(self._template, given)
-        except bounds.Spent as error:
+        except bounds.BudgetExceeded as error:
             raise ConfigError(
                 f"the chat template does not come to an end for the smallest of conversations: {error.message}"
             ) from error
@@ -134,7 +134,7 @@ def _compares(source: str, role: str) -> bool:
     return f"== '{role}'" in source or f'== "{role}"' in source
 
 
-def _marked(message: Message) -> Message:
+def _append_mark(message: Message) -> Message:
     """The message with a mark at the end of its text."""
     if not text_of(message):
         raise InvalidValue(
@@ -147,7 +147,7 @@ def _marked(message: Message) -> Message:
     return structs.replace(message, content=f"{content}{_MARK}")
 
 
-def _before_mark(text: str) -> str:
+def _cut_at_mark(text: str) -> str:
     """As transformers does it: a template that takes blanks off the end of messages does so here as well."""
     at = text.rfind(_MARK.strip())
     if at < 0:

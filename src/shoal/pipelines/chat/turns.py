@@ -9,7 +9,7 @@ from shoal.types import Message
 INSTRUCTIONS = ("system", "developer")
 
 
-def turns(messages: Sequence[Message]) -> list[list[int]]:
+def split_turns(messages: Sequence[Message]) -> list[list[int]]:
     """The places of each turn's messages: what a user said and all that followed, so that a tool's result never stands
     without its call, and nothing answers what is not there. Instructions are in none."""
     made: list[list[int]] = []
@@ -22,6 +22,6 @@ def turns(messages: Sequence[Message]) -> list[list[int]]:
     return made
 
 
-def shorter(messages: Sequence[Message], left_out: Sequence[Sequence[int]]) -> list[Message]:
+def drop_turns(messages: Sequence[Message], left_out: Sequence[Sequence[int]]) -> list[Message]:
     gone = {place for turn in left_out for place in turn}
     return [message for place, message in enumerate(messages) if place not in gone]

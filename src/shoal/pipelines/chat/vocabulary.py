@@ -106,13 +106,13 @@ class Vocabulary:
         if limit is not None and len(text) > min(limit * CHARS_PER_TOKEN, AT_ONCE):
             if len(text) > limit * self._octets_per_token:
                 return None, max(limit + 1, len(text) // self._octets_per_token)
-            least = self._least(text, limit, param)
+            least = self._min_tokens(text, limit, param)
             if least > limit:
                 return None, least
         ids = self.encode(text, special=special, param=param)
         return ids, len(ids)
 
-    def _least(self, text: str, limit: int, param: str) -> int:
+    def _min_tokens(self, text: str, limit: int, param: str) -> int:
         """A number of tokens that a text has at least, once that is more than `limit`; else nothing of worth."""
         start = least = 0
         while start < len(text) and least <= limit:
@@ -130,7 +130,7 @@ class Vocabulary:
         """How many tokens a text has, without any around it."""
         return len(self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
-    def beginning(self, text: str, number: int) -> int | None:
+    def find_token_start(self, text: str, number: int) -> int | None:
         """Where the token of that number, counted from 0, begins in a text, and before it the letter that it is a part
         of. None: there are not so many."""
         if len(text.encode("utf-8", "surrogatepass")) <= number:
@@ -158,7 +158,7 @@ class Vocabulary:
         text = self.raw.id_to_token(token) if 0 <= token < self.size else None
         if text is None:
             return None
-        part = _octets(text) if self.spelling.form == "byte_level" else self._spelt(text)
+        part = _octets(text) if self.spelling.form == "byte_level" else self._decode_spelling(text)
         self._parts[token] = part
         return part
 
@@ -173,7 +173,7 @@ class Vocabulary:
         """One token as a text; what is no whole character becomes U+FFFD."""
         return self.data(token).decode("utf-8", "replace")
 
-    def _spelt(self, text: str) -> int | str:
+    def _decode_spelling(self, text: str) -> int | str:
         if self.spelling.form == "other":
             return text.replace("▁", " ")
         for pattern, content in self.spelling.replacements:

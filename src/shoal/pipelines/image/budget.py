@@ -23,7 +23,7 @@ class Budget:
         self._changed = threading.Condition()
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
+    def reserve(self, size: int) -> Iterator[None]:
         """Lends `size` bytes for the body. Raises ValueError where there can never be as many."""
         self.take(size)
         try:
@@ -32,7 +32,7 @@ class Budget:
             self.give(size)
 
     def take(self, size: int) -> None:
-        """Lends `size` bytes until `give`. Raises as `room` does."""
+        """Lends `size` bytes until `give`. Raises as `reserve` does."""
         if not 0 <= size <= self.total:
             raise ValueError(f"{size} bytes never fit in {self.total}")
         ticket = object()
@@ -52,7 +52,7 @@ class Budget:
             self._changed.notify_all()
 
 
-class Keeping(Budget):
+class PictureBudget(Budget):
     """The room of one picture: what is lent to its decoder comes with `kept` bytes more, in one go, for what becomes of
     it. Those stay lent until they are given back to `budget`; `held` says whether they are."""
 

@@ -70,26 +70,26 @@ def _refuse(why: str) -> NoReturn:
 def _read(data: bytes) -> Header | None:
     """None for a file that ends before its header does."""
     try:
-        return _parsed(data)
+        return _parse_header(data)
     except (struct.error, IndexError):
         return None
 
 
-def _parsed(data: bytes) -> Header:
+def _parse_header(data: bytes) -> Header:
     if data.startswith(b"\xff\xd8\xff"):
-        return _jpeg(data)
+        return _parse_jpeg(data)
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _png(data)
+        return _parse_png(data)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return _webp(data)
+        return _parse_webp(data)
     if data.startswith((b"GIF87a", b"GIF89a")):
-        return _gif(data)
+        return _parse_gif(data)
     if data.startswith(b"BM"):
-        return _bmp(data)
+        return _parse_bmp(data)
     _refuse("its first bytes are not those of a JPEG, PNG, WebP, GIF or BMP file: convert it to one of these")
 
 
-def _jpeg(data: bytes) -> Header:
+def _parse_jpeg(data: bytes) -> Header:
     """Walks all markers. With several scans the decoder keeps every coefficient, two bytes each, until the last; and a
     scan of a few bytes makes it go through all of them, so that their number is bounded."""
     width = height = scans = 0
@@ -120,7 +120,7 @@ def _jpeg(data: bytes) -> Header:
     return Header("JPEG", width, height, data, _PIXEL + 2 * samples if several else _PIXEL)
 
 
-def _png(data: bytes) -> Header:
+def _parse_png(data: bytes) -> Header:
     """Only the chunks that make the picture are kept: texts and profiles inflate, and nobody reads them."""
     if data[12:16] != b"IHDR":
         _refuse("its PNG does not begin with a header: save it again")
@@ -146,7 +146,7 @@ def _png(data: bytes) -> Header:
     return Header("PNG", width, height, b"".join(kept))
 
 
-def _webp(data: bytes) -> Header:
+def _parse_webp(data: bytes) -> Header:
     kind = data[12:16]
     if kind == b"VP8X":
         width = int.from_bytes(data[24:27], "little") + 1
@@ -161,7 +161,7 @@ def _webp(data: bytes) -> Header:
     return Header("WEBP", width, height, data, _WEBP_PIXEL)
 
 
-def _gif(data: bytes) -> Header:
+def _parse_gif(data: bytes) -> Header:
     """The first frame alone, of the size of the whole picture; comments and what follows are left out."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + _table(flags)
@@ -199,7 +199,7 @@ def _blocks_end(data: bytes, place: int) -> int:
     return min(place, len(data))
 
 
-def _bmp(data: bytes) -> Header:
+def _parse_bmp(data: bytes) -> Header:
     (size,) = struct.unpack_from("<I", data, 14)
     if size == 12:
         width, height = struct.unpack_from("<HH", data, 18)

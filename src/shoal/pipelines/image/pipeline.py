@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, Work, round_up
+from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, WorkWeight, round_up
 from shoal.errors import InvalidValue, ShoalError, Unsupported
-from shoal.pipelines.image.budget import SHARED, Budget, Keeping
+from shoal.pipelines.image.budget import SHARED, Budget, PictureBudget
 from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.pipelines.scores import score_rows
-from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
+from shoal.pipelines.vectors import Shape, check_shape, resolve_shape, shape_rows
 from shoal.specs import ImageSpec
-from shoal.types import Array, Batched, Classify, Embed, Image, Item
+from shoal.types import Array, BatchTask, Classify, Embed, Image, Item
 
 COST = 1
 """Tokens that a picture is taken for by admission and batching. All pictures of a model cost its tower the same, and
@@ -39,13 +39,13 @@ class ImagePipeline:
         self._preprocessing = Preprocessing(spec, budget=budget)
         self._kept = 2 * 4 * 3 * spec.size[0] * spec.size[1]
         # Half of the budget: what a model holds whose engine hangs leaves the other half to all others.
-        self.most_held = max(1, budget.total // 2 // self._kept)
+        self.max_held_items = max(1, budget.total // 2 // self._kept)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "heavy"
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name).
         `input_type` and `truncate` change nothing: some clients always send them."""
         if isinstance(task, Classify) and self.spec.score is not None:
@@ -62,9 +62,9 @@ class ImagePipeline:
     def estimate(self, item: Item) -> int:
         return COST
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
         made: dict[bytes, Array | ShoalError] = {}
-        return [self._prepared(task, item, made) for task, item in items]
+        return [self._prepare_item(task, item, made) for task, item in items]
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         name = self.spec.input
@@ -81,7 +81,9 @@ class ImagePipeline:
         shapes: list[Shape] = [item.extra for item in batch]
         return shape_rows(rows, shapes)
 
-    def _prepared(self, task: Batched, item: Item, made: dict[bytes, Array | ShoalError]) -> Prepared | ShoalError:
+    def _prepare_item(
+        self, task: BatchTask, item: Item, made: dict[bytes, Array | ShoalError]
+    ) -> Prepared | ShoalError:
         """`made`: what became of pictures met before, by digest."""
         try:
             self.check(task)
@@ -95,7 +97,7 @@ class ImagePipeline:
             values = made[digest] = self._values(item.data)
         if isinstance(values, ShoalError):
             return values
-        asked = self._asked(task)
+        asked = self._read_options(task)
         return Prepared(
             tensors={self.spec.input: values},
             cost=COST,
@@ -107,7 +109,7 @@ class ImagePipeline:
         )
 
     def _values(self, data: bytes) -> Array | ShoalError:
-        keeping = Keeping(self._preprocessing.budget, self._kept)
+        keeping = PictureBudget(self._preprocessing.budget, self._kept)
         try:
             values = self._preprocessing.values(self._preprocessing.pixels(data, keeping))
             weakref.finalize(values, self._preprocessing.budget.give, self._kept).atexit = False
@@ -119,7 +121,7 @@ class ImagePipeline:
             if keeping.held:
                 self._preprocessing.budget.give(self._kept)
 
-    def _asked(self, task: Batched) -> Shape | bool:
+    def _read_options(self, task: BatchTask) -> Shape | bool:
         if isinstance(task, Embed):
-            return shape_of(task, self.spec.dimension, self._normalize)
+            return resolve_shape(task, self.spec.dimension, self._normalize)
         return task.raw_scores

@@ -55,11 +55,13 @@ _GREY = frozenset({"1", "L", "I;16"})
 
 
 def decode(data: bytes) -> Array:
-    """All pixels, uint8 [height, width, 3], upright. Raises as `channels` does."""
-    return channels(data, lambda channel: channel)
+    """All pixels, uint8 [height, width, 3], upright. Raises as `decode_channels` does."""
+    return decode_channels(data, lambda channel: channel)
 
 
-def channels(data: bytes, resize: Resize, *, extra: Extra = lambda width, height: 0, budget: Budget = SHARED) -> Array:
+def decode_channels(
+    data: bytes, resize: Resize, *, extra: Extra = lambda width, height: 0, budget: Budget = SHARED
+) -> Array:
     """What `resize` makes of the three channels, uint8 [height, width, 3].
 
     EXIF's orientation is applied. What is transparent is laid over white, as transformers 5 does for its processors.
@@ -68,8 +70,8 @@ def channels(data: bytes, resize: Resize, *, extra: Extra = lambda width, height
     """
     header = read_header(data)
     cost = _cost(header, extra, budget.total)
-    with budget.room(cost):
-        found = _tried(header, resize)
+    with budget.reserve(cost):
+        found = _try_decode(header, resize)
         if cost > _TRIMMED:
             trim()
     if isinstance(found, str):
@@ -80,16 +82,16 @@ def channels(data: bytes, resize: Resize, *, extra: Extra = lambda width, height
     return found
 
 
-def _tried(header: Header, resize: Resize) -> Array | str:
+def _try_decode(header: Header, resize: Resize) -> Array | str:
     """The channels, or why there are none. Not raised: an error's frames hold the picture, for as long as anybody
     holds the error."""
     try:
         picture = _READERS[header.format](io.BytesIO(header.data))
         if picture.size != (header.width, header.height):
             return "its size is not that of its header"
-        turn = _turn(picture)
+        turn = _read_orientation(picture)
         picture.load()
-        flat = _flat(picture)
+        flat = _flatten(picture)
         del picture  # a palette's pixels, or those of a decoder, have no room beside what follows
         return _bands(flat, turn, resize)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error,
@@ -137,7 +139,7 @@ def _pixels(picture: Image.Image) -> int:
     return picture.width * picture.height
 
 
-def _turn(picture: Image.Image) -> Image.Transpose | None:
+def _read_orientation(picture: Image.Image) -> Image.Transpose | None:
     """What makes the picture upright, from the first directory of its EXIF (a TIFF file); None for nothing or for one
     that cannot be read, which is no reason to refuse the pixels."""
     exif = picture.info.get("exif")
@@ -159,7 +161,7 @@ def _turn(picture: Image.Image) -> Image.Transpose | None:
     return None
 
 
-def _flat(picture: Image.Image) -> Image.Image:
+def _flatten(picture: Image.Image) -> Image.Image:
     """The same as RGB, or as L where it is grey: its first channels are what counts. Modes of four bytes a pixel are
     overwritten in place; smaller ones become a new picture."""
     if picture.mode in ("L", "RGB") and "transparency" not in picture.info:
@@ -170,21 +172,21 @@ def _flat(picture: Image.Image) -> Image.Image:
     rows = max(1, _STRIP // picture.width)
     for top in range(0, picture.height, rows):
         strip = picture.crop((0, top, picture.width, min(picture.height, top + rows)))
-        target.paste(_as(target.mode, _opaque(strip)), (0, top))
+        target.paste(_to_mode(target.mode, _remove_alpha(strip)), (0, top))
     return target.getchannel(0) if target.mode == "LA" else target
 
 
-def _opaque(strip: Image.Image) -> Image.Image:
+def _remove_alpha(strip: Image.Image) -> Image.Image:
     """RGB or L, laid over white."""
     if strip.mode == "I;16":
-        return _eight_bits(strip)
+        return _to_eight_bits(strip)
     if "transparency" in strip.info or strip.mode in ("RGBA", "LA"):
         strip = strip.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB")
     return strip.convert("L" if strip.mode in _GREY else "RGB")
 
 
-def _eight_bits(strip: Image.Image) -> Image.Image:
+def _to_eight_bits(strip: Image.Image) -> Image.Image:
     values = np.asarray(strip).astype(np.uint32)
     scaled = ((values * 255 + 32767) // 65535).astype(np.uint8)
     hidden = strip.info.get("transparency")
@@ -193,7 +195,7 @@ def _eight_bits(strip: Image.Image) -> Image.Image:
     return Image.fromarray(scaled)
 
 
-def _as(mode: str, strip: Image.Image) -> Image.Image:
+def _to_mode(mode: str, strip: Image.Image) -> Image.Image:
     """Put where a picture of `mode` keeps its first three channels."""
     if mode == "CMYK":
         return Image.merge("CMYK", [*strip.split(), Image.new("L", strip.size)])

@@ -9,7 +9,7 @@ from PIL import Image
 
 from shoal.errors import ModelFileError
 from shoal.pipelines.image.budget import SHARED, Budget
-from shoal.pipelines.image.pixels import channels
+from shoal.pipelines.image.pixels import decode_channels
 from shoal.specs import ImageSpec
 from shoal.types import Array, Vectors
 
@@ -42,8 +42,8 @@ class Preprocessing:
 
     def pixels(self, data: bytes, budget: Budget | None = None) -> Array:
         """Resized and cropped, uint8 [height, width, 3]. Raises InvalidValue as `channels` does."""
-        resized = channels(data, self._resized, extra=self._extra, budget=budget or self.budget)
-        return resized if resized.shape[:2] == self.spec.size else self._cropped(resized)
+        resized = decode_channels(data, self._resize, extra=self._extra, budget=budget or self.budget)
+        return resized if resized.shape[:2] == self.spec.size else self._crop(resized)
 
     def values(self, pixels: Array) -> Vectors:
         """float32 [3, height, width] of `pixels`. Scaled in float64 and rounded to float32 once, then normalised in
@@ -61,23 +61,23 @@ class Preprocessing:
         long = int(edge * max(width, height) / min(width, height))
         return (edge, long) if width <= height else (long, edge)
 
-    def _resized(self, picture: Image.Image) -> Image.Image:
+    def _resize(self, picture: Image.Image) -> Image.Image:
         size = self.resized_size(*picture.size)
         if size == picture.size:
-            return self._middle(picture)
+            return self._crop_middle(picture)
         if self.spec.resize == "squash" or size[0] * size[1] <= _WHOLE:
             return picture.resize(size, self._filter)
-        return self._window(picture, size)
+        return self._resize_window(picture, size)
 
-    def _middle(self, picture: Image.Image) -> Image.Image:
-        """Large pictures are cropped here, without the pixels that nobody needs; zeros are for `_cropped` to add."""
+    def _crop_middle(self, picture: Image.Image) -> Image.Image:
+        """Large pictures are cropped here, without the pixels that nobody needs; zeros are for `_crop` to add."""
         height, width = self.spec.size
         if picture.width < width or picture.height < height:
             return picture
         left, top = self._start(picture.width - width), self._start(picture.height - height)
         return picture.crop((left, top, left + width, top + height))
 
-    def _window(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def _resize_window(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
         """Of what a resize to `size` gives all of the shorter side, and the middle of the longer one, computed from the
         pixels that it depends on: a line of pixels would become a picture of gigabytes."""
         axis = int(size[1] > size[0])
@@ -103,7 +103,7 @@ class Preprocessing:
             size = min(size[0], most), min(size[1], most)
         return 4 * size[0] * height + 10 * size[0] * size[1]
 
-    def _cropped(self, pixels: Array) -> Array:
+    def _crop(self, pixels: Array) -> Array:
         """[height, width, 3] of the model's size from the middle, zeros outside: half of a side that does not divide
         evenly goes to the top and left where the picture is smaller, as transformers has it."""
         result = np.zeros((*self.spec.size, 3), dtype=pixels.dtype)

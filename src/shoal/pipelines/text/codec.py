@@ -25,7 +25,7 @@ class TokenizerCodec:
     count its characters.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, spec: prompts.Prompted) -> None:
+    def __init__(self, tokenizer: TextTokenizer, spec: prompts.HasPrompts) -> None:
         self._tokenizer = tokenizer
         self._spec = spec
 
@@ -33,7 +33,7 @@ class TokenizerCodec:
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
     ) -> list[list[Token]]:
         """Raises InvalidValue for a prompt that the model does not have, TooLong for more than MOST_CHARS."""
-        prompt = prompts.resolve(self._spec, prompt_name, None)
+        prompt = prompts.resolve_prompt(self._spec, prompt_name, None)
         size = sum(map(len, texts)) + len(texts) * len(prompt)
         if size > MOST_CHARS:
             raise TooLong(

@@ -22,7 +22,7 @@ def check_inputs(spec: TextSpec, given: frozenset[str] = INPUTS) -> None:
         raise ModelFileError(f"inputs that no text gives: {', '.join(sorted(unknown))}", file="graph", key="inputs")
 
 
-def padded(
+def pad_batch(
     batch: Sequence[Prepared],
     facts: EngineFacts,
     spec: TextSpec,

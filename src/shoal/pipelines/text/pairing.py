@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from shoal.errors import ShoalError
 from shoal.pipelines import probing
-from shoal.pipelines.text.tokenizer import Fitted, TextTokenizer, most_chars
+from shoal.pipelines.text.tokenizer import FittedText, TextTokenizer, most_chars
 from shoal.types import Direction
 
 
-class Reading(NamedTuple):
+class PairInput(NamedTuple):
     """What is to be read: one text, or two. `most`: tokens that the second is cut to by itself, before all else."""
 
     first: str
@@ -26,7 +26,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class FramedText:
     """`ids`: what is kept, special tokens included. `first`, `second`: how many of them each text has; `second` None:
     there is one text. `total`: tokens before it was cut to what the model takes, a lower bound when not `exact`.
     `fits`: it was not. `cut`: not all of both texts was kept."""
@@ -60,32 +60,32 @@ class PairTokenizer:
     """
 
     def __init__(self, tokenizer: TextTokenizer, file: str, max_tokens: int) -> None:
-        self.frame = probing.pair_frame(tokenizer.raw, file)
+        self.frame = probing.find_pair_frame(tokenizer.raw, file)
         self._tokenizer = tokenizer
         self._edges = len(tokenizer.prefix) + len(tokenizer.suffix)
         self._alone = max(max_tokens - self._edges, 0)
         self._room = max(max_tokens - self.frame.size, 0)
 
-    def read(self, readings: Sequence[Reading]) -> list[Framed | ShoalError]:
+    def read(self, readings: Sequence[PairInput]) -> list[FramedText | ShoalError]:
         """One entry a reading, in order: InvalidValue for a text that the tokenizer cannot read."""
         job = _Job(self._tokenizer, readings, max(self._alone, self._room))
         return [
-            self._single(job, reading) if reading.second is None else self._pair(job, reading, reading.second)
+            self._read_single(job, reading) if reading.second is None else self._read_pair(job, reading, reading.second)
             for reading in readings
         ]
 
-    def types(self, framed: Framed) -> list[int]:
+    def types(self, framed: FramedText) -> list[int]:
         """The segment id of each token."""
         if framed.second is None:
             return [0] * len(framed.ids)
         return self.frame.types(framed.first, framed.second)
 
-    def _single(self, job: _Job, reading: Reading) -> Framed | ShoalError:
-        fitted = job.fitted(reading.first, reading.direction)
+    def _read_single(self, job: _Job, reading: PairInput) -> FramedText | ShoalError:
+        fitted = job.get_fitted(reading.first, reading.direction)
         if isinstance(fitted, ShoalError):
             return fitted
-        ids = _end(fitted.ids, self._alone, reading.direction)
-        return Framed(
+        ids = _cut_ids(fitted.ids, self._alone, reading.direction)
+        return FramedText(
             ids=[*self._tokenizer.prefix, *ids, *self._tokenizer.suffix],
             first=len(ids),
             second=None,
@@ -95,9 +95,9 @@ class PairTokenizer:
             cut=fitted.total > len(ids),
         )
 
-    def _pair(self, job: _Job, reading: Reading, second_text: str) -> Framed | ShoalError:
+    def _read_pair(self, job: _Job, reading: PairInput, second_text: str) -> FramedText | ShoalError:
         direction, most = reading.direction, reading.most
-        first, second = job.fitted(reading.first, direction), job.fitted(second_text, direction)
+        first, second = job.get_fitted(reading.first, direction), job.get_fitted(second_text, direction)
         if isinstance(first, ShoalError):
             return first
         if isinstance(second, ShoalError):
@@ -106,14 +106,14 @@ class PairTokenizer:
         exact = first.exact and (second.exact or counts[1] == most)
         half = self._room // 2
         told = counts
-        if self._room % 2 and min(counts) > half and not exact and not _order_known(first, second, most):
+        if self._room % 2 and min(counts) > half and not exact and not _is_order_known(first, second, most):
             told = job.count(reading.first), job.count(second_text)
             told = told if most is None else (told[0], min(told[1], most))
         keeps = longest_first(*told, self._room)
-        left = _end(first.ids, keeps[0], direction)
-        right = _end(_end(second.ids, most, direction), keeps[1], direction)
+        left = _cut_ids(first.ids, keeps[0], direction)
+        right = _cut_ids(_cut_ids(second.ids, most, direction), keeps[1], direction)
         kept = len(left) + len(right)
-        return Framed(
+        return FramedText(
             ids=self.frame.ids(left, right),
             first=len(left),
             second=len(right),
@@ -127,7 +127,7 @@ class PairTokenizer:
 class _Job:
     """The distinct texts of one job, each tokenised once and cut to `limit`, the most that is ever kept of it."""
 
-    def __init__(self, tokenizer: TextTokenizer, readings: Sequence[Reading], limit: int) -> None:
+    def __init__(self, tokenizer: TextTokenizer, readings: Sequence[PairInput], limit: int) -> None:
         self._tokenizer = tokenizer
         self._most = most_chars(limit)
         self._counts: dict[str, int] = {}
@@ -141,7 +141,7 @@ class _Job:
         )
         self._fits = dict(zip(texts, fits, strict=True))
 
-    def fitted(self, text: str, direction: Direction) -> Fitted | ShoalError:
+    def get_fitted(self, text: str, direction: Direction) -> FittedText | ShoalError:
         return self._fits[text, direction]
 
     def count(self, text: str) -> int:
@@ -152,16 +152,16 @@ class _Job:
         return self._counts[text]
 
 
-def _order_known(first: Fitted, second: Fitted, most: int | None) -> bool:
+def _is_order_known(first: FittedText, second: FittedText, most: int | None) -> bool:
     """Whether their totals, of which some are lower bounds, tell which text is the longer one."""
     if most is not None and most <= second.total:
-        second = Fitted(second.ids, most, True)
+        second = FittedText(second.ids, most, True)
     if first.exact:
         return second.exact or second.total >= first.total
     return second.exact and first.total > second.total
 
 
-def _end(ids: list[int], count: int | None, direction: Direction) -> list[int]:
+def _cut_ids(ids: list[int], count: int | None, direction: Direction) -> list[int]:
     """The `count` tokens that are kept where the others are cut off in that direction."""
     if count is None or count >= len(ids):
         return ids

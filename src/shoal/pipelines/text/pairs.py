@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Tensors, Work
+from shoal.core.protocols import EngineFacts, Prepared, Tensors, WorkWeight
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
-from shoal.pipelines.jobs import Entry, Text, in_order
+from shoal.pipelines.jobs import Entry, Text, prepare_in_order
 from shoal.pipelines.scores import score_rows
-from shoal.pipelines.text.padding import IDS, INPUTS, TYPES, check_inputs, padded
-from shoal.pipelines.text.pairing import Framed, PairTokenizer, Reading
-from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, TextTokenizer, byte_size, too_long
+from shoal.pipelines.text.padding import IDS, INPUTS, TYPES, check_inputs, pad_batch
+from shoal.pipelines.text.pairing import FramedText, PairInput, PairTokenizer
+from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, TextTokenizer, byte_size, too_long_error
 from shoal.specs import TextSpec
-from shoal.types import Array, Batched, Direction, Embed, Image, Item, Rerank
+from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, Rerank
 
 
-class _Asked(NamedTuple):
+class _ItemOptions(NamedTuple):
     raw: bool
     truncate: bool
     direction: Direction
@@ -51,10 +51,10 @@ class PairPipeline:
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "usual"
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         """Raises InvalidValue for a limit of documents that is none."""
         check_document_limit(task)
 
@@ -69,41 +69,41 @@ class PairPipeline:
         size = sum(map(byte_size, texts))
         return max(1, min(self.spec.max_tokens, frame + size // 3))
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
-        return in_order(items, asked=self._asked, texts=self._from_texts, ids=no_ids)
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
+        return prepare_in_order(items, asked=self._read_options, texts=self._from_texts, ids=token_ids_error)
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
-        return padded(batch, facts, self.spec)
+        return pad_batch(batch, facts, self.spec)
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Array | ShoalError]:
         logits = outputs[self._head.output][: len(batch)].reshape(len(batch), -1)
         return score_rows(logits, self._head.activation, [item.extra for item in batch])
 
-    def _asked(self, task: Batched) -> _Asked:
+    def _read_options(self, task: BatchTask) -> _ItemOptions:
         assert not isinstance(task, Embed)
         check_document_limit(task)
-        return _Asked(
+        return _ItemOptions(
             raw=task.raw_scores,
             truncate=self.truncate if task.truncate is None else task.truncate,
             direction=task.truncation_direction,
             most=task.max_document_tokens if isinstance(task, Rerank) else None,
         )
 
-    def _from_texts(self, waiting: list[tuple[_Asked, Text]]) -> list[Entry]:
+    def _from_texts(self, waiting: list[tuple[_ItemOptions, Text]]) -> list[Entry]:
         readings = []
         for asked, item in waiting:
             first, second = (item, None) if isinstance(item, str) else item
-            readings.append(Reading(self._prompt + first, second, asked.direction, asked.most))
+            readings.append(PairInput(self._prompt + first, second, asked.direction, asked.most))
         read = self._pairs.read(readings)
-        return [self._prepared(asked, framed) for (asked, _), framed in zip(waiting, read, strict=True)]
+        return [self._prepare_item(asked, framed) for (asked, _), framed in zip(waiting, read, strict=True)]
 
-    def _prepared(self, asked: _Asked, framed: Framed | ShoalError) -> Entry:
+    def _prepare_item(self, asked: _ItemOptions, framed: FramedText | ShoalError) -> Entry:
         if isinstance(framed, ShoalError):
             return framed
         if not framed.ids:
             return EmptyInput("the model's tokenizer makes no token of this text", param="input")
         if not framed.fits and not asked.truncate:
-            return too_long(framed.total, framed.exact, self.spec.max_tokens)
+            return too_long_error(framed.total, framed.exact, self.spec.max_tokens)
         ids = np.array(framed.ids, dtype=np.int64)
         tensors = {IDS: ids}
         if self._typed and framed.second is not None:
@@ -121,7 +121,7 @@ class PairPipeline:
         )
 
 
-def check_document_limit(task: Batched) -> None:
+def check_document_limit(task: BatchTask) -> None:
     """Raises InvalidValue for a `max_document_tokens` that leaves nothing of a document."""
     if isinstance(task, Rerank) and task.max_document_tokens is not None and task.max_document_tokens < 1:
         raise InvalidValue(
@@ -129,6 +129,6 @@ def check_document_limit(task: Batched) -> None:
         )
 
 
-def no_ids(asked: object, ids: list[int]) -> InvalidValue:
+def token_ids_error(asked: object, ids: list[int]) -> InvalidValue:
     """The refusal of token ids where scores are asked for."""
     return InvalidValue("scores are of texts, not of token ids: send the text itself", param="input")

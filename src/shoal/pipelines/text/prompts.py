@@ -12,7 +12,7 @@ ROLES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document
 """Names under which models keep the prompt of a role, in the order of preference."""
 
 
-class Prompted(Protocol):
+class HasPrompts(Protocol):
     """A model's prompts by name, and the one that is taken when none is named."""
 
     @property
@@ -22,7 +22,7 @@ class Prompted(Protocol):
     def default_prompt_name(self) -> str | None: ...
 
 
-def resolve(spec: Prompted, prompt_name: str | None, input_type: str | None) -> str:
+def resolve_prompt(spec: HasPrompts, prompt_name: str | None, input_type: str | None) -> str:
     """The text to put before each input, maybe empty.
 
     A name wins over a role. A role that the model has no prompt for adds nothing, not even the default prompt. Raises
@@ -30,26 +30,26 @@ def resolve(spec: Prompted, prompt_name: str | None, input_type: str | None) -> 
     """
     check_role(input_type)
     if prompt_name is not None:
-        return named(spec, prompt_name)
+        return get_prompt(spec, prompt_name)
     if input_type is not None:
-        name = of_role(spec, input_type)
+        name = find_role_prompt(spec, input_type)
         return "" if name is None else spec.prompts[name]
     return spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
 
 
-def of_role(spec: Prompted, input_type: str) -> str | None:
+def find_role_prompt(spec: HasPrompts, input_type: str) -> str | None:
     """The name of the prompt that a model has for a role, None where it has none."""
     return next((name for name in ROLES[input_type] if name in spec.prompts), None)
 
 
-def added_by(task: Embed, prompt: str) -> str | None:
+def find_prompt_field(task: Embed, prompt: str) -> str | None:
     """The field that asked for a prompt to be put before each text; None where nobody did."""
     if task.prompt_name is not None:
         return "prompt_name"
     return "input_type" if task.input_type is not None and prompt else None
 
 
-def not_for_ids(field: str) -> InvalidValue:
+def prompt_with_ids_error(field: str) -> InvalidValue:
     """The refusal of token ids where `field` asks for a prompt."""
     return InvalidValue(f"{field} puts a prompt before a text; token ids are used as they are given", param=field)
 
@@ -62,7 +62,7 @@ def check_role(input_type: str | None) -> None:
         )
 
 
-def named(spec: Prompted, name: str) -> str:
+def get_prompt(spec: HasPrompts, name: str) -> str:
     """The prompt of that name. Raises InvalidValue, which lists the names that the model has."""
     prompt = spec.prompts.get(name)
     if prompt is None:

@@ -6,16 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shoal.core.protocols import Counted, EngineFacts, Prepared, Tensors, Work
+from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Tensors, WorkWeight
 from shoal.errors import ShoalError, Unsupported
-from shoal.pipelines.jobs import Entry, Text, in_order
-from shoal.pipelines.passing import PAIR, TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
+from shoal.pipelines.jobs import Entry, Text, prepare_in_order
+from shoal.pipelines.passing import (
+    PAIR,
+    TEXT,
+    Count,
+    Passes,
+    TruncationPolicy,
+    attach_counts,
+    estimate_cost,
+    join_tensors,
+    to_object_array,
+    utf8_size,
+)
 from shoal.pipelines.scores import score_rows
-from shoal.pipelines.text.pairing import PairTokenizer, Reading
-from shoal.pipelines.text.pairs import check_document_limit, no_ids
+from shoal.pipelines.text.pairing import PairInput, PairTokenizer
+from shoal.pipelines.text.pairs import check_document_limit, token_ids_error
 from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
 from shoal.specs import Activation
-from shoal.types import Array, Batched, Direction, Embed, Image, Item, Rerank
+from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, Rerank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +50,7 @@ class StringPairSpec:
     passes: Passes = frozenset()
 
 
-class _Asked(NamedTuple):
+class _ItemOptions(NamedTuple):
     """`raw`: rows stay as the model gives them."""
 
     raw: bool
@@ -62,16 +73,16 @@ class StringPairPipeline:
         self.tokenizer = tokenizer
         limit = spec.max_tokens if tokenizer is not None else 0
         self._told = spec.token_count if tokenizer is None else ""
-        self._cutting = Cutting(spec.passes, limit=limit, default=truncate)
+        self._cutting = TruncationPolicy(spec.passes, limit=limit, default=truncate)
         self._pairs = None
         if tokenizer is not None:
             self._pairs = PairTokenizer(tokenizer, "tokenizer.json", self._cutting.counted)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "light" if self.tokenizer is None else "usual"
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         """Raises InvalidValue (max_tokens_per_doc) and Unsupported (raw_scores, max_tokens_per_doc, truncate,
         truncation_direction)."""
         assert not isinstance(task, Embed)
@@ -89,20 +100,20 @@ class StringPairPipeline:
     def estimate(self, item: Item) -> int:
         assert not isinstance(item, list | Image)
         texts = item if isinstance(item, tuple) else (item,)
-        return self._cutting.capped(max(1, sum(map(byte_size, texts)) // 3))
+        return self._cutting.cap_tokens(max(1, sum(map(byte_size, texts)) // 3))
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
-        return in_order(items, asked=self._asked, texts=self._from_texts, ids=no_ids)
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
+        return prepare_in_order(items, asked=self._read_options, texts=self._from_texts, ids=token_ids_error)
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
-        return {TEXT: joined(batch, TEXT), PAIR: joined(batch, PAIR)}
+        return {TEXT: join_tensors(batch, TEXT), PAIR: join_tensors(batch, PAIR)}
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Array | Counted | ShoalError]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Array | CountedRow | ShoalError]:
         scores = outputs[self.spec.output][: len(batch)].reshape(len(batch), -1)
         rows = score_rows(scores, self.spec.activation, [item.extra for item in batch])
-        return counted(rows, outputs[self._told]) if self._told else rows
+        return attach_counts(rows, outputs[self._told]) if self._told else rows
 
-    def _asked(self, task: Batched) -> _Asked:
+    def _read_options(self, task: BatchTask) -> _ItemOptions:
         assert not isinstance(task, Embed)
         self.check(task)
         params = self._cutting.params(task)
@@ -111,19 +122,19 @@ class StringPairPipeline:
             params["raw_scores"] = task.raw_scores
         if isinstance(task, Rerank) and task.max_document_tokens is not None:
             params["max_document_tokens"] = task.max_document_tokens
-        return _Asked(
+        return _ItemOptions(
             raw=task.raw_scores or told or not self.spec.raw,
-            truncate=self._cutting.wanted(task),
+            truncate=self._cutting.should_truncate(task),
             direction=task.truncation_direction,
             params=params,
         )
 
-    def _from_texts(self, waiting: list[tuple[_Asked, Text]]) -> list[Entry]:
+    def _from_texts(self, waiting: list[tuple[_ItemOptions, Text]]) -> list[Entry]:
         parts = [(item, None) if isinstance(item, str) else item for _, item in waiting]
         counts: list[Count | None] = [None] * len(waiting)
         if self._pairs is not None:
             readings = [
-                Reading(first, second, asked.direction)
+                PairInput(first, second, asked.direction)
                 for (asked, _), (first, second) in zip(waiting, parts, strict=True)
             ]
             counts = [
@@ -131,26 +142,26 @@ class StringPairPipeline:
                 for framed in self._pairs.read(readings)
             ]
         return [
-            self._prepared(asked, first, second, count)
+            self._prepare_item(asked, first, second, count)
             for (asked, _), (first, second), count in zip(waiting, parts, counts, strict=True)
         ]
 
-    def _prepared(self, asked: _Asked, first: str, second: str | None, count: Count | None) -> Entry:
+    def _prepare_item(self, asked: _ItemOptions, first: str, second: str | None, count: Count | None) -> Entry:
         size, other = utf8_size(first), 0 if second is None else utf8_size(second)
         if isinstance(size, ShoalError):
             return size
         if isinstance(other, ShoalError):
             return other
-        truncated = self._cutting.truncates(count)
+        truncated = self._cutting.must_truncate(count)
         if truncated and count is not None:
             error = self._cutting.refusal(count, asked.truncate, asked.direction)
             if error is not None:
                 return error
-        cost, tokens = weighed(size + other, count, self._cutting)
+        cost, tokens = estimate_cost(size + other, count, self._cutting)
         told = tuple(asked.params.items())
         group = (told, first) if self.spec.one_query and second is not None else told
         return Prepared(
-            tensors={TEXT: objects([first]), PAIR: objects([second])},
+            tensors={TEXT: to_object_array([first]), PAIR: to_object_array([second])},
             cost=cost,
             group=group,
             outputs=(self.spec.output, self._told) if self._told else (self.spec.output,),

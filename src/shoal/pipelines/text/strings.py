@@ -8,15 +8,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import Counted, EngineFacts, Prepared, Row, Tensors, VectorSet, Work
+from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Row, Tensors, VectorSet, WorkWeight
 from shoal.errors import EmptyInput, InvalidValue, ShoalError
-from shoal.pipelines.jobs import Entry, Known, Text, in_order
-from shoal.pipelines.outputs import PLAIN, check_kinds, finite
-from shoal.pipelines.passing import TEXT, Count, Cutting, Passes, counted, joined, objects, utf8_size, weighed
+from shoal.pipelines.jobs import Entry, OptionsCache, Text, prepare_in_order
+from shoal.pipelines.outputs import PLAIN, check_finite, check_kinds
+from shoal.pipelines.passing import (
+    TEXT,
+    Count,
+    Passes,
+    TruncationPolicy,
+    attach_counts,
+    estimate_cost,
+    join_tensors,
+    to_object_array,
+    utf8_size,
+)
 from shoal.pipelines.text import prompts
 from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
-from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
-from shoal.types import Array, Batched, Direction, Embed, Image, Item, SparseVector, VectorKind
+from shoal.pipelines.vectors import Shape, check_shape, resolve_shape, shape_rows
+from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, SparseVector, VectorKind
 
 NIM_PASSES: Passes = frozenset({"truncate", "truncation_direction", "input_type", "dimensions"})
 _NIM_ROLES = {"query": "query", "document": "passage"}
@@ -53,7 +63,7 @@ class StringSpec:
     ids: bool = False
 
 
-class _Asked(NamedTuple):
+class _ItemOptions(NamedTuple):
     """What a task asks of each of its items. `shape`: what is left to be done to its rows here."""
 
     prompt: str
@@ -95,7 +105,9 @@ class StringPipeline:
         self.tokenizer = tokenizer
         self._normalize = normalize
         self._passes = NIM_PASSES if spec.nim else spec.passes
-        self._cutting = Cutting(self._passes, limit=spec.max_tokens if tokenizer is not None else 0, default=truncate)
+        self._cutting = TruncationPolicy(
+            self._passes, limit=spec.max_tokens if tokenizer is not None else 0, default=truncate
+        )
         self._told = spec.token_count if tokenizer is None else ""
         self._names: dict[VectorKind, str] = {
             "dense": spec.output,
@@ -103,31 +115,31 @@ class StringPipeline:
             "tokens": spec.tokens,
             "multi": spec.multi,
         }
-        self._known: Known[_Asked] = Known()
+        self._known: OptionsCache[_ItemOptions] = OptionsCache()
         self._ids_end = tokenizer.vocab_size if tokenizer is not None else 2**31
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "light" if self.tokenizer is None else "usual"
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, truncate,
         truncation_direction, a kind of vectors)."""
-        self._asked(task)
+        self._read_options(task)
 
     def estimate(self, item: Item) -> int:
         assert not isinstance(item, tuple | Image)
         if not isinstance(item, str):
             return max(1, len(item))
-        return self._cutting.capped(max(1, byte_size(item) // 3))
+        return self._cutting.cap_tokens(max(1, byte_size(item) // 3))
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
-        return in_order(items, asked=self._asked, texts=self._from_texts, ids=self._from_ids)
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
+        return prepare_in_order(items, asked=self._read_options, texts=self._from_texts, ids=self._from_ids)
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
-        return {TEXT: joined(batch, TEXT)}
+        return {TEXT: join_tensors(batch, TEXT)}
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | CountedRow | ShoalError]:
         count = len(batch)
         kinds = batch[0].extra.kinds  # a group's items ask for the same
         dense: list[Array | ShoalError] = []
@@ -135,10 +147,14 @@ class StringPipeline:
             vectors = outputs[self.spec.output][:count].reshape(count, -1)
             dense = shape_rows(vectors, [item.extra.shape for item in batch])
         rows: list[Row | ShoalError]
-        rows = [*dense] if kinds == PLAIN else [self._set(outputs, place, kinds, dense) for place in range(count)]
-        return [*counted(rows, outputs[self._told])] if self._told else [*rows]
+        rows = (
+            [*dense]
+            if kinds == PLAIN
+            else [self._build_vector_set(outputs, place, kinds, dense) for place in range(count)]
+        )
+        return [*attach_counts(rows, outputs[self._told])] if self._told else [*rows]
 
-    def _set(
+    def _build_vector_set(
         self, outputs: Tensors, place: int, kinds: tuple[VectorKind, ...], dense: Sequence[Array | ShoalError]
     ) -> VectorSet | ShoalError:
         vector = dense[place] if dense else None
@@ -147,7 +163,9 @@ class StringPipeline:
         found = {kind: outputs[self._names[kind]][place] for kind in kinds if kind != "dense"}
         sparse: SparseVector | None = found.pop("sparse", None)
         arrays = {kind: np.asarray(rows, dtype=np.float32) for kind, rows in found.items()}
-        return finite(VectorSet(dense=vector, sparse=sparse, tokens=arrays.get("tokens"), multi=arrays.get("multi")))
+        return check_finite(
+            VectorSet(dense=vector, sparse=sparse, tokens=arrays.get("tokens"), multi=arrays.get("multi"))
+        )
 
     def _prompt(self, task: Embed) -> str:
         """What is put before each text here."""
@@ -156,13 +174,13 @@ class StringPipeline:
             return ""
         if "input_type" in self._passes and task.input_type is not None and task.prompt_name is None:
             return ""  # the model puts the words of a role before a text itself
-        return prompts.resolve(self.spec, task.prompt_name, task.input_type)
+        return prompts.resolve_prompt(self.spec, task.prompt_name, task.input_type)
 
-    def _asked(self, task: Batched) -> _Asked:
+    def _read_options(self, task: BatchTask) -> _ItemOptions:
         assert isinstance(task, Embed)
-        return self._known.of(task, self._worked_out)
+        return self._known.get_or_compute(task, self._resolve_options)
 
-    def _worked_out(self, task: Embed) -> _Asked:
+    def _resolve_options(self, task: Embed) -> _ItemOptions:
         kinds = task.outputs
         check_kinds(kinds, self.spec.kinds)
         prompt = self._prompt(task)
@@ -170,17 +188,17 @@ class StringPipeline:
         if "dense" in kinds:
             gives_raw = "normalize" in self._passes or not self.spec.normalized
             check_shape(task, self.spec.dimension, gives_raw=gives_raw)
-            shape = shape_of(task, self.spec.dimension, self._normalize)
+            shape = resolve_shape(task, self.spec.dimension, self._normalize)
         self._cutting.check(task)
         params = self._params(task, shape)
         names = tuple([self._names[kind] for kind in kinds])
         told = tuple(params.items())
-        return _Asked(
+        return _ItemOptions(
             prompt=prompt,
-            added=None if "prompt_name" in self._passes else prompts.added_by(task, prompt),
-            truncate=self._cutting.wanted(task),
+            added=None if "prompt_name" in self._passes else prompts.find_prompt_field(task, prompt),
+            truncate=self._cutting.should_truncate(task),
             direction=task.truncation_direction,
-            shape=self._left(shape),
+            shape=self._remaining_shape(shape),
             kinds=kinds,
             outputs=(*names, self._told) if self._told else names,
             params=params,
@@ -195,7 +213,7 @@ class StringPipeline:
             if role is not None:
                 params["input_type"] = role
         elif role is not None and name is None:
-            name = prompts.of_role(self.spec, role)
+            name = prompts.find_role_prompt(self.spec, role)
         if "prompt_name" in passes and name is not None:
             params["prompt_name"] = name
         if "dense" in task.outputs:
@@ -203,39 +221,39 @@ class StringPipeline:
                 params["normalize"] = normalize
             if "dimensions" in passes and dimensions is not None:
                 params["dimensions"] = dimensions
-        return _in_nims_words(params) if self.spec.nim else params
+        return _to_nim_params(params) if self.spec.nim else params
 
-    def _left(self, shape: Shape) -> Shape:
+    def _remaining_shape(self, shape: Shape) -> Shape:
         """What is left to be done here. Rows that are cut here are normalised once more; to cut what the model cut
         changes nothing."""
         dimensions, normalize = shape
         cut_here = dimensions is not None and "dimensions" not in self._passes
         return dimensions, normalize and (cut_here or "normalize" not in self._passes)
 
-    def _from_texts(self, waiting: list[tuple[_Asked, Text]]) -> list[Entry]:
+    def _from_texts(self, waiting: list[tuple[_ItemOptions, Text]]) -> list[Entry]:
         texts: list[str] = []
         for asked, item in waiting:
             assert isinstance(item, str)
             texts.append(asked.prompt + item if asked.prompt else item)
         return [
             self._from_text(asked, text, count)
-            for (asked, _), text, count in zip(waiting, texts, self._counts(texts), strict=True)
+            for (asked, _), text, count in zip(waiting, texts, self._count_tokens(texts), strict=True)
         ]
 
-    def _counts(self, texts: list[str]) -> list[Count | None]:
+    def _count_tokens(self, texts: list[str]) -> list[Count | None]:
         """The tokens of each text; None where nobody can count them."""
         if self.tokenizer is None:
             return [None] * len(texts)
         fits = self.tokenizer.fit_each(texts, ["right"] * len(texts), self._cutting.counted)
         return [None if isinstance(fitted, ShoalError) else Count(fitted.total, fitted.exact) for fitted in fits]
 
-    def _from_text(self, asked: _Asked, text: str, count: Count | None) -> Entry:
+    def _from_text(self, asked: _ItemOptions, text: str, count: Count | None) -> Entry:
         size = utf8_size(text)
         if isinstance(size, ShoalError):
             return size
-        return self._prepared(asked, text, text, count, weighed(size, count, self._cutting))
+        return self._prepare_item(asked, text, text, count, estimate_cost(size, count, self._cutting))
 
-    def _from_ids(self, asked: _Asked, ids: list[int]) -> Entry:
+    def _from_ids(self, asked: _ItemOptions, ids: list[int]) -> Entry:
         if not self.spec.ids:
             return InvalidValue(
                 "the model reads text, not token ids: send the text itself, or serve the model that its tokenizer "
@@ -243,7 +261,7 @@ class StringPipeline:
                 param="input",
             )
         if asked.added is not None:
-            return prompts.not_for_ids(asked.added)
+            return prompts.prompt_with_ids_error(asked.added)
         if not ids:
             return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
         if min(ids) < 0 or max(ids) >= self._ids_end:
@@ -253,12 +271,12 @@ class StringPipeline:
                 param="input",
             )
         count = Count(len(ids), True)
-        return self._prepared(asked, ids, tuple(ids), count, weighed(0, count, self._cutting))
+        return self._prepare_item(asked, ids, tuple(ids), count, estimate_cost(0, count, self._cutting))
 
-    def _prepared(
-        self, asked: _Asked, item: str | list[int], key: Hashable, count: Count | None, weight: tuple[int, int]
+    def _prepare_item(
+        self, asked: _ItemOptions, item: str | list[int], key: Hashable, count: Count | None, weight: tuple[int, int]
     ) -> Entry:
-        truncated = self._cutting.truncates(count)
+        truncated = self._cutting.must_truncate(count)
         if truncated and count is not None:
             error = self._cutting.refusal(count, asked.truncate, asked.direction)
             if error is not None:
@@ -266,7 +284,7 @@ class StringPipeline:
         cost, tokens = weight
         row = _Row(asked.shape, asked.kinds)
         return Prepared(
-            tensors={TEXT: objects([item])},
+            tensors={TEXT: to_object_array([item])},
             cost=cost,
             group=asked.group if isinstance(item, str) else ("ids", asked.group),
             outputs=asked.outputs,
@@ -278,7 +296,7 @@ class StringPipeline:
         )
 
 
-def _in_nims_words(params: Mapping[str, Any]) -> dict[str, Any]:
+def _to_nim_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """As NVIDIA NIM's embedding API names them."""
     end = "START" if params.get("truncation_direction") == "left" else "END"
     worded: dict[str, Any] = {"truncate": end if params["truncate"] else "NONE"}

@@ -59,7 +59,7 @@ def most_chars(max_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedText:
     """`ids`: what is kept, special tokens included. `total`: the text's tokens; a lower bound when not `exact`.
 
     A text that was not read to its end counts as one that is too long.
@@ -75,7 +75,7 @@ def byte_size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
-def too_long(total: int, exact: bool, limit: int) -> TooLong:
+def too_long_error(total: int, exact: bool, limit: int) -> TooLong:
     """The refusal of an input of `total` tokens, or of more where that is not `exact`."""
     amount = f"{total}" if exact else f"at least {total}"
     return TooLong(
@@ -121,22 +121,22 @@ class TextTokenizer:
             _lower_case(self.raw)
         self.vocab_size: int = self.raw.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
-        self.prefix, self.suffix = probing.frame(self.raw, file) if frame else ([], [])
+        self.prefix, self.suffix = probing.find_frame(self.raw, file) if frame else ([], [])
         self.cuts_right, self.cuts_left = probing.words_stand_alone(self.raw)
         self._frames = frame
         self._dropped = frozenset(dropped)
         self._added_ends = {
             token.content[-1:] for token in self.raw.get_added_tokens_decoder().values() if token.rstrip
         }
-        self._ideographs = len(probing.parts(self.raw, "東京")) == 2
+        self._ideographs = len(probing.pre_tokenize(self.raw, "東京")) == 2
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
         found = [e.ids for e in self.raw.encode_batch_fast(texts, add_special_tokens=special and self._frames)]
-        return [self._kept(ids) for ids in found] if self._dropped else found
+        return [self._drop_ids(ids) for ids in found] if self._dropped else found
 
     def fit(
         self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
-    ) -> list[Fitted]:
+    ) -> list[FittedText]:
         """The ids of each text, cut to `max_tokens` at the end that its direction names; special tokens stay.
 
         `special` False: the text's own tokens alone.
@@ -146,19 +146,19 @@ class TextTokenizer:
             text if len(text) <= size else self.piece(text, direction, size, most)
             for text, direction in zip(texts, directions, strict=True)
         ]
-        fitted: list[Fitted] = []
+        fitted: list[FittedText] = []
         while len(fitted) < len(pieces):
             start = len(fitted)
-            for i, ids in enumerate(self.encode(_at_once(pieces, start), special=special), start):
+            for i, ids in enumerate(self.encode(_next_pieces(pieces, start), special=special), start):
                 if len(ids) <= max_tokens and pieces[i] is texts[i]:
-                    fitted.append(Fitted(ids, len(ids), True))
+                    fitted.append(FittedText(ids, len(ids), True))
                 else:
                     fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens, special=special))
         return fitted
 
     def fit_each(
         self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
-    ) -> list[Fitted | ShoalError]:
+    ) -> list[FittedText | ShoalError]:
         """As `fit`; a text that the tokenizer cannot read has InvalidValue in its place."""
         if not texts:
             return []
@@ -245,12 +245,12 @@ class TextTokenizer:
         the end of an added token, which may take the space for itself."""
         return (char.isalnum() or "!" <= char <= "~") and char not in self._added_ends
 
-    def _kept(self, ids: list[int]) -> list[int]:
+    def _drop_ids(self, ids: list[int]) -> list[int]:
         return [i for i in ids if i not in self._dropped]
 
     def _cut(
         self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int, *, special: bool
-    ) -> Fitted:
+    ) -> FittedText:
         most = most_chars(max_tokens)
         while piece is not text and len(piece) < most and len(ids) < max_tokens + MARGIN:
             size = len(piece) * GROWTH
@@ -259,14 +259,14 @@ class TextTokenizer:
         exact = piece is text
         total = len(ids) if exact else max(len(ids), max_tokens + 1)
         if len(ids) <= max_tokens:
-            return Fitted(ids, total, exact)
+            return FittedText(ids, total, exact)
         prefix, suffix = (self.prefix, self.suffix) if special else ([], [])
         room = max(max_tokens - len(prefix) - len(suffix), 0)
         start = len(prefix) if direction == "right" else len(ids) - len(suffix) - room
-        return Fitted([*prefix, *ids[start : start + room], *suffix], total, exact)
+        return FittedText([*prefix, *ids[start : start + room], *suffix], total, exact)
 
 
-def _at_once(pieces: list[str], start: int) -> list[str]:
+def _next_pieces(pieces: list[str], start: int) -> list[str]:
     """The pieces from `start` that are tokenised in one call: nearly always the rest, and always at least one."""
     stop, size = start, 0
     while stop < len(pieces) and (stop == start or size + len(pieces[stop]) <= CHARS_AT_ONCE):

@@ -8,24 +8,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, Work
+from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, WorkWeight
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
 from shoal.pipelines import pooling
-from shoal.pipelines.jobs import Entry, Known, Text, in_order
+from shoal.pipelines.jobs import Entry, OptionsCache, Text, prepare_in_order
 from shoal.pipelines.late_interaction import Sides
 from shoal.pipelines.outputs import PLAIN, Heads, check_kinds
-from shoal.pipelines.outputs import Asked as AskedRow
+from shoal.pipelines.outputs import RowOptions as AskedRow
 from shoal.pipelines.text import prompts
-from shoal.pipelines.text.padding import IDS, check_inputs, padded
-from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, Fitted, TextTokenizer, byte_size, most_chars, too_long
-from shoal.pipelines.vectors import Shape, check_shape, shape_of, shape_rows
+from shoal.pipelines.text.padding import IDS, check_inputs, pad_batch
+from shoal.pipelines.text.tokenizer import (
+    CHARS_PER_TOKEN,
+    FittedText,
+    TextTokenizer,
+    byte_size,
+    most_chars,
+    too_long_error,
+)
+from shoal.pipelines.vectors import Shape, check_shape, resolve_shape, shape_rows
 from shoal.specs import TextSpec
-from shoal.types import Array, Batched, Direction, Embed, Image, Item, VectorKind
+from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, VectorKind
 
 _WHOLE: Shape = (None, False)
 
 
-class _Asked(NamedTuple):
+class _ItemOptions(NamedTuple):
     """What a task asks of each of its items. `added` is the field that named a prompt; `skip`: tokens of the prompt
     that pooling leaves out."""
 
@@ -59,7 +66,7 @@ class TextPipeline:
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool, normalize: bool | None = None) -> None:
         check_inputs(spec)
         masked = {prompt for prompt in spec.prompts.values() if prompt and not spec.include_prompt}
-        self._modes = _pooled_here(spec)
+        self._modes = _local_pooling(spec)
         if masked and "pooling_mask" not in spec.inputs and self._modes is None:
             raise ModelFileError(
                 "false needs a graph with a pooling_mask input; convert the model from its safetensors",
@@ -85,15 +92,15 @@ class TextPipeline:
         self._gives_raw = self._modes is not None or not spec.ends_normalized or spec.pooled != spec.sentence_embedding
         self._normalize = normalize
         self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
-        self._known: Known[_Asked] = Known()
+        self._known: OptionsCache[_ItemOptions] = OptionsCache()
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "usual"
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""
-        self._asked(task)
+        self._read_options(task)
 
     def estimate(self, item: Item) -> int:
         """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
@@ -106,8 +113,8 @@ class TextPipeline:
             return frame + len(item) // 3
         return max(1, min(self.spec.max_tokens, frame + byte_size(item) // 3))
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
-        return in_order(items, asked=self._asked, texts=self._from_texts, ids=self._from_ids)
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
+        return prepare_in_order(items, asked=self._read_options, texts=self._from_texts, ids=self._from_ids)
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         attended = None
@@ -115,7 +122,7 @@ class TextPipeline:
             least = 1 if self.spec.frame_tokens or self._blank_zeros else 0
             attended = [max(item.extra.tokens, least) for item in batch]
         skips = [item.extra.skip for item in batch] if "pooling_mask" in self.spec.inputs else ()
-        return padded(batch, facts, self.spec, attended, skips)
+        return pad_batch(batch, facts, self.spec, attended, skips)
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | ShoalError]:
         kinds = [item.extra.kinds for item in batch]
@@ -137,24 +144,24 @@ class TextPipeline:
                     vectors[place] = np.zeros_like(vector)
         return vectors
 
-    def _asked(self, task: Batched) -> _Asked:
+    def _read_options(self, task: BatchTask) -> _ItemOptions:
         assert isinstance(task, Embed)
-        return self._known.of(task, self._worked_out)
+        return self._known.get_or_compute(task, self._resolve_options)
 
-    def _worked_out(self, task: Embed) -> _Asked:
+    def _resolve_options(self, task: Embed) -> _ItemOptions:
         kinds = task.outputs
         check_kinds(kinds, self._kinds)
-        prompt = prompts.resolve(self.spec, task.prompt_name, task.input_type)
+        prompt = prompts.resolve_prompt(self.spec, task.prompt_name, task.input_type)
         dense = "dense" in kinds
         if dense:
             check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
-        return _Asked(
+        return _ItemOptions(
             prompt=prompt,
-            added=prompts.added_by(task, prompt),
+            added=prompts.find_prompt_field(task, prompt),
             skip=self._skips.get(prompt, 0),
             truncate=self.truncate if task.truncate is None else task.truncate,
             direction=task.truncation_direction,
-            shape=shape_of(task, self.spec.dimension, self._normalize) if dense else _WHOLE,
+            shape=resolve_shape(task, self.spec.dimension, self._normalize) if dense else _WHOLE,
             kinds=kinds,
             query=task.input_type == "query" and (self._sides.differ or "multi" in kinds),
             outputs=self._heads.outputs(kinds),
@@ -166,7 +173,7 @@ class TextPipeline:
         ids = self.tokenizer.fit([prompt], ["right"], self.spec.max_tokens)[0].ids
         return len(ids) - (ids[-1] in self.tokenizer.special_ids) if ids else 0
 
-    def _from_texts(self, waiting: list[tuple[_Asked, Text]]) -> list[Entry]:
+    def _from_texts(self, waiting: list[tuple[_ItemOptions, Text]]) -> list[Entry]:
         texts: list[str] = []
         for asked, item in waiting:
             assert isinstance(item, str)
@@ -181,31 +188,31 @@ class TextPipeline:
                 entries[place] = entry
         return [entry for entry in entries if entry is not None]
 
-    def _read(self, waiting: list[tuple[_Asked, Text]], texts: list[str], *, query: bool) -> list[Entry]:
+    def _read(self, waiting: list[tuple[_ItemOptions, Text]], texts: list[str], *, query: bool) -> list[Entry]:
         """Of texts of one side."""
-        room = self._sides.limit(query) - self._sides.marks(query)
+        room = self._sides.limit(query) - self._sides.marker_tokens(query)
         fits = self.tokenizer.fit_each(texts, [asked.direction for asked, _ in waiting], room)
         return [
             self._from_text(asked, text, fitted) for (asked, _), text, fitted in zip(waiting, texts, fits, strict=True)
         ]
 
-    def _from_text(self, asked: _Asked, text: str, fitted: Fitted | ShoalError) -> Entry:
+    def _from_text(self, asked: _ItemOptions, text: str, fitted: FittedText | ShoalError) -> Entry:
         if isinstance(fitted, ShoalError):
             return fitted
         ids, skip = fitted.ids, asked.skip
         truncated = fitted.total > len(ids)
         if truncated:
             if not asked.truncate:
-                marks = self._sides.marks(asked.query)
-                return too_long(fitted.total + marks, fitted.exact, self._sides.limit(asked.query))
+                marks = self._sides.marker_tokens(asked.query)
+                return too_long_error(fitted.total + marks, fitted.exact, self._sides.limit(asked.query))
             if skip and asked.direction == "left":
-                skip = max(len(self.tokenizer.prefix), skip - self._lost(text, fitted, skip))
+                skip = max(len(self.tokenizer.prefix), skip - self._count_lost_tokens(text, fitted, skip))
         if not self._sides.differ:
-            return self._prepared(asked, ids, skip, truncated, len(ids))
-        ids = self._sides.marked(ids, asked.query, after=len(self.tokenizer.prefix))
-        return self._prepared(asked, self._sides.filled(ids, asked.query), skip, truncated, len(ids))
+            return self._prepare_item(asked, ids, skip, truncated, len(ids))
+        ids = self._sides.insert_marker(ids, asked.query, after=len(self.tokenizer.prefix))
+        return self._prepare_item(asked, self._sides.pad_query(ids, asked.query), skip, truncated, len(ids))
 
-    def _lost(self, text: str, fitted: Fitted, skip: int) -> int:
+    def _count_lost_tokens(self, text: str, fitted: FittedText, skip: int) -> int:
         """Tokens that were cut at the left, of which only the first `skip` matter."""
         lost = fitted.total - len(fitted.ids)
         if fitted.exact or lost >= skip:
@@ -213,9 +220,9 @@ class TextPipeline:
         whole = len(text) <= most_chars(self.spec.max_tokens)
         return len(self.tokenizer.encode([text])[0]) - len(fitted.ids) if whole else skip
 
-    def _from_ids(self, asked: _Asked, ids: list[int]) -> Entry:
+    def _from_ids(self, asked: _ItemOptions, ids: list[int]) -> Entry:
         if asked.added is not None:
-            return prompts.not_for_ids(asked.added)
+            return prompts.prompt_with_ids_error(asked.added)
         if not ids:
             return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
         if min(ids) < 0 or max(ids) >= self._vocab_size:
@@ -229,11 +236,11 @@ class TextPipeline:
         truncated = len(ids) > limit
         if truncated:
             if not asked.truncate:
-                return too_long(len(ids), True, limit)
+                return too_long_error(len(ids), True, limit)
             ids = ids[:limit] if asked.direction == "right" else ids[-limit:]
-        return self._prepared(asked, ids, 0, truncated, len(ids))
+        return self._prepare_item(asked, ids, 0, truncated, len(ids))
 
-    def _prepared(self, asked: _Asked, ids: list[int], skip: int, truncated: bool, tokens: int) -> Entry:
+    def _prepare_item(self, asked: _ItemOptions, ids: list[int], skip: int, truncated: bool, tokens: int) -> Entry:
         if not ids:
             if self.spec.frame_tokens:
                 return EmptyInput("the model's tokenizer makes no token of this text", param="input")
@@ -252,7 +259,7 @@ class TextPipeline:
         )
 
 
-def _pooled_here(spec: TextSpec) -> str | None:
+def _local_pooling(spec: TextSpec) -> str | None:
     """The pooling that is left to this side; None where the engine answers sentence vectors."""
     if spec.pooled != pooling.TOKENS:
         return None

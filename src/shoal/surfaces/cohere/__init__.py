@@ -39,7 +39,7 @@ class Cohere:
         table: list[tuple[str, Any, str, Any, Any, Any]] = [
             (
                 "/v2/rerank",
-                _Rerank(gateway, limit),
+                _RerankEndpoint(gateway, limit),
                 "Rank documents",
                 wire.CohereRerankRequest,
                 wire.CohereRerankResponse,
@@ -47,7 +47,7 @@ class Cohere:
             ),
             (
                 "/v2/embed",
-                embed.second,
+                embed.embed_v2,
                 "Embed texts or pictures, in one or more types of numbers",
                 wire.CohereEmbedRequest,
                 wire.CohereEmbedResponse,
@@ -55,7 +55,7 @@ class Cohere:
             ),
             (
                 "/v1/embed",
-                embed.first,
+                embed.embed_v1,
                 "Embed texts or pictures, as Cohere's first version does",
                 wire.CohereEmbedV1Request,
                 wire.CohereEmbedV1Response,
@@ -71,7 +71,7 @@ class Cohere:
                 request=request,
                 response=response,
                 errors=_ERRORS,
-                headers=batch_headers.DOCUMENTED,
+                headers=batch_headers.HEADER_DOCS,
                 example=example,
             )
             for path, endpoint, summary, request, response, example in table
@@ -81,21 +81,21 @@ class Cohere:
         return render_message(error)
 
 
-class _Rerank:
+class _RerankEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
         self._decode = decoder.Decoder(wire.CohereRerankRequest, "cohere", "documents", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
-        query = ranking.query_of(asked.query)
-        documents = ranking.texts_of(asked.documents, "documents", self._limit)
+        asked = await self._decode.decode_async(request.body)
+        query = ranking.parse_query(asked.query)
+        documents = ranking.parse_rank_texts(asked.documents, "documents", self._limit)
         if asked.relevant_spans is not None and asked.relevant_spans.mode != "disabled":
             raise Unsupported("'relevant_spans' is not supported: leave it out.", param="relevant_spans")
-        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
-        most = ranking.document_tokens(card, asked.max_tokens_per_doc)
-        task = ranking.task_of(card, query, documents, most=most)
+        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
+        most = ranking.resolve_document_tokens(card, asked.max_tokens_per_doc)
+        task = ranking.build_task(card, query, documents, most=most)
         result = await run_task(self._gateway, request, task)
         scores = result.scores[:, 0]
 
@@ -103,7 +103,7 @@ class _Rerank:
             document = {"document": {"text": documents[place]}} if asked.return_documents else {}
             return {"index": place, "relevance_score": scores[place], **document}
 
-        listed = await ranking.listed(ranking.falling(scores, asked.top_n), entry)
-        tail = ranking.closed({"meta": ranking.searched("2", len(documents), sum(result.tokens))})
-        body = ranking.between(ranking.opened({"id": request.id}, "results"), listed, tail)
+        listed = await ranking.encode_results(ranking.sort_descending(scores, asked.top_n), entry)
+        tail = ranking.close_object({"meta": ranking.search_meta("2", len(documents), sum(result.tokens))})
+        body = ranking.wrap_body(ranking.open_object({"id": request.id}, "results"), listed, tail)
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from shoal.errors import EmptyInput, InvalidValue, WrongType
-from shoal.http.images import Pictures
-from shoal.http.json.fields import Fields
+from shoal.http.images import ImageReader
+from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import JSON, Body, Options, Reply, Request
 from shoal.surfaces.cohere import wire
 from shoal.surfaces.shared import (
@@ -21,7 +21,7 @@ from shoal.surfaces.shared import (
     truncation,
     vector_encoding,
 )
-from shoal.surfaces.shared.quantization import Precision, quantized
+from shoal.surfaces.shared.quantization import Precision, quantize
 from shoal.surfaces.shared.task_runs import embed_inputs
 from shoal.types import Embed, Embedded
 
@@ -32,48 +32,48 @@ if TYPE_CHECKING:
 _LISTS = ("texts", "images", "embedding_types")
 """Also the last one, which nobody fills: a body full of it costs no more."""
 
-MOST_TYPES = 64
+MAX_TYPES = 64
 _DEFAULT: tuple[wire.EmbeddingType, ...] = ("float",)
 
 
 class CohereEmbed:
-    """`second` answers /v2/embed, `first` its older form."""
+    """`embed_v2` answers /v2/embed, `embed_v1` its older form."""
 
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or Pictures()
-        self._first = Fields(wire.CohereEmbedV1Request, "cohere", _LISTS, self._limit)
-        self._second = Fields(wire.CohereEmbedRequest, "cohere", (*_LISTS, "inputs"), self._limit)
+        self._pictures = options.pictures or ImageReader()
+        self._first = FieldsDecoder(wire.CohereEmbedV1Request, "cohere", _LISTS, self._limit)
+        self._second = FieldsDecoder(wire.CohereEmbedRequest, "cohere", (*_LISTS, "inputs"), self._limit)
 
-    async def first(self, request: Request) -> Reply:
+    async def embed_v1(self, request: Request) -> Reply:
         asked = await self._first(request.body)
         _check_types(asked.embedding_types)
-        done = await self._run(request, asked, _given(asked, None, self._limit))
+        done = await self._run(request, asked, _parse_inputs(asked, None, self._limit))
         if asked.embedding_types:
-            return await _reply(request, done, asked.embedding_types, "1")
-        return await _floats(request, done)
+            return await _reply_by_type(request, done, asked.embedding_types, "1")
+        return await _reply_floats(request, done)
 
-    async def second(self, request: Request) -> Reply:
+    async def embed_v2(self, request: Request) -> Reply:
         asked = await self._second(request.body)
         _check_types(asked.embedding_types)
-        given = _given(asked, asked.inputs, self._limit)
+        given = _parse_inputs(asked, asked.inputs, self._limit)
         done = await self._run(request, asked, given, asked.output_dimension, asked.max_tokens)
-        return await _reply(request, done, asked.embedding_types or _DEFAULT, "2")
+        return await _reply_by_type(request, done, asked.embedding_types or _DEFAULT, "2")
 
     async def _run(
         self,
         request: Request,
         asked: wire.CohereEmbedV1Request,
-        given: list[input_parsing.Given],
+        given: list[input_parsing.Input],
         dimensions: int | None = None,
         max_tokens: int | None = None,
-    ) -> _Done:
-        card = await default_models.find_default(self._gateway, request, asked.model, "embed")
-        role = _role(asked.input_type, card)
-        whole = truncation.to_model_length(card, max_tokens, "max_tokens")
-        truncate, direction = truncation.truncation(whole if asked.truncate is None else asked.truncate)
-        input_parsing.check_takes(self._gateway, card.name, given)
+    ) -> _EmbedResult:
+        card = await default_models.find_default_model(self._gateway, request, asked.model, "embed")
+        role = _resolve_role(asked.input_type, card)
+        whole = truncation.check_token_limit(card, max_tokens, "max_tokens")
+        truncate, direction = truncation.parse_truncation(whole if asked.truncate is None else asked.truncate)
+        input_parsing.check_modalities(self._gateway, card.name, given)
         task = Embed(
             model=card.name,
             inputs=(),
@@ -85,10 +85,10 @@ class CohereEmbed:
         )
         result, tokens = await embed_inputs(self._gateway, self._pictures, request, task, given)
         texts = [each for each in given if isinstance(each, str)]
-        return _Done(result, texts, tokens, len(given) - len(texts))
+        return _EmbedResult(result, texts, tokens, len(given) - len(texts))
 
 
-class _Done(NamedTuple):
+class _EmbedResult(NamedTuple):
     """`texts`: those among the inputs; `tokens`: what was read of them; `images`: how many pictures there were."""
 
     result: Embedded
@@ -97,19 +97,19 @@ class _Done(NamedTuple):
     images: int
 
 
-def _role(input_type: str | None, card: ModelCard) -> input_types.Role:
-    return input_types.Role() if input_type in (None, "image") else input_types.purpose(input_type, card)
+def _resolve_role(input_type: str | None, card: ModelCard) -> input_types.Role:
+    return input_types.Role() if input_type in (None, "image") else input_types.resolve_purpose(input_type, card)
 
 
 def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:
     """Raises InvalidValue for more of them than anybody means: of a large body not all were read."""
-    if types is not None and len(types) > MOST_TYPES:
+    if types is not None and len(types) > MAX_TYPES:
         raise InvalidValue("'embedding_types' names a type many times; name each once.", param="embedding_types")
 
 
-def _given(
+def _parse_inputs(
     asked: wire.CohereEmbedV1Request, inputs: list[wire.ContentInput] | None, limit: int
-) -> list[input_parsing.Given]:
+) -> list[input_parsing.Input]:
     """Raises WrongType for nothing at all, InvalidValue for two forms or several parts in one input, EmptyInput and
     TooManyInputs. An empty list of images is as if it were not there."""
     forms: dict[str, Sequence[Any] | None] = {"texts": asked.texts, "inputs": inputs, "images": asked.images or None}
@@ -124,16 +124,16 @@ def _given(
         raise EmptyInput(f"'{name}' is an empty list; send at least one text.", param=name)
     input_parsing.check_count(each, name, limit)
     if name == "images":
-        return [input_parsing.Picture(link, f"images[{at}]") for at, link in enumerate(each)]
+        return [input_parsing.ImageReference(link, f"images[{at}]") for at, link in enumerate(each)]
     if asked.input_type == "image" and name == "texts":
         raise InvalidValue("'input_type' is image, and these are texts: send another one.", param="input_type")
-    found = list(each) if name == "texts" else [_content(one, at) for at, one in enumerate(each)]
+    found = list(each) if name == "texts" else [_parse_content(one, at) for at, one in enumerate(each)]
     if "" in found:
         raise EmptyInput(f"'{name}[{found.index('')}]' is empty; leave it out or send a text.", param=name)
     return found
 
 
-def _content(given: wire.ContentInput, at: int) -> str | input_parsing.Picture:
+def _parse_content(given: wire.ContentInput, at: int) -> str | input_parsing.ImageReference:
     """The one text or picture of an input. Raises InvalidValue for several parts, which a model would have to fuse."""
     place = f"inputs[{at}].content"
     if len(given.content) != 1:
@@ -142,46 +142,48 @@ def _content(given: wire.ContentInput, at: int) -> str | input_parsing.Picture:
             "joins several to one vector.",
             param="inputs",
         )
-    return input_parsing.part(given.content[0], f"{place}[0]")
+    return input_parsing.parse_part(given.content[0], f"{place}[0]")
 
 
-async def _floats(request: Request, done: _Done) -> Reply:
-    head = ranking.opened({"id": request.id}, "embeddings")
-    vectors = vector_encoding.contiguous(done.result.vectors)
-    floats = await vector_encoding.joined(vectors, lambda _, row: vector_encoding.numbers(row), b"[", b"]")
-    return await _with_texts(request, done, ranking.between(head, floats, b""), ("embeddings_floats", "1"))
+async def _reply_floats(request: Request, done: _EmbedResult) -> Reply:
+    head = ranking.open_object({"id": request.id}, "embeddings")
+    vectors = vector_encoding.to_contiguous(done.result.vectors)
+    floats = await vector_encoding.encode_rows(vectors, lambda _, row: vector_encoding.encode_numbers(row), b"[", b"]")
+    return await _finish_reply(request, done, ranking.wrap_body(head, floats, b""), ("embeddings_floats", "1"))
 
 
-async def _reply(request: Request, done: _Done, types: Sequence[wire.EmbeddingType], version: str) -> Reply:
+async def _reply_by_type(
+    request: Request, done: _EmbedResult, types: Sequence[wire.EmbeddingType], version: str
+) -> Reply:
     """Each type once, whatever number of times it was named."""
-    pieces = [ranking.opened({"id": request.id}, "embeddings") + b"{"]
-    vectors = vector_encoding.contiguous(done.result.vectors)
+    pieces = [ranking.open_object({"id": request.id}, "embeddings") + b"{"]
+    vectors = vector_encoding.to_contiguous(done.result.vectors)
     for number, kind in enumerate(dict.fromkeys(types)):
         name = b'%b"%b":[' % (b"," if number else b"", kind.encode())
-        written = await vector_encoding.joined(vectors, _writer(kind), name, b"]")
+        written = await vector_encoding.encode_rows(vectors, _row_encoder(kind), name, b"]")
         pieces += [written] if isinstance(written, bytes) else written
-    return await _with_texts(request, done, [*pieces, b"}"], ("embeddings_by_type", version))
+    return await _finish_reply(request, done, [*pieces, b"}"], ("embeddings_by_type", version))
 
 
-def _writer(kind: wire.EmbeddingType) -> vector_encoding.RowEncoder:
+def _row_encoder(kind: wire.EmbeddingType) -> vector_encoding.RowEncoder:
     if kind == "base64":
-        return lambda index, row: b'"%b"' % vector_encoding.base64(row)
+        return lambda index, row: b'"%b"' % vector_encoding.encode_base64(row)
     precision: Precision = kind
-    return lambda index, row: vector_encoding.numbers(quantized(row, precision))
+    return lambda index, row: vector_encoding.encode_numbers(quantize(row, precision))
 
 
-async def _with_texts(request: Request, done: _Done, body: Body, said: tuple[str, str]) -> Reply:
+async def _finish_reply(request: Request, done: _EmbedResult, body: Body, said: tuple[str, str]) -> Reply:
     """`said`: the type of the reply, and the version of the API."""
     assert isinstance(body, bytes | list)
     texts = done.texts
-    again = await vector_encoding.array_of(len(texts), lambda start, stop: orjson.dumps(texts[start:stop]))
+    again = await vector_encoding.encode_array(len(texts), lambda start, stop: orjson.dumps(texts[start:stop]))
     billed = {"input_tokens": done.tokens} if texts else {}
     meta = {
         "api_version": {"version": said[1]},
         "billed_units": {**billed, "images": done.images} if done.images else billed,
         "tokens": {"input_tokens": done.tokens},
     }
-    tail = ranking.closed({"meta": meta, "response_type": said[0]})
+    tail = ranking.close_object({"meta": meta, "response_type": said[0]})
     start = [body] if isinstance(body, bytes) else body
     whole: Body = [*start, b',"texts":', *([again] if isinstance(again, bytes) else again), tail]
     return Reply(200, [JSON, *batch_headers.batch_headers(request, done.result)], whole)

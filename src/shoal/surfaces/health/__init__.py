@@ -12,7 +12,7 @@ from shoal._version import __version__
 from shoal.core.protocols import Operation
 from shoal.errors import InvalidValue, ShoalError
 from shoal.http.errors import OpenAIError, render_error
-from shoal.http.operation import Described
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import JSON, TEXT, Options, Reply, Request
 from shoal.surfaces.health import statistics, wire
 from shoal.surfaces.shared import listing
@@ -39,10 +39,10 @@ class Health:
         self._json_first = options.metrics_default == "json"
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        state = _State(gateway, json_first=self._json_first)
+        state = _HealthEndpoints(gateway, json_first=self._json_first)
         operations = [
             *(
-                Described(
+                DocumentedOperation(
                     method="GET",
                     path=path,
                     endpoint=state.health,
@@ -80,10 +80,10 @@ class Health:
         ]
         if self._metrics is not None:
             operations.append(
-                Described(
+                DocumentedOperation(
                     method="GET",
                     path="/metrics",
-                    endpoint=_Metrics(gateway, self._metrics, json_first=self._json_first),
+                    endpoint=_MetricsEndpoint(gateway, self._metrics, json_first=self._json_first),
                     summary="Metrics for Prometheus, or statistics of each model as JSON",
                     quiet=True,
                     response=statistics.Statistics if self._json_first else str,
@@ -100,7 +100,7 @@ class Health:
         return render_error(error)
 
 
-class _State:
+class _HealthEndpoints:
     def __init__(self, gateway: Gateway, *, json_first: bool) -> None:
         self._gateway = gateway
         self._json_first = json_first
@@ -110,52 +110,58 @@ class _State:
 
     async def ready(self, request: Request) -> Reply:
         ready = self._gateway.ready()
-        status = "ready" if ready else self._why()
-        return Reply(200 if ready else 503, [JSON], self._detail(status))
+        status = "ready" if ready else self._unready_reason()
+        return Reply(200 if ready else 503, [JSON], self._encode_health(status))
 
     async def health(self, request: Request) -> Reply:
         models = list(self._gateway.registry)
         # Of models that came by the API none need be there at all, so one that is loading is no reason to say no.
-        serves = not any(model.required for model in models) or any(model.able() for model in models)
-        why = "ok" if serves else self._why()
+        serves = not any(model.required for model in models) or any(model.can_answer() for model in models)
+        why = "ok" if serves else self._unready_reason()
         if request.accepts_json():
-            return Reply(200 if serves else 503, [JSON], self._detail(why))
+            return Reply(200 if serves else 503, [JSON], self._encode_health(why))
         if serves and self._json_first:
             return Reply(200, [JSON], _ENCODE.encode(wire.Running()))
         if serves:
             return Reply(200, [TEXT], b"ok")
         return Reply(
-            503, [TEXT], "; ".join(f"{name}: {why}" for name, why in listing.standings(self._gateway).items()).encode()
+            503,
+            [TEXT],
+            "; ".join(f"{name}: {why}" for name, why in listing.list_statuses(self._gateway).items()).encode(),
         )
 
-    def _why(self) -> Literal["loading", "failed", "draining"]:
+    def _unready_reason(self) -> Literal["loading", "failed", "draining"]:
         if self._gateway.draining:
             return "draining"
-        failed = any(card.state == "failed" for card in self._gateway.models()) or listing.mute(self._gateway)
+        failed = any(card.state == "failed" for card in self._gateway.models()) or listing.find_unresponsive(
+            self._gateway
+        )
         return "failed" if failed else "loading"
 
-    def _detail(self, status: Literal["ok", "ready", "loading", "failed", "draining"]) -> bytes:
-        return _ENCODE.encode(wire.Health(status=status, version=__version__, models=listing.standings(self._gateway)))
+    def _encode_health(self, status: Literal["ok", "ready", "loading", "failed", "draining"]) -> bytes:
+        return _ENCODE.encode(
+            wire.Health(status=status, version=__version__, models=listing.list_statuses(self._gateway))
+        )
 
 
-class _Metrics:
+class _MetricsEndpoint:
     def __init__(self, gateway: Gateway, render: Callable[[], bytes], *, json_first: bool) -> None:
         self._gateway = gateway
         self._render = render
         self._json_first = json_first
 
     async def __call__(self, request: Request) -> Reply:
-        form = self._form(request)
+        form = self._choose_format(request)
         if form == "prometheus":
             return Reply(200, [_PROMETHEUS], await asyncio.to_thread(self._render))
         models = await self._gateway.statistics()
         if form == "original":
             models = [msgspec.structs.replace(each, name=each.name.replace("/", "_")) for each in models]
-        return Reply(200, [JSON], statistics.encoded(models))
+        return Reply(200, [JSON], statistics.encode_statistics(models))
 
-    def _form(self, request: Request) -> Literal["json", "prometheus", "original"]:
+    def _choose_format(self, request: Request) -> Literal["json", "prometheus", "original"]:
         """`original`: JSON with the names that inference-server gives its models in Triton, which have no slash."""
-        match request.argument("format"):
+        match request.query_parameter("format"):
             case "json" | "prometheus" as form:
                 return form
             case None:

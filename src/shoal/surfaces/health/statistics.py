@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.types import InferenceStats, ModelStats, Spent
+from shoal.types import DurationStat, InferenceStats, ModelStats
 
 Long = Annotated[str, Meta(description="A whole number of 64 bits, absent when it is nought.")]
 
@@ -63,40 +63,41 @@ class Statistics(msgspec.Struct, kw_only=True, omit_defaults=True):
 _ENCODE = msgspec.json.Encoder()
 
 
-def encoded(models: Sequence[ModelStats]) -> bytes:
-    return _ENCODE.encode(Statistics(model_stats=[_model(each) for each in models]))
+def encode_statistics(models: Sequence[ModelStats]) -> bytes:
+    return _ENCODE.encode(Statistics(model_stats=[_to_model(each) for each in models]))
 
 
-def _model(stats: ModelStats) -> Model:
+def _to_model(stats: ModelStats) -> Model:
     return Model(
         name=stats.name,
         version=stats.version,
-        last_inference=_long(stats.last_inference),
-        inference_count=_long(stats.inference_count),
-        execution_count=_long(stats.execution_count),
-        inference_stats=_inference(stats.inference_stats),
+        last_inference=_to_long(stats.last_inference),
+        inference_count=_to_long(stats.inference_count),
+        execution_count=_to_long(stats.execution_count),
+        inference_stats=_to_inference(stats.inference_stats),
         batch_stats=[
             Batch(
-                batch_size=_long(each.batch_size),
-                compute_input=_duration(each.compute_input),
-                compute_infer=_duration(each.compute_infer),
-                compute_output=_duration(each.compute_output),
+                batch_size=_to_long(each.batch_size),
+                compute_input=_to_duration(each.compute_input),
+                compute_infer=_to_duration(each.compute_infer),
+                compute_output=_to_duration(each.compute_output),
             )
             for each in stats.batch_stats
         ],
         memory_usage=[
-            Memory(type=each.type, id=_long(each.id), byte_size=_long(each.byte_size)) for each in stats.memory_usage
+            Memory(type=each.type, id=_to_long(each.id), byte_size=_to_long(each.byte_size))
+            for each in stats.memory_usage
         ],
     )
 
 
-def _inference(stats: InferenceStats) -> Inference:
-    return Inference(**{name: _duration(getattr(stats, name)) for name in Inference.__struct_fields__})
+def _to_inference(stats: InferenceStats) -> Inference:
+    return Inference(**{name: _to_duration(getattr(stats, name)) for name in Inference.__struct_fields__})
 
 
-def _duration(spent: Spent) -> Duration:
-    return Duration(count=_long(spent.count), ns=_long(spent.ns))
+def _to_duration(spent: DurationStat) -> Duration:
+    return Duration(count=_to_long(spent.count), ns=_to_long(spent.ns))
 
 
-def _long(value: int) -> str:
+def _to_long(value: int) -> str:
     return str(value) if value else ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.image_text_scoring import Compared, compare
+from shoal.core.image_text_scoring import ImageTextScores, score_image_texts
 from shoal.core.protocols import ModelFacts, Operation
 from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, ShoalError, TooManyInputs, Unsupported, WrongType
 from shoal.http.errors import OpenAIError, render_error
-from shoal.http.images import Pictures
-from shoal.http.json.fields import Fields
+from shoal.http.images import ImageReader
+from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import JSON, Options, Reply, Request
 from shoal.specs import ContrastSpec
 from shoal.surfaces.images import wire as wire
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
     from shoal.core.registry import ModelCard
 
-MOST_PAIRS: Final = 65_536
+MAX_PAIRS: Final = 65_536
 """Of a picture and a text, in one reply: some MB of JSON."""
 
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), OpenAIError)
@@ -40,12 +40,12 @@ class Images:
             Operation(
                 method="POST",
                 path="/rank",
-                endpoint=_Rank(gateway, self._options),
+                endpoint=_RankEndpoint(gateway, self._options),
                 summary="Rank texts by how well they say what a picture shows",
                 request=wire.PictureRankRequest,
                 response=(wire.PictureRankResponse, wire.PicturesRankResponse),
                 errors=_ERRORS,
-                headers=batch_headers.DOCUMENTED,
+                headers=batch_headers.HEADER_DOCS,
                 description="With `images` in place of `image` the reply has a ranking for each picture.",
                 example={"image": f"data:image/png;base64,{_PIXEL}", "texts": ["a red square", "a photo of a cat"]},
             )
@@ -55,40 +55,42 @@ class Images:
         return render_error(error)
 
 
-class _Rank:
+class _RankEndpoint:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or Pictures()
-        self._decode = Fields(wire.PictureRankRequest, "images", ("texts", "images"), options.max_inputs)
+        self._pictures = options.pictures or ImageReader()
+        self._decode = FieldsDecoder(wire.PictureRankRequest, "images", ("texts", "images"), options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode(request.body)
-        given = self._given(asked)
-        card = await default_models.awake(self._gateway, request, _card(self._gateway, asked.model))
-        contrast = _contrast(card)
-        input_parsing.check_takes(self._gateway, card.name, [*given, *asked.texts])
+        given = self._parse_images(asked)
+        card = await default_models.wake_model(self._gateway, request, _find_model(self._gateway, asked.model))
+        contrast = _require_contrast(card)
+        input_parsing.check_modalities(self._gateway, card.name, [*given, *asked.texts])
         request.items = len(given) + len(asked.texts)
-        read = await input_parsing.read(self._pictures, given, request, asked.image_download_headers)
+        read = await input_parsing.read_images(self._pictures, given, request, asked.image_download_headers)
         pictures = [each for each in read if isinstance(each, Image)]
-        found = await compare(self._gateway.run, card.name, pictures, asked.texts, request.context(), contrast)
+        found = await score_image_texts(
+            self._gateway.run, card.name, pictures, asked.texts, request.context(), contrast
+        )
         request.result = found.embedded
         total = sum(found.embedded.tokens[: len(asked.texts)])
-        head = ranking.opened(
+        head = ranking.open_object(
             {"model": card.name, "activation": contrast.activation}, "results" if asked.images is None else "images"
         )
-        tail = ranking.closed({"usage": {"prompt_tokens": total, "total_tokens": total}})
-        body = [head, *await _rankings(asked, found), tail]
+        tail = ranking.close_object({"usage": {"prompt_tokens": total, "total_tokens": total}})
+        body = [head, *await _encode_rankings(asked, found), tail]
         return Reply(200, [JSON, *batch_headers.batch_headers(request, found.embedded)], body)
 
-    def _given(self, asked: wire.PictureRankRequest) -> list[input_parsing.Picture]:
+    def _parse_images(self, asked: wire.PictureRankRequest) -> list[input_parsing.ImageReference]:
         """Raises WrongType for no picture at all, InvalidValue for two forms, EmptyInput, TooManyInputs."""
         if asked.image is not None and asked.images is not None:
             raise InvalidValue("Both 'image' and 'images' are there; send one of them.", param="images")
         if asked.image is not None:
-            pictures = [input_parsing.picture(asked.image, "image")]
+            pictures = [input_parsing.to_image_reference(asked.image, "image")]
         elif asked.images is not None:
-            pictures = [input_parsing.picture(each, f"images[{at}]") for at, each in enumerate(asked.images)]
+            pictures = [input_parsing.to_image_reference(each, f"images[{at}]") for at, each in enumerate(asked.images)]
         else:
             raise WrongType("Missing required field 'image' (or 'images').", param="image")
         for name, sent in (("images", pictures), ("texts", asked.texts)):
@@ -102,20 +104,20 @@ class _Rank:
                 f"these are more than the {self._limit} pictures and texts that one request may hold; split it.",
                 param="texts",
             )
-        if len(pictures) * len(asked.texts) > MOST_PAIRS:
+        if len(pictures) * len(asked.texts) > MAX_PAIRS:
             raise TooManyInputs(
-                f"these are more than the {MOST_PAIRS} pairs of a picture and a text of one request; split it.",
+                f"these are more than the {MAX_PAIRS} pairs of a picture and a text of one request; split it.",
                 param="images",
             )
         return pictures
 
 
-def _card(gateway: Gateway, name: str | None) -> ModelCard:
+def _find_model(gateway: Gateway, name: str | None) -> ModelCard:
     """By name, else the first that is known to compare pictures and texts, else the default that embeds."""
     if name:
         return gateway.model(name)
     for card in gateway.models():
-        if card.facts is not None and _compares(card.facts):
+        if card.facts is not None and _can_compare(card.facts):
             return card
     try:
         return gateway.registry.find("", "embed").card()
@@ -127,11 +129,11 @@ def _card(gateway: Gateway, name: str | None) -> ModelCard:
         ) from None
 
 
-def _compares(facts: ModelFacts) -> bool:
+def _can_compare(facts: ModelFacts) -> bool:
     return facts.contrast is not None and {"text", "image"} <= set(facts.modalities)
 
 
-def _contrast(card: ModelCard) -> ContrastSpec:
+def _require_contrast(card: ModelCard) -> ContrastSpec:
     if card.facts is None or card.facts.contrast is None:
         raise Unsupported(
             f"the model {card.name!r} does not compare pictures with texts: name one that does (CLIP, SigLIP)",
@@ -140,22 +142,22 @@ def _contrast(card: ModelCard) -> ContrastSpec:
     return card.facts.contrast
 
 
-async def _rankings(asked: wire.PictureRankRequest, found: Compared) -> list[bytes]:
+async def _encode_rankings(asked: wire.PictureRankRequest, found: ImageTextScores) -> list[bytes]:
     """The JSON of one picture's results, or of the entry of each picture."""
     if asked.images is None:
-        return await _results(asked, found.cosine[0], found.scores[0])
+        return await _encode_results(asked, found.cosine[0], found.scores[0])
     pieces: list[bytes] = []
     for at, (cosine, scores) in enumerate(zip(found.cosine, found.scores, strict=True)):
         pieces.append(b'%b{"index":%d,"results":' % (b"," if at else b"[", at))
-        pieces += [*await _results(asked, cosine, scores), b"}"]
+        pieces += [*await _encode_results(asked, cosine, scores), b"}"]
     return [*pieces, b"]"]
 
 
-async def _results(asked: wire.PictureRankRequest, cosine: Array, scores: Array) -> list[bytes]:
+async def _encode_results(asked: wire.PictureRankRequest, cosine: Array, scores: Array) -> list[bytes]:
     def entry(place: int) -> dict[str, Any]:
         return {"index": place, "text": asked.texts[place], "cosine": cosine[place], "score": scores[place]}
 
     # By cosine, whose order is that of the scores, which may be too close to 0 or 1 to tell apart.
-    listed = await ranking.listed(ranking.falling(cosine, asked.top_n), entry)
+    listed = await ranking.encode_results(ranking.sort_descending(cosine, asked.top_n), entry)
     assert isinstance(listed, bytes | list)
     return [listed] if isinstance(listed, bytes) else listed

@@ -11,27 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.protocols import Operation
 from shoal.errors import ShoalError
-from shoal.http.operation import Described
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options
 from shoal.surfaces.infer import errors
 from shoal.surfaces.infer import wire as wire
-from shoal.surfaces.infer.classify import ClassifyImage, Known
-from shoal.surfaces.infer.embed import Embeds
-from shoal.surfaces.infer.lifecycle import Life
+from shoal.surfaces.infer.classify import ClassifyImage, FactsEndpoints
+from shoal.surfaces.infer.embed import EmbedEndpoints
+from shoal.surfaces.infer.lifecycle import LifecycleEndpoints
 from shoal.surfaces.shared import batch_headers, model_jobs
 from shoal.surfaces.shared.wire_models import JobList, JobStatus
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
-_READ: dict[int, Any] = {500: wire.Detail}
-_CHANGE: dict[int, Any] = {**dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), wire.Detail), 422: wire.Problems}
-_EMBED: dict[int, Any] = {**dict.fromkeys((400, 429, 500, 502, 503, 504), wire.Detail), 422: wire.Problems}
-_KNOWN: dict[int, Any] = {**dict.fromkeys((400, 404, 500, 503, 504), wire.Detail), 422: wire.Problems}
+_READ_ERRORS: dict[int, Any] = {500: wire.Detail}
+_CHANGE_ERRORS: dict[int, Any] = {
+    **dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), wire.Detail),
+    422: wire.Problems,
+}
+_EMBED_ERRORS: dict[int, Any] = {**dict.fromkeys((400, 429, 500, 502, 503, 504), wire.Detail), 422: wire.Problems}
+_FACTS_ERRORS: dict[int, Any] = {**dict.fromkeys((400, 404, 500, 503, 504), wire.Detail), 422: wire.Problems}
 _NAME = {"model_name": "intfloat/e5-small-v2"}
 _CLIP = {"model_name": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 _CAT = {**_NAME, "text": ["a cat", "a dog"]}
-_OF_MODEL = {"name": "The model.", "pretrained": "Its checkpoint, as open_clip calls it."}
+_MODEL_QUERY = {"name": "The model.", "pretrained": "Its checkpoint, as open_clip calls it."}
 
 
 class Infer:
@@ -42,20 +45,20 @@ class Infer:
         self._options = options
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        life = Life(gateway)
+        life = LifecycleEndpoints(gateway)
         return [
-            *_changes(life),
-            *_reads(life),
-            *_embeds(Embeds(gateway, self._options)),
-            _classifies(ClassifyImage(gateway, self._options)),
-            *_knows(Known(gateway)),
+            *_change_operations(life),
+            *_read_operations(life),
+            *_embed_operations(EmbedEndpoints(gateway, self._options)),
+            _classify_operation(ClassifyImage(gateway, self._options)),
+            *_facts_operations(FactsEndpoints(gateway)),
         ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-        return errors.rendered(error)
+        return errors.render_error(error)
 
 
-def _changes(life: Life) -> list[Operation]:
+def _change_operations(life: LifecycleEndpoints) -> list[Operation]:
     routes: list[tuple[str, Any, Any, str, dict[str, Any]]] = [
         ("/load_sentence_transformer_model", life.load, wire.LoadRequest, "Load a model", _NAME),
         ("/load_clip_model", life.load_clip, wire.LoadClipRequest, "Load a model of texts and pictures", _CLIP),
@@ -64,7 +67,7 @@ def _changes(life: Life) -> list[Operation]:
         ("/delete_model", life.delete, wire.NamedRequest, "Unload a model and delete its files", _NAME),
     ]
     return [
-        Described(
+        DocumentedOperation(
             method="POST",
             path=path,
             endpoint=endpoint,
@@ -72,7 +75,7 @@ def _changes(life: Life) -> list[Operation]:
             access="admin",
             request=request,
             response=wire.Message,
-            errors=_CHANGE,
+            errors=_CHANGE_ERRORS,
             example=example,
             query=model_jobs.WAIT,
             accepted=JobStatus,
@@ -81,48 +84,48 @@ def _changes(life: Life) -> list[Operation]:
     ]
 
 
-def _reads(life: Life) -> list[Operation]:
+def _read_operations(life: LifecycleEndpoints) -> list[Operation]:
     return [
         Operation(
             method="GET",
             path="/loaded_models",
-            endpoint=life.loaded,
+            endpoint=life.list_loaded,
             summary="Name the models that are loaded",
             response=wire.LoadedModels,
-            errors=_READ,
+            errors=_READ_ERRORS,
         ),
         Operation(
             method="GET",
             path="/repository_models",
-            endpoint=life.repository,
+            endpoint=life.list_repository,
             summary="Name all models, with their state in Triton's words",
             response=wire.RepositoryModels,
-            errors=_READ,
+            errors=_READ_ERRORS,
         ),
         Operation(
             method="GET",
             path="/jobs",
-            endpoint=life.jobs,
+            endpoint=life.list_jobs,
             quiet=True,
             summary="List the jobs that run, and the last that ended",
             access="admin",
             response=JobList,
-            errors={400: wire.Detail, **_READ},
+            errors={400: wire.Detail, **_READ_ERRORS},
         ),
         Operation(
             method="GET",
             path="/jobs/{id:path}",
-            endpoint=life.job,
+            endpoint=life.show_job,
             quiet=True,
             summary="Show one job",
             access="admin",
             response=JobStatus,
-            errors={400: wire.Detail, 404: wire.Detail, **_READ},
+            errors={400: wire.Detail, 404: wire.Detail, **_READ_ERRORS},
         ),
     ]
 
 
-def _embeds(embeds: Embeds) -> list[Operation]:
+def _embed_operations(embeds: EmbedEndpoints) -> list[Operation]:
     """Those that may need a picture have no example with one: the document's default model may take none."""
     text, image, both = wire.InferTextRequest, wire.InferImageRequest, wire.InferRequest
     routes: list[tuple[str, Any, str, Any, Any, Any, Any]] = [
@@ -133,7 +136,7 @@ def _embeds(embeds: Embeds) -> list[Operation]:
         ("/infer", embeds.infer, "Embed texts, pictures or both", both, wire.InferForm, wire.Embeddings, _CAT),
     ]
     return [
-        Described(
+        DocumentedOperation(
             method="POST",
             path=path,
             endpoint=endpoint,
@@ -141,16 +144,16 @@ def _embeds(embeds: Embeds) -> list[Operation]:
             request=request,
             form=form,
             response=response,
-            errors=_EMBED,
-            headers=batch_headers.DOCUMENTED,
+            errors=_EMBED_ERRORS,
+            headers=batch_headers.HEADER_DOCS,
             example=example,
         )
         for path, endpoint, summary, request, form, response, example in routes
     ]
 
 
-def _classifies(classify: ClassifyImage) -> Operation:
-    return Described(
+def _classify_operation(classify: ClassifyImage) -> Operation:
+    return DocumentedOperation(
         method="POST",
         path="/classify_image",
         endpoint=classify,
@@ -158,25 +161,25 @@ def _classifies(classify: ClassifyImage) -> Operation:
         request=wire.ClassifyImageRequest,
         form=wire.ClassifyImageForm,
         response=wire.Probabilities,
-        errors=_EMBED,
-        headers=batch_headers.DOCUMENTED,
+        errors=_EMBED_ERRORS,
+        headers=batch_headers.HEADER_DOCS,
     )
 
 
-def _knows(known: Known) -> list[Operation]:
+def _facts_operations(known: FactsEndpoints) -> list[Operation]:
     routes: list[tuple[str, Any, str, Any]] = [
         ("/model_classification_labels", known.labels, "Name the labels of a classifier", wire.ModelLabels),
         ("/model_embedding_size", known.size, "Tell how many numbers a model's vectors have", wire.EmbeddingSize),
     ]
     return [
-        Described(
+        DocumentedOperation(
             method="GET",
             path=path,
             endpoint=endpoint,
             summary=summary,
             response=response,
-            errors=_KNOWN,
-            query=_OF_MODEL,
+            errors=_FACTS_ERRORS,
+            query=_MODEL_QUERY,
             needed=frozenset({"name"}),
         )
         for path, endpoint, summary, response in routes

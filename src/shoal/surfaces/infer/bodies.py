@@ -14,29 +14,29 @@ import orjson
 from shoal.errors import InvalidValue, Malformed, WrongType
 from shoal.http import multipart
 from shoal.http.json import decoder
-from shoal.http.json.fields import Fields
+from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import Request
-from shoal.surfaces.infer.errors import Unfit, UnknownField
+from shoal.surfaces.infer.errors import InvalidBody, UnknownField
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-PICTURE: Final = "image"
-HEADERS: Final = ("image_download_headers", "imageDownloadHeaders")
+IMAGE_FIELD: Final = "image"
+HEADER_FIELDS: Final = ("image_download_headers", "imageDownloadHeaders")
 
-_LONGEST_LOOK = 65_536
-_LONGEST_HEADERS = 32_768
+_MAX_DECODED_BYTES = 65_536
+_MAX_HEADER_BYTES = 32_768
 _OTHER_FIELDS = 16
-_SHOWN = 64
+_MAX_SHOWN = 64
 
 
-class Body(Generic[T]):
+class BodyDecoder(Generic[T]):
     """Decodes one type of body. The name may stand under `name`, as the original's later versions call it.
 
     `lists` are the fields that may hold long lists, of which no more than `limit` + 1 entries come back.
     """
 
     def __init__(self, kind: type[T], lists: tuple[str, ...] = (), limit: int = 0) -> None:
-        self._decode = Fields(kind, "infer", lists, limit)
+        self._decode = FieldsDecoder(kind, "infer", lists, limit)
         raw: list[Any] = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_encode_fields__]
         self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("Raw", raw))
 
@@ -50,30 +50,30 @@ class Body(Generic[T]):
         except WrongType as error:
             if isinstance(error, decoder.FieldError) and error.missing and error.at == "model_name":
                 await asyncio.sleep(0)
-                name = _name_in(body)
+                name = _find_name(body)
                 await asyncio.sleep(0)
                 if name is not None:
                     return await self(b'{"model_name":%b,%b' % (orjson.dumps(name), body.lstrip()[1:]))
-            if len(body) <= _LONGEST_LOOK:
-                raise Unfit(error, decoder.plain(body)) from None
+            if len(body) <= _MAX_DECODED_BYTES:
+                raise InvalidBody(error, decoder.decode_any(body)) from None
             await asyncio.sleep(0)
-            raise Unfit(error, self._at_fault(body, error)) from None
+            raise InvalidBody(error, self._invalid_field(body, error)) from None
 
-    def _at_fault(self, body: bytes, error: WrongType) -> dict[str, Any] | None:
+    def _invalid_field(self, body: bytes, error: WrongType) -> dict[str, Any] | None:
         """Of a large body the field that does not fit, alone: None where that is long itself, or not there."""
         at = error.at if isinstance(error, decoder.FieldError) else ""
         field = re.split(r"[.\[]", at)[0]
         try:
             raw = getattr(self._raw.decode(body), field, msgspec.Raw())
-            if not 0 < len(memoryview(raw)) <= _LONGEST_LOOK:
+            if not 0 < len(memoryview(raw)) <= _MAX_DECODED_BYTES:
                 return None
             return {field: msgspec.json.decode(raw)}
-        except _REFUSED:
+        except _DECODE_ERRORS:
             return None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
+class ParsedBody(Generic[T]):
     """`pictures`: a text (URL, data URI, base64) or the bytes of a file each, in the order of the body; None: the body
     has no such field. `body.image` is not to be looked at."""
 
@@ -81,91 +81,91 @@ class Asked(Generic[T]):
     pictures: Sequence[str | bytes] | None
 
 
-class PictureBody(Generic[T]):
+class ImageBodyDecoder(Generic[T]):
     """Decodes one type of body with the field `image` from JSON or from a form."""
 
     def __init__(self, kind: type[T], lists: tuple[str, ...], limit: int) -> None:
         self._kind = kind
-        self._json = Body(kind, lists, limit)
+        self._json = BodyDecoder(kind, lists, limit)
         self._lists = frozenset(lists)
         self._known = frozenset({*kind.__struct_encode_fields__, "name"})
         self._most = len(lists) * limit + _OTHER_FIELDS
 
-    async def __call__(self, request: Request) -> Asked[T]:
+    async def __call__(self, request: Request) -> ParsedBody[T]:
         """Raises what Body raises, and TooManyInputs for a form of too many parts."""
         content_type = request.headers.get(b"content-type", b"")
         if multipart.is_form(content_type):
-            return self._of_form(await multipart.parts_of(content_type, request.body, most=self._most))
+            return self._parse_form(await multipart.parse_parts(content_type, request.body, most=self._most))
         body = await self._json(request.body)
-        given = getattr(body, PICTURE)
-        return Asked(body, [given] if isinstance(given, str) else given)
+        given = getattr(body, IMAGE_FIELD)
+        return ParsedBody(body, [given] if isinstance(given, str) else given)
 
-    def _of_form(self, parts: Sequence[multipart.Part]) -> Asked[T]:
+    def _parse_form(self, parts: Sequence[multipart.Part]) -> ParsedBody[T]:
         fields: dict[str, Any] = {}
         pictures: list[str | bytes] = []
         for part in parts:
             self._check_part(part, fields)
-            if part.name == PICTURE:
+            if part.name == IMAGE_FIELD:
                 pictures.append(part.data if part.is_file else part.text())
             elif part.name in self._lists:
                 fields.setdefault(part.name, []).append(part.text())
-            elif part.name in HEADERS:
-                fields[part.name] = _headers_of(part)
+            elif part.name in HEADER_FIELDS:
+                fields[part.name] = _parse_headers(part)
             else:
                 fields[part.name] = part.text()
         if "name" in fields:
             fields.setdefault("model_name", fields.pop("name"))
         if pictures:
-            fields[PICTURE] = [""] * len(pictures)
+            fields[IMAGE_FIELD] = [""] * len(pictures)
         try:
-            return Asked(msgspec.convert(fields, self._kind, strict=False), pictures or None)
+            return ParsedBody(msgspec.convert(fields, self._kind, strict=False), pictures or None)
         except msgspec.ValidationError as error:
-            raise decoder.refusal(error, b"") from None
+            raise decoder.to_request_error(error, b"") from None
 
     def _check_part(self, part: multipart.Part, fields: dict[str, Any]) -> None:
         """Raises FieldError for a field that is not read, is there twice or is a file where none is read."""
-        name = part.name[:_SHOWN]
+        name = part.name[:_MAX_SHOWN]
         if part.name not in self._known:
             reason = f"The form may hold {', '.join(sorted(self._known))}; rename this field or leave it out"
             raise UnknownField(f"The field {name!r} is not read here. {reason}.", at=name, reason=reason)
-        if part.is_file and part.name != PICTURE:
-            reason = f"Only `{PICTURE}` may be a file; send this field without a filename"
+        if part.is_file and part.name != IMAGE_FIELD:
+            reason = f"Only `{IMAGE_FIELD}` may be a file; send this field without a filename"
             raise decoder.FieldError(f"The field {name!r} is a file. {reason}.", at=name, reason=reason)
         if part.name in fields and part.name not in self._lists:
             reason = "Sent more than once; send this field once"
             raise decoder.FieldError(f"The field {name!r} is there twice.", at=name, reason=reason)
 
 
-class _Head(msgspec.Struct):
-    snake: msgspec.Raw | msgspec.UnsetType = msgspec.field(name=HEADERS[0], default=msgspec.UNSET)
-    camel: msgspec.Raw | msgspec.UnsetType = msgspec.field(name=HEADERS[1], default=msgspec.UNSET)
+class _HeaderFields(msgspec.Struct):
+    snake: msgspec.Raw | msgspec.UnsetType = msgspec.field(name=HEADER_FIELDS[0], default=msgspec.UNSET)
+    camel: msgspec.Raw | msgspec.UnsetType = msgspec.field(name=HEADER_FIELDS[1], default=msgspec.UNSET)
 
 
-class _Named(msgspec.Struct):
+class _NameField(msgspec.Struct):
     name: str | None = None
 
 
-_HEAD = msgspec.json.Decoder(_Head)
-_NAMED = msgspec.json.Decoder(_Named)
-_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_HEADER_DECODER = msgspec.json.Decoder(_HeaderFields)
+_NAME_DECODER = msgspec.json.Decoder(_NameField)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _check_headers(body: bytes) -> None:
     """Raises InvalidValue for download headers that would take long to read, and are more than any fetch sends."""
     try:
-        head = _HEAD.decode(body)
-    except _REFUSED:
+        head = _HEADER_DECODER.decode(body)
+    except _DECODE_ERRORS:
         return  # the decoder that comes next says what is wrong
     for raw in (head.snake, head.camel):
-        if raw is not msgspec.UNSET and len(memoryview(raw)) > _LONGEST_HEADERS:
-            raise _too_long()
+        if raw is not msgspec.UNSET and len(memoryview(raw)) > _MAX_HEADER_BYTES:
+            raise _too_long_error()
 
 
-def _headers_of(part: multipart.Part) -> Any:
-    if len(part.data) > _LONGEST_HEADERS:
-        raise _too_long()
+def _parse_headers(part: multipart.Part) -> Any:
+    if len(part.data) > _MAX_HEADER_BYTES:
+        raise _too_long_error()
     try:
-        return decoder.plain(part.data)
+        return decoder.decode_any(part.data)
     except Malformed as error:
         raise decoder.FieldError(
             f"'{part.name}' is not JSON: {error.message}",
@@ -174,13 +174,15 @@ def _headers_of(part: multipart.Part) -> Any:
         ) from None
 
 
-def _too_long() -> InvalidValue:
-    return InvalidValue(f"{HEADERS[0]} have more than {_LONGEST_HEADERS} bytes; send fewer.", param=HEADERS[0])
+def _too_long_error() -> InvalidValue:
+    return InvalidValue(
+        f"{HEADER_FIELDS[0]} have more than {_MAX_HEADER_BYTES} bytes; send fewer.", param=HEADER_FIELDS[0]
+    )
 
 
-def _name_in(body: bytes) -> str | None:
+def _find_name(body: bytes) -> str | None:
     """What stands under `name` in an object that is known to be JSON."""
     try:
-        return _NAMED.decode(body).name
+        return _NAME_DECODER.decode(body).name
     except msgspec.ValidationError:
         return None

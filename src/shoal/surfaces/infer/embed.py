@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 import orjson
 
-from shoal.core.batch_facts import together
-from shoal.core.concurrency import side_by_side
+from shoal.core.batch_facts import merge_batch_facts
+from shoal.core.concurrency import run_concurrently
 from shoal.errors import EmptyInput, ShoalError, TooManyInputs
-from shoal.http.images import Pictures
+from shoal.http.images import ImageReader
 from shoal.http.request import JSON, Options, Reply, Request
 from shoal.surfaces.infer import images, models, wire
-from shoal.surfaces.infer.bodies import Body, PictureBody
+from shoal.surfaces.infer.bodies import BodyDecoder, ImageBodyDecoder
 from shoal.surfaces.shared import batch_headers, vector_encoding
 from shoal.types import Embed, Embedded, Image, Result, TextItem
 
@@ -27,90 +27,92 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class EmbedOptions:
     """What is the same for all inputs of a request."""
 
     model: str
     normalize: bool
     dimensions: int | None
 
-    def task(self, inputs: Sequence[TextItem | Image]) -> Embed:
+    def to_task(self, inputs: Sequence[TextItem | Image]) -> Embed:
         return Embed(model=self.model, inputs=inputs, normalize=self.normalize, dimensions=self.dimensions)
 
 
-class Embeds:
+class EmbedEndpoints:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or Pictures()
-        self._text = Body(wire.InferTextRequest, ("text",), self._limit)
-        self._image = PictureBody(wire.InferImageRequest, ("image",), self._limit)
-        self._both = PictureBody(wire.InferRequest, ("text", "image"), self._limit)
+        self._pictures = options.pictures or ImageReader()
+        self._text = BodyDecoder(wire.InferTextRequest, ("text",), self._limit)
+        self._image = ImageBodyDecoder(wire.InferImageRequest, ("image",), self._limit)
+        self._both = ImageBodyDecoder(wire.InferRequest, ("text", "image"), self._limit)
 
     async def infer_text(self, request: Request) -> Reply:
-        return await self._texts(request, b"embedding")
+        return await self._embed_texts(request, b"embedding")
 
     async def embed_text(self, request: Request) -> Reply:
-        return await self._texts(request, b"embeddings")
+        return await self._embed_texts(request, b"embeddings")
 
     async def infer_image(self, request: Request) -> Reply:
-        return await self._images(request, b"embedding")
+        return await self._embed_images(request, b"embedding")
 
     async def embed_image(self, request: Request) -> Reply:
-        return await self._images(request, b"embeddings")
+        return await self._embed_images(request, b"embeddings")
 
     async def infer(self, request: Request) -> Reply:
         """Both sides at once; where one fails, the other is given up and the error says which it was."""
         asked = await self._both(request)
         body, given = asked.body, asked.pictures
-        texts = None if body.text is None else self._counted(body.text)
+        texts = None if body.text is None else self._check_texts(body.text)
         if given is not None:
             images.check_count(given, self._limit)
         if texts is None and given is None:
             raise EmptyInput("There is nothing to embed; send `text`, `image` or both.", param="text")
         if given is None:
             assert texts is not None
-            card = await models.embedder(self._gateway, request, body, "text")
-            return await self._embed(request, _wish(card.name, body), texts, b"text_embeddings")
+            card = await models.find_embedder(self._gateway, request, body, "text")
+            return await self._embed(request, _to_options(card.name, body), texts, b"text_embeddings")
         if texts is None:
-            card = await models.embedder(self._gateway, request, body, "image")
-            pictures = self._run_pictures(request, _wish(card.name, body), given, headers_of(body))
-            return await _reply(request, {b"image_embeddings": await pictures})
-        card = await models.embedder(self._gateway, request, body, "text", "image")
-        wish = _wish(card.name, body)
+            card = await models.find_embedder(self._gateway, request, body, "image")
+            pictures = self._run_pictures(request, _to_options(card.name, body), given, download_headers(body))
+            return await _build_reply(request, {b"image_embeddings": await pictures})
+        card = await models.find_embedder(self._gateway, request, body, "text", "image")
+        wish = _to_options(card.name, body)
         request.items = len(texts) + len(given)
-        of_texts, of_pictures = await side_by_side(
-            _of_side("text", self._gateway.run(wish.task(texts), request.context())),
-            _of_side("image", self._run_pictures(request, wish, given, headers_of(body))),
+        of_texts, of_pictures = await run_concurrently(
+            _name_side("text", self._gateway.run(wish.to_task(texts), request.context())),
+            _name_side("image", self._run_pictures(request, wish, given, download_headers(body))),
         )
-        return await _reply(request, {b"text_embeddings": of_texts, b"image_embeddings": of_pictures})
+        return await _build_reply(request, {b"text_embeddings": of_texts, b"image_embeddings": of_pictures})
 
-    async def _texts(self, request: Request, key: bytes) -> Reply:
+    async def _embed_texts(self, request: Request, key: bytes) -> Reply:
         asked = await self._text(request.body)
-        texts = self._counted(asked.text)
-        card = await models.embedder(self._gateway, request, asked, "text")
-        return await self._embed(request, _wish(card.name, asked), texts, key)
+        texts = self._check_texts(asked.text)
+        card = await models.find_embedder(self._gateway, request, asked, "text")
+        return await self._embed(request, _to_options(card.name, asked), texts, key)
 
-    async def _embed(self, request: Request, wish: Wish, texts: list[TextItem], key: bytes) -> Reply:
+    async def _embed(self, request: Request, wish: EmbedOptions, texts: list[TextItem], key: bytes) -> Reply:
         request.model, request.items = wish.model, len(texts)
-        return await _reply(request, {key: await self._gateway.run(wish.task(texts), request.context())})
+        return await _build_reply(request, {key: await self._gateway.run(wish.to_task(texts), request.context())})
 
-    async def _images(self, request: Request, key: bytes) -> Reply:
+    async def _embed_images(self, request: Request, key: bytes) -> Reply:
         asked = await self._image(request)
         given = asked.pictures or ()
         images.check_count(given, self._limit)
-        card = await models.embedder(self._gateway, request, asked.body, "image")
-        wish = _wish(card.name, asked.body)
-        return await _reply(request, {key: await self._run_pictures(request, wish, given, headers_of(asked.body))})
+        card = await models.find_embedder(self._gateway, request, asked.body, "image")
+        wish = _to_options(card.name, asked.body)
+        return await _build_reply(
+            request, {key: await self._run_pictures(request, wish, given, download_headers(asked.body))}
+        )
 
     async def _run_pictures(
-        self, request: Request, wish: Wish, given: Sequence[str | bytes], headers: Mapping[str, str]
+        self, request: Request, wish: EmbedOptions, given: Sequence[str | bytes], headers: Mapping[str, str]
     ) -> Embedded:
         request.model, request.items = wish.model, request.items or len(given)
-        pictures = await images.read(self._pictures, given, deadline=request.deadline, headers=headers)
-        return await self._gateway.run(wish.task(pictures), request.context())
+        pictures = await images.read_images(self._pictures, given, deadline=request.deadline, headers=headers)
+        return await self._gateway.run(wish.to_task(pictures), request.context())
 
-    def _counted(self, text: str | list[str]) -> list[TextItem]:
+    def _check_texts(self, text: str | list[str]) -> list[TextItem]:
         """Raises EmptyInput and TooManyInputs."""
         texts = [text] if isinstance(text, str) else text
         if not texts:
@@ -120,41 +122,41 @@ class Embeds:
         return cast(list[TextItem], texts)
 
 
-def headers_of(body: wire.InferImageRequest | wire.InferRequest | wire.ClassifyImageRequest) -> Mapping[str, str]:
+def download_headers(body: wire.InferImageRequest | wire.InferRequest | wire.ClassifyImageRequest) -> Mapping[str, str]:
     return body.image_download_headers or body.also_headers or {}
 
 
-def milliseconds(request: Request) -> bytes:
+def encode_timing(request: Request) -> bytes:
     """The last field of every answer, and the end of its object."""
     return b'],"processingTimeMs":%b}' % orjson.dumps(round((time.monotonic() - request.started) * 1000, 3))
 
 
-def _wish(model: str, body: wire.InferTextRequest | wire.InferImageRequest | wire.InferRequest) -> Wish:
-    return Wish(model, body.normalize, body.dimensions)
+def _to_options(model: str, body: wire.InferTextRequest | wire.InferImageRequest | wire.InferRequest) -> EmbedOptions:
+    return EmbedOptions(model, body.normalize, body.dimensions)
 
 
-async def _of_side(side: str, work: Coroutine[Any, Any, Embedded]) -> Embedded:
+async def _name_side(side: str, work: Coroutine[Any, Any, Embedded]) -> Embedded:
     try:
         return await work
     except ShoalError as error:
-        raise error.saying(f"{side}: {error.message}") from error
+        raise error.with_message(f"{side}: {error.message}") from error
 
 
-async def _reply(request: Request, sides: Mapping[bytes, Embedded]) -> Reply:
+async def _build_reply(request: Request, sides: Mapping[bytes, Embedded]) -> Reply:
     results = list(sides.values())
-    request.result = result = _together(results)
+    request.result = result = _merge_results(results)
     pieces: list[bytes] = []
     for key, each in sides.items():
         head = (b'],"%b":[' if pieces else b'{"%b":[') % key
-        written = await vector_encoding.joined(
-            vector_encoding.contiguous(each.vectors), lambda _, row: vector_encoding.numbers(row), head, b""
+        written = await vector_encoding.encode_rows(
+            vector_encoding.to_contiguous(each.vectors), lambda _, row: vector_encoding.encode_numbers(row), head, b""
         )
         pieces += [written] if isinstance(written, bytes) else written
-    pieces.append(milliseconds(request))
+    pieces.append(encode_timing(request))
     return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], pieces)
 
 
-def _together(results: Sequence[Embedded]) -> Result:
+def _merge_results(results: Sequence[Embedded]) -> Result:
     """What the headers and the log tell of a request with two sides."""
     if len(results) == 1:
         return results[0]
@@ -162,5 +164,5 @@ def _together(results: Sequence[Embedded]) -> Result:
         results[0],
         tokens=[count for result in results for count in result.tokens],
         truncated=sum(result.truncated for result in results),
-        facts=together([result.facts for result in results], max),
+        facts=merge_batch_facts([result.facts for result in results], max),
     )

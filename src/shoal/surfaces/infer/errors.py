@@ -13,10 +13,10 @@ from shoal.http import multipart, status_codes
 from shoal.http.json import decoder
 
 _KINDS = {"str": "string_type", "bool": "bool_type", "int": "int_type", "object": "model_attributes_type"}
-_LONGEST_ECHO = 1000
+_MAX_ECHO = 1000
 
 
-class Unfit(WrongType):
+class InvalidBody(WrongType):
     """A body that does not fit, with what was there instead: the original's framework tells it."""
 
     def __init__(self, error: RequestError, found: Any) -> None:
@@ -29,66 +29,66 @@ class UnknownField(decoder.FieldError):
     """A form has a field that is not read."""
 
 
-class NotAsked(WrongType):
+class MissingParameter(WrongType):
     """A parameter of the query that may not be left out is not there."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The query has no '{name}'; add ?{name}=...", param=name)
 
 
-def rendered(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
+def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
     """The original's shapes: a text, or for a body that is not as it should be a list of what is wrong with it.
 
     Its framework says 422 to those; all other statuses are those of OpenAI's dialect, because the original has none of
     its own: it answers 500 to whatever it did not foresee.
     """
     if isinstance(error, Malformed | WrongType):
-        detail: Any = [_problem(error)]
+        detail: Any = [_to_problem(error)]
         status = 422
     else:
         detail = error.message
-        status = status_codes.row(error).openai.status
+        status = status_codes.find_row(error).openai.status
     headers = {"content-type": "application/json", **status_codes.headers(error, status)}
     return status, headers, orjson.dumps({"detail": detail})
 
 
-def _problem(error: RequestError) -> dict[str, Any]:
+def _to_problem(error: RequestError) -> dict[str, Any]:
     """One entry of the framework's list."""
-    if isinstance(error, NotAsked):
+    if isinstance(error, MissingParameter):
         return {"type": "missing", "loc": ["query", error.param], "msg": error.message, "input": None}
     found: Any = None
     cause: RequestError = error
-    if isinstance(error, Unfit):
+    if isinstance(error, InvalidBody):
         found, cause = error.found, error.error
     if not isinstance(cause, decoder.FieldError):
-        return {"type": _kind_of_body(cause), "loc": ["body"], "msg": cause.message, "input": None}
+        return {"type": _body_error_type(cause), "loc": ["body"], "msg": cause.message, "input": None}
     if isinstance(cause, UnknownField):
         return {"type": "extra_forbidden", "loc": ["body", cause.at], "msg": cause.reason, "input": None}
     steps = [step for step in re.split(r"[.\[\]]", cause.at) if step]
     location = ["body", *(int(step) if step.isdigit() else step for step in steps)]
-    kind = "missing" if cause.missing else _kind_of(cause.reason)
-    shown = _at(found, location[1:-1] if cause.missing else location[1:])
+    kind = "missing" if cause.missing else _field_error_type(cause.reason)
+    shown = _value_at(found, location[1:-1] if cause.missing else location[1:])
     return {"type": kind, "loc": location, "msg": cause.reason, "input": shown}
 
 
-def _kind_of_body(cause: RequestError) -> str:
+def _body_error_type(cause: RequestError) -> str:
     if isinstance(cause, multipart.BadForm):
         return "multipart_invalid"
     return "json_invalid" if isinstance(cause, Malformed) else "value_error"
 
 
-def _kind_of(reason: str) -> str:
+def _field_error_type(reason: str) -> str:
     """The framework's word for what was wanted: of "Expected `str`, got `int`" it is string_type."""
     wanted = reason.partition("`")[2].partition("`")[0].partition(" |")[0]
     return _KINDS.get(wanted, "value_error")
 
 
-def _at(found: Any, steps: Sequence[str | int]) -> Any:
+def _value_at(found: Any, steps: Sequence[str | int]) -> Any:
     """What stands there in the body; None where that is long or cannot be written."""
     try:
         for step in steps:
             found = found[step]
         # Nested as deep as the answer nests it, since the encoder has a limit there.
-        return found if len(orjson.dumps([[[[found]]]])) <= _LONGEST_ECHO else None
+        return found if len(orjson.dumps([[[[found]]]])) <= _MAX_ECHO else None
     except (LookupError, TypeError):
         return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.core.input_errors import place_in
+from shoal.core.input_errors import parse_input_index
 from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs
-from shoal.http.images import Pictures
+from shoal.http.images import ImageReader
 from shoal.types import Image
 
 
@@ -20,41 +20,41 @@ def check_count(given: Sequence[str | bytes], limit: int) -> None:
         )
 
 
-async def read(
-    pictures: Pictures, given: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
+async def read_images(
+    pictures: ImageReader, given: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
 ) -> list[Image]:
     """In the order of the request. Raises what Pictures.read does; of a bad picture it begins with the original's
     words, and names it by its place among all of them."""
     places = [place for place, each in enumerate(given) if isinstance(each, str)]
     try:
-        uploaded = [_uploaded(pictures, each, place, len(given)) for place, each in enumerate(given)]
+        uploaded = [_read_upload(pictures, each, place, len(given)) for place, each in enumerate(given)]
         texts = [each for each in given if isinstance(each, str)]
         try:
             found = iter(await pictures.read(texts, deadline=deadline, headers=headers))
         except RequestError as error:
-            raise _renumbered(error, places, len(given)) from None
+            raise _renumber(error, places, len(given)) from None
     except (InvalidValue, EmptyInput) as error:
-        raise _invalid(error) from None
+        raise _to_image_error(error) from None
     return [next(found) if each is None else each for each in uploaded]
 
 
-def _uploaded(pictures: Pictures, given: str | bytes, place: int, count: int) -> Image | None:
+def _read_upload(pictures: ImageReader, given: str | bytes, place: int, count: int) -> Image | None:
     if isinstance(given, str):
         return None
     try:
-        return pictures.uploaded(given)
+        return pictures.read_upload(given)
     except InvalidValue as error:
-        raise (error.of_input(place) if count > 1 else error) from None
+        raise (error.at_input(place) if count > 1 else error) from None
 
 
-def _renumbered(error: RequestError, places: Sequence[int], count: int) -> RequestError:
+def _renumber(error: RequestError, places: Sequence[int], count: int) -> RequestError:
     """Of an error about one of the texts, its place among all pictures; of another, the same error."""
     if len(places) == count or not isinstance(error, InvalidValue | EmptyInput) or error.param is not None:
         return error
-    place, message = place_in(error)
-    return error.saying(message).of_input(places[place or 0])
+    place, message = parse_input_index(error)
+    return error.with_message(message).at_input(places[place or 0])
 
 
-def _invalid(error: InvalidValue | EmptyInput) -> InvalidValue | EmptyInput:
+def _to_image_error(error: InvalidValue | EmptyInput) -> InvalidValue | EmptyInput:
     """An error that names a parameter is not about a picture."""
     return error if error.param is not None else type(error)(f"Invalid image. {error.message}", param="image")

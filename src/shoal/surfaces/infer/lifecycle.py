@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from shoal.http.redaction import redacted
+from shoal.http.redaction import redact
 from shoal.http.request import Reply, Request
 from shoal.surfaces.infer import models, wire
-from shoal.surfaces.infer.bodies import Body
+from shoal.surfaces.infer.bodies import BodyDecoder
 from shoal.surfaces.shared import model_jobs
-from shoal.surfaces.shared.listing import listing, mute
+from shoal.surfaces.shared.listing import find_unresponsive, list_models
 from shoal.surfaces.shared.wire_models import JobList
 
 if TYPE_CHECKING:
@@ -22,27 +22,27 @@ _STATES: dict[str, Literal["READY", "LOADING", "UNLOADING"]] = {
 }
 
 
-class Life:
+class LifecycleEndpoints:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._decode_load = Body(wire.LoadRequest)
-        self._decode_clip = Body(wire.LoadClipRequest)
-        self._decode_any = Body(wire.LoadAnyRequest)
-        self._decode_name = Body(wire.NamedRequest)
+        self._decode_load = BodyDecoder(wire.LoadRequest)
+        self._decode_clip = BodyDecoder(wire.LoadClipRequest)
+        self._decode_any = BodyDecoder(wire.LoadAnyRequest)
+        self._decode_name = BodyDecoder(wire.NamedRequest)
 
     async def load(self, request: Request) -> Reply:
         asked = await self._decode_load(request.body)
-        name = model_jobs.checked_source(asked.model_name, "model_name")
+        name = model_jobs.check_source(asked.model_name, "model_name")
         return await self._load(request, asked, name, f"Model {name}")
 
     async def load_clip(self, request: Request) -> Reply:
         asked = await self._decode_clip(request.body)
-        return await self._load(request, asked, models.source(asked), models.titled(asked))
+        return await self._load(request, asked, models.to_source(asked), models.format_title(asked))
 
     async def load_any(self, request: Request) -> Reply:
         asked = await self._decode_any(request.body)
-        title = models.titled(asked) if asked.pretrained else f"Model {asked.model_name}"
-        return await self._load(request, asked, models.source(asked), title)
+        title = models.format_title(asked) if asked.pretrained else f"Model {asked.model_name}"
+        return await self._load(request, asked, models.to_source(asked), title)
 
     async def _load(
         self,
@@ -51,52 +51,54 @@ class Life:
         name: str,
         title: str,
     ) -> Reply:
-        wait = model_jobs.waits(request)
-        job = model_jobs.lifecycle_of(self._gateway).load(name, model_jobs.load_options(asked.backend, asked.text_in))
-        reply = await model_jobs.settle(request, job, wait=wait)
-        return reply or _said(f"{title} {'loaded successfully' if job.changed else 'is already loaded'}.")
+        wait = model_jobs.should_wait(request)
+        job = model_jobs.get_lifecycle(self._gateway).load(name, model_jobs.load_options(asked.backend, asked.text_in))
+        reply = await model_jobs.await_job(request, job, wait=wait)
+        return reply or _message_reply(f"{title} {'loaded successfully' if job.changed else 'is already loaded'}.")
 
     async def unload(self, request: Request) -> Reply:
         asked = await self._decode_name(request.body)
-        name = await models.known(self._gateway, asked)
-        wait = model_jobs.waits(request)
-        job = model_jobs.lifecycle_of(self._gateway).unload(name)
-        reply = await model_jobs.settle(request, job, wait=wait)
+        name = await models.resolve_name(self._gateway, asked)
+        wait = model_jobs.should_wait(request)
+        job = model_jobs.get_lifecycle(self._gateway).unload(name)
+        reply = await model_jobs.await_job(request, job, wait=wait)
         what = "unloaded successfully" if job.changed else "is not loaded"
-        return reply or _said(f"{models.titled(asked)} {what}.")
+        return reply or _message_reply(f"{models.format_title(asked)} {what}.")
 
     async def delete(self, request: Request) -> Reply:
         asked = await self._decode_name(request.body)
-        name = await models.known(self._gateway, asked)
-        wait = model_jobs.waits(request)
-        job = model_jobs.lifecycle_of(self._gateway).delete(name)
-        reply = await model_jobs.settle(request, job, wait=wait)
-        return reply or _said(f"{models.titled(asked)} deleted successfully.")
+        name = await models.resolve_name(self._gateway, asked)
+        wait = model_jobs.should_wait(request)
+        job = model_jobs.get_lifecycle(self._gateway).delete(name)
+        reply = await model_jobs.await_job(request, job, wait=wait)
+        return reply or _message_reply(f"{models.format_title(asked)} deleted successfully.")
 
-    async def loaded(self, request: Request) -> Reply:
-        silent = mute(self._gateway)
+    async def list_loaded(self, request: Request) -> Reply:
+        silent = find_unresponsive(self._gateway)
         names = [card.name for card in self._gateway.models() if card.state == "ready" and card.name not in silent]
-        return model_jobs.encoded(wire.LoadedModels(models=names))
+        return model_jobs.json_reply(wire.LoadedModels(models=names))
 
-    async def repository(self, request: Request) -> Reply:
+    async def list_repository(self, request: Request) -> Reply:
         models = [
             wire.RepositoryModel(
                 name=each.name,
                 state=_STATES.get(each.status, "UNAVAILABLE"),
-                reason=redacted(each.error or each.note),
+                reason=redact(each.error or each.note),
                 managed=each.managed,
             )
-            for each in await listing(self._gateway)
+            for each in await list_models(self._gateway)
         ]
-        return model_jobs.encoded(wire.RepositoryModels(models=models))
+        return model_jobs.json_reply(wire.RepositoryModels(models=models))
 
-    async def jobs(self, request: Request) -> Reply:
-        jobs = model_jobs.lifecycle_of(self._gateway).jobs()
-        return model_jobs.encoded(JobList(jobs=[model_jobs.status_of(job) for job in jobs]))
+    async def list_jobs(self, request: Request) -> Reply:
+        jobs = model_jobs.get_lifecycle(self._gateway).jobs()
+        return model_jobs.json_reply(JobList(jobs=[model_jobs.to_status(job) for job in jobs]))
 
-    async def job(self, request: Request) -> Reply:
-        return model_jobs.encoded(model_jobs.status_of(model_jobs.lifecycle_of(self._gateway).job(request.parameter)))
+    async def show_job(self, request: Request) -> Reply:
+        return model_jobs.json_reply(
+            model_jobs.to_status(model_jobs.get_lifecycle(self._gateway).job(request.parameter))
+        )
 
 
-def _said(message: str) -> Reply:
-    return model_jobs.encoded(wire.Message(message=message))
+def _message_reply(message: str) -> Reply:
+    return model_jobs.json_reply(wire.Message(message=message))

@@ -14,11 +14,11 @@ from shoal.core.protocols import Operation
 from shoal.errors import InvalidValue, Overloaded, ShoalError
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json import decoder
-from shoal.http.operation import Described
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.shared import model_jobs
 from shoal.surfaces.shared import wire_models as wire
-from shoal.surfaces.shared.listing import everything, one, shown
+from shoal.surfaces.shared.listing import get_entry, hide_addresses, list_all_entries
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -29,8 +29,8 @@ HEARTBEAT_S = 15.0
 MAX_STREAMS = 100
 """Each holds a connection, and up to a queue of events."""
 
-_LOOK_S = 1.0  # how soon a quiet stream notices that the server is going down
-_CHANGE: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), OpenAIError)
+_POLL_INTERVAL_S = 1.0  # how soon a quiet stream notices that the server is going down
+_CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), OpenAIError)
 _STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _ENCODE = msgspec.json.Encoder()
 
@@ -45,7 +45,7 @@ class Models:
         pass
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        router = _Router(gateway)
+        router = _ModelEndpoints(gateway)
         operations: list[Operation] = [
             Operation(
                 method="GET",
@@ -55,34 +55,34 @@ class Models:
                 response=wire.ModelList,
                 errors={500: OpenAIError},
             ),
-            Described(
+            DocumentedOperation(
                 method="POST",
                 path="/models",
                 endpoint=router.download,
                 summary="List all models, or begin to download one",
                 request=wire.ModelRequest,
                 response=(wire.ModelList, wire.Done),
-                errors=_CHANGE,
+                errors=_CHANGE_ERRORS,
                 description="With an empty body as GET. With a `model`, which asks for an admin key, its download "
                 "begins.",
                 example={},
                 optional=True,
             ),
-            Described(
+            DocumentedOperation(
                 method="DELETE",
                 path="/models",
                 endpoint=router.delete,
                 summary="Unload a model and delete its files",
                 access="admin",
                 response=wire.Done,
-                errors=_CHANGE,
+                errors=_CHANGE_ERRORS,
                 query={"model": "The model's name."},
                 needed=frozenset({"model"}),
             ),
             Operation(
                 method="GET",
                 path="/models/sse",
-                endpoint=_Stream(gateway),
+                endpoint=_EventStream(gateway),
                 summary="What happens to models, as server-sent events",
                 response=str,
                 media_type="text/event-stream",
@@ -99,13 +99,13 @@ class Models:
                 errors={404: OpenAIError, 500: OpenAIError},
             ),
         ]
-        return [*operations, *_begins(router)]
+        return [*operations, *_change_operations(router)]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         return render_error(error)
 
 
-def _begins(router: _Router) -> list[Operation]:
+def _change_operations(router: _ModelEndpoints) -> list[Operation]:
     actions: list[tuple[Literal["/load", "/unload"], Any, str]] = [
         ("/load", router.load, "Begin to load a model"),
         ("/unload", router.unload, "Begin to unload a model, or stop its load or download"),
@@ -119,56 +119,58 @@ def _begins(router: _Router) -> list[Operation]:
             access="admin",
             request=wire.ModelName,
             response=wire.Done,
-            errors=_CHANGE,
+            errors=_CHANGE_ERRORS,
             example={"model": "intfloat/e5-small-v2"},
         )
         for suffix, endpoint, summary in actions
     ]
 
 
-class _Router:
+class _ModelEndpoints:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decode = decoder.Decoder(wire.ModelRequest, "models")
         self._decode_name = decoder.Decoder(wire.ModelName, "models")
 
     async def list(self, request: Request) -> Reply:
-        return model_jobs.encoded(wire.ModelList(data=shown(request, await everything(self._gateway))))
+        return model_jobs.json_reply(
+            wire.ModelList(data=hide_addresses(request, await list_all_entries(self._gateway)))
+        )
 
     async def show(self, request: Request) -> Reply:
-        return model_jobs.encoded(*shown(request, [one(self._gateway, request.parameter)]))
+        return model_jobs.json_reply(*hide_addresses(request, [get_entry(self._gateway, request.parameter)]))
 
     async def download(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body or b"{}")
+        asked = await self._decode.decode_async(request.body or b"{}")
         if asked.model is None:
             return await self.list(request)
-        request.demand("admin")
-        request.model = model_jobs.lifecycle_of(self._gateway).download(model_jobs.checked_source(asked.model)).model
-        return model_jobs.encoded(wire.Done())
+        request.require_access("admin")
+        request.model = model_jobs.get_lifecycle(self._gateway).download(model_jobs.check_source(asked.model)).model
+        return model_jobs.json_reply(wire.Done())
 
     async def load(self, request: Request) -> Reply:
-        asked = await self._decode_name.in_turns(request.body)
-        name = model_jobs.checked_source(asked.model)
-        request.model = model_jobs.lifecycle_of(self._gateway).load(name).model
-        return model_jobs.encoded(wire.Done())
+        asked = await self._decode_name.decode_async(request.body)
+        name = model_jobs.check_source(asked.model)
+        request.model = model_jobs.get_lifecycle(self._gateway).load(name).model
+        return model_jobs.json_reply(wire.Done())
 
     async def unload(self, request: Request) -> Reply:
-        asked = await self._decode_name.in_turns(request.body)
-        name = model_jobs.checked_name(asked.model)
-        request.model = (await model_jobs.begin_unload(self._gateway, name)).model
-        return model_jobs.encoded(wire.Done())
+        asked = await self._decode_name.decode_async(request.body)
+        name = model_jobs.check_model_name(asked.model)
+        request.model = (await model_jobs.start_unload(self._gateway, name)).model
+        return model_jobs.json_reply(wire.Done())
 
     async def delete(self, request: Request) -> Reply:
-        name = request.argument("model")
+        name = request.query_parameter("model")
         if name is None:
             raise InvalidValue("Which model? Write DELETE /models?model=NAME.", param="model")
-        job = model_jobs.lifecycle_of(self._gateway).delete(model_jobs.checked_name(name))
-        await model_jobs.settle(request, job, wait=True)
-        model_jobs.must_have_changed(job)
-        return model_jobs.encoded(wire.Done())
+        job = model_jobs.get_lifecycle(self._gateway).delete(model_jobs.check_model_name(name))
+        await model_jobs.await_job(request, job, wait=True)
+        model_jobs.check_changed(job)
+        return model_jobs.json_reply(wire.Done())
 
 
-class _Stream:
+class _EventStream:
     """Ends when the client leaves, when the server goes down, and when the reader is too slow for its events."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -176,14 +178,14 @@ class _Stream:
         self._open: WeakSet[AsyncGenerator[Event]] = WeakSet()  # one whose answer never began takes no place
 
     async def __call__(self, request: Request) -> Reply:
-        lifecycle = model_jobs.lifecycle_of(self._gateway)
+        lifecycle = model_jobs.get_lifecycle(self._gateway)
         if len(self._open) >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} clients watch already; poll GET /models instead.", retry_after=30.0)
         events = lifecycle.events()
         self._open.add(events)
-        return Reply(200, _STREAM, self._pieces(events))
+        return Reply(200, _STREAM, self._stream_events(events))
 
-    async def _pieces(self, events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
+    async def _stream_events(self, events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
         upcoming: asyncio.Future[Event] | None = None
         try:
             yield b": watching\n\n"
@@ -191,14 +193,14 @@ class _Stream:
             while not self._gateway.draining:
                 # Not cancelled when it is late: that would end the generator behind it.
                 upcoming = upcoming or asyncio.ensure_future(anext(events))
-                done, _ = await asyncio.wait({upcoming}, timeout=_LOOK_S)
+                done, _ = await asyncio.wait({upcoming}, timeout=_POLL_INTERVAL_S)
                 if done:
                     event = upcoming.result()
                     upcoming, quiet = None, 0.0
                     if event.data.get("status") != "unloading":  # the router has no such state; "unloaded" follows
-                        yield _told(event)
+                        yield _encode_event(event)
                     continue
-                quiet += _LOOK_S
+                quiet += _POLL_INTERVAL_S
                 if quiet >= HEARTBEAT_S:
                     quiet = 0.0
                     yield b": still here\n\n"
@@ -212,17 +214,17 @@ class _Stream:
             await events.aclose()
 
 
-def _told(event: Event) -> bytes:
+def _encode_event(event: Event) -> bytes:
     data = dict(event.data)
     if event.name == "model_status":
-        data = _status(data)
+        data = _to_router_status(data)
     elif event.name == "download_progress":
         data = {event.model: {"done": data.get("done") or 0, "total": data.get("total") or 0}}
     said: dict[str, Any] = {"model": event.model, "event": event.name}
     return b"data: %b\n\n" % _ENCODE.encode({**said, "data": data} if data else said)
 
 
-def _status(data: dict[str, Any]) -> dict[str, Any]:
+def _to_router_status(data: dict[str, Any]) -> dict[str, Any]:
     """In the router's words, which has no state for having failed."""
     word = str(data.get("status", ""))
     told: dict[str, Any] = {"status": "unloaded" if word == "failed" else word}

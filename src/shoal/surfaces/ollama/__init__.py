@@ -12,16 +12,16 @@ from shoal.core.protocols import Operation
 from shoal.errors import ModelNotFound, ShoalError, Unsupported
 from shoal.http import status_codes
 from shoal.http.json import decoder
-from shoal.http.json.extras import Extras
-from shoal.http.operation import Described
+from shoal.http.json.extras import ExtrasDecoder
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import JSON, Options, Reply, Request
-from shoal.http.streaming import feed
+from shoal.http.streaming import open_stream_body
 from shoal.surfaces.ollama import wire as wire
-from shoal.surfaces.ollama.answers import ENCODE, Lines
-from shoal.surfaces.ollama.models import NDJSON, Moves, Shelf, available, find
-from shoal.surfaces.ollama.tasks import chat_task, generate_task, seconds
+from shoal.surfaces.ollama.answers import ENCODE, LineEncoder
+from shoal.surfaces.ollama.models import NDJSON, ModelCatalog, ModelTransfers, find_model, find_or_load
+from shoal.surfaces.ollama.tasks import chat_task, generate_task, parse_keep_alive
 from shoal.surfaces.shared import batch_headers, default_models, model_jobs, vector_encoding
-from shoal.surfaces.shared.generation import DOCUMENTED, of_prompt
+from shoal.surfaces.shared.generation import HEADER_DOCS, prompt_headers
 from shoal.surfaces.shared.input_parsing import check_count
 from shoal.surfaces.shared.task_runs import run_task
 from shoal.types import Embed, Embedded, Generate
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 429, 500, 502, 503, 504), wire.OllamaError)
-_LINES = "application/x-ndjson"
+_NDJSON_TYPE = "application/x-ndjson"
 _STREAM = [NDJSON, (b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
-_REMARKS = {name: DOCUMENTED[name] for name in ("x-shoal-prompt-cut", "x-shoal-ignored")}
+_PROMPT_HEADER_DOCS = {name: HEADER_DOCS[name] for name in ("x-shoal-prompt-cut", "x-shoal-ignored")}
 _MODEL = "all-MiniLM-L6-v2"
 A = TypeVar("A", bound=wire.OllamaChatRequest | wire.OllamaGenerateRequest)
 
@@ -45,7 +45,11 @@ class Ollama:
         self._options = options
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        return [*_answers(gateway, self._options), *_embeddings(gateway, self._options.max_inputs), *_models(gateway)]
+        return [
+            *_answer_operations(gateway, self._options),
+            *_embedding_operations(gateway, self._options.max_inputs),
+            *_model_operations(gateway),
+        ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         status = status_codes.status(error)
@@ -53,67 +57,67 @@ class Ollama:
         return status, headers, ENCODE(wire.OllamaError(error=error.message))
 
 
-def _answers(gateway: Gateway, options: Options) -> list[Operation]:
-    chat = _Answering(gateway, options, "chat", wire.OllamaChatRequest, chat_task)
-    generate = _Answering(gateway, options, "generate", wire.OllamaGenerateRequest, generate_task)
+def _answer_operations(gateway: Gateway, options: Options) -> list[Operation]:
+    chat = _GenerateEndpoint(gateway, options, "chat", wire.OllamaChatRequest, chat_task)
+    generate = _GenerateEndpoint(gateway, options, "generate", wire.OllamaGenerateRequest, generate_task)
     question = "Why is the sky blue?"
     return [
-        Described(
+        DocumentedOperation(
             method="POST",
             path="/api/chat",
             endpoint=chat,
             summary="Answer a conversation",
             request=wire.OllamaChatRequest,
             response=wire.OllamaChatAnswer,
-            also=((_LINES, wire.OllamaChatAnswer),),
+            also=((_NDJSON_TYPE, wire.OllamaChatAnswer),),
             errors=_ERRORS,
             generates=True,
-            headers=_REMARKS,
-            description=_ONLY.format("messages"),
+            headers=_PROMPT_HEADER_DOCS,
+            description=_GENERATE_DESCRIPTION.format("messages"),
             example={"model": _MODEL, "messages": [{"role": "user", "content": question}], "stream": False},
         ),
-        Described(
+        DocumentedOperation(
             method="POST",
             path="/api/generate",
             endpoint=generate,
             summary="Answer or continue a prompt",
             request=wire.OllamaGenerateRequest,
             response=wire.OllamaGenerateAnswer,
-            also=((_LINES, wire.OllamaGenerateAnswer),),
+            also=((_NDJSON_TYPE, wire.OllamaGenerateAnswer),),
             errors=_ERRORS,
             generates=True,
-            headers=_REMARKS,
-            description=_ONLY.format("a prompt"),
+            headers=_PROMPT_HEADER_DOCS,
+            description=_GENERATE_DESCRIPTION.format("a prompt"),
             example={"model": _MODEL, "prompt": question, "stream": False},
         ),
     ]
 
 
-_ONLY = (
+_GENERATE_DESCRIPTION = (
     "A stream of JSON lines unless `stream` is false; the last one has `done` true. An error in mid-stream is a line "
     "with `error`. Without {} the model is loaded and nothing more; with `keep_alive` 0 it is unloaded, which asks for "
     "an admin key."
 )
 
 
-def _embeddings(gateway: Gateway, max_inputs: int) -> list[Operation]:
+def _embedding_operations(gateway: Gateway, max_inputs: int) -> list[Operation]:
     embeddings = _Embeddings(gateway, max_inputs)
     return [
         Operation(
             method="POST",
             path="/api/embed",
-            endpoint=embeddings.many,
+            endpoint=embeddings.embed_many,
             summary="Embed texts",
             request=wire.OllamaEmbedRequest,
             response=wire.OllamaEmbedAnswer,
             errors=_ERRORS,
-            headers=batch_headers.DOCUMENTED,
+            headers=batch_headers.HEADER_DOCS,
             example={"model": _MODEL, "input": ["Why is the sky blue?", "Why is the grass green?"]},
         ),
         Operation(
             method="POST",
             path="/api/embeddings",
-            endpoint=embeddings.one,
+            endpoint=embeddings.embed_one,
             summary="Embed one text; /api/embed takes several",
             request=wire.OllamaEmbeddingsRequest,
             response=wire.OllamaEmbeddingsAnswer,
@@ -123,12 +127,12 @@ def _embeddings(gateway: Gateway, max_inputs: int) -> list[Operation]:
     ]
 
 
-def _models(gateway: Gateway) -> list[Operation]:
-    shelf, moves = Shelf(gateway), Moves(gateway)
+def _model_operations(gateway: Gateway) -> list[Operation]:
+    shelf, moves = ModelCatalog(gateway), ModelTransfers(gateway)
     reads: list[tuple[str, Any, str, Any]] = [
-        ("/api/tags", shelf.tags, "List models", wire.OllamaTags),
-        ("/api/ps", shelf.running, "List loaded models", wire.OllamaPs),
-        ("/api/version", shelf.version, "Tell the version of this API", wire.OllamaVersion),
+        ("/api/tags", shelf.list_tags, "List models", wire.OllamaTags),
+        ("/api/ps", shelf.list_running, "List loaded models", wire.OllamaPs),
+        ("/api/version", shelf.get_version, "Tell the version of this API", wire.OllamaVersion),
     ]
     operations: list[Operation] = [
         Operation(
@@ -152,7 +156,7 @@ def _models(gateway: Gateway) -> list[Operation]:
             errors=_ERRORS,
             example={"model": _MODEL},
         ),
-        Described(
+        DocumentedOperation(
             method="POST",
             path="/api/pull",
             endpoint=moves.pull,
@@ -160,7 +164,7 @@ def _models(gateway: Gateway) -> list[Operation]:
             access="admin",
             request=wire.OllamaPullRequest,
             response=wire.OllamaProgress,
-            also=((_LINES, wire.OllamaProgress),),
+            also=((_NDJSON_TYPE, wire.OllamaProgress),),
             errors=_ERRORS,
             description="A stream of JSON lines unless `stream` is false. What goes wrong then is a line with `error`.",
             example={"model": "intfloat/e5-small-v2", "stream": False},
@@ -175,7 +179,7 @@ def _models(gateway: Gateway) -> list[Operation]:
             errors=_ERRORS,
         ),
     ]
-    return [*operations, *_refused()]
+    return [*operations, *_refusal_operations()]
 
 
 _CREATE = (
@@ -185,7 +189,7 @@ _ACCOUNTS = (
     "There are no accounts here: models are neither pushed to ollama.com nor run there. Upload a model's files where "
     "you pulled them from."
 )
-_REFUSED = {
+_REFUSALS = {
     "/api/create": _CREATE,
     # Asked first by Ollama's own client, which shows what is said here.
     "/api/blobs/{digest:path}": _CREATE,
@@ -196,7 +200,7 @@ _REFUSED = {
 }
 
 
-def _refused() -> list[Operation]:
+def _refusal_operations() -> list[Operation]:
     return [
         Operation(
             method="POST",
@@ -207,7 +211,7 @@ def _refused() -> list[Operation]:
             limit=0,
             description=why,
         )
-        for path, why in _REFUSED.items()
+        for path, why in _REFUSALS.items()
     ]
 
 
@@ -215,7 +219,7 @@ async def _refuse(why: str, request: Request) -> NoReturn:
     raise Unsupported(why)
 
 
-class _Answering(Generic[A]):
+class _GenerateEndpoint(Generic[A]):
     """One of the two routes that generate."""
 
     def __init__(
@@ -230,52 +234,52 @@ class _Answering(Generic[A]):
         self._heartbeat_s = options.heartbeat_s
         self._kind = kind
         long, also = ("messages", ()) if kind == "chat" else ("prompt", ("system", "images"))
-        self._decode: Extras[A] = Extras(request, "ollama", long, also=also)
+        self._decode: ExtrasDecoder[A] = ExtrasDecoder(request, "ollama", long, also=also)
         self._task = task
 
     async def __call__(self, request: Request) -> Reply:
         asked, _ = await self._decode(request.body)
-        keep_alive = seconds(asked.keep_alive)
-        if _asks_nothing(asked):
-            return await self._only(request, asked, unload=keep_alive == 0)
-        model, adapter = await available(self._gateway, request, asked.model, "generate")
+        keep_alive = parse_keep_alive(asked.keep_alive)
+        if _is_empty(asked):
+            return await self._load_or_unload(request, asked, unload=keep_alive == 0)
+        model, adapter = await find_or_load(self._gateway, request, asked.model, "generate")
         stream = asked.stream is not False
         task = self._task(asked, model, adapter, stream=stream)
-        lines = await self._loaded(request, asked, model)
+        lines = await self._start_answer(request, asked, model)
         chunks = self._gateway.stream(task, request.context())
         if stream:
-            body = await feed(chunks, lines, self._heartbeat_s, request_id=request.id)
-            return Reply(200, [*_STREAM, *of_prompt(body.first)], body)
+            body = await open_stream_body(chunks, lines, self._heartbeat_s, request_id=request.id)
+            return Reply(200, [*_STREAM, *prompt_headers(body.first)], body)
         async with aclosing(chunks):
             async for chunk in chunks:
                 lines.gather(chunk)
-        return Reply(200, [JSON, *of_prompt(lines)], lines.whole())
+        return Reply(200, [JSON, *prompt_headers(lines)], lines.encode_whole())
 
-    async def _only(self, request: Request, asked: A, *, unload: bool) -> Reply:
+    async def _load_or_unload(self, request: Request, asked: A, *, unload: bool) -> Reply:
         """Load the model, or unload it, and nothing more."""
         if unload:
-            model, _ = find(self._gateway, asked.model, "generate")
-            request.demand("admin")
-            lines = Lines(self._kind, asked.model, request, request.started)
-            model_jobs.lifecycle_of(self._gateway).rest(model)
-            return Reply(200, [JSON], lines.nothing("unload"))
-        model, _ = await available(self._gateway, request, asked.model, "generate")
-        lines = await self._loaded(request, asked, model)
+            model, _ = find_model(self._gateway, asked.model, "generate")
+            request.require_access("admin")
+            lines = LineEncoder(self._kind, asked.model, request, request.started)
+            model_jobs.get_lifecycle(self._gateway).try_sleep(model)
+            return Reply(200, [JSON], lines.encode_empty("unload"))
+        model, _ = await find_or_load(self._gateway, request, asked.model, "generate")
+        lines = await self._start_answer(request, asked, model)
         card = self._gateway.model(model)
         if card.state != "ready":
             raise card.refusal()
-        return Reply(200, [JSON], lines.nothing("load"))
+        return Reply(200, [JSON], lines.encode_empty("load"))
 
-    async def _loaded(self, request: Request, asked: A, model: str) -> Lines:
+    async def _start_answer(self, request: Request, asked: A, model: str) -> LineEncoder:
         """The answer that begins, once the model is awake: how long that took is told by itself."""
         request.model, request.items = model, 1
         ctx = request.context()
         request.handed_over = False  # what goes wrong here is counted by nobody else
         await self._gateway.wake(model, ctx)
-        return Lines(self._kind, asked.model, request, time.monotonic())
+        return LineEncoder(self._kind, asked.model, request, time.monotonic())
 
 
-def _asks_nothing(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> bool:
+def _is_empty(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> bool:
     if isinstance(asked, wire.OllamaChatRequest):
         return not asked.messages
     return not (asked.prompt or asked.images)
@@ -288,18 +292,18 @@ class _Embeddings:
         self._decode_many = decoder.Decoder(wire.OllamaEmbedRequest, "ollama", "input", max_inputs)
         self._decode_one = decoder.Decoder(wire.OllamaEmbeddingsRequest, "ollama")
 
-    async def many(self, request: Request) -> Reply:
-        asked = await self._decode_many.in_turns(request.body)
-        seconds(asked.keep_alive)
+    async def embed_many(self, request: Request) -> Reply:
+        asked = await self._decode_many.decode_async(request.body)
+        parse_keep_alive(asked.keep_alive)
         inputs = asked.input if isinstance(asked.input, list) else [asked.input] if asked.input else []
         check_count(inputs, "input", self._limit)
         result = None
         if inputs:
-            result = await self._embedded(
+            result = await self._embed(
                 request, asked.model, inputs, truncate=asked.truncate, dimensions=asked.dimensions
             )
         else:
-            await self._model(request, asked.model)
+            await self._find_model(request, asked.model)
         tail = b'],"model":%b,"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
             ENCODE(asked.model),
             round((time.monotonic() - request.started) * 1e9),
@@ -307,33 +311,35 @@ class _Embeddings:
         )
         if result is None:
             return Reply(200, [JSON], b'{"embeddings":[' + tail)
-        body = await vector_encoding.joined(vector_encoding.contiguous(result.vectors), _row, b'{"embeddings":[', tail)
+        body = await vector_encoding.encode_rows(
+            vector_encoding.to_contiguous(result.vectors), _encode_row, b'{"embeddings":[', tail
+        )
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
-    async def one(self, request: Request) -> Reply:
-        asked = await self._decode_one.in_turns(request.body)
-        seconds(asked.keep_alive)
-        model = await self._model(request, asked.model)
+    async def embed_one(self, request: Request) -> Reply:
+        asked = await self._decode_one.decode_async(request.body)
+        parse_keep_alive(asked.keep_alive)
+        model = await self._find_model(request, asked.model)
         if not asked.prompt:
             return Reply(200, [JSON], b'{"embedding":[]}')
-        card = await default_models.awake(self._gateway, request, self._gateway.model(model))
+        card = await default_models.wake_model(self._gateway, request, self._gateway.model(model))
         normalize = card.facts is None or card.facts.normalized
-        result = await self._embedded(request, asked.model, [asked.prompt], normalize=normalize)
-        numbers = vector_encoding.numbers(vector_encoding.contiguous(result.vectors)[0])
+        result = await self._embed(request, asked.model, [asked.prompt], normalize=normalize)
+        numbers = vector_encoding.encode_numbers(vector_encoding.to_contiguous(result.vectors)[0])
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], b'{"embedding":%b}' % numbers)
 
-    async def _model(self, request: Request, name: str) -> str:
-        model, adapter = await available(self._gateway, request, name, "embed")
+    async def _find_model(self, request: Request, name: str) -> str:
+        model, adapter = await find_or_load(self._gateway, request, name, "embed")
         if adapter:
             raise ModelNotFound(f"model '{name}' not found: adapters answer, and do not embed", param="model")
         return model
 
-    async def _embedded(
+    async def _embed(
         self, request: Request, name: str, inputs: list[str], dimensions: int | None = None, **more: Any
     ) -> Embedded:
-        model = await self._model(request, name)
+        model = await self._find_model(request, name)
         if dimensions is not None:
-            card = await default_models.awake(self._gateway, request, self._gateway.model(model))
+            card = await default_models.wake_model(self._gateway, request, self._gateway.model(model))
             own = card.facts.dimension if card.facts is not None else None
             # The original passes over what it cannot cut to.
             if dimensions < 1 or (own is not None and dimensions > own):
@@ -342,5 +348,5 @@ class _Embeddings:
         return await run_task(self._gateway, request, task)
 
 
-def _row(index: int, row: Any) -> bytes:
-    return vector_encoding.numbers(row)
+def _encode_row(index: int, row: Any) -> bytes:
+    return vector_encoding.encode_numbers(row)

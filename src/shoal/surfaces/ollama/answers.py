@@ -13,8 +13,8 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.http.request import Request
 from shoal.surfaces.ollama import wire
-from shoal.surfaces.shared.generation import answer_began
-from shoal.surfaces.shared.logprobs import finite_logprob, token_bytes
+from shoal.surfaces.shared.generation import estimate_answer_start
+from shoal.surfaces.shared.logprobs import to_finite_logprob, token_bytes
 from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
 
 ENCODE = msgspec.json.Encoder().encode
@@ -24,7 +24,7 @@ _REASONS = {"length": "length"}
 """Ollama's word for every other end is "stop", calls of tools included."""
 
 
-def stamp(ns: int | None = None) -> str:
+def format_timestamp(ns: int | None = None) -> str:
     """Nanoseconds of the Unix epoch (None: now) as RFC 3339 in UTC."""
     seconds, rest = divmod(time.time_ns() if ns is None else ns, _NS)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
@@ -49,8 +49,8 @@ class Line:
         self.logprobs += other.logprobs
 
 
-class Lines:
-    """One answer while it is made, as the frames of a stream (`streaming.Frames`) or as a `whole`.
+class LineEncoder:
+    """One answer while it is made, as the frames of a stream (`streaming.Frames`) or as a `encode_whole`.
 
     `kind`: the text stands in `message`, or in `response`. `loaded` is when the model was there for the `request`, in
     seconds of `clock`. Calls of tools are told once their arguments, which are an object here, are complete; those that
@@ -82,31 +82,31 @@ class Lines:
         self._calls = 0
         self._all = Line()
 
-    def chunk(self, chunk: Chunk) -> bytes:
+    def encode_chunk(self, chunk: Chunk) -> bytes:
         """The line of a chunk, b"" where there is nothing to tell yet."""
-        line = self._told(chunk)
-        return self._encoded(line, done=False) if line else b""
+        line = self._to_line(chunk)
+        return self._encode(line, done=False) if line else b""
 
-    def failed(self, error: ShoalError) -> bytes:
+    def encode_error(self, error: ShoalError) -> bytes:
         return ENCODE(wire.OllamaError(error=error.message)) + b"\n"
 
-    def end(self) -> bytes:
+    def encode_end(self) -> bytes:
         """The last line, with what the answer took."""
-        return self._encoded(self._finished(), done=True)
+        return self._encode(self._finish(), done=True)
 
     def gather(self, chunk: Chunk) -> None:
-        self._all.add(self._told(chunk))
+        self._all.add(self._to_line(chunk))
 
-    def whole(self) -> bytes:
-        self._all.add(self._finished())
-        return self._encoded(self._all, done=True)
+    def encode_whole(self) -> bytes:
+        self._all.add(self._finish())
+        return self._encode(self._all, done=True)
 
-    def nothing(self, reason: Literal["load", "unload"]) -> bytes:
+    def encode_empty(self, reason: Literal["load", "unload"]) -> bytes:
         """The answer to a request that only loads or unloads."""
         counts = wire.OllamaCounts(done_reason=reason)
-        return self._object(Line(), counts, done=True) + b"\n"
+        return self._encode_object(Line(), counts, done=True) + b"\n"
 
-    def _told(self, chunk: Chunk) -> Line:
+    def _to_line(self, chunk: Chunk) -> Line:
         if self._first is None:
             self._first = self._clock()
         self.cut += chunk.cut
@@ -117,7 +117,7 @@ class Lines:
             self._take(delta, line)
         if chunk.finish_reason is not None:
             self._reason = _REASONS.get(chunk.finish_reason, "stop")
-            self._complete(line)
+            self._complete_call(line)
         if chunk.usage is not None:
             self._request.usage = chunk.usage
         return line
@@ -127,10 +127,10 @@ class Lines:
             arguments = self._call.arguments + delta.arguments
             self._call = msgspec.structs.replace(self._call, arguments=arguments)
             return
-        self._complete(line)
+        self._complete_call(line)
         self._call = delta
 
-    def _complete(self, line: Line) -> None:
+    def _complete_call(self, line: Line) -> None:
         """The open call is over: another began, or the answer ended."""
         call, self._call = self._call, None
         if call is None:
@@ -144,35 +144,35 @@ class Lines:
         line.calls.append(wire.OllamaToolCall(id=call.id or None, function=called))
         self._calls += 1
 
-    def _finished(self) -> Line:
+    def _finish(self) -> Line:
         line = Line()
-        self._complete(line)
+        self._complete_call(line)
         return line
 
-    def _encoded(self, line: Line, *, done: bool) -> bytes:
-        return self._object(line, self._counts() if done else wire.OllamaCounts(), done=done) + b"\n"
+    def _encode(self, line: Line, *, done: bool) -> bytes:
+        return self._encode_object(line, self._build_counts() if done else wire.OllamaCounts(), done=done) + b"\n"
 
-    def _counts(self) -> wire.OllamaCounts:
+    def _build_counts(self) -> wire.OllamaCounts:
         now = self._clock()
         first = now if self._first is None else self._first
         usage = self._request.usage or Usage()
         loaded = self._loaded
-        began = answer_began(usage, first - loaded, now - loaded, self._pieces)
+        began = estimate_answer_start(usage, first - loaded, now - loaded, self._pieces)
         started = self._request.started
         return wire.OllamaCounts(
             done_reason=self._reason,
-            total_duration=_ns(now - started),
-            load_duration=_ns(loaded - started),
+            total_duration=_to_ns(now - started),
+            load_duration=_to_ns(loaded - started),
             prompt_eval_count=usage.prompt_tokens,
-            prompt_eval_duration=None if began is None else _ns(began),
+            prompt_eval_duration=None if began is None else _to_ns(began),
             eval_count=usage.completion_tokens,
-            eval_duration=None if began is None else _ns(now - loaded - began),
+            eval_duration=None if began is None else _to_ns(now - loaded - began),
         )
 
-    def _object(self, line: Line, counts: wire.OllamaCounts, *, done: bool) -> bytes:
-        shared: dict[str, Any] = {"model": self._model, "created_at": stamp(), "done": done}
+    def _encode_object(self, line: Line, counts: wire.OllamaCounts, *, done: bool) -> bytes:
+        shared: dict[str, Any] = {"model": self._model, "created_at": format_timestamp(), "done": done}
         shared |= msgspec.structs.asdict(counts)
-        shared["logprobs"] = [_logprob(each) for each in line.logprobs] or None
+        shared["logprobs"] = [_to_logprob(each) for each in line.logprobs] or None
         thinking = line.thinking or None
         if self._kind == "generate":
             # A prompt names no tools, so there are no calls.
@@ -181,15 +181,15 @@ class Lines:
         return ENCODE(wire.OllamaChatAnswer(message=said, **shared))
 
 
-def _ns(seconds: float) -> int:
+def _to_ns(seconds: float) -> int:
     return max(0, round(seconds * _NS))
 
 
-def _logprob(each: TokenLogprob) -> wire.OllamaLogprob:
+def _to_logprob(each: TokenLogprob) -> wire.OllamaLogprob:
     top: Sequence[TokenLogprob] = each.top
     return wire.OllamaLogprob(
         token=each.token,
-        logprob=finite_logprob(each.logprob),
+        logprob=to_finite_logprob(each.logprob),
         bytes=token_bytes(each),
-        top_logprobs=[_logprob(other) for other in top] or None,
+        top_logprobs=[_to_logprob(other) for other in top] or None,
     )

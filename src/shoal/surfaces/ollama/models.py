@@ -17,13 +17,20 @@ from shoal.core.lifecycle.lifecycle import Job, Listing
 from shoal.core.protocols import ModelFacts
 from shoal.errors import Forbidden, InvalidValue, ModelNotFound, ModelNotReady, ShoalError, Unauthorized
 from shoal.http.json import decoder
-from shoal.http.redaction import redacted
+from shoal.http.redaction import redact
 from shoal.http.request import Reply, Request
 from shoal.surfaces.ollama import wire
-from shoal.surfaces.ollama.answers import ENCODE, stamp
-from shoal.surfaces.ollama.names import LIBRARY, is_librarys, match, quantization, tagged, untagged
+from shoal.surfaces.ollama.answers import ENCODE, format_timestamp
+from shoal.surfaces.ollama.names import (
+    LIBRARY,
+    add_tag,
+    is_library_name,
+    match_library_name,
+    split_quantization,
+    strip_tag,
+)
 from shoal.surfaces.shared import model_jobs
-from shoal.surfaces.shared.listing import listing
+from shoal.surfaces.shared.listing import list_models
 from shoal.types import TaskKind
 
 if TYPE_CHECKING:
@@ -42,33 +49,33 @@ FOREVER = "9999-12-31T23:59:59Z"
 """Of a model that nobody puts to sleep."""
 
 _USABLE = {"loaded", "sleeping", "loading", "unloading", "unloaded"}
-_LOOK_S = 0.2  # how often a pull is looked at
-_SHOWN = 200
+_POLL_INTERVAL_S = 0.2  # how often a pull is looked at
+_MAX_SHOWN = 200
 
 
-def find(gateway: Gateway, name: str, task: TaskKind) -> tuple[str, str]:
+def find_model(gateway: Gateway, name: str, task: TaskKind) -> tuple[str, str]:
     """The served model and the adapter that a client means. Raises ModelNotFound in the words by which Ollama's
     clients know it, ModelNotReady, and InvalidValue where none is named."""
     if not name:
         raise InvalidValue("model is required", param="model")
-    plain = untagged(name)
+    plain = strip_tag(name)
     try:
         return gateway.resolve(plain, task)
     except ModelNotFound as error:
-        if found := _meant(gateway, plain):
+        if found := _match_model(gateway, plain):
             return gateway.resolve(found, task)
-        raise _not_found(name, error.message.rpartition(" does not exist: ")[2]) from None
+        raise _not_found_error(name, error.message.rpartition(" does not exist: ")[2]) from None
 
 
-def _meant(gateway: Gateway, name: str) -> str | None:
+def _match_model(gateway: Gateway, name: str) -> str | None:
     """The served model that a name with a quantization stands for, or a name of Ollama's library."""
-    base, form = quantization(name)
+    base, form = split_quantization(name)
     model = gateway.registry.get(base) if form else None
     if model is not None:
         facts = model.card().facts
         return model.name if facts is None or facts.precision.upper() in (form, "") else None
     served = {card.name: [card.name, *card.aliases, *_source_names(card)] for card in gateway.models()}
-    return match(name, served)
+    return match_library_name(name, served)
 
 
 def _source_names(card: ModelCard) -> list[str]:
@@ -76,98 +83,100 @@ def _source_names(card: ModelCard) -> list[str]:
     return [facts.id, facts.source.partition(":")[2].partition("@")[0]] if facts is not None else []
 
 
-async def available(gateway: Gateway, request: Request, name: str, task: TaskKind) -> tuple[str, str]:
-    """As `find`, but a model that lies on disk is loaded first, as Ollama does; that needs the right to load models.
+async def find_or_load(gateway: Gateway, request: Request, name: str, task: TaskKind) -> tuple[str, str]:
+    """As `find_model`, but a model that lies on disk is loaded first, as Ollama does; that needs the right to load models.
 
     Raises what its loading failed with, too.
     """
     try:
-        return find(gateway, name, task)
+        return find_model(gateway, name, task)
     except (ModelNotFound, ModelNotReady):
-        plain = quantization(untagged(name))[0]
+        plain = split_quantization(strip_tag(name))[0]
         plain = LIBRARY.get(plain, plain)
-        if not await _on_disk(gateway, plain):
+        if not await _is_on_disk(gateway, plain):
             raise
     try:
-        request.demand("admin")
+        request.require_access("admin")
     except (Unauthorized, Forbidden) as refusal:
-        raise _not_found(name, f"it is on disk and not loaded. {refusal.message}") from None
-    job = model_jobs.lifecycle_of(gateway).load(plain)
-    await model_jobs.settle(request, job, wait=True)
-    return find(gateway, name, task)
+        raise _not_found_error(name, f"it is on disk and not loaded. {refusal.message}") from None
+    job = model_jobs.get_lifecycle(gateway).load(plain)
+    await model_jobs.await_job(request, job, wait=True)
+    return find_model(gateway, name, task)
 
 
-async def _on_disk(gateway: Gateway, name: str) -> bool:
+async def _is_on_disk(gateway: Gateway, name: str) -> bool:
     if gateway.lifecycle is None:
         return False
-    return any(each.name == name and each.status == "unloaded" for each in await listing(gateway))
+    return any(each.name == name and each.status == "unloaded" for each in await list_models(gateway))
 
 
-def _not_found(name: str, why: str) -> ModelNotFound:
-    return ModelNotFound(f"model '{name[:_SHOWN]}' not found: {why or 'GET /api/tags lists those that are'}")
+def _not_found_error(name: str, why: str) -> ModelNotFound:
+    return ModelNotFound(f"model '{name[:_MAX_SHOWN]}' not found: {why or 'GET /api/tags lists those that are'}")
 
 
-class Shelf:
+class ModelCatalog:
     """What is there: lists, what is known of one, and the version."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._decode = decoder.Decoder(wire.OllamaNamed, "ollama")
 
-    async def version(self, request: Request) -> Reply:
+    async def get_version(self, request: Request) -> Reply:
         client = _CLIENT.match(request.headers.get(b"user-agent", b""))
-        return model_jobs.encoded(
+        return model_jobs.json_reply(
             wire.OllamaVersion(version=client[1].decode() if client else API_VERSION, shoal=__version__)
         )
 
-    async def tags(self, request: Request) -> Reply:
-        every = await listing(self._gateway)
+    async def list_tags(self, request: Request) -> Reply:
+        every = await list_models(self._gateway)
         served = {each.source for each in every if each.status != "unloaded"}
         found = [
-            _entry(each, name)
+            _to_entry(each, name)
             for each in every
             # Files that are served under another name are that model's.
             if each.status in _USABLE
-            and (each.status != "unloaded" or (each.source not in served and _may_load(request)))
-            for name in _names(each)
+            and (each.status != "unloaded" or (each.source not in served and _can_load(request)))
+            for name in _list_names(each)
         ]
-        return model_jobs.encoded(wire.OllamaTags(models=found))
+        return model_jobs.json_reply(wire.OllamaTags(models=found))
 
-    async def running(self, request: Request) -> Reply:
+    async def list_running(self, request: Request) -> Reply:
         found = [
-            _running(each, self._expires_at(each.name))
-            for each in await listing(self._gateway)
+            _to_running(each, self._expires_at(each.name))
+            for each in await list_models(self._gateway)
             if each.status == "loaded"
         ]
-        return model_jobs.encoded(wire.OllamaPs(models=found))
+        return model_jobs.json_reply(wire.OllamaPs(models=found))
 
     def _expires_at(self, name: str) -> str:
         lifecycle = self._gateway.lifecycle
-        left = lifecycle.stays_s(name) if lifecycle is not None and self._gateway.registry.get(name) else None
-        return FOREVER if left is None else stamp(time.time_ns() + round(left * 1e9))
+        left = (
+            lifecycle.seconds_until_sleep(name) if lifecycle is not None and self._gateway.registry.get(name) else None
+        )
+        return FOREVER if left is None else format_timestamp(time.time_ns() + round(left * 1e9))
 
     async def show(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
-        name = _named(asked.model, asked.name)
-        return model_jobs.encoded(_shown(await self._known(name)))
+        asked = await self._decode.decode_async(request.body)
+        name = _require_name(asked.model, asked.name)
+        return model_jobs.json_reply(_describe_model(await self._find_listing(name)))
 
-    async def _known(self, name: str) -> Listing:
+    async def _find_listing(self, name: str) -> Listing:
         """Raises ModelNotFound and ModelNotReady."""
         missing: ShoalError
         try:
-            plain, _ = find(self._gateway, name, "generate")
+            plain, _ = find_model(self._gateway, name, "generate")
         except (ModelNotFound, ModelNotReady) as error:
-            plain, missing = quantization(untagged(name))[0], error
+            plain, missing = split_quantization(strip_tag(name))[0], error
             plain = LIBRARY.get(plain, plain)
         else:
-            missing = _not_found(name, "")
-        found = next((each for each in await listing(self._gateway) if each.name == plain), None)
+            missing = _not_found_error(name, "")
+        found = next((each for each in await list_models(self._gateway) if each.name == plain), None)
         if found is None or found.status not in _USABLE:
             raise missing
         return found
 
 
-class Moves:
+class ModelTransfers:
     """Getting and deleting models."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -177,31 +186,31 @@ class Moves:
 
     async def pull(self, request: Request) -> Reply:
         """Also loads it: a client that pulled a model asks it next, maybe without the right to load it."""
-        asked = await self._decode_pull.in_turns(request.body)
-        name, form = self._source(_named(asked.model, asked.name))
-        job = model_jobs.lifecycle_of(self._gateway).load(name)
+        asked = await self._decode_pull.decode_async(request.body)
+        name, form = self._source(_require_name(asked.model, asked.name))
+        job = model_jobs.get_lifecycle(self._gateway).load(name)
         check = partial(self._check_form, job, form)
         if asked.stream is False:
-            await model_jobs.settle(request, job, wait=True)
+            await model_jobs.await_job(request, job, wait=True)
             check()
-            return model_jobs.encoded(wire.OllamaProgress(status="success"))
+            return model_jobs.json_reply(wire.OllamaProgress(status="success"))
         request.handed_over, request.model = True, job.model
-        return Reply(200, [NDJSON], progress(job, check))
+        return Reply(200, [NDJSON], stream_progress(job, check))
 
     def _source(self, asked: str) -> tuple[str, str]:
         """What to load for a name, and the quantization that it asks for. Raises InvalidValue."""
-        plain = untagged(asked)
-        if self._gateway.registry.get(plain) is None and (meant := _meant(self._gateway, plain)):
+        plain = strip_tag(asked)
+        if self._gateway.registry.get(plain) is None and (meant := _match_model(self._gateway, plain)):
             return meant, ""
-        name, form = quantization(plain)
+        name, form = split_quantization(plain)
         name = LIBRARY.get(name, name)
-        if is_librarys(name):
+        if is_library_name(name):
             raise InvalidValue(
-                f"'{asked[:_SHOWN]}' is a name of Ollama's library, which models are not pulled from here: name a "
+                f"'{asked[:_MAX_SHOWN]}' is a name of Ollama's library, which models are not pulled from here: name a "
                 "repository of the Hugging Face hub, as hf.co/org/name",
                 param="model",
             )
-        return model_jobs.checked_source(name), form
+        return model_jobs.check_source(name), form
 
     def _check_form(self, job: Job, form: str) -> None:
         """Raise InvalidValue where another quantization was loaded than the one that the name asked for."""
@@ -215,30 +224,30 @@ class Moves:
             )
 
     async def delete(self, request: Request) -> Reply:
-        asked = await self._decode_name.in_turns(request.body)
-        name = _named(asked.model, asked.name)
-        job = model_jobs.lifecycle_of(self._gateway).delete(model_jobs.checked_name(untagged(name)))
-        await model_jobs.settle(request, job, wait=True)
+        asked = await self._decode_name.decode_async(request.body)
+        name = _require_name(asked.model, asked.name)
+        job = model_jobs.get_lifecycle(self._gateway).delete(model_jobs.check_model_name(strip_tag(name)))
+        await model_jobs.await_job(request, job, wait=True)
         if not job.changed:
-            raise _not_found(name, "")
+            raise _not_found_error(name, "")
         return Reply(200)
 
 
-async def progress(job: Job, check: Callable[[], None]) -> AsyncGenerator[bytes]:
+async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator[bytes]:
     """How a load goes, line by line; `check` raises what is wrong with one that is done. A client that leaves stops
     reading, and not the load."""
-    yield _line(wire.OllamaProgress(status="pulling manifest"))
+    yield _encode_line(wire.OllamaProgress(status="pulling manifest"))
     told: wire.OllamaProgress | None = None
     over = asyncio.create_task(job.over.wait())
     try:
         while not over.done():
-            now = _stage(job)
+            now = _to_progress(job)
             if now != told and now.status:
-                if full := _filled(told, now):
-                    yield _line(full)
+                if full := _complete_bar(told, now):
+                    yield _encode_line(full)
                 told = now
-                yield _line(now)
-            await asyncio.wait({over}, timeout=_LOOK_S)
+                yield _encode_line(now)
+            await asyncio.wait({over}, timeout=_POLL_INTERVAL_S)
     finally:
         over.cancel()
     try:
@@ -246,14 +255,14 @@ async def progress(job: Job, check: Callable[[], None]) -> AsyncGenerator[bytes]
             raise job.error
         check()
     except ShoalError as error:
-        yield _line(wire.OllamaError(error=redacted(error.message)))
+        yield _encode_line(wire.OllamaError(error=redact(error.message)))
         return
-    if full := _filled(told, None):
-        yield _line(full)
-    yield _line(wire.OllamaProgress(status="success"))
+    if full := _complete_bar(told, None):
+        yield _encode_line(full)
+    yield _encode_line(wire.OllamaProgress(status="success"))
 
 
-def _filled(last: wire.OllamaProgress | None, now: wire.OllamaProgress | None) -> wire.OllamaProgress | None:
+def _complete_bar(last: wire.OllamaProgress | None, now: wire.OllamaProgress | None) -> wire.OllamaProgress | None:
     """The last line of a bar that was not seen full, once another one begins or everything is done."""
     if (
         last is None
@@ -265,7 +274,7 @@ def _filled(last: wire.OllamaProgress | None, now: wire.OllamaProgress | None) -
     return msgspec.structs.replace(last, completed=last.total)
 
 
-def _stage(job: Job) -> wire.OllamaProgress:
+def _to_progress(job: Job) -> wire.OllamaProgress:
     said = wire.OllamaProgress(status=job.stage)
     if job.total:
         # Clients draw one bar for each digest.
@@ -274,20 +283,20 @@ def _stage(job: Job) -> wire.OllamaProgress:
     return said
 
 
-def _line(value: wire.OllamaProgress | wire.OllamaError) -> bytes:
+def _encode_line(value: wire.OllamaProgress | wire.OllamaError) -> bytes:
     return ENCODE(value) + b"\n"
 
 
-def _named(model: str | None, name: str | None) -> str:
+def _require_name(model: str | None, name: str | None) -> str:
     found = model or name
     if not found:
         raise InvalidValue("model is required", param="model")
     return found
 
 
-def _may_load(request: Request) -> bool:
+def _can_load(request: Request) -> bool:
     try:
-        request.demand("admin")
+        request.require_access("admin")
     except ShoalError:
         return False
     return True
@@ -296,16 +305,16 @@ def _may_load(request: Request) -> bool:
 # What is known of a model
 
 
-def _names(each: Listing) -> list[str]:
+def _list_names(each: Listing) -> list[str]:
     adapters = each.facts.adapters if each.facts is not None else ()
-    return [tagged(each.name), *(tagged(each.name, adapter) for adapter in adapters)]
+    return [add_tag(each.name), *(add_tag(each.name, adapter) for adapter in adapters)]
 
 
-def _entry(each: Listing, name: str) -> wire.OllamaEntry:
+def _to_entry(each: Listing, name: str) -> wire.OllamaEntry:
     return wire.OllamaEntry(
         name=name,
         model=name,
-        modified_at=stamp(each.created * 1_000_000_000),
+        modified_at=format_timestamp(each.created * 1_000_000_000),
         size=each.size,
         digest=_digest(each, name.rpartition(":")[2]),
         details=_details(each.facts),
@@ -313,8 +322,8 @@ def _entry(each: Listing, name: str) -> wire.OllamaEntry:
     )
 
 
-def _running(each: Listing, expires_at: str) -> wire.OllamaRunning:
-    name = tagged(each.name)
+def _to_running(each: Listing, expires_at: str) -> wire.OllamaRunning:
+    name = add_tag(each.name)
     return wire.OllamaRunning(
         name=name,
         model=name,
@@ -327,9 +336,9 @@ def _running(each: Listing, expires_at: str) -> wire.OllamaRunning:
     )
 
 
-def _shown(each: Listing) -> wire.OllamaShown:
+def _describe_model(each: Listing) -> wire.OllamaShown:
     facts = each.facts
-    family = _text(facts, "architecture") or "unknown"
+    family = _text_detail(facts, "architecture") or "unknown"
     info: dict[str, Any] = {"general.architecture": family, "general.basename": each.name}
     if context := _context(facts):
         info[f"{family}.context_length"] = context
@@ -338,24 +347,24 @@ def _shown(each: Listing) -> wire.OllamaShown:
     if parameters := _parameters(facts):
         info["general.parameter_count"] = parameters
     return wire.OllamaShown(
-        modelfile=f"FROM {redacted(each.source)}\n" if each.source else "",
+        modelfile=f"FROM {redact(each.source)}\n" if each.source else "",
         parameters="",
-        template=_text(facts, "chat_template"),
+        template=_text_detail(facts, "chat_template"),
         license="",
         details=_details(facts),
         model_info=info,
         capabilities=_capabilities(facts),
-        modified_at=stamp(each.created * 1_000_000_000),
+        modified_at=format_timestamp(each.created * 1_000_000_000),
     )
 
 
 def _details(facts: ModelFacts | None) -> wire.OllamaDetails:
-    family = _text(facts, "architecture")
+    family = _text_detail(facts, "architecture")
     return wire.OllamaDetails(
         format=facts.backend if facts is not None else "",
         family=family,
         families=[family] if family else [],
-        parameter_size=_billions(_parameters(facts)),
+        parameter_size=_format_billions(_parameters(facts)),
         quantization_level=facts.precision.upper() if facts is not None else "",
     )
 
@@ -372,21 +381,21 @@ def _context(facts: ModelFacts | None) -> int:
     return (facts.context_tokens or facts.max_input_tokens or 0) if facts is not None else 0
 
 
-def _text(facts: ModelFacts | None, name: str) -> str:
+def _text_detail(facts: ModelFacts | None, name: str) -> str:
     found = facts.details.get(name) if facts is not None else None
     return found if isinstance(found, str) else ""
 
 
-def _number(facts: ModelFacts | None, name: str) -> int:
+def _number_detail(facts: ModelFacts | None, name: str) -> int:
     found = facts.details.get(name) if facts is not None else None
     return found if isinstance(found, int) else 0
 
 
 def _parameters(facts: ModelFacts | None) -> int:
-    return _number(facts, "parameter_count") or _number(facts, "parameters")
+    return _number_detail(facts, "parameter_count") or _number_detail(facts, "parameters")
 
 
-def _billions(parameters: int) -> str:
+def _format_billions(parameters: int) -> str:
     """As "7.6B" or "22.7M"."""
     if not parameters:
         return ""

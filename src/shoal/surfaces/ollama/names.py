@@ -47,7 +47,7 @@ _SCHEMES = {"hf", "pypi", "file", "fake"}
 _FORMS = {"instruct", "it", "chat", "gguf", "ov", "onnx", "hf"}
 
 
-def untagged(name: str) -> str:
+def strip_tag(name: str) -> str:
     """`name` without the tag that stands for the model itself, and as org/name where it has a hub's address before."""
     if name.count("/") > 1:
         for hub in _HUBS:
@@ -55,12 +55,12 @@ def untagged(name: str) -> str:
     return name.removesuffix(_LATEST)
 
 
-def tagged(name: str, adapter: str = "") -> str:
+def add_tag(name: str, adapter: str = "") -> str:
     """As Ollama lists it."""
     return f"{name}:{adapter}" if adapter else name + _LATEST
 
 
-def quantization(name: str) -> tuple[str, str]:
+def split_quantization(name: str) -> tuple[str, str]:
     """`org/name:Q4_K_M` in two, the tag in capitals; "" for a tag that names no form of a model's weights."""
     base, _, tag = name.rpartition(":")
     if base and _QUANTIZED.fullmatch(tag.lower()):
@@ -68,22 +68,22 @@ def quantization(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def is_librarys(name: str) -> bool:
+def is_library_name(name: str) -> bool:
     """Whether a name that no model has here can only be one of Ollama's library: the hub has no tags."""
     base, colon, _ = name.partition(":")
     return bool(colon) and "/" not in name and base not in _SCHEMES
 
 
-def match(name: str, served: Mapping[str, Collection[str]]) -> str | None:
+def match_library_name(name: str, served: Mapping[str, Collection[str]]) -> str | None:
     """The one model that a name of Ollama's library stands for, of those served, each with all that it is called."""
     if repository := LIBRARY.get(name):
         return next((model for model, names in served.items() if repository in names), None)
-    wanted = _plain(name)
-    found = [model for model, names in served.items() if wanted in map(_plain, names)]
+    wanted = _normalize(name)
+    found = [model for model, names in served.items() if wanted in map(_normalize, names)]
     return found[0] if len(found) == 1 else None
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     """Family, version and size alone: "llama3.21b" for llama3.2:1b and for bartowski/Llama-3.2-1B-Instruct-GGUF."""
     last = _QUANTIZED.sub("", name.rpartition("/")[2].lower().replace(":", "-"))
     return "".join(word for word in re.split("[-_]", last) if word not in _FORMS)

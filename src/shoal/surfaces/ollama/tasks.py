@@ -16,8 +16,8 @@ from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
 _JSON = msgspec.json.Encoder()
 _NAMES = {"repetition_penalty": "repeat_penalty"}
 _LEVELS = ("low", "medium", "high", "max")
-_SHOWN = 64
-OFF = {"typical_p": 1, "tfs_z": 1, "mirostat": 0}
+_MAX_SHOWN = 64
+OFF_VALUES = {"typical_p": 1, "tfs_z": 1, "mirostat": 0}
 """Options that no model here honours, by the value that is off."""
 
 # What base64 of a file of each type begins with.
@@ -29,12 +29,12 @@ def chat_task(asked: wire.OllamaChatRequest, model: str, adapter: str, *, stream
     return Generate(
         model=model,
         adapter=adapter,
-        messages=_messages(asked.messages or []),
-        sampling=_sampling(asked),
+        messages=_to_messages(asked.messages or []),
+        sampling=_to_sampling(asked),
         names=_NAMES,
         stream=stream,
-        tools=[_tool(each) for each in asked.tools or []],
-        template_kwargs=_thinking(asked.think),
+        tools=[_to_tool(each) for each in asked.tools or []],
+        template_kwargs=_thinking_kwargs(asked.think),
         include_reasoning=asked.think is not False,
     )
 
@@ -46,28 +46,28 @@ def generate_task(asked: wire.OllamaGenerateRequest, model: str, adapter: str, *
     if not asked.raw:
         if asked.system:
             messages.append(Message(role="system", content=asked.system))
-        messages.append(Message(role="user", content=_content(asked.prompt or "", asked.images, "images")))
+        messages.append(Message(role="user", content=_to_content(asked.prompt or "", asked.images, "images")))
     return Generate(
         model=model,
         adapter=adapter,
         prompts=[asked.prompt or ""] if asked.raw else [],
         messages=messages,
-        sampling=_sampling(asked),
+        sampling=_to_sampling(asked),
         names=_NAMES,
         stream=stream,
-        template_kwargs=_thinking(asked.think),
+        template_kwargs=_thinking_kwargs(asked.think),
         include_reasoning=asked.think is not False,
     )
 
 
-def seconds(keep_alive: float | str | None) -> float | None:
+def parse_keep_alive(keep_alive: float | str | None) -> float | None:
     """A `keep_alive` in seconds, infinite for what is below 0. Raises InvalidValue."""
     if keep_alive is None:
         return None
     found = parse_duration(keep_alive) if isinstance(keep_alive, str) else keep_alive
     if found is None:
         raise InvalidValue(
-            f'\'keep_alive\' is {str(keep_alive)[:_SHOWN]!r}; send seconds, or a duration as "5m" or "1h30m".',
+            f'\'keep_alive\' is {str(keep_alive)[:_MAX_SHOWN]!r}; send seconds, or a duration as "5m" or "1h30m".',
             param="keep_alive",
         )
     return float("inf") if found < 0 else found
@@ -91,7 +91,7 @@ def _check_generate(asked: wire.OllamaGenerateRequest) -> None:
 # Messages
 
 
-def _messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
+def _to_messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
     open_calls: list[ToolCall] = []
     made, count = [], 0
     for at, each in enumerate(given):
@@ -105,9 +105,9 @@ def _messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
             calls.append(ToolCall(id=ident, name=call.function.name, arguments=arguments))
         open_calls += calls
         role = each.role.lower()
-        answered = each.tool_call_id or (_answered(open_calls, each.tool_name) if role == "tool" else None)
+        answered = each.tool_call_id or (_match_call(open_calls, each.tool_name) if role == "tool" else None)
         open_calls = [call for call in open_calls if call.id != answered]
-        content = _content(each.content or "", each.images, f"messages[{at}].images")
+        content = _to_content(each.content or "", each.images, f"messages[{at}].images")
         made.append(
             Message(
                 role=role,
@@ -121,20 +121,20 @@ def _messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
     return made
 
 
-def _answered(calls: Sequence[ToolCall], name: str | None) -> str | None:
+def _match_call(calls: Sequence[ToolCall], name: str | None) -> str | None:
     """The call that a result without an id is of: the first open one of that name, else the first open one."""
     named = [call.id for call in calls if call.name == name]
     return next(iter(named or [call.id for call in calls]), None)
 
 
-def _content(text: str, images: Sequence[str] | None, where: str) -> str | list[Part]:
+def _to_content(text: str, images: Sequence[str] | None, where: str) -> str | list[Part]:
     if not images:
         return text
-    parts = [Part(type="image", url=_url(image, f"{where}[{at}]")) for at, image in enumerate(images)]
+    parts = [Part(type="image", url=_to_url(image, f"{where}[{at}]")) for at, image in enumerate(images)]
     return [*parts, Part(text=text)] if text else parts
 
 
-def _url(image: str, where: str) -> str:
+def _to_url(image: str, where: str) -> str:
     if image.startswith("data:image/"):
         return image
     kind = next((kind for head, kind in _IMAGES.items() if image.startswith(head)), None)
@@ -146,7 +146,7 @@ def _url(image: str, where: str) -> str:
     return f"data:image/{kind};base64,{image}"
 
 
-def _tool(given: wire.OllamaTool) -> Tool:
+def _to_tool(given: wire.OllamaTool) -> Tool:
     of = given.function
     check_depth(of.parameters or {}, "tools")
     return Tool(name=of.name, description=of.description or "", parameters=of.parameters or {})
@@ -155,15 +155,15 @@ def _tool(given: wire.OllamaTool) -> Tool:
 # Sampling
 
 
-def _sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sampling:
+def _to_sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sampling:
     options = asked.options or wire.OllamaOptions()
-    for name, off in OFF.items():
+    for name, off in OFF_VALUES.items():
         if getattr(options, name) not in (None, off):
             raise Unsupported(f"'options.{name}' is not supported: leave it out, or send {off}.", param="options")
-    top_k, seed = _whole(options.top_k), _whole(options.seed)
+    top_k, seed = _to_int(options.top_k), _to_int(options.seed)
     stop = [options.stop] if isinstance(options.stop, str) else options.stop or []
     return Sampling(
-        max_tokens=_positive(_whole(options.num_predict)),
+        max_tokens=_positive_or_none(_to_int(options.num_predict)),
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=top_k if top_k is None or top_k > 0 else -1,
@@ -174,20 +174,20 @@ def _sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sam
         frequency_penalty=options.frequency_penalty,
         repetition_penalty=options.repeat_penalty,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        guide=_guide(asked.format),
+        guide=_to_guide(asked.format),
     )
 
 
-def _whole(number: float | None) -> int | None:
+def _to_int(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-def _positive(number: int | None) -> int | None:
+def _positive_or_none(number: int | None) -> int | None:
     """-1 (without end), -2 (as much as the context holds) and 0 leave the length to the model and its context."""
     return number if number is not None and number > 0 else None
 
 
-def _guide(given: str | dict[str, Any] | None) -> Guide | None:
+def _to_guide(given: str | dict[str, Any] | None) -> Guide | None:
     match given:
         case None | "":
             return None
@@ -200,7 +200,7 @@ def _guide(given: str | dict[str, Any] | None) -> Guide | None:
             raise InvalidValue("'format' is neither \"json\" nor a JSON schema; send one of the two.", param="format")
 
 
-def _thinking(think: bool | str | None) -> dict[str, Any]:
+def _thinking_kwargs(think: bool | str | None) -> dict[str, Any]:
     """What the template is told. The names are those that templates of thinking models read."""
     match think:
         case None | "":
@@ -211,11 +211,11 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
             return {"enable_thinking": True, "reasoning_effort": "high" if think == "max" else think}
         case _:
             raise InvalidValue(
-                f"'think' is {think[:_SHOWN]!r}; send true, false, {_or(_LEVELS)}.",
+                f"'think' is {think[:_MAX_SHOWN]!r}; send true, false, {_join_words(_LEVELS)}.",
                 param="think",
             )
 
 
-def _or(words: Iterable[str]) -> str:
+def _join_words(words: Iterable[str]) -> str:
     *most, last = (f'"{word}"' for word in words)
     return f"{', '.join(most)} or {last}"

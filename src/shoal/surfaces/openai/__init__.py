@@ -9,16 +9,16 @@ from shoal.core.protocols import Operation
 from shoal.errors import ShoalError
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json import decoder
-from shoal.http.operation import Described
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.openai import wire_chat, wire_embeddings, wire_responses
 from shoal.surfaces.openai.chat import Chat
 from shoal.surfaces.openai.completions import Completions
-from shoal.surfaces.openai.embeddings import DOCUMENTED, Embeddings
+from shoal.surfaces.openai.embeddings import HEADER_DOCS, Embeddings
 from shoal.surfaces.openai.responses import Responses
 from shoal.surfaces.shared import generation, model_jobs
 from shoal.surfaces.shared import wire_models as wire
-from shoal.surfaces.shared.listing import one, served_all, shown
+from shoal.surfaces.shared.listing import get_entry, hide_addresses, list_served
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), OpenAIError)
 _READ_ERRORS: dict[int, Any] = {500: OpenAIError}
 _CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), OpenAIError)
-_TALKER = "Qwen/Qwen2.5-0.5B-Instruct"
-_STREAMS = (
+_CHAT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_STREAM_DESCRIPTION = (
     "With `stream` the answer is told in server-sent events while it is made. Fields that are not listed are passed on "
     "to OpenAI-compatible servers, and ignored by other backends. What such a server refuses comes back as it said it, "
     "with any status."
@@ -45,7 +45,7 @@ class OpenAI:
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         embeddings = Embeddings(gateway, self._options)
         operations: list[Operation] = [
-            Described(
+            DocumentedOperation(
                 method="POST",
                 path=f"{prefix}/embeddings",
                 endpoint=embeddings,
@@ -54,18 +54,22 @@ class OpenAI:
                 response=wire_embeddings.EmbeddingsResponse,
                 also=(wire_embeddings.BYTES,),
                 errors=_ERRORS,
-                headers=DOCUMENTED,
+                headers=HEADER_DOCS,
                 example=_EXAMPLE,
             )
             for prefix in ("/v1", "")
         ]
-        return [*operations, *_generating(gateway, self._options), *_managing(_Models(gateway))]
+        return [
+            *operations,
+            *_generate_operations(gateway, self._options),
+            *_model_operations(_ModelEndpoints(gateway)),
+        ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         return render_error(error)
 
 
-def _generating(gateway: Gateway, options: Options) -> list[Operation]:
+def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
     chat = Chat(gateway, options.heartbeat_s)
     completions = Completions(gateway, options.heartbeat_s, options.max_inputs, chat)
     responses = Responses(gateway, options.heartbeat_s)
@@ -77,7 +81,7 @@ def _generating(gateway: Gateway, options: Options) -> list[Operation]:
             "Answer a conversation",
             wire_chat.ChatRequest,
             wire_chat.ChatCompletion,
-            {"model": _TALKER, "messages": [question], "max_tokens": 64},
+            {"model": _CHAT_MODEL, "messages": [question], "max_tokens": 64},
         ),
         (
             "/completions",
@@ -85,7 +89,7 @@ def _generating(gateway: Gateway, options: Options) -> list[Operation]:
             "Continue texts",
             wire_chat.CompletionRequest,
             wire_chat.TextCompletion,
-            {"model": _TALKER, "prompt": "A shoal is", "max_tokens": 16},
+            {"model": _CHAT_MODEL, "prompt": "A shoal is", "max_tokens": 16},
         ),
         (
             "/responses",
@@ -93,11 +97,11 @@ def _generating(gateway: Gateway, options: Options) -> list[Operation]:
             "Answer a conversation, told as items",
             wire_responses.ResponsesRequest,
             wire_responses.Response,
-            {"model": _TALKER, "input": "What is a shoal?", "max_output_tokens": 64},
+            {"model": _CHAT_MODEL, "input": "What is a shoal?", "max_output_tokens": 64},
         ),
     ]
     return [
-        Described(
+        DocumentedOperation(
             method="POST",
             path=prefix + path,
             endpoint=endpoint,
@@ -106,8 +110,8 @@ def _generating(gateway: Gateway, options: Options) -> list[Operation]:
             response=response,
             also=(("text/event-stream", str),),
             errors=_ERRORS,
-            headers=generation.DOCUMENTED,
-            description=_STREAMS,
+            headers=generation.HEADER_DOCS,
+            description=_STREAM_DESCRIPTION,
             example=example,
             generates=True,
         )
@@ -116,7 +120,7 @@ def _generating(gateway: Gateway, options: Options) -> list[Operation]:
     ]
 
 
-def _managing(models: _Models) -> list[Operation]:
+def _model_operations(models: _ModelEndpoints) -> list[Operation]:
     operations: list[Operation] = [
         Operation(
             method="GET",
@@ -126,7 +130,7 @@ def _managing(models: _Models) -> list[Operation]:
             response=wire.ModelList,
             errors=_READ_ERRORS,
         ),
-        Described(
+        DocumentedOperation(
             method="POST",
             path="/v1/models",
             endpoint=models.download,
@@ -156,7 +160,7 @@ def _managing(models: _Models) -> list[Operation]:
         ("DELETE", "", models.delete, "Unload a model and delete its files", None, wire.Deleted),
     ]
     operations += [
-        Described(
+        DocumentedOperation(
             method=method,
             path="/v1/models/{id:path}" + suffix,
             endpoint=endpoint,
@@ -175,7 +179,7 @@ def _managing(models: _Models) -> list[Operation]:
     return operations
 
 
-class _Models:
+class _ModelEndpoints:
     """Lists from memory: interfaces ask for them on every page, and a busy or broken model must not delay them."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -184,39 +188,45 @@ class _Models:
         self._decode_settings = decoder.Decoder(wire.LoadSettings, "openai")
 
     async def list(self, request: Request) -> Reply:
-        return model_jobs.encoded(wire.ModelList(data=shown(request, served_all(self._gateway))))
+        return model_jobs.json_reply(wire.ModelList(data=hide_addresses(request, list_served(self._gateway))))
 
     async def show(self, request: Request) -> Reply:
-        return model_jobs.encoded(*shown(request, [one(self._gateway, request.parameter)]))
+        return model_jobs.json_reply(*hide_addresses(request, [get_entry(self._gateway, request.parameter)]))
 
     async def download(self, request: Request) -> Reply:
-        asked = await self._decode_model.in_turns(request.body or b"{}")
+        asked = await self._decode_model.decode_async(request.body or b"{}")
         if asked.model is None:
             return await self.list(request)
-        request.demand("admin")
-        name = model_jobs.checked_source(asked.model)
-        wait = model_jobs.waits(request)
-        job = model_jobs.lifecycle_of(self._gateway).download(name)
-        return await model_jobs.settle(request, job, wait=wait) or model_jobs.encoded(wire.Managed(model=job.model))
+        request.require_access("admin")
+        name = model_jobs.check_source(asked.model)
+        wait = model_jobs.should_wait(request)
+        job = model_jobs.get_lifecycle(self._gateway).download(name)
+        return await model_jobs.await_job(request, job, wait=wait) or model_jobs.json_reply(
+            wire.Managed(model=job.model)
+        )
 
     async def load(self, request: Request) -> Reply:
-        asked = await self._decode_settings.in_turns(request.body or b"{}")
-        name = model_jobs.checked_source(request.parameter)
-        wait = model_jobs.waits(request)
-        job = model_jobs.lifecycle_of(self._gateway).load(name, model_jobs.load_options(asked.backend, asked.text_in))
-        return await model_jobs.settle(request, job, wait=wait) or model_jobs.encoded(wire.Managed(model=job.model))
+        asked = await self._decode_settings.decode_async(request.body or b"{}")
+        name = model_jobs.check_source(request.parameter)
+        wait = model_jobs.should_wait(request)
+        job = model_jobs.get_lifecycle(self._gateway).load(name, model_jobs.load_options(asked.backend, asked.text_in))
+        return await model_jobs.await_job(request, job, wait=wait) or model_jobs.json_reply(
+            wire.Managed(model=job.model)
+        )
 
     async def unload(self, request: Request) -> Reply:
-        name = model_jobs.checked_name(request.parameter)
-        wait = model_jobs.waits(request)
-        job = await model_jobs.begin_unload(self._gateway, name)
-        return await model_jobs.settle(request, job, wait=wait) or model_jobs.encoded(wire.Managed(model=job.model))
+        name = model_jobs.check_model_name(request.parameter)
+        wait = model_jobs.should_wait(request)
+        job = await model_jobs.start_unload(self._gateway, name)
+        return await model_jobs.await_job(request, job, wait=wait) or model_jobs.json_reply(
+            wire.Managed(model=job.model)
+        )
 
     async def delete(self, request: Request) -> Reply:
-        name = model_jobs.checked_name(request.parameter)
-        wait = model_jobs.waits(request)
-        job = model_jobs.lifecycle_of(self._gateway).delete(name)
-        reply = await model_jobs.settle(request, job, wait=wait)
+        name = model_jobs.check_model_name(request.parameter)
+        wait = model_jobs.should_wait(request)
+        job = model_jobs.get_lifecycle(self._gateway).delete(name)
+        reply = await model_jobs.await_job(request, job, wait=wait)
         if reply is None:
-            model_jobs.must_have_changed(job)
-        return reply or model_jobs.encoded(wire.Deleted(id=job.model))
+            model_jobs.check_changed(job)
+        return reply or model_jobs.json_reply(wire.Deleted(id=job.model))

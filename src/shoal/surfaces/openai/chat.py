@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.http.json.extras import Extras, check_depth
+from shoal.http.json.extras import ExtrasDecoder, check_depth
 from shoal.http.request import Reply, Request
 from shoal.surfaces.openai import wire_chat as wire
-from shoal.surfaces.openai.conversation import choice_of, messages_of, tool_of, tools_of
-from shoal.surfaces.openai.events import ENCODE, Events, Said, timings_of, usage_of, wants_usage
-from shoal.surfaces.openai.sampling import guide_of, sampling_of
-from shoal.surfaces.shared.generation import Answer, Choice, answered
-from shoal.surfaces.shared.logprobs import finite_logprob, token_bytes
+from shoal.surfaces.openai.conversation import to_messages, to_tool, to_tool_selection, to_tools
+from shoal.surfaces.openai.events import ENCODE, AnswerHeader, CompletionEvents, to_timings, to_usage, wants_usage
+from shoal.surfaces.openai.sampling import to_guide, to_sampling
+from shoal.surfaces.shared.generation import Answer, Choice, generate_reply
+from shoal.surfaces.shared.logprobs import to_finite_logprob, token_bytes
 from shoal.types import Chunk, Generate, TokenLogprob, ToolDelta, Usage
 
 if TYPE_CHECKING:
@@ -31,34 +31,34 @@ class Chat:
     def __init__(self, gateway: Gateway, heartbeat_s: float) -> None:
         self._gateway = gateway
         self._heartbeat_s = heartbeat_s
-        self._decode: Extras[wire.ChatRequest] = Extras(wire.ChatRequest, "openai", "messages")
+        self._decode: ExtrasDecoder[wire.ChatRequest] = ExtrasDecoder(wire.ChatRequest, "openai", "messages")
 
     async def __call__(self, request: Request) -> Reply:
         asked, extras = await self._decode(request.body)
         model, adapter = self._gateway.resolve(asked.model or "")
-        task = task_of(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
-        said = Said.by(f"{model}:{adapter}" if adapter else model, "chatcmpl-")
+        task = build_task(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        said = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "chatcmpl-")
         old = bool(asked.functions) and not asked.tools
         usage = wants_usage(asked)
-        return await answered(
+        return await generate_reply(
             self._gateway,
             request,
             task,
             frames=partial(ChatEvents, said, request, choices=task.choices, include_usage=usage, old=old),
-            body=partial(body_of, said=said, logprobs=bool(asked.logprobs), old=old),
+            body=partial(encode_body, said=said, logprobs=bool(asked.logprobs), old=old),
             heartbeat_s=self._heartbeat_s,
         )
 
 
-def task_of(
+def build_task(
     asked: wire.ChatRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
 ) -> Generate:
     """Raises InvalidValue, WrongType and Unsupported, with the field at fault."""
-    tools = tools_of(asked.tools) or [tool_of(each, "functions") for each in asked.functions or ()]
+    tools = to_tools(asked.tools) or [to_tool(each, "functions") for each in asked.functions or ()]
     if asked.tool_choice is None and not asked.tools:
-        mode, name = choice_of(asked.function_call, tools, "function_call")
+        mode, name = to_tool_selection(asked.function_call, tools, "function_call")
     else:
-        mode, name = choice_of(asked.tool_choice, tools, "tool_choice")
+        mode, name = to_tool_selection(asked.tool_choice, tools, "tool_choice")
     most = asked.max_completion_tokens
     if most is None:
         most = asked.max_tokens
@@ -67,16 +67,16 @@ def task_of(
         raise InvalidValue(f"'{field}' is 0; an answer has at least one token.", param=field)
     return Generate(
         model=model,
-        messages=messages_of(asked.messages),
+        messages=to_messages(asked.messages),
         n=asked.n or 1,
-        sampling=sampling_of(asked, max_tokens=most, logprobs=_logprobs(asked), guide=guide_of(asked)),
+        sampling=to_sampling(asked, max_tokens=most, logprobs=_requested_logprobs(asked), guide=to_guide(asked)),
         stream=bool(asked.stream),
         tools=tools,
         tool_choice=mode,
         tool_name=name,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         continue_final=bool(asked.continue_final_message),
-        add_generation_prompt=_opens(asked),
+        add_generation_prompt=_adds_generation_prompt(asked),
         template_kwargs=_template_kwargs(asked),
         include_reasoning=asked.include_reasoning is not False,
         adapter=adapter,
@@ -85,7 +85,7 @@ def task_of(
     )
 
 
-def _logprobs(asked: wire.ChatRequest) -> int | None:
+def _requested_logprobs(asked: wire.ChatRequest) -> int | None:
     if asked.logprobs:
         return asked.top_logprobs or 0
     if asked.top_logprobs:
@@ -93,7 +93,7 @@ def _logprobs(asked: wire.ChatRequest) -> int | None:
     return None
 
 
-def _opens(asked: wire.ChatRequest) -> bool:
+def _adds_generation_prompt(asked: wire.ChatRequest) -> bool:
     """Whether the template begins a new answer: not where the last message is one already."""
     if not asked.continue_final_message:
         return asked.add_generation_prompt is not False
@@ -111,21 +111,21 @@ def _template_kwargs(asked: wire.ChatRequest) -> dict[str, Any]:
     return given if asked.reasoning_effort is None else {"reasoning_effort": asked.reasoning_effort, **given}
 
 
-def body_of(answer: Answer, *, said: Said, logprobs: bool, old: bool) -> bytes:
+def encode_body(answer: Answer, *, said: AnswerHeader, logprobs: bool, old: bool) -> bytes:
     """The whole answer. `old`: calls are told as `function_call`, as they were before there were tools."""
     return ENCODE(
         wire.ChatCompletion(
             id=said.id,
             created=said.created,
             model=said.model,
-            choices=[_choice(each, logprobs=logprobs, old=old) for each in answer.choices],
-            usage=usage_of(answer.usage or Usage()),
-            timings=timings_of(answer),
+            choices=[_to_choice(each, logprobs=logprobs, old=old) for each in answer.choices],
+            usage=to_usage(answer.usage or Usage()),
+            timings=to_timings(answer),
         )
     )
 
 
-def _choice(choice: Choice, *, logprobs: bool, old: bool) -> wire.ChatChoice:
+def _to_choice(choice: Choice, *, logprobs: bool, old: bool) -> wire.ChatChoice:
     message = wire.AnswerMessage(content=choice.text or (None if choice.tools else ""))
     if choice.reasoning:
         message.reasoning_content = choice.reasoning
@@ -140,20 +140,20 @@ def _choice(choice: Choice, *, logprobs: bool, old: bool) -> wire.ChatChoice:
     return wire.ChatChoice(
         index=choice.index,
         message=message,
-        logprobs=logprobs_of(choice.logprobs) if logprobs else None,
-        finish_reason=_reason(choice.finish_reason, old=old),
+        logprobs=to_logprobs(choice.logprobs) if logprobs else None,
+        finish_reason=_finish_reason(choice.finish_reason, old=old),
     )
 
 
-def logprobs_of(tokens: list[TokenLogprob]) -> wire.ChatLogprobs:
+def to_logprobs(tokens: list[TokenLogprob]) -> wire.ChatLogprobs:
     return wire.ChatLogprobs(
         content=[
             wire.ContentLogprob(
                 token=each.token,
-                logprob=finite_logprob(each.logprob),
+                logprob=to_finite_logprob(each.logprob),
                 bytes=token_bytes(each),
                 top_logprobs=[
-                    wire.TopLogprob(token=top.token, logprob=finite_logprob(top.logprob), bytes=token_bytes(top))
+                    wire.TopLogprob(token=top.token, logprob=to_finite_logprob(top.logprob), bytes=token_bytes(top))
                     for top in each.top
                 ],
             )
@@ -162,58 +162,60 @@ def logprobs_of(tokens: list[TokenLogprob]) -> wire.ChatLogprobs:
     )
 
 
-def _reason(reason: str, *, old: bool) -> str:
+def _finish_reason(reason: str, *, old: bool) -> str:
     return "function_call" if old and reason == "tool_calls" else reason
 
 
-class ChatEvents(Events):
+class ChatEvents(CompletionEvents):
     """Each choice begins with an event that holds its role, and ends with one that holds nothing but the reason."""
 
-    def __init__(self, said: Said, request: Request, *, choices: int, include_usage: bool, old: bool = False) -> None:
+    def __init__(
+        self, said: AnswerHeader, request: Request, *, choices: int, include_usage: bool, old: bool = False
+    ) -> None:
         super().__init__(said, "chat.completion.chunk", request, choices=choices, include_usage=include_usage)
         self._old = old
         self._texts: dict[int, bytes] = {}  # what comes before a text, by choice; those that have begun
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
-    def chunk(self, chunk: Chunk) -> bytes:
+    def encode_chunk(self, chunk: Chunk) -> bytes:
         before = self._texts.get(chunk.index)
         if before is None or not chunk.text or _has_more(chunk):
-            return super().chunk(chunk)
+            return super().encode_chunk(chunk)
         self._pieces += 1
         return before + ENCODE(chunk.text) + self._plain_tail
 
-    def _told(self, chunk: Chunk) -> bytes:
+    def _encode_choice_chunk(self, chunk: Chunk) -> bytes:
         index = chunk.index
         told: list[bytes] = []
         if index not in self._texts:
             self._texts[index] = b'%b{"index":%d,"delta":{"content":' % (self.head, index)
-            told.append(self._event(index, _ROLE))
-        deltas = self._deltas(chunk)
+            told.append(self._encode_event(index, _ROLE))
+        deltas = self._encode_deltas(chunk)
         if deltas:
-            logprobs = ENCODE(logprobs_of(chunk.logprobs)) if chunk.logprobs else b"null"
-            told += [self._event(index, delta) for delta in deltas[:-1]]
-            told.append(self._event(index, deltas[-1], logprobs))
+            logprobs = ENCODE(to_logprobs(chunk.logprobs)) if chunk.logprobs else b"null"
+            told += [self._encode_event(index, delta) for delta in deltas[:-1]]
+            told.append(self._encode_event(index, deltas[-1], logprobs))
         if chunk.finish_reason is not None:
-            reason = ENCODE(_reason(chunk.finish_reason, old=self._old))
-            told.append(self.finish(self._event(index, b"{}", reason=reason)))
+            reason = ENCODE(_finish_reason(chunk.finish_reason, old=self._old))
+            told.append(self.finish_choice(self._encode_event(index, b"{}", reason=reason)))
         return b"".join(told)
 
-    def _deltas(self, chunk: Chunk) -> list[bytes]:
+    def _encode_deltas(self, chunk: Chunk) -> list[bytes]:
         deltas = []
         if chunk.reasoning:
             deltas.append(b'{"reasoning_content":%b}' % ENCODE(chunk.reasoning))
         if chunk.text:
             deltas.append(b'{"content":%b}' % ENCODE(chunk.text))
         if chunk.tools and self._old:
-            deltas += [_old_delta(each) for each in chunk.tools if each.index == 0]
+            deltas += [_encode_function_delta(each) for each in chunk.tools if each.index == 0]
         elif chunk.tools:
             # Clients' own helpers take one fragment an event for granted.
-            deltas += [b'{"tool_calls":[%b]}' % _tool_delta(each) for each in chunk.tools]
+            deltas += [b'{"tool_calls":[%b]}' % _encode_tool_delta(each) for each in chunk.tools]
         if chunk.logprobs and not deltas:
             deltas.append(b'{"content":""}')  # of a token whose text is still kept back
         return deltas
 
-    def _event(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
+    def _encode_event(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, reason)
         return self.head + choice + self.tail
 
@@ -230,7 +232,7 @@ def _has_more(chunk: Chunk) -> bool:
     )
 
 
-def _tool_delta(delta: ToolDelta) -> bytes:
+def _encode_tool_delta(delta: ToolDelta) -> bytes:
     if not delta.id and not delta.name:
         return b'{"index":%d,"function":{"arguments":%b}}' % (delta.index, ENCODE(delta.arguments))
     return b'{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":%b}}' % (
@@ -241,6 +243,6 @@ def _tool_delta(delta: ToolDelta) -> bytes:
     )
 
 
-def _old_delta(delta: ToolDelta) -> bytes:
+def _encode_function_delta(delta: ToolDelta) -> bytes:
     name = b'"name":%b,' % ENCODE(delta.name) if delta.name else b""
     return b'{"function_call":{%b"arguments":%b}}' % (name, ENCODE(delta.arguments))

@@ -10,15 +10,15 @@ import msgspec
 
 from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs, Unsupported, WrongType
 from shoal.http.json.decoder import FieldError
-from shoal.http.json.extras import Extras
-from shoal.http.json.refused import Unread, is_there
+from shoal.http.json.extras import ExtrasDecoder
+from shoal.http.json.refused import UnreadField, is_set
 from shoal.http.request import Reply, Request
 from shoal.surfaces.openai import wire_chat as wire
 from shoal.surfaces.openai.chat import Chat
-from shoal.surfaces.openai.events import ENCODE, Events, Said, timings_of, usage_of, wants_usage
-from shoal.surfaces.openai.sampling import guide_of, sampling_of
-from shoal.surfaces.shared.generation import Answer, Choice, answered
-from shoal.surfaces.shared.logprobs import finite_logprob
+from shoal.surfaces.openai.events import ENCODE, AnswerHeader, CompletionEvents, to_timings, to_usage, wants_usage
+from shoal.surfaces.openai.sampling import to_guide, to_sampling
+from shoal.surfaces.shared.generation import Answer, Choice, generate_reply
+from shoal.surfaces.shared.logprobs import to_finite_logprob
 from shoal.types import Chunk, Generate, TextItem, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ DIALECT = "openai.completions"
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for requests that do not say."""
 
-MOST_CHOICES = 2048
+MAX_CHOICES = 2048
 """Answers that one request makes: prompts times `n`, or times `best_of`."""
 
 
@@ -40,7 +40,9 @@ class Completions:
         self._chat = chat
         self._heartbeat_s = heartbeat_s
         self._max_inputs = max_inputs
-        self._decode: Extras[wire.CompletionRequest] = Extras(wire.CompletionRequest, "openai", "prompt", max_inputs)
+        self._decode: ExtrasDecoder[wire.CompletionRequest] = ExtrasDecoder(
+            wire.CompletionRequest, "openai", "prompt", max_inputs
+        )
 
     async def __call__(self, request: Request) -> Reply:
         try:
@@ -49,18 +51,18 @@ class Completions:
             if not (error.missing and error.at == "prompt" and has_messages(request.body)):
                 raise
             return await self._chat(request)
-        prompts = prompts_of(asked.prompt, self._max_inputs)
+        prompts = parse_prompts(asked.prompt, self._max_inputs)
         model, adapter = self._gateway.resolve(asked.model or "")
-        task = task_of(asked, prompts, model, adapter, raw=(DIALECT, request.body), extras=extras)
-        said = Said.by(f"{model}:{adapter}" if adapter else model, "cmpl-")
+        task = build_task(asked, prompts, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        said = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "cmpl-")
         usage = wants_usage(asked)
         try:
-            return await answered(
+            return await generate_reply(
                 self._gateway,
                 request,
                 task,
                 frames=partial(TextEvents, said, request, choices=task.choices, include_usage=usage),
-                body=partial(body_of, said=said, logprobs=asked.logprobs is not None),
+                body=partial(encode_body, said=said, logprobs=asked.logprobs is not None),
                 heartbeat_s=self._heartbeat_s,
             )
         except RequestError as error:  # which engines name as chat completions do
@@ -74,7 +76,7 @@ class Completions:
 
 
 class _Shape(msgspec.Struct):
-    messages: Unread = msgspec.UNSET
+    messages: UnreadField = msgspec.UNSET
 
 
 _SHAPE = msgspec.json.Decoder(_Shape)
@@ -82,10 +84,10 @@ _SHAPE = msgspec.json.Decoder(_Shape)
 
 def has_messages(body: bytes) -> bool:
     """Of a body that is JSON."""
-    return is_there(_SHAPE.decode(body).messages)
+    return is_set(_SHAPE.decode(body).messages)
 
 
-def prompts_of(given: str | list[Any], limit: int) -> list[TextItem]:
+def parse_prompts(given: str | list[Any], limit: int) -> list[TextItem]:
     """Texts or lists of ids, one entry a prompt. One bare list of ids is one prompt."""
     if isinstance(given, str):
         return [given]
@@ -104,7 +106,7 @@ def prompts_of(given: str | list[Any], limit: int) -> list[TextItem]:
     return cast(list[TextItem], given)
 
 
-def task_of(
+def build_task(
     asked: wire.CompletionRequest,
     prompts: list[TextItem],
     model: str,
@@ -119,9 +121,9 @@ def task_of(
     n = asked.n or 1
     best_of = asked.best_of
     made, field = max((n, "n"), (best_of or 0, "best_of"), key=itemgetter(0))
-    if len(prompts) * made > MOST_CHOICES:
+    if len(prompts) * made > MAX_CHOICES:
         raise TooManyInputs(
-            f"'{field}' of {made} for each of {len(prompts)} prompts makes more than {MOST_CHOICES} answers; split the "
+            f"'{field}' of {made} for each of {len(prompts)} prompts makes more than {MAX_CHOICES} answers; split the "
             "request.",
             param=field,
         )
@@ -134,11 +136,11 @@ def task_of(
         prompts=prompts,
         n=n,
         best_of=best_of,
-        sampling=sampling_of(
+        sampling=to_sampling(
             asked,
             max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
             logprobs=asked.logprobs,
-            guide=guide_of(asked),
+            guide=to_guide(asked),
         ),
         stream=bool(asked.stream),
         echo=bool(asked.echo),
@@ -148,60 +150,60 @@ def task_of(
     )
 
 
-def body_of(answer: Answer, *, said: Said, logprobs: bool) -> bytes:
+def encode_body(answer: Answer, *, said: AnswerHeader, logprobs: bool) -> bytes:
     """The whole answer."""
     return ENCODE(
         wire.TextCompletion(
             id=said.id,
             created=said.created,
             model=said.model,
-            choices=[_choice(each, logprobs=logprobs) for each in answer.choices],
-            usage=usage_of(answer.usage or Usage()),
-            timings=timings_of(answer),
+            choices=[_to_choice(each, logprobs=logprobs) for each in answer.choices],
+            usage=to_usage(answer.usage or Usage()),
+            timings=to_timings(answer),
         )
     )
 
 
-def _choice(choice: Choice, *, logprobs: bool) -> wire.TextChoice:
+def _to_choice(choice: Choice, *, logprobs: bool) -> wire.TextChoice:
     return wire.TextChoice(
         text=choice.reasoning + choice.text,
         index=choice.index,
-        logprobs=logprobs_of(choice.logprobs)[0] if logprobs else None,
+        logprobs=to_logprobs(choice.logprobs)[0] if logprobs else None,
         finish_reason=choice.finish_reason,
     )
 
 
-def logprobs_of(tokens: list[TokenLogprob], offset: int = 0) -> tuple[wire.TextLogprobs, int]:
+def to_logprobs(tokens: list[TokenLogprob], offset: int = 0) -> tuple[wire.TextLogprobs, int]:
     """Of tokens that begin after `offset` characters; and how many characters there are after them."""
     told = wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for each in tokens:
         told.tokens.append(each.token)
-        told.token_logprobs.append(finite_logprob(each.logprob))
-        likeliest = {top.token: finite_logprob(top.logprob) for top in each.top}
-        told.top_logprobs.append({**likeliest, each.token: finite_logprob(each.logprob)})
+        told.token_logprobs.append(to_finite_logprob(each.logprob))
+        likeliest = {top.token: to_finite_logprob(top.logprob) for top in each.top}
+        told.top_logprobs.append({**likeliest, each.token: to_finite_logprob(each.logprob)})
         told.text_offset.append(offset)
         offset += len(each.token)
     return told, offset
 
 
-class TextEvents(Events):
-    def __init__(self, said: Said, request: Request, *, choices: int, include_usage: bool) -> None:
+class TextEvents(CompletionEvents):
+    def __init__(self, said: AnswerHeader, request: Request, *, choices: int, include_usage: bool) -> None:
         super().__init__(said, "text_completion", request, choices=choices, include_usage=include_usage)
         self._offsets: dict[int, int] = {}
 
-    def _told(self, chunk: Chunk) -> bytes:
+    def _encode_choice_chunk(self, chunk: Chunk) -> bytes:
         told = b""
         text = chunk.reasoning + chunk.text
         if text or chunk.logprobs:
             logprobs = b"null"
             if chunk.logprobs:
-                found, self._offsets[chunk.index] = logprobs_of(chunk.logprobs, self._offsets.get(chunk.index, 0))
+                found, self._offsets[chunk.index] = to_logprobs(chunk.logprobs, self._offsets.get(chunk.index, 0))
                 logprobs = ENCODE(found)
-            told = self._event(chunk.index, ENCODE(text), logprobs)
+            told = self._encode_event(chunk.index, ENCODE(text), logprobs)
         if chunk.finish_reason is not None:
-            told += self.finish(self._event(chunk.index, b'""', reason=ENCODE(chunk.finish_reason)))
+            told += self.finish_choice(self._encode_event(chunk.index, b'""', reason=ENCODE(chunk.finish_reason)))
         return told
 
-    def _event(self, index: int, text: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
+    def _encode_event(self, index: int, text: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
         choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, reason)
         return self.head + choice + self.tail

@@ -6,39 +6,39 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from shoal.errors import InvalidValue, Unsupported, WrongType
-from shoal.http.json.extras import Arguments, check_depth
+from shoal.http.json.extras import ArgumentsLimit, check_depth
 from shoal.surfaces.openai import wire_chat as wire
 from shoal.types import Message, Part, Tool, ToolCall
 
 ToolChoice = Literal["auto", "none", "required", "function"]
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
-_PASSED_ON = frozenset({"input_audio", "audio_url", "video_url", "file"})
+_UPSTREAM_PARTS = frozenset({"input_audio", "audio_url", "video_url", "file"})
 """Parts that servers behind may read, and nobody here does."""
 
 
-class Choice(NamedTuple):
+class ToolSelection(NamedTuple):
     """`name` is that of the one function that must be called."""
 
     mode: ToolChoice = "auto"
     name: str = ""
 
 
-def messages_of(given: Sequence[wire.ChatMessage]) -> list[Message]:
-    arguments = Arguments("messages")
-    return [_message(message, f"messages[{at}]", arguments) for at, message in enumerate(given)]
+def to_messages(given: Sequence[wire.ChatMessage]) -> list[Message]:
+    arguments = ArgumentsLimit("messages")
+    return [_to_message(message, f"messages[{at}]", arguments) for at, message in enumerate(given)]
 
 
-def content_of(given: str | Sequence[wire.ContentPart] | None, where: str) -> str | list[Part] | None:
+def to_content(given: str | Sequence[wire.ContentPart] | None, where: str) -> str | list[Part] | None:
     """A text, or parts; parts that are one text are that text, since more templates know it. `where`: the place in
     the body."""
     if given is None or isinstance(given, str):
         return given
-    parts = [part_of(each, f"{where}[{at}]") for at, each in enumerate(given)]
+    parts = [to_part(each, f"{where}[{at}]") for at, each in enumerate(given)]
     return parts[0].text if len(parts) == 1 and parts[0].type == "text" else parts
 
 
-def part_of(part: wire.ContentPart, where: str) -> Part:
+def to_part(part: wire.ContentPart, where: str) -> Part:
     if part.type in _TEXTS and part.text is not None:
         return Part(text=part.text)
     if part.type == "refusal" and part.refusal is not None:
@@ -47,7 +47,7 @@ def part_of(part: wire.ContentPart, where: str) -> Part:
         url = part.image_url.url if isinstance(part.image_url, wire.ImageUrl) else part.image_url
         if url:
             return Part(type="image", url=url)
-    if part.type in _PASSED_ON:
+    if part.type in _UPSTREAM_PARTS:
         return Part(type="other", kind=part.type)
     field = where.partition("[")[0]
     if part.type in (*_TEXTS, "refusal", "image_url", "input_image"):
@@ -55,7 +55,7 @@ def part_of(part: wire.ContentPart, where: str) -> Part:
     raise Unsupported(f"'{where}' is of type {part.type[:64]!r}; send text and image_url parts.", param=field)
 
 
-def tools_of(given: Sequence[wire.ToolDefinition] | None) -> list[Tool]:
+def to_tools(given: Sequence[wire.ToolDefinition] | None) -> list[Tool]:
     tools = []
     for at, each in enumerate(given or ()):
         if each.type != "function":
@@ -64,11 +64,11 @@ def tools_of(given: Sequence[wire.ToolDefinition] | None) -> list[Tool]:
             )
         if each.function is None:
             raise WrongType(f"Missing required field 'tools[{at}].function'.", param="tools")
-        tools.append(tool_of(each.function, "tools"))
+        tools.append(to_tool(each.function, "tools"))
     return tools
 
 
-def tool_of(function: wire.FunctionDefinition, field: str) -> Tool:
+def to_tool(function: wire.FunctionDefinition, field: str) -> Tool:
     parameters = function.parameters or {}
     check_depth(parameters, field)
     return Tool(
@@ -79,10 +79,12 @@ def tool_of(function: wire.FunctionDefinition, field: str) -> Tool:
     )
 
 
-def choice_of(asked: str | wire.NamedTool | wire.FunctionName | None, tools: Sequence[Tool], field: str) -> Choice:
+def to_tool_selection(
+    asked: str | wire.NamedTool | wire.FunctionName | None, tools: Sequence[Tool], field: str
+) -> ToolSelection:
     """What `tool_choice`, or `function_call` of old, demands of these tools."""
     if asked is None:
-        return Choice()
+        return ToolSelection()
     if isinstance(asked, wire.NamedTool):
         if asked.type != "function":
             raise Unsupported(f"'{field}' is of type {asked.type[:64]!r}; name a function.", param=field)
@@ -92,30 +94,28 @@ def choice_of(asked: str | wire.NamedTool | wire.FunctionName | None, tools: Seq
     if isinstance(asked, wire.FunctionName):
         if asked.name not in {tool.name for tool in tools}:
             raise InvalidValue(f"'{field}' names {asked.name[:64]!r}, which is not among the tools.", param=field)
-        return Choice("function", asked.name)
+        return ToolSelection("function", asked.name)
     match asked:
         case "auto" | "none":
-            return Choice(asked)
+            return ToolSelection(asked)
         case "required" if tools:
-            return Choice("required")
+            return ToolSelection("required")
         case "required":
             raise InvalidValue(f"'{field}' requires a tool, and there are none; send 'tools'.", param=field)
         case _:
             raise WrongType(f"'{field}' is {asked[:64]!r}; send none, auto, required or one function.", param=field)
 
 
-def _message(given: wire.ChatMessage, where: str, arguments: Arguments) -> Message:
-    calls = [_call(each, at, arguments) for at, each in enumerate(given.tool_calls or ())]
+def _to_message(given: wire.ChatMessage, where: str, arguments: ArgumentsLimit) -> Message:
+    calls = [_to_call(each, at, arguments) for at, each in enumerate(given.tool_calls or ())]
     role, call_id = given.role, given.tool_call_id
     if given.function_call is not None:
         called = given.function_call
-        calls.append(
-            ToolCall(id=f"call_{called.name}", name=called.name, arguments=arguments.checked(called.arguments))
-        )
+        calls.append(ToolCall(id=f"call_{called.name}", name=called.name, arguments=arguments.check(called.arguments)))
     if role == "function" and call_id is None:
         # What "tool" was called before: nothing but the name joined an answer to its call.
         call_id = f"call_{given.name or ''}"
-    content = content_of(given.content, f"{where}.content")
+    content = to_content(given.content, f"{where}.content")
     if content is None and given.refusal is not None:
         content = given.refusal
     if content is None and role != "assistant":
@@ -128,6 +128,6 @@ def _message(given: wire.ChatMessage, where: str, arguments: Arguments) -> Messa
     )
 
 
-def _call(given: wire.SentToolCall, at: int, arguments: Arguments) -> ToolCall:
+def _to_call(given: wire.SentToolCall, at: int, arguments: ArgumentsLimit) -> ToolCall:
     called = given.function
-    return ToolCall(id=given.id or f"call_{at}", name=called.name, arguments=arguments.checked(called.arguments))
+    return ToolCall(id=given.id or f"call_{at}", name=called.name, arguments=arguments.check(called.arguments))

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from shoal.errors import InvalidValue, ModelNotFound, Unsupported
-from shoal.http.images import Pictures
+from shoal.http.images import ImageReader
 from shoal.http.json import decoder
-from shoal.http.json.fields import Fields
+from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import JSON, Body, Headers, Options, Reply, Request
 from shoal.surfaces.openai.wire_embeddings import AnyModelRequest, EmbeddingsRequest
 from shoal.surfaces.shared import (
@@ -26,8 +26,8 @@ from shoal.surfaces.shared import (
     vector_encoding,
     vector_kinds,
 )
-from shoal.surfaces.shared.input_parsing import Given, Picture
-from shoal.surfaces.shared.quantization import Precision, quantized
+from shoal.surfaces.shared.input_parsing import ImageReference, Input
+from shoal.surfaces.shared.quantization import Precision, quantize
 from shoal.surfaces.shared.task_runs import embed_inputs
 from shoal.types import Array, Embed, Embedded, VectorKind
 
@@ -38,41 +38,41 @@ if TYPE_CHECKING:
 _ENCODE = msgspec.json.Encoder()
 _BINARY = b"application/octet-stream"
 _WEIGHT = re.compile(rb"[01](\.[0-9]{0,3})?")
-HEADERS = {
+BINARY_HEADER_DOCS = {
     "x-shoal-shape": "Of bytes: the number of vectors, a comma, and the numbers of each.",
     "x-shoal-dtype": "Of bytes: the type of each number as NumPy writes it: `<f4`, `>f4`, `<f2`, `>f2`, int8 or uint8.",
 }
-DOCUMENTED = {**batch_headers.DOCUMENTED, **token_ids.DOCUMENTED, **HEADERS}
+HEADER_DOCS = {**batch_headers.HEADER_DOCS, **token_ids.HEADER_DOCS, **BINARY_HEADER_DOCS}
 
 
 class Embeddings:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or Pictures()
+        self._pictures = options.pictures or ImageReader()
         many = ("input", "embedding_type", "modality", "messages")
         self._any_model = options.any_model
         self._token_ids = options.token_ids
         self.request = AnyModelRequest if options.any_model else EmbeddingsRequest
-        self._decode = Fields(self.request, "openai", many, options.max_inputs)
+        self._decode = FieldsDecoder(self.request, "openai", many, options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode(request.body)
         if not (asked.model or self._any_model):
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
-        _check_known(asked)
-        given = _given(asked, self._limit)
-        name, suffix = input_types.without_suffix(self._gateway, asked.model or "")
-        card = await default_models.awake(self._gateway, request, self._named(name))
-        given, told = await token_ids.settled(given, name, card, self._token_ids)
-        written = _Form(asked, request)
+        _check_supported(asked)
+        given = _parse_inputs(asked, self._limit)
+        name, suffix = input_types.strip_role_suffix(self._gateway, asked.model or "")
+        card = await default_models.wake_model(self._gateway, request, self._find_model(name))
+        given, told = await token_ids.resolve_token_ids(given, name, card, self._token_ids)
+        written = _VectorFormat(asked, request)
         kind = vector_kinds.main_kind(card)
-        input_parsing.check_takes(self._gateway, card.name, given)
-        task = _task(asked, card, suffix, kind)
+        input_parsing.check_modalities(self._gateway, card.name, given)
+        task = _build_task(asked, card, suffix, kind)
         if kind == "multi":
             written.check_numbers()
             vector_kinds.check_late_interaction(task)
-            matrices.check_inputs(card, [each for each in given if not isinstance(each, Picture)], "input")
+            matrices.check_inputs(card, [each for each in given if not isinstance(each, ImageReference)], "input")
         if written.whole and not task.normalize:
             raise InvalidValue(
                 "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
@@ -81,10 +81,10 @@ class Embeddings:
             self._gateway, self._pictures, request, task, given, asked.image_download_headers
         )
         matrices.check_matrices(result.multi_vectors, "input")
-        headers, body = await written.encoded(result, card.name, tokens)
+        headers, body = await written.encode_reply(result, card.name, tokens)
         return Reply(200, [*headers, *batch_headers.batch_headers(request, result), *told], body)
 
-    def _named(self, name: str) -> ModelCard:
+    def _find_model(self, name: str) -> ModelCard:
         """By name. With `any_model` a name that nobody has means the default, but not one that a server may have which
         is not there yet: its vectors would be of another space."""
         try:
@@ -95,7 +95,7 @@ class Embeddings:
             return self._gateway.model("")
 
 
-def _check_known(asked: EmbeddingsRequest) -> None:
+def _check_supported(asked: EmbeddingsRequest) -> None:
     if asked.late_chunking:
         raise Unsupported(
             "'late_chunking' is not supported: leave it out, and embed each chunk by itself.", param="late_chunking"
@@ -111,34 +111,36 @@ def _check_known(asked: EmbeddingsRequest) -> None:
         )
 
 
-def _given(asked: EmbeddingsRequest, limit: int) -> list[Given]:
+def _parse_inputs(asked: EmbeddingsRequest, limit: int) -> list[Input]:
     """Raises WrongType for no input at all, InvalidValue for two, and as `input_parsing` does."""
     if asked.messages is None:
         if asked.input is None:
             raise decoder.FieldError(
                 "Missing required field 'input'.", at="input", reason="Field required", missing=True
             )
-        return input_parsing.given(asked.input, limit, asked.modality)
+        return input_parsing.parse_inputs(asked.input, limit, asked.modality)
     if asked.input is not None:
         raise InvalidValue("Both 'input' and 'messages' are there; send one of them.", param="messages")
     if asked.modality is not None:
         raise InvalidValue("'modality' is of 'input': the parts of 'messages' say what they are.", param="modality")
-    return input_parsing.of_messages(asked.messages)
+    return input_parsing.parse_messages(asked.messages)
 
 
-def _task(asked: EmbeddingsRequest, card: ModelCard, suffix: str | None, kind: VectorKind) -> Embed:
+def _build_task(asked: EmbeddingsRequest, card: ModelCard, suffix: str | None, kind: VectorKind) -> Embed:
     """The task without its inputs. `suffix`: the role that the model's name ends in."""
-    whole = truncation.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
-    wanted = truncation.whether(asked.truncate, asked.truncation)
-    side = truncation.agreed(truncation_side=asked.truncation_side, truncation_direction=asked.truncation_direction)
-    truncate, direction = truncation.truncation(wanted, cast(Literal["left", "right"] | None, side))
-    purpose = input_types.purpose(asked.task, card) if asked.task is not None else input_types.Role()
-    role = input_types.role(asked.input_type) if asked.input_type is not None else suffix
-    normalize = truncation.agreed(
+    whole = truncation.check_token_limit(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
+    wanted = truncation.merge_truncate_fields(asked.truncate, asked.truncation)
+    side = truncation.merge_fields(
+        truncation_side=asked.truncation_side, truncation_direction=asked.truncation_direction
+    )
+    truncate, direction = truncation.parse_truncation(wanted, cast(Literal["left", "right"] | None, side))
+    purpose = input_types.resolve_purpose(asked.task, card) if asked.task is not None else input_types.Role()
+    role = input_types.normalize_role(asked.input_type) if asked.input_type is not None else suffix
+    normalize = truncation.merge_fields(
         normalize=asked.normalize, normalized=asked.normalized, use_activation=asked.use_activation
     )
     # Infinity's client always sends `modality`, and 0 for vectors of full length.
-    dimensions = truncation.agreed(dimensions=asked.dimensions or None, output_dimension=asked.output_dimension)
+    dimensions = truncation.merge_fields(dimensions=asked.dimensions or None, output_dimension=asked.output_dimension)
     return Embed(
         model=card.name,
         inputs=(),
@@ -152,7 +154,7 @@ def _task(asked: EmbeddingsRequest, card: ModelCard, suffix: str | None, kind: V
     )
 
 
-class _Form:
+class _VectorFormat:
     """How the vectors are to be written: which numbers, and as JSON, as base64 or as nothing but bytes."""
 
     def __init__(self, asked: EmbeddingsRequest, request: Request) -> None:
@@ -163,7 +165,7 @@ class _Form:
             )
         (kind,) = kinds
         named = None if kind == "base64" else kind
-        precision = truncation.agreed(output_dtype=asked.output_dtype, embedding_type=named)
+        precision = truncation.merge_fields(output_dtype=asked.output_dtype, embedding_type=named)
         self._precision = cast(Precision, precision or "float")
         form = asked.encoding_format
         if kind == "base64" and form not in (None, "base64"):
@@ -187,36 +189,36 @@ class _Form:
                 param="model",
             )
 
-    async def encoded(self, result: Embedded, model: str, total: int) -> tuple[Headers, Body]:
+    async def encode_reply(self, result: Embedded, model: str, total: int) -> tuple[Headers, Body]:
         """`total`: tokens that the model read."""
         head = b'{"object":"list","data":['
         tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (_ENCODE.encode(model), total, total)
         if result.multi_vectors:
             # Also where base64 is asked for, as OpenAI's client does unasked: it takes what is a list as it is.
-            pieces = await matrices.entries(result.multi_vectors, _head)
+            pieces = await matrices.encode_entries(result.multi_vectors, _entry_head)
             return [JSON], [head, *pieces, tail]
-        vectors = vector_encoding.contiguous(result.vectors)
+        vectors = vector_encoding.to_contiguous(result.vectors)
         if self._bytes:
-            return await self._raw(vectors)
-        write = self._base64_entry if self._base64 else self._entry
-        return [JSON], await vector_encoding.joined(vectors, write, head, tail)
+            return await self._encode_bytes(vectors)
+        write = self._encode_base64_entry if self._base64 else self._encode_entry
+        return [JSON], await vector_encoding.encode_rows(vectors, write, head, tail)
 
-    def _entry(self, index: int, row: Array) -> bytes:
-        return _head(index) + vector_encoding.numbers(quantized(row, self._precision)) + b"}"
+    def _encode_entry(self, index: int, row: Array) -> bytes:
+        return _entry_head(index) + vector_encoding.encode_numbers(quantize(row, self._precision)) + b"}"
 
-    def _base64_entry(self, index: int, row: Array) -> bytes:
-        return _head(index) + b'"' + vector_encoding.base64(self._packed(row)) + b'"}'
+    def _encode_base64_entry(self, index: int, row: Array) -> bytes:
+        return _entry_head(index) + b'"' + vector_encoding.encode_base64(self._pack(row)) + b'"}'
 
-    def _packed(self, rows: Array) -> Array:
-        found = quantized(rows, self._precision)
+    def _pack(self, rows: Array) -> Array:
+        found = quantize(rows, self._precision)
         return found.astype(self._dtype, copy=False) if self._precision == "float" else found
 
-    async def _raw(self, vectors: Array) -> tuple[Headers, Body]:
+    async def _encode_bytes(self, vectors: Array) -> tuple[Headers, Body]:
         pieces: list[bytes] = []
-        shape = self._packed(vectors[:1])
+        shape = self._pack(vectors[:1])
         for start in range(0, len(vectors), vector_encoding.SLICE):
             await asyncio.sleep(0)
-            pieces.append(self._packed(vectors[start : start + vector_encoding.SLICE]).tobytes())
+            pieces.append(self._pack(vectors[start : start + vector_encoding.SLICE]).tobytes())
         return [
             (b"content-type", _BINARY),
             (b"x-shoal-shape", b"%d,%d" % (len(vectors), shape.shape[1])),
@@ -230,14 +232,14 @@ def _accepts_bytes(accept: bytes) -> bool:
     for each in accept.lower().split(b","):
         name, *more = (part.strip() for part in each.split(b";"))
         if name in weights:
-            weights[name] = next((_weight(part[2:]) for part in more if part.startswith(b"q=")), 1.0)
+            weights[name] = next((_parse_weight(part[2:]) for part in more if part.startswith(b"q=")), 1.0)
     return weights[_BINARY] > 0 and weights[_BINARY] >= weights[b"application/json"]
 
 
-def _weight(text: bytes) -> float:
+def _parse_weight(text: bytes) -> float:
     """0 for what is no number of the header's form."""
     return float(text) if _WEIGHT.fullmatch(text) else 0.0
 
 
-def _head(index: int) -> bytes:
+def _entry_head(index: int) -> bytes:
     return b'{"object":"embedding","index":%d,"embedding":' % index

@@ -13,16 +13,16 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.http.errors import render_stream_error
 from shoal.http.request import Request
 from shoal.surfaces.openai import wire_chat as wire
-from shoal.surfaces.shared.generation import Answer, answer_began
+from shoal.surfaces.shared.generation import Answer, estimate_answer_start
 from shoal.types import Chunk, Usage
 
 ENCODE = msgspec.json.Encoder().encode
 HEARTBEAT = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-_ENDS = (b"data: [DONE]", b"data:[DONE]")  # as upstreams write it
+_DONE_LINES = (b"data: [DONE]", b"data:[DONE]")  # as upstreams write it
 
 
-class Said(NamedTuple):
+class AnswerHeader(NamedTuple):
     """What every event of an answer repeats."""
 
     id: str
@@ -30,13 +30,13 @@ class Said(NamedTuple):
     model: str
 
     @classmethod
-    def by(cls, model: str, prefix: str) -> Self:
+    def create(cls, model: str, prefix: str) -> Self:
         """With a new id: the prefix and 32 random characters."""
         return cls(prefix + os.urandom(16).hex(), int(time.time()), model)
 
 
-class Events:
-    """The frames of a stream of completions, but for how a chunk of a choice is told: that is the subclass's `_told`.
+class CompletionEvents:
+    """The frames of a stream of completions, but for how a chunk of a choice is told: that is the subclass's `_encode_choice_chunk`.
 
     The event that finishes the last choice waits for the usage, which comes next, so that it can carry the timings
     where nobody asked for an event of the usage itself. `choices`: how many will finish.
@@ -46,7 +46,7 @@ class Events:
 
     def __init__(
         self,
-        said: Said,
+        said: AnswerHeader,
         object_name: str,
         request: Request,
         *,
@@ -66,28 +66,28 @@ class Events:
         self.head = head % (ENCODE(said.id), ENCODE(object_name), said.created, ENCODE(said.model))
         self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
-    def chunk(self, chunk: Chunk) -> bytes:
+    def encode_chunk(self, chunk: Chunk) -> bytes:
         if self._first is None:
             self._first = self._clock()
         if chunk.usage is not None:
             self._request.usage = chunk.usage
         if chunk.raw is not None:
             raw = chunk.raw[1]
-            self._done = raw[-32:].rstrip().endswith(_ENDS)
+            self._done = raw[-32:].rstrip().endswith(_DONE_LINES)
             return raw
         if chunk.usage is not None:
-            return self._used(chunk.usage, self._first)
+            return self._encode_usage(chunk.usage, self._first)
         self._pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
-        return self._told(chunk)
+        return self._encode_choice_chunk(chunk)
 
-    def failed(self, error: ShoalError) -> bytes:
+    def encode_error(self, error: ShoalError) -> bytes:
         # Named, which is all that langchain4j reads, and without [DONE]: others must not take it for a whole answer.
-        return b"%bevent: error\ndata: %b\n\n" % (self._released(), render_stream_error(error))
+        return b"%bevent: error\ndata: %b\n\n" % (self._release(), render_stream_error(error))
 
-    def end(self) -> bytes:
-        return self._released() + (b"" if self._done else DONE)
+    def encode_end(self) -> bytes:
+        return self._release() + (b"" if self._done else DONE)
 
-    def finish(self, event: bytes) -> bytes:
+    def finish_choice(self, event: bytes) -> bytes:
         """The event that finishes a choice, or nothing yet where it is the last one."""
         self._unfinished -= 1
         if self._unfinished:
@@ -95,21 +95,21 @@ class Events:
         self._held += event
         return b""
 
-    def _told(self, chunk: Chunk) -> bytes:
+    def _encode_choice_chunk(self, chunk: Chunk) -> bytes:
         raise NotImplementedError
 
-    def _released(self, more: bytes = b"") -> bytes:
+    def _release(self, more: bytes = b"") -> bytes:
         """What was held back; `more` becomes part of its object."""
         held, self._held = self._held, b""
         return b"%b%b}\n\n" % (held[: -len(b"}\n\n")], more) if held else b""
 
-    def _used(self, usage: Usage, first: float) -> bytes:
+    def _encode_usage(self, usage: Usage, first: float) -> bytes:
         started = self._request.started
-        took = ENCODE(timings(usage, first - started, self._clock() - started, self._pieces))
+        took = ENCODE(compute_timings(usage, first - started, self._clock() - started, self._pieces))
         if not self._include_usage:
-            return self._released(b',"timings":' + took)
-        tail = b'],"usage":%b,"timings":%b}\n\n' % (ENCODE(usage_of(usage)), took)
-        return self._released() + self.head + tail
+            return self._release(b',"timings":' + took)
+        tail = b'],"usage":%b,"timings":%b}\n\n' % (ENCODE(to_usage(usage)), took)
+        return self._release() + self.head + tail
 
 
 def wants_usage(asked: wire.Sampled) -> bool:
@@ -125,7 +125,7 @@ def wants_usage(asked: wire.Sampled) -> bool:
     return bool(asked.stream_options.include_usage)
 
 
-def usage_of(usage: Usage) -> wire.CompletionUsage:
+def to_usage(usage: Usage) -> wire.CompletionUsage:
     return wire.CompletionUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -135,9 +135,9 @@ def usage_of(usage: Usage) -> wire.CompletionUsage:
     )
 
 
-def timings(usage: Usage, first_s: float, seconds: float, pieces: int) -> wire.Timings:
+def compute_timings(usage: Usage, first_s: float, seconds: float, pieces: int) -> wire.Timings:
     """Of a request whose first chunk came after `first_s`, and which was told in so many `pieces`."""
-    began = answer_began(usage, first_s, seconds, pieces)
+    began = estimate_answer_start(usage, first_s, seconds, pieces)
     prompt = usage.prompt_tokens - usage.cached_tokens
     counts = wire.Timings(prompt_n=prompt, predicted_n=usage.completion_tokens, cache_n=usage.cached_tokens)
     if began is None:
@@ -151,10 +151,10 @@ def timings(usage: Usage, first_s: float, seconds: float, pieces: int) -> wire.T
     )
 
 
-def timings_of(answer: Answer) -> wire.Timings | msgspec.UnsetType:
+def to_timings(answer: Answer) -> wire.Timings | msgspec.UnsetType:
     if answer.usage is None:
         return msgspec.UNSET
-    return timings(answer.usage, answer.first_s, answer.seconds, answer.pieces)
+    return compute_timings(answer.usage, answer.first_s, answer.seconds, answer.pieces)
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -12,8 +12,8 @@ from shoal.errors import Overloaded, ShoalError
 from shoal.http.errors import describe_error
 from shoal.http.request import Request
 from shoal.surfaces.openai import wire_responses as wire
-from shoal.surfaces.openai.chat import logprobs_of
-from shoal.surfaces.openai.events import ENCODE, HEARTBEAT, Said
+from shoal.surfaces.openai.chat import to_logprobs
+from shoal.surfaces.openai.events import ENCODE, HEARTBEAT, AnswerHeader
 from shoal.surfaces.shared.generation import Answer
 from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
 
@@ -42,19 +42,19 @@ class _Item:
     call: int = -1
     status: wire.ItemStatus = "in_progress"
 
-    def told(self) -> wire.OutputItem:
+    def to_wire(self) -> wire.OutputItem:
         if self.kind == "function_call":
             text = "".join(self.parts)
             return wire.CallItem(id=self.id, call_id=self.call_id, name=self.name, arguments=text, status=self.status)
-        parts: list[Any] = [self.part()] if self.status != "in_progress" else []
+        parts: list[Any] = [self.to_part()] if self.status != "in_progress" else []
         if self.kind == "reasoning":
             return wire.ReasoningItem(id=self.id, content=parts, status=self.status)
         return wire.MessageItem(id=self.id, content=parts, status=self.status)
 
-    def part(self) -> wire.OutputText | wire.ReasoningText:
+    def to_part(self) -> wire.OutputText | wire.ReasoningText:
         if self.kind == "reasoning":
             return wire.ReasoningText(text="".join(self.parts))
-        return wire.OutputText(text="".join(self.parts), logprobs=_logprobs(self.logprobs))
+        return wire.OutputText(text="".join(self.parts), logprobs=_to_logprobs(self.logprobs))
 
 
 class Output:
@@ -64,8 +64,8 @@ class Output:
         self.items: list[_Item] = []
         self._open: list[_Item] = []
 
-    def told(self) -> list[wire.OutputItem]:
-        return [item.told() for item in self.items]
+    def to_wire(self) -> list[wire.OutputItem]:
+        return [item.to_wire() for item in self.items]
 
     def push(self, chunk: Chunk) -> Iterator[Event]:
         if chunk.reasoning:
@@ -73,7 +73,7 @@ class Output:
         if chunk.text or (chunk.logprobs and not chunk.reasoning and not chunk.tools):
             yield from self._grow("message", chunk.text, chunk.logprobs)
         for delta in chunk.tools:
-            yield from self._call(delta)
+            yield from self._add_call(delta)
 
     def close(self, status: Literal["completed", "incomplete"] = "completed") -> Iterator[Event]:
         """What is still open ends; an answer without anything in it is an empty message."""
@@ -84,7 +84,7 @@ class Output:
     def stop(self, status: Literal["completed", "incomplete"] = "incomplete") -> Iterator[Event]:
         """What is still open ends, and nothing begins."""
         for item in self._open:
-            yield from self._end(item, status)
+            yield from self._finish_item(item, status)
         self._open.clear()
 
     def _grow(self, kind: Kind, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
@@ -94,12 +94,12 @@ class Output:
             item = self._open[-1]
         item.parts.append(text)
         item.logprobs += logprobs
-        said = {**_where(item), "delta": text}
+        said = {**_locate(item), "delta": text}
         if kind == "message":
-            said["logprobs"] = _logprobs(logprobs)
+            said["logprobs"] = _to_logprobs(logprobs)
         yield f"response.{_PART[kind]}.delta", said
 
-    def _call(self, delta: ToolDelta) -> Iterator[Event]:
+    def _add_call(self, delta: ToolDelta) -> Iterator[Event]:
         item = next((each for each in self._open if each.call == delta.index), None)
         if item is None:
             yield from self._begin("function_call", delta)
@@ -112,30 +112,30 @@ class Output:
     def _begin(self, kind: Kind, delta: ToolDelta | None = None) -> Iterator[Event]:
         """A new item, after the end of a text before it; calls may grow side by side."""
         for each in [each for each in self._open if each.kind != "function_call"]:
-            yield from self._end(each, "completed")
+            yield from self._finish_item(each, "completed")
             self._open.remove(each)
-        item = _Item(kind, len(self.items), Said.by("", _PREFIX[kind]).id)
+        item = _Item(kind, len(self.items), AnswerHeader.create("", _PREFIX[kind]).id)
         if delta is not None:
             item.name, item.call_id, item.call = delta.name, delta.id, delta.index
         self.items.append(item)
         self._open.append(item)
-        yield "response.output_item.added", {"output_index": item.number, "item": item.told()}
+        yield "response.output_item.added", {"output_index": item.number, "item": item.to_wire()}
         if kind != "function_call":
-            yield "response.content_part.added", {**_where(item), "part": item.part()}
+            yield "response.content_part.added", {**_locate(item), "part": item.to_part()}
 
-    def _end(self, item: _Item, status: Literal["completed", "incomplete"]) -> Iterator[Event]:
+    def _finish_item(self, item: _Item, status: Literal["completed", "incomplete"]) -> Iterator[Event]:
         text = "".join(item.parts)
         item.status = status
         if item.kind == "function_call":
             said = {"item_id": item.id, "output_index": item.number, "name": item.name, "arguments": text}
             yield "response.function_call_arguments.done", said
         else:
-            said = {**_where(item), "text": text}
+            said = {**_locate(item), "text": text}
             if item.kind == "message":
-                said["logprobs"] = _logprobs(item.logprobs)
+                said["logprobs"] = _to_logprobs(item.logprobs)
             yield f"response.{_PART[item.kind]}.done", said
-            yield "response.content_part.done", {**_where(item), "part": item.part()}
-        yield "response.output_item.done", {"output_index": item.number, "item": item.told()}
+            yield "response.content_part.done", {**_locate(item), "part": item.to_part()}
+        yield "response.output_item.done", {"output_index": item.number, "item": item.to_wire()}
 
 
 class ResponseEvents:
@@ -153,7 +153,7 @@ class ResponseEvents:
         self._reason = "stop"
         self._usage: Usage | None = None
 
-    def chunk(self, chunk: Chunk) -> bytes:
+    def encode_chunk(self, chunk: Chunk) -> bytes:
         if chunk.usage is not None:
             self._usage = self._request.usage = chunk.usage
         if chunk.raw is not None:
@@ -161,46 +161,46 @@ class ResponseEvents:
             return chunk.raw[1]
         told = self._begin()
         if chunk.usage is None:
-            told += b"".join(self._frame(event) for event in self._output.push(chunk))
+            told += b"".join(self._encode_event(event) for event in self._output.push(chunk))
         if chunk.finish_reason is not None:
             self._reason = chunk.finish_reason
-            told += b"".join(self._frame(event) for event in self._output.close(_status(chunk.finish_reason)))
+            told += b"".join(self._encode_event(event) for event in self._output.close(_to_status(chunk.finish_reason)))
         return told
 
-    def failed(self, error: ShoalError) -> bytes:
+    def encode_error(self, error: ShoalError) -> bytes:
         said = describe_error(error)
         if self._raw:
             # The upstream has numbered its own events; this one stands alone.
             alone = {"code": said.code or said.type, "message": said.message, "param": said.param}
-            return self._frame(("error", alone))
+            return self._encode_event(("error", alone))
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         failure = wire.ResponseFailure(code=code, message=said.message)
-        told = self._begin() + b"".join(self._frame(event) for event in self._output.stop())
-        output = self._output.told()
+        told = self._begin() + b"".join(self._encode_event(event) for event in self._output.stop())
+        output = self._output.to_wire()
         response = msgspec.structs.replace(self._response, status="failed", error=failure, output=output)
-        return told + self._frame(("response.failed", {"response": response}))
+        return told + self._encode_event(("response.failed", {"response": response}))
 
-    def end(self) -> bytes:
+    def encode_end(self) -> bytes:
         if self._raw:
             return b""
         told = self._begin()
-        response = _ended(self._response, self._output, self._reason, self._usage or Usage())
-        return told + self._frame((f"response.{response.status}", {"response": response}))
+        response = _finish_response(self._response, self._output, self._reason, self._usage or Usage())
+        return told + self._encode_event((f"response.{response.status}", {"response": response}))
 
     def _begin(self) -> bytes:
         if self._number:
             return b""
         said = {"response": self._response}
-        return self._frame(("response.created", said)) + self._frame(("response.in_progress", said))
+        return self._encode_event(("response.created", said)) + self._encode_event(("response.in_progress", said))
 
-    def _frame(self, event: Event) -> bytes:
+    def _encode_event(self, event: Event) -> bytes:
         name, said = event
         number, self._number = self._number, self._number + 1
         told = ENCODE({"type": name, "sequence_number": number, **said})
         return b"event: %b\ndata: %b\n\n" % (name.encode(), told)
 
 
-def body_of(begun: wire.Response, answer: Answer) -> bytes:
+def encode_body(begun: wire.Response, answer: Answer) -> bytes:
     """The whole response."""
     output, reason = Output(), "stop"
     for choice in answer.choices:
@@ -212,18 +212,18 @@ def body_of(begun: wire.Response, answer: Answer) -> bytes:
         whole = Chunk(text=choice.text, reasoning=choice.reasoning, tools=tools, logprobs=choice.logprobs)
         for _ in output.push(whole):
             pass  # the events are for streams
-    for _ in output.close(_status(reason)):
+    for _ in output.close(_to_status(reason)):
         pass
-    return ENCODE(_ended(begun, output, reason, answer.usage or Usage()))
+    return ENCODE(_finish_response(begun, output, reason, answer.usage or Usage()))
 
 
-def _ended(begun: wire.Response, output: Output, reason: str, usage: Usage) -> wire.Response:
+def _finish_response(begun: wire.Response, output: Output, reason: str, usage: Usage) -> wire.Response:
     cut = _REASONS.get(reason)
     return msgspec.structs.replace(
         begun,
         status="incomplete" if cut else "completed",
         incomplete_details=wire.Incomplete(reason=cut) if cut else None,
-        output=output.told(),
+        output=output.to_wire(),
         usage=wire.ResponseUsage(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=wire.InputDetails(cached_tokens=usage.cached_tokens),
@@ -234,13 +234,13 @@ def _ended(begun: wire.Response, output: Output, reason: str, usage: Usage) -> w
     )
 
 
-def _status(reason: str) -> Literal["completed", "incomplete"]:
+def _to_status(reason: str) -> Literal["completed", "incomplete"]:
     return "incomplete" if reason in _REASONS else "completed"
 
 
-def _where(item: _Item) -> dict[str, Any]:
+def _locate(item: _Item) -> dict[str, Any]:
     return {"item_id": item.id, "output_index": item.number, "content_index": 0}
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> list[Any]:
-    return list(logprobs_of(tokens).content)
+def _to_logprobs(tokens: list[TokenLogprob]) -> list[Any]:
+    return list(to_logprobs(tokens).content)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
-from shoal.http.json.extras import Arguments, Extras, json_of
+from shoal.http.json.extras import ArgumentsLimit, ExtrasDecoder, to_json_bytes
 from shoal.http.request import Reply, Request
 from shoal.surfaces.openai import wire_chat
 from shoal.surfaces.openai import wire_responses as wire
-from shoal.surfaces.openai.conversation import Choice, choice_of, content_of, tool_of
-from shoal.surfaces.openai.events import ENCODE, Said
-from shoal.surfaces.openai.response_events import ResponseEvents, body_of
+from shoal.surfaces.openai.conversation import ToolSelection, to_content, to_tool, to_tool_selection
+from shoal.surfaces.openai.events import ENCODE, AnswerHeader
+from shoal.surfaces.openai.response_events import ResponseEvents, encode_body
 from shoal.surfaces.openai.sampling import schema_guide
-from shoal.surfaces.shared.generation import answered
+from shoal.surfaces.shared.generation import generate_reply
 from shoal.surfaces.shared.wire_conversations import MAX_CALLS
 from shoal.types import Generate, Guide, Message, Sampling, Tool, ToolCall
 
@@ -34,46 +34,46 @@ class Responses:
     def __init__(self, gateway: Gateway, heartbeat_s: float) -> None:
         self._gateway = gateway
         self._heartbeat_s = heartbeat_s
-        self._decode: Extras[wire.ResponsesRequest] = Extras(wire.ResponsesRequest, "openai", "input")
+        self._decode: ExtrasDecoder[wire.ResponsesRequest] = ExtrasDecoder(wire.ResponsesRequest, "openai", "input")
 
     async def __call__(self, request: Request) -> Reply:
         asked, extras = await self._decode(request.body)
         model, adapter = self._gateway.resolve(asked.model or "")
-        task = task_of(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
-        said = Said.by(f"{model}:{adapter}" if adapter else model, "resp_")
-        begun = response_of(asked, said)
-        return await answered(
+        task = build_task(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        said = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "resp_")
+        begun = start_response(asked, said)
+        return await generate_reply(
             self._gateway,
             request,
             task,
             frames=partial(ResponseEvents, begun, request),
-            body=partial(body_of, begun),
+            body=partial(encode_body, begun),
             heartbeat_s=self._heartbeat_s,
         )
 
 
-def task_of(
+def build_task(
     asked: wire.ResponsesRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
 ) -> Generate:
     """Raises EmptyInput, InvalidValue, WrongType and Unsupported, with the field at fault."""
-    _refuse_memory(asked)
+    _refuse_stored_state(asked)
     if asked.max_output_tokens == 0:
         raise InvalidValue("'max_output_tokens' is 0; an answer has at least one token.", param="max_output_tokens")
-    tools = [_tool(each, at) for at, each in enumerate(asked.tools or ())]
-    mode, name = _tool_choice(asked.tool_choice, tools)
+    tools = [_to_tool(each, at) for at, each in enumerate(asked.tools or ())]
+    mode, name = _to_tool_selection(asked.tool_choice, tools)
     logprobs = asked.top_logprobs
     if logprobs is None and _LOGPROBS in (asked.include or ()):
         logprobs = 0
     effort = asked.reasoning.effort if asked.reasoning is not None else None
     return Generate(
         model=model,
-        messages=messages_of(asked),
+        messages=to_messages(asked),
         sampling=Sampling(
             max_tokens=None if asked.max_output_tokens == -1 else asked.max_output_tokens,
             temperature=asked.temperature,
             top_p=asked.top_p,
             logprobs=logprobs,
-            guide=_guide(asked.text),
+            guide=_to_guide(asked.text),
         ),
         stream=bool(asked.stream),
         tools=tools,
@@ -87,12 +87,12 @@ def task_of(
     )
 
 
-def _refuse_memory(asked: wire.ResponsesRequest) -> None:
+def _refuse_stored_state(asked: wire.ResponsesRequest) -> None:
     """What refers to something that a server would have kept."""
     refused = {
         "previous_response_id": asked.previous_response_id is not None,
-        "conversation": json_of(asked.conversation) is not None,
-        "prompt": json_of(asked.prompt) is not None,
+        "conversation": to_json_bytes(asked.conversation) is not None,
+        "prompt": to_json_bytes(asked.prompt) is not None,
     }
     for name, given in refused.items():
         if given:
@@ -109,27 +109,27 @@ def _refuse_memory(asked: wire.ResponsesRequest) -> None:
         raise Unsupported("'truncation' is the operator's to set here; send disabled, or nothing.", param="truncation")
 
 
-def messages_of(asked: wire.ResponsesRequest) -> list[Message]:
+def to_messages(asked: wire.ResponsesRequest) -> list[Message]:
     messages = [Message(role="system", content=asked.instructions)] if asked.instructions else []
     if not asked.input:
         raise EmptyInput("'input' is empty; send a text, or at least one item.", param="input")
     if isinstance(asked.input, str):
         return [*messages, Message(role="user", content=asked.input)]
-    thought, arguments = "", Arguments("input")
+    thought, arguments = "", ArgumentsLimit("input")
     for at, item in enumerate(asked.input):
         where = f"input[{at}]"
         kind = item.type or ("message" if item.role is not None else "")
         match kind:
             case "message":
-                messages.append(_message(item, where, thought))
+                messages.append(_to_message(item, where, thought))
                 thought = ""
             case "function_call":
-                _add_call(messages, _call(item, where, arguments), thought)
+                _add_call(messages, _to_call(item, where, arguments), thought)
                 thought = ""
             case "function_call_output":
                 if item.call_id is None or item.output is None:
                     raise WrongType(f"'{where}' needs 'call_id' and 'output'.", param="input")
-                content = content_of(item.output, f"{where}.output")
+                content = to_content(item.output, f"{where}.output")
                 messages.append(Message(role="tool", content=content, tool_call_id=item.call_id))
             case "reasoning":
                 parts = item.content if isinstance(item.content, list) else []
@@ -142,17 +142,17 @@ def messages_of(asked: wire.ResponsesRequest) -> list[Message]:
     return messages
 
 
-def _message(item: wire.InputItem, where: str, thought: str) -> Message:
+def _to_message(item: wire.InputItem, where: str, thought: str) -> Message:
     if item.role not in _ROLES or item.content is None:
         raise WrongType(f"'{where}' needs a 'role' ({', '.join(sorted(_ROLES))}) and 'content'.", param="input")
     reasoning = thought if thought and item.role == "assistant" else None
-    return Message(role=item.role, content=content_of(item.content, f"{where}.content"), reasoning=reasoning)
+    return Message(role=item.role, content=to_content(item.content, f"{where}.content"), reasoning=reasoning)
 
 
-def _call(item: wire.InputItem, where: str, arguments: Arguments) -> ToolCall:
+def _to_call(item: wire.InputItem, where: str, arguments: ArgumentsLimit) -> ToolCall:
     if item.call_id is None or not item.name:
         raise WrongType(f"'{where}' needs 'call_id', 'name' and 'arguments'.", param="input")
-    return ToolCall(id=item.call_id, name=item.name, arguments=arguments.checked(item.arguments or ""))
+    return ToolCall(id=item.call_id, name=item.name, arguments=arguments.check(item.arguments or ""))
 
 
 def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
@@ -170,36 +170,36 @@ def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
         messages.append(Message(role="assistant", tool_calls=[call], reasoning=thought or None))
 
 
-def _tool(given: wire.ResponseTool, at: int) -> Tool:
+def _to_tool(given: wire.ResponseTool, at: int) -> Tool:
     if given.type != "function":
         raise Unsupported(
             f"'tools[{at}]' is of type {given.type[:64]!r}; only functions can be offered.", param="tools"
         )
     if not given.name:
         raise WrongType(f"Missing required field 'tools[{at}].name'.", param="tools")
-    return tool_of(given.function(), "tools")
+    return to_tool(given.to_definition(), "tools")
 
 
-def _tool_choice(asked: str | wire.ResponseToolName | None, tools: list[Tool]) -> Choice:
+def _to_tool_selection(asked: str | wire.ResponseToolName | None, tools: list[Tool]) -> ToolSelection:
     if not isinstance(asked, wire.ResponseToolName):
-        return choice_of(asked, tools, "tool_choice")
+        return to_tool_selection(asked, tools, "tool_choice")
     name = wire_chat.FunctionName(name=asked.name or "")
-    return choice_of(wire_chat.NamedTool(type=asked.type, function=name), tools, "tool_choice")
+    return to_tool_selection(wire_chat.NamedTool(type=asked.type, function=name), tools, "tool_choice")
 
 
-def _guide(text: wire.TextOptions | None) -> Guide | None:
+def _to_guide(text: wire.TextOptions | None) -> Guide | None:
     form = text.format if text is not None else None
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
         return Guide(kind="json_object", field="text")
-    guide = schema_guide(json_of(form.schema), "text.format.schema")
+    guide = schema_guide(to_json_bytes(form.schema), "text.format.schema")
     if guide is None:
         raise WrongType("'text.format.schema' is missing; send the schema of the answer.", param="text")
     return msgspec.structs.replace(guide, field="text")
 
 
-def response_of(asked: wire.ResponsesRequest, said: Said) -> wire.Response:
+def start_response(asked: wire.ResponsesRequest, said: AnswerHeader) -> wire.Response:
     """The response as it begins: what was asked for, and nothing of the answer."""
     tools: list[Any] = [
         {
@@ -226,15 +226,15 @@ def response_of(asked: wire.ResponsesRequest, said: Said) -> wire.Response:
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         reasoning={"effort": effort, "summary": None},
         temperature=asked.temperature,
-        text={"format": _plain(form) if form is not None else {"type": "text"}},
-        tool_choice=_plain(chosen),
+        text={"format": _to_plain(form) if form is not None else {"type": "text"}},
+        tool_choice=_to_plain(chosen),
         tools=tools,
         top_p=asked.top_p,
         user=asked.user,
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """As JSON has it, without what was left out."""
     if isinstance(value, str):
         return value

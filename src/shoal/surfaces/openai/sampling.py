@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from shoal.errors import InvalidValue, WrongType
-from shoal.http.json.decoder import refusal
-from shoal.http.json.extras import check_depth, check_pieces, json_of
+from shoal.http.json.decoder import to_request_error
+from shoal.http.json.extras import check_depth, check_pieces, to_json_bytes
 from shoal.surfaces.openai import wire_chat as wire
 from shoal.surfaces.shared.wire_conversations import Json
 from shoal.types import Guide, Sampling
 
-MOST_BIASES = 4096
+MAX_BIASES = 4096
 
 
 class _NamedSchema(msgspec.Struct):
@@ -24,13 +24,13 @@ class _NamedSchema(msgspec.Struct):
 _ANY = msgspec.json.Decoder()
 _NAMED = msgspec.json.Decoder(_NamedSchema)
 _BIASES = msgspec.json.Decoder(dict[str, float])
-_REFUSED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _ID = re.compile(r"[0-9]{1,10}")
 _ENCODE = msgspec.json.Encoder()
 _TOO_MANY = "%s and %s both say what the answer must look like; send one of them."
 
 
-def sampling_of(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None) -> Sampling:
+def to_sampling(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None) -> Sampling:
     """Everything that `asked` says about how tokens are chosen."""
     return Sampling(
         max_tokens=None if max_tokens == -1 else max_tokens,
@@ -40,14 +40,14 @@ def sampling_of(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | 
         top_k=-1 if asked.top_k == 0 else asked.top_k,
         min_p=asked.min_p,
         seed=asked.seed,
-        stop=_stops(asked.stop),
+        stop=_parse_stops(asked.stop),
         stop_token_ids=asked.stop_token_ids or [],
         include_stop=asked.include_stop_str_in_output,
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         repetition_penalty=asked.repetition_penalty,
         length_penalty=asked.length_penalty,
-        logit_bias=_biases(json_of(asked.logit_bias)),
+        logit_bias=_parse_biases(to_json_bytes(asked.logit_bias)),
         logprobs=logprobs,
         bad_words=asked.bad_words or [],
         ignore_eos=asked.ignore_eos,
@@ -56,17 +56,17 @@ def sampling_of(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | 
     )
 
 
-def guide_of(asked: wire.Sampled) -> Guide | None:
+def to_guide(asked: wire.Sampled) -> Guide | None:
     """The one guide of a request, by whichever of its names. Raises InvalidValue where there are two."""
     found: dict[str, Guide | None] = {
         "response_format": None if asked.response_format is None else format_guide(asked.response_format),
-        "guided_json": schema_guide(json_of(asked.guided_json), "guided_json"),
+        "guided_json": schema_guide(to_json_bytes(asked.guided_json), "guided_json"),
         "guided_regex": _text_guide("regex", asked.guided_regex),
         "guided_choice": _choice_guide(asked.guided_choice),
         "guided_grammar": _text_guide("grammar", asked.guided_grammar),
-        "structured_outputs": None if asked.structured_outputs is None else _structured(asked.structured_outputs),
+        "structured_outputs": None if asked.structured_outputs is None else _structured_guide(asked.structured_outputs),
     }
-    return _only(found)
+    return _single_guide(found)
 
 
 def format_guide(asked: wire.ResponseFormat) -> Guide | None:
@@ -79,13 +79,13 @@ def format_guide(asked: wire.ResponseFormat) -> Guide | None:
         case "structural_tag":
             return Guide(kind="structural_tag", value=_ENCODE.encode(asked).decode())
         case _:
-            return named_schema(json_of(asked.json_schema), "response_format.json_schema")
+            return named_schema(to_json_bytes(asked.json_schema), "response_format.json_schema")
 
 
 def named_schema(raw: bytes | None, name: str) -> Guide:
     """The guide of `{"name", "schema", ...}`, which stands at `name` in the body."""
-    said = _decoded(raw, name, _NAMED) if raw is not None else _NamedSchema()
-    guide = schema_guide(json_of(said.schema), name)
+    said = _decode(raw, name, _NAMED) if raw is not None else _NamedSchema()
+    guide = schema_guide(to_json_bytes(said.schema), name)
     if guide is None:
         raise WrongType(f"'{name}.schema' is missing; send the schema of the answer.", param=name.partition(".")[0])
     return guide
@@ -95,28 +95,28 @@ def schema_guide(raw: bytes | None, name: str) -> Guide | None:
     """The guide of a JSON schema: an object, or the text of one. It stays as it was written."""
     if raw is None:
         return None
-    schema = _decoded(raw, name)
+    schema = _decode(raw, name)
     if isinstance(schema, str):
         raw = schema.encode()
-        schema = _decoded(raw, name)
+        schema = _decode(raw, name)
     if not isinstance(schema, dict):
         raise WrongType(f"the schema of '{name}' is not an object; send a JSON schema.", param=name.partition(".")[0])
     check_depth(schema, name.partition(".")[0])
     return Guide(kind="json_schema", value=raw.decode())
 
 
-def _stops(given: str | list[str] | None) -> list[str]:
+def _parse_stops(given: str | list[str] | None) -> list[str]:
     """Empty texts would end every answer before it begins; clients send them where their users left a field empty."""
     texts = [given] if isinstance(given, str) else given or []
     return [text for text in texts if text]
 
 
-def _biases(raw: bytes | None) -> dict[int, float]:
+def _parse_biases(raw: bytes | None) -> dict[int, float]:
     if raw is None:
         return {}
-    given: dict[str, float] = _decoded(raw, "logit_bias", _BIASES)
-    if len(given) > MOST_BIASES:
-        raise InvalidValue(f"'logit_bias' names more than {MOST_BIASES} tokens; send fewer.", param="logit_bias")
+    given: dict[str, float] = _decode(raw, "logit_bias", _BIASES)
+    if len(given) > MAX_BIASES:
+        raise InvalidValue(f"'logit_bias' names more than {MAX_BIASES} tokens; send fewer.", param="logit_bias")
     for token, bias in given.items():
         if not _ID.fullmatch(token):
             raise InvalidValue(f"'logit_bias' names {token[:64]!r}; its names are token ids.", param="logit_bias")
@@ -125,20 +125,20 @@ def _biases(raw: bytes | None) -> dict[int, float]:
     return {int(token): bias for token, bias in given.items()}
 
 
-def _structured(asked: wire.StructuredOutputs) -> Guide | None:
+def _structured_guide(asked: wire.StructuredOutputs) -> Guide | None:
     name = "structured_outputs"
     found = {
-        f"{name}.json": schema_guide(json_of(asked.json), name),
+        f"{name}.json": schema_guide(to_json_bytes(asked.json), name),
         f"{name}.regex": _text_guide("regex", asked.regex),
         f"{name}.choice": _choice_guide(asked.choice),
         f"{name}.grammar": _text_guide("grammar", asked.grammar),
         f"{name}.json_object": Guide(kind="json_object") if asked.json_object else None,
         f"{name}.structural_tag": _text_guide("structural_tag", asked.structural_tag),
     }
-    return _only(found)
+    return _single_guide(found)
 
 
-def _only(found: dict[str, Guide | None]) -> Guide | None:
+def _single_guide(found: dict[str, Guide | None]) -> Guide | None:
     given = {name: guide for name, guide in found.items() if guide is not None}
     if len(given) > 1:
         one, other, *_ = given
@@ -156,9 +156,9 @@ def _choice_guide(texts: list[str] | None) -> Guide | None:
     return Guide(kind="choice", value=_ENCODE.encode(texts).decode()) if texts else None
 
 
-def _decoded(raw: bytes, name: str, decoder: msgspec.json.Decoder[Any] = _ANY) -> Any:
+def _decode(raw: bytes, name: str, decoder: msgspec.json.Decoder[Any] = _ANY) -> Any:
     check_pieces(raw, name.partition(".")[0])
     try:
         return decoder.decode(raw)
-    except _REFUSED as error:
-        raise WrongType(f"'{name}': {refusal(error, raw).message}", param=name.partition(".")[0]) from None
+    except _DECODE_ERRORS as error:
+        raise WrongType(f"'{name}': {to_request_error(error, raw).message}", param=name.partition(".")[0]) from None

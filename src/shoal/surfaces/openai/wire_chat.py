@@ -14,7 +14,7 @@ from shoal.http.json.lists import TokenId
 from shoal.surfaces.shared.wire_conversations import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, Json, Object, Stop
 
 INT64 = 2**63
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 
 Schema: TypeAlias = Annotated[
     Json,
@@ -74,7 +74,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     max_tokens: MaxTokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
-    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES, description="Answers to each prompt.")] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Answers to each prompt.")] | None = None
     seed: Annotated[int, Meta(ge=-INT64, le=INT64 - 1)] | None = None
     stop: (
         Annotated[

@@ -44,7 +44,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def function(self) -> FunctionDefinition:
+    def to_definition(self) -> FunctionDefinition:
         return FunctionDefinition(
             name=self.name or "", description=self.description, parameters=self.parameters, strict=self.strict
         )

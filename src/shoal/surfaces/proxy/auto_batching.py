@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _ENCODE = msgspec.json.Encoder()
 
-_PLAIN = {
+_FRAMEWORK_STATUSES = {
     "malformed": HTTPStatus.BAD_REQUEST,
     "wrong_type": HTTPStatus.UNPROCESSABLE_ENTITY,
     "media_type": HTTPStatus.BAD_REQUEST,
@@ -70,18 +70,18 @@ class AutoBatchingProxy:
             Operation(
                 method="POST",
                 path="/embed",
-                endpoint=_Embedding(gateway, self._options),
+                endpoint=_EmbedEndpoint(gateway, self._options),
                 summary="Embed texts with the default model",
                 request=wire.ProxyRequest,
                 response=wire.ProxyResponse,
                 errors=_ERRORS,
-                headers=batch_headers.DOCUMENTED,
+                headers=batch_headers.HEADER_DOCS,
                 example={"inputs": ["Hello", "World"]},
             ),
             Operation(
                 method="GET",
                 path="/health",
-                endpoint=_Health(gateway),
+                endpoint=_HealthEndpoint(gateway),
                 summary="Can any model answer?",
                 access="public",
                 quiet=True,
@@ -92,12 +92,12 @@ class AutoBatchingProxy:
         ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-        status, text = _told(error)
+        status, text = _describe_error(error)
         headers = {"content-type": "application/json", **status_codes.headers(error, status)}
         return status, headers, _ENCODE.encode(wire.ProxyError(error=text))
 
 
-class _Embedding:
+class _EmbedEndpoint:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
@@ -105,7 +105,7 @@ class _Embedding:
         self._decode = decoder.Decoder(wire.ProxyRequest, "auto-batching-proxy", "inputs", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
-        inputs = (await self._decode.in_turns(request.body)).inputs
+        inputs = (await self._decode.decode_async(request.body)).inputs
         if not inputs:
             raise EmptyInput("`inputs` can't be empty", param="inputs")
         if len(inputs) > self._limit:
@@ -114,30 +114,30 @@ class _Embedding:
         result = await run_task(self._gateway, request, Embed(model=model, inputs=[*inputs]))
         tail = b"]}"
         if self._tells:
-            tail = b'],"batch_info":%b}' % _ENCODE.encode(_batch(result.facts))
-        vectors = vector_encoding.contiguous(result.vectors)
-        body = await vector_encoding.joined(
-            vectors, lambda _, row: vector_encoding.numbers(row), b'{"embeddings":[', tail
+            tail = b'],"batch_info":%b}' % _ENCODE.encode(_to_batch_info(result.facts))
+        vectors = vector_encoding.to_contiguous(result.vectors)
+        body = await vector_encoding.encode_rows(
+            vectors, lambda _, row: vector_encoding.encode_numbers(row), b'{"embeddings":[', tail
         )
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
 
-class _Health:
+class _HealthEndpoint:
     """`OK` while any model can answer; the original says so whatever its upstream does."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def __call__(self, request: Request) -> Reply:
-        if not self._gateway.draining and any(model.able() for model in self._gateway.registry):
+        if not self._gateway.draining and any(model.can_answer() for model in self._gateway.registry):
             return Reply(200, [TEXT], b"OK")
-        why = "; ".join(f"{name}: {reason}" for name, reason in listing.standings(self._gateway).items())
+        why = "; ".join(f"{name}: {reason}" for name, reason in listing.list_statuses(self._gateway).items())
         if self._gateway.draining:
             why = "the server is shutting down"
         return Reply(503, [JSON], _ENCODE.encode(wire.ProxyError(error=why or "no model is served")))
 
 
-def _batch(facts: BatchFacts) -> wire.ProxyBatch:
+def _to_batch_info(facts: BatchFacts) -> wire.ProxyBatch:
     full = facts.flush == "full"
     return wire.ProxyBatch(
         batch_id=facts.id,
@@ -148,11 +148,11 @@ def _batch(facts: BatchFacts) -> wire.ProxyBatch:
     )
 
 
-def _told(error: ShoalError) -> tuple[int, str]:
+def _describe_error(error: ShoalError) -> tuple[int, str]:
     """Status and text, by who is at fault: the client in the framework's words; the server behind, which is what a
     model is here, as a server of TEI's would have said it, or as one that is not there."""
-    if error.kind in _PLAIN:
-        status = _PLAIN[error.kind]
+    if error.kind in _FRAMEWORK_STATUSES:
+        status = _FRAMEWORK_STATUSES[error.kind]
         return status, _phrase(status)
     match error:
         case TooManyInputs():
@@ -171,7 +171,7 @@ def _told(error: ShoalError) -> tuple[int, str]:
 
 
 def _as_tei(error: ShoalError) -> tuple[int, str]:
-    status, kind = status_codes.row(error).tei
+    status, kind = status_codes.find_row(error).tei
     if error.kind == "upstream_failed":
         status = 424  # what the original passes on of its server, for a batch that failed
     return status, _http_error(status, orjson.dumps({"error": error.message, "error_type": kind or "Backend"}).decode())

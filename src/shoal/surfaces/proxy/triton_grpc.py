@@ -37,23 +37,23 @@ class Embedding:
             Operation(
                 method="POST",
                 path="/v1/embedding",
-                endpoint=_Queries(gateway, self._options.max_inputs),
+                endpoint=_QueryEndpoint(gateway, self._options.max_inputs),
                 summary="Embed queries with the default model",
                 request=list[wire.Query],
                 response=list[wire.QueryEmbedding],
                 errors=_ERRORS,
-                headers=batch_headers.DOCUMENTED,
+                headers=batch_headers.HEADER_DOCS,
                 example=[{"query": "What is a shoal?"}],
             )
         ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-        status = status_codes.row(error).embedding
+        status = status_codes.find_row(error).embedding
         headers = {"content-type": "application/json", **status_codes.headers(error, status)}
         return status, headers, orjson.dumps({"msg": error.message})
 
 
-class _Queries:
+class _QueryEndpoint:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._limit = max_inputs
@@ -77,9 +77,11 @@ class _Queries:
             return Reply(200, [JSON], b"[]")
         task = Embed(model=self._gateway.model("").name, inputs=[each.query for each in queries])
         result = await run_task(self._gateway, request, task)
-        body = await vector_encoding.joined(vector_encoding.contiguous(result.vectors), _entry, b"[", b"]")
+        body = await vector_encoding.encode_rows(
+            vector_encoding.to_contiguous(result.vectors), _encode_entry, b"[", b"]"
+        )
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
 
-def _entry(index: int, row: Any) -> bytes:
-    return b'{"embedding":%b}' % vector_encoding.numbers(row)
+def _encode_entry(index: int, row: Any) -> bytes:
+    return b'{"embedding":%b}' % vector_encoding.encode_numbers(row)

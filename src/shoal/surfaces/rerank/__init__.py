@@ -12,10 +12,10 @@ import msgspec
 
 from shoal.core.protocols import Operation
 from shoal.errors import ShoalError, Unsupported
-from shoal.http.json.fields import Fields
+from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import JSON, Body, Options, Reply, Request
 from shoal.surfaces.rerank import wire as wire
-from shoal.surfaces.rerank.nim import Passages
+from shoal.surfaces.rerank.nim import RankingEndpoint
 from shoal.surfaces.shared import batch_headers, default_models, ranking, truncation
 from shoal.surfaces.shared.detail_errors import DetailError, render_detail
 from shoal.surfaces.shared.task_runs import run_task
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 422, 429, 500, 502, 503, 504), DetailError)
 _QUESTION = "What is a shoal?"
 _TEXTS = ["A group of fish.", "A kind of bread."]
-_BY_DOCUMENTS = {"query": _QUESTION, "documents": _TEXTS}
+_EXAMPLE = {"query": _QUESTION, "documents": _TEXTS}
 _ANSWERS: Any = (wire.RerankResponse, wire.VoyageResponse)
-_VOYAGE = "With `top_k`, also null, the reply is Voyage's: `data`, and documents only where they are asked for."
+_DESCRIPTION = "With `top_k`, also null, the reply is Voyage's: `data`, and documents only where they are asked for."
 
 
 class RerankDocuments:
@@ -44,7 +44,7 @@ class RerankDocuments:
         self._options = options
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        return [_by_documents("/rerank", gateway, self._options)]
+        return [_rerank_operation("/rerank", gateway, self._options)]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         return render_detail(error)
@@ -61,9 +61,9 @@ class Ranking:
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         passages = {"query": {"text": _QUESTION}, "passages": [{"text": each} for each in _TEXTS]}
-        ranking = Passages(gateway, self._options.max_inputs)
+        ranking = RankingEndpoint(gateway, self._options.max_inputs)
         return [
-            _by_documents("/v1/rerank", gateway, self._options),
+            _rerank_operation("/v1/rerank", gateway, self._options),
             *(
                 Operation(
                     method="POST",
@@ -73,7 +73,7 @@ class Ranking:
                     request=wire.RankingRequest,
                     response=wire.RankingResponse,
                     errors=_ERRORS,
-                    headers=batch_headers.DOCUMENTED,
+                    headers=batch_headers.HEADER_DOCS,
                     example=passages,
                 )
                 for path in ("/v1/ranking", "/ranking")
@@ -84,22 +84,22 @@ class Ranking:
         return render_detail(error)
 
 
-def _by_documents(path: str, gateway: Gateway, options: Options) -> Operation:
+def _rerank_operation(path: str, gateway: Gateway, options: Options) -> Operation:
     return Operation(
         method="POST",
         path=path,
-        endpoint=Documents(gateway, options.max_inputs),
+        endpoint=RerankEndpoint(gateway, options.max_inputs),
         summary="Rank documents",
         request=wire.RerankRequest,
         response=_ANSWERS,
         errors=_ERRORS,
-        headers=batch_headers.DOCUMENTED,
-        description=_VOYAGE,
-        example=_BY_DOCUMENTS,
+        headers=batch_headers.HEADER_DOCS,
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
     )
 
 
-class Documents:
+class RerankEndpoint:
     """By `documents`, in the reply of Jina or, where there is a `top_k`, of Voyage. Clients of Infinity always send
     `raw_scores`: their documents are texts, not objects, and only there when asked for; `object` is `rerank`."""
 
@@ -116,21 +116,21 @@ class Documents:
             bases=(wire.RerankRequest,),
             kw_only=True,
         )
-        self._decode: Fields[Any] = Fields(asked, "rerank", ("documents", "rank_fields"), limit)
+        self._decode: FieldsDecoder[Any] = FieldsDecoder(asked, "rerank", ("documents", "rank_fields"), limit)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode(request.body)
         voyage = asked.top_k is not msgspec.UNSET
         infinity = asked.raw_scores is not msgspec.UNSET
-        query = ranking.query_of(asked.query)
-        documents = ranking.texts_of(asked.documents, "documents", self._limit)
-        _check_known(asked)
-        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
-        result = await run_task(self._gateway, request, _task(asked, card, query, documents))
+        query = ranking.parse_query(asked.query)
+        documents = ranking.parse_rank_texts(asked.documents, "documents", self._limit)
+        _check_supported(asked)
+        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
+        result = await run_task(self._gateway, request, _build_task(asked, card, query, documents))
         shown = not (voyage or infinity) if asked.return_documents is None else asked.return_documents
         scores = result.scores[:, 0]
-        most = truncation.agreed(top_n=asked.top_n or None, top_k=(asked.top_k or None) if voyage else None)
-        order = ranking.falling(scores, cast(int | None, most))
+        most = truncation.merge_fields(top_n=asked.top_n or None, top_k=(asked.top_k or None) if voyage else None)
+        order = ranking.sort_descending(scores, cast(int | None, most))
 
         def entry(place: int) -> dict[str, Any]:
             made = {"index": place, "relevance_score": scores[place]}
@@ -138,7 +138,7 @@ class Documents:
                 made["document"] = documents[place] if voyage or infinity else {"text": documents[place]}
             return made
 
-        listed = await ranking.listed(order, entry)
+        listed = await ranking.encode_results(order, entry)
         if voyage:
             body = _as_voyage(listed, card.name, result)
         else:
@@ -146,7 +146,7 @@ class Documents:
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
 
-def _check_known(asked: wire.RerankRequest) -> None:
+def _check_supported(asked: wire.RerankRequest) -> None:
     if asked.rank_fields not in (None, [], ["text"]):
         raise Unsupported(
             "'rank_fields' can only be [\"text\"]: join the fields of a document into its 'text'.", param="rank_fields"
@@ -160,22 +160,24 @@ def _check_known(asked: wire.RerankRequest) -> None:
         )
 
 
-def _task(asked: wire.RerankRequest, card: ModelCard, query: str, documents: list[str]) -> Rerank:
-    whole = truncation.to_model_length(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
-    wanted = truncation.whether(asked.truncate, asked.truncation)
+def _build_task(asked: wire.RerankRequest, card: ModelCard, query: str, documents: list[str]) -> Rerank:
+    whole = truncation.check_token_limit(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
+    wanted = truncation.merge_truncate_fields(asked.truncate, asked.truncation)
     most = cast(
         int | None,
-        truncation.agreed(
+        truncation.merge_fields(
             max_tokens_per_doc=asked.max_tokens_per_doc or None, max_doc_length=asked.max_doc_length or None
         ),
     )
-    return ranking.task_of(
+    return ranking.build_task(
         card,
         query,
         documents,
-        raw=ranking.is_raw(asked.raw_scores if isinstance(asked.raw_scores, bool) else None, asked.use_activation),
-        cut=truncation.truncation(whole if wanted is None else wanted),
-        most=ranking.document_tokens(card, most),
+        raw=ranking.wants_raw_scores(
+            asked.raw_scores if isinstance(asked.raw_scores, bool) else None, asked.use_activation
+        ),
+        cut=truncation.parse_truncation(whole if wanted is None else wanted),
+        most=ranking.resolve_document_tokens(card, most),
     )
 
 
@@ -184,12 +186,12 @@ def _as_jina(listed: Body, model: str, result: Scored, request_id: str, kind: st
 
     `kind`: the value of `object`. Infinity's client raises ValueError unless it is `rerank`.
     """
-    usage = ranking.usage(result)
+    usage = ranking.count_usage(result)
     head = {"id": request_id, "object": kind, "model": model, "usage": usage}
-    tail = {"meta": ranking.searched("1", len(result.tokens), usage["total_tokens"])}
-    return ranking.between(ranking.opened(head, "results"), listed, ranking.closed(tail))
+    tail = {"meta": ranking.search_meta("1", len(result.tokens), usage["total_tokens"])}
+    return ranking.wrap_body(ranking.open_object(head, "results"), listed, ranking.close_object(tail))
 
 
 def _as_voyage(listed: Body, model: str, result: Scored) -> Body:
     tail = {"model": model, "usage": {"total_tokens": sum(result.tokens)}}
-    return ranking.between(ranking.opened({"object": "list"}, "data"), listed, ranking.closed(tail))
+    return ranking.wrap_body(ranking.open_object({"object": "list"}, "data"), listed, ranking.close_object(tail))

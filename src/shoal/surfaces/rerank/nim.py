@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 
-class Passages:
+class RankingEndpoint:
     """Logits, whatever activation the model names; all of them, because its client takes the first as they come."""
 
     def __init__(self, gateway: Gateway, limit: int) -> None:
@@ -23,14 +23,16 @@ class Passages:
         self._decode = decoder.Decoder(wire.RankingRequest, "rerank", "passages", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
-        query = ranking.query_of(asked.query)
-        passages = ranking.texts_of(asked.passages, "passages", self._limit)
-        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
-        task = ranking.task_of(card, query, passages, raw=True, cut=truncation.truncation(asked.truncate))
+        asked = await self._decode.decode_async(request.body)
+        query = ranking.parse_query(asked.query)
+        passages = ranking.parse_rank_texts(asked.passages, "passages", self._limit)
+        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
+        task = ranking.build_task(card, query, passages, raw=True, cut=truncation.parse_truncation(asked.truncate))
         result = await run_task(self._gateway, request, task)
         logits = result.scores[:, 0]
-        listed = await ranking.listed(ranking.falling(logits), lambda place: {"index": place, "logit": logits[place]})
-        tail = ranking.closed({"usage": ranking.usage(result)})
-        body = ranking.between(ranking.opened({}, "rankings"), listed, tail)
+        listed = await ranking.encode_results(
+            ranking.sort_descending(logits), lambda place: {"index": place, "logit": logits[place]}
+        )
+        tail = ranking.close_object({"usage": ranking.count_usage(result)})
+        body = ranking.wrap_body(ranking.open_object({}, "rankings"), listed, tail)
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)

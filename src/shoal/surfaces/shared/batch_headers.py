@@ -7,7 +7,7 @@ import time
 from shoal.http.request import Headers, Request
 from shoal.types import Embedded, Result
 
-DOCUMENTED = {
+HEADER_DOCS = {
     "x-shoal-batch-size": "Items in the largest batch that this request was part of, all users' together.",
     "x-shoal-batch-id": "Number of that batch.",
     "x-shoal-batches": "Batches over which the request was spread.",

@@ -18,14 +18,14 @@ class MessageError(msgspec.Struct, kw_only=True):
 
 
 def render_detail(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-    return _rendered(error, "detail")
+    return _render(error, "detail")
 
 
 def render_message(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-    return _rendered(error, "message")
+    return _render(error, "message")
 
 
-def _rendered(error: ShoalError, field: str) -> tuple[int, dict[str, str], bytes]:
-    status = status_codes.unprocessable(error)
+def _render(error: ShoalError, field: str) -> tuple[int, dict[str, str], bytes]:
+    status = status_codes.status_with_422(error)
     headers = {"content-type": "application/json", **status_codes.headers(error, status)}
     return status, headers, orjson.dumps({field: error.message})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.http.request import JSON, Headers, Reply, Request
-from shoal.http.streaming import Frames, feed
+from shoal.http.streaming import StreamEncoder, open_stream_body
 from shoal.types import Chunk, Generate, TokenLogprob, ToolCall, ToolDelta, Usage
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ EVENT_STREAM: Headers = [
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-DOCUMENTED = {
+HEADER_DOCS = {
     "server-timing": "Milliseconds until the first token, and in all; not of streams.",
     "x-shoal-prompt-cut": "Messages that were left out, because the conversation was too long; absent where none was.",
     "x-shoal-ignored": "Fields of the request that the model cannot honor and was answered without; absent where none.",
 }
 
-_HELD = 8
+_MAX_TOKENS_PER_PIECE = 8
 """More tokens a piece than this are no stream of tokens."""
 
 
@@ -79,7 +79,7 @@ async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
             elif chunk.usage is None:
                 answer.pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
                 parts.setdefault(chunk.index, _Parts()).add(chunk)
-    answer.choices = [parts[index].choice(index) for index in sorted(parts)]
+    answer.choices = [parts[index].to_choice(index) for index in sorted(parts)]
     answer.raw = (dialect, b"".join(raw)) if raw else None
     answer.seconds = time.monotonic() - began
     return answer
@@ -107,7 +107,7 @@ class _Parts:
         self.logprobs += chunk.logprobs
         self.finish_reason = chunk.finish_reason or self.finish_reason
 
-    def choice(self, index: int) -> Choice:
+    def to_choice(self, index: int) -> Choice:
         calls = [
             ToolCall(id=deltas[0].id, name=deltas[0].name, arguments="".join(each.arguments for each in deltas))
             for _, deltas in sorted(self.calls.items())
@@ -116,12 +116,12 @@ class _Parts:
         return Choice(index, text, reasoning, calls, self.logprobs, self.finish_reason)
 
 
-async def answered(
+async def generate_reply(
     gateway: Gateway,
     request: Request,
     task: Generate,
     *,
-    frames: Callable[[], Frames],
+    frames: Callable[[], StreamEncoder],
     body: Callable[[Answer], bytes],
     heartbeat_s: float,
 ) -> Reply:
@@ -130,29 +130,29 @@ async def answered(
     request.model, request.items = task.model, task.choices
     chunks = gateway.stream(task, request.context())
     if task.stream:
-        stream = await feed(chunks, frames(), heartbeat_s, request_id=request.id)
-        return Reply(200, [*EVENT_STREAM, *of_prompt(stream.first)], stream)
+        stream = await open_stream_body(chunks, frames(), heartbeat_s, request_id=request.id)
+        return Reply(200, [*EVENT_STREAM, *prompt_headers(stream.first)], stream)
     answer = await collect(chunks)
     request.usage = answer.usage
     timing = b"total;dur=%.2f" % (answer.seconds * 1000)
-    if answer.usage and answer_began(answer.usage, answer.first_s, answer.seconds, answer.pieces) is not None:
+    if answer.usage and estimate_answer_start(answer.usage, answer.first_s, answer.seconds, answer.pieces) is not None:
         timing = b"first;dur=%.2f, %b" % (answer.first_s * 1000, timing)
     content = answer.raw[1] if answer.raw is not None else body(answer)
-    return Reply(200, [JSON, (b"server-timing", timing), *of_prompt(answer)], content)
+    return Reply(200, [JSON, (b"server-timing", timing), *prompt_headers(answer)], content)
 
 
-def answer_began(usage: Usage, first_s: float, seconds: float, pieces: int) -> float | None:
+def estimate_answer_start(usage: Usage, first_s: float, seconds: float, pieces: int) -> float | None:
     """When the time of the prompt ended and that of the answer began: `first_s`, or None where nobody can tell.
 
     An answer that came in one piece does not tell the two apart, nor does one that was held back, as calls of tools
     are, and came in a few large pieces at the end.
     """
     whole = pieces <= 1 < usage.completion_tokens
-    held = pieces * _HELD < usage.completion_tokens and seconds - first_s < seconds / 4
+    held = pieces * _MAX_TOKENS_PER_PIECE < usage.completion_tokens and seconds - first_s < seconds / 4
     return None if whole or held else first_s
 
 
-class Remarked(Protocol):
+class PromptRemarks(Protocol):
     """What says on its way what became of a request: a chunk, or what was gathered of them."""
 
     @property
@@ -161,7 +161,7 @@ class Remarked(Protocol):
     def ignored(self) -> tuple[str, ...]: ...
 
 
-def of_prompt(said: Remarked | None) -> Headers:
+def prompt_headers(said: PromptRemarks | None) -> Headers:
     """What became of the request: messages that were left out, fields that were ignored."""
     made: Headers = []
     if said is not None and said.cut:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
 
-from shoal.core.input_errors import place_in
+from shoal.core.input_errors import parse_input_index
 from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs, WrongType
 from shoal.http.fetching.headers import FIELD, MAX_CHARACTERS
-from shoal.http.images import Pictures
-from shoal.http.json.refused import Unread, is_there
+from shoal.http.images import ImageReader
+from shoal.http.json.refused import UnreadField, is_set
 from shoal.surfaces.shared.wire_inputs import ImageLink, InputMessage, InputObject, Modalities
 from shoal.types import Image, TextItem
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from shoal.http.request import Request
 
 _HEADERS = msgspec.json.Decoder(dict[str, str])
-_MOST_HEADER_BYTES: Final = 8 * MAX_CHARACTERS
-_OF_TEXT = ("text", "input_text")
+_MAX_HEADER_BYTES: Final = 8 * MAX_CHARACTERS
+_TEXT_TYPES = ("text", "input_text")
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ImageReference:
     """One that is still to be read: `link` as the client sent it, and `place`, what the client called it."""
 
     link: str
     place: str
 
 
-Given: TypeAlias = TextItem | Picture
+Input: TypeAlias = TextItem | ImageReference
 
 
-def given(asked: str | list[Any], limit: int, modality: Modalities | None = None) -> list[Given]:
+def parse_inputs(asked: str | list[Any], limit: int, modality: Modalities | None = None) -> list[Input]:
     """The inputs of an `input`, in order. One bare list of ids is one input. `modality` says what plain texts are.
 
     Raises WrongType, EmptyInput, TooManyInputs, InvalidValue.
@@ -50,35 +50,37 @@ def given(asked: str | list[Any], limit: int, modality: Modalities | None = None
     if kinds == {int}:
         asked = [asked]
     elif int in kinds:
-        raise _mixed()
+        raise _mixed_error()
     check_count(asked, "input", limit)
     if modality is not None:
-        asked = _by_modality(asked, modality)
+        asked = _apply_modality(asked, modality)
     if InputObject in kinds:
-        asked = [part(each, f"input[{at}]") if isinstance(each, InputObject) else each for at, each in enumerate(asked)]
-    if len(set(map(type, asked)) - {Picture}) > 1:
-        raise _mixed()
+        asked = [
+            parse_part(each, f"input[{at}]") if isinstance(each, InputObject) else each for at, each in enumerate(asked)
+        ]
+    if len(set(map(type, asked)) - {ImageReference}) > 1:
+        raise _mixed_error()
     if not all(asked):
         at = next(at for at, each in enumerate(asked) if not each)
         raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
-    return cast(list[Given], asked)
+    return cast(list[Input], asked)
 
 
-def texts_of(asked: str | list[Any], limit: int) -> list[TextItem]:
-    """As `given`, of an `input` that cannot hold objects."""
-    return cast(list[TextItem], given(asked, limit))
+def parse_texts(asked: str | list[Any], limit: int) -> list[TextItem]:
+    """As `parse_inputs`, of an `input` that cannot hold objects."""
+    return cast(list[TextItem], parse_inputs(asked, limit))
 
 
-def of_messages(messages: Sequence[InputMessage]) -> list[Given]:
+def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
     """A conversation of one text or one picture, which is one input: vLLM's form. Raises WrongType, InvalidValue and
     EmptyInput."""
-    found: list[Given] = []
+    found: list[Input] = []
     for at, message in enumerate(messages):
         if isinstance(message.content, str):
             found.append(message.content)
             continue
         parts = enumerate(message.content[:2])  # more are refused below, whatever they are
-        found += [part(each, f"messages[{at}].content[{place}]") for place, each in parts]
+        found += [parse_part(each, f"messages[{at}].content[{place}]") for place, each in parts]
         if len(found) > 1:
             break
     if len(found) != 1:
@@ -93,7 +95,7 @@ def of_messages(messages: Sequence[InputMessage]) -> list[Given]:
     return found
 
 
-def part(asked: InputObject, place: str) -> str | Picture:
+def parse_part(asked: InputObject, place: str) -> str | ImageReference:
     """The text or the picture that an object is; `place`: what the client called it. Raises WrongType and
     InvalidValue."""
     field = place.partition("[")[0]
@@ -106,16 +108,16 @@ def part(asked: InputObject, place: str) -> str | Picture:
             "them to one vector.",
             param=field,
         )
-    if asked.type is not None and (asked.type in _OF_TEXT) != (asked.text is not None):
+    if asked.type is not None and (asked.type in _TEXT_TYPES) != (asked.text is not None):
         raise WrongType(f"'{place}' is of the type {asked.type} and holds something else.", param=field)
     if asked.text is not None:
         return asked.text
     ((name, link),) = links
-    return picture(link, f"{place}.{name}")
+    return to_image_reference(link, f"{place}.{name}")
 
 
-def picture(asked: str | ImageLink, place: str) -> Picture:
-    return Picture(asked, place) if isinstance(asked, str) else Picture(asked.url, f"{place}.url")
+def to_image_reference(asked: str | ImageLink, place: str) -> ImageReference:
+    return ImageReference(asked, place) if isinstance(asked, str) else ImageReference(asked.url, f"{place}.url")
 
 
 def check_count(asked: Sequence[Any], field: str, limit: int) -> None:
@@ -126,40 +128,40 @@ def check_count(asked: Sequence[Any], field: str, limit: int) -> None:
         )
 
 
-def has_pictures(inputs: Sequence[Given]) -> bool:
-    return Picture in set(map(type, inputs))
+def has_images(inputs: Sequence[Input]) -> bool:
+    return ImageReference in set(map(type, inputs))
 
 
-def check_takes(gateway: Gateway, model: str, inputs: Sequence[Given]) -> None:
+def check_modalities(gateway: Gateway, model: str, inputs: Sequence[Input]) -> None:
     """Judge the model before anything is fetched. Raises InvalidValue where there is a picture and the model takes
     none, or takes nothing but pictures and there is something else."""
-    if not has_pictures(inputs):
+    if not has_images(inputs):
         return
-    gateway.takes(model, "image")
-    if not all(isinstance(each, Picture) for each in inputs):
-        gateway.takes(model, "text")
+    gateway.check_modality(model, "image")
+    if not all(isinstance(each, ImageReference) for each in inputs):
+        gateway.check_modality(model, "text")
 
 
-async def read(
-    pictures: Pictures, inputs: Sequence[Given], request: Request, headers: Unread = msgspec.UNSET
+async def read_images(
+    pictures: ImageReader, inputs: Sequence[Input], request: Request, headers: UnreadField = msgspec.UNSET
 ) -> list[TextItem | Image]:
     """The inputs with their pictures read, in order. Raises what Pictures.read does; its refusals name the input as
     the client did. `headers` as they came."""
-    sought = [each for each in inputs if isinstance(each, Picture)]
+    sought = [each for each in inputs if isinstance(each, ImageReference)]
     links = [each.link for each in sought]
     try:
-        found = iter(await pictures.read(links, deadline=request.deadline, headers=headers_of(headers)))
+        found = iter(await pictures.read(links, deadline=request.deadline, headers=parse_headers(headers)))
     except RequestError as error:
-        raise _placed(error, sought) from None
-    return [next(found) if isinstance(each, Picture) else each for each in inputs]
+        raise _remap_error(error, sought) from None
+    return [next(found) if isinstance(each, ImageReference) else each for each in inputs]
 
 
-def headers_of(raw: Unread) -> Mapping[str, str]:
+def parse_headers(raw: UnreadField) -> Mapping[str, str]:
     """Raises WrongType for what is no object of texts, InvalidValue for more than anybody needs."""
-    if not is_there(raw):
+    if not is_set(raw):
         return {}
     data = memoryview(cast(msgspec.Raw, raw))
-    if len(data) > _MOST_HEADER_BYTES:
+    if len(data) > _MAX_HEADER_BYTES:
         raise InvalidValue(f"{FIELD} are of {MAX_CHARACTERS} characters at most in all: send fewer", param=FIELD)
     try:
         return _HEADERS.decode(data)
@@ -167,12 +169,12 @@ def headers_of(raw: Unread) -> Mapping[str, str]:
         raise WrongType(f"'{FIELD}' is invalid: it maps names of headers to texts.", param=FIELD) from None
 
 
-def text_tokens(inputs: Sequence[TextItem | Image], tokens: Sequence[int]) -> int:
+def count_text_tokens(inputs: Sequence[TextItem | Image], tokens: Sequence[int]) -> int:
     """What was read of the texts: a picture has no tokens."""
     return sum(count for each, count in zip(inputs, tokens, strict=True) if not isinstance(each, Image))
 
 
-def _by_modality(asked: list[Any], modality: Modalities) -> list[Any]:
+def _apply_modality(asked: list[Any], modality: Modalities) -> list[Any]:
     """Plain texts as what they are said to be; objects say so themselves."""
     kinds = modality if isinstance(modality, list) else [modality] * len(asked)
     if len(kinds) != len(asked):
@@ -183,20 +185,20 @@ def _by_modality(asked: list[Any], modality: Modalities) -> list[Any]:
     if any(kind == "image" and isinstance(each, list) for each, kind in zip(asked, kinds, strict=True)):
         raise WrongType("'input' holds token ids, and its 'modality' is image: send pictures.", param="input")
     return [
-        Picture(each, f"input[{at}]") if kind == "image" and isinstance(each, str) else each
+        ImageReference(each, f"input[{at}]") if kind == "image" and isinstance(each, str) else each
         for at, (each, kind) in enumerate(zip(asked, kinds, strict=True))
     ]
 
 
-def _mixed() -> WrongType:
+def _mixed_error() -> WrongType:
     return WrongType("'input' mixes texts and token ids; send one kind a request.", param="input")
 
 
-def _placed(error: RequestError, sought: Sequence[Picture]) -> RequestError:
+def _remap_error(error: RequestError, sought: Sequence[ImageReference]) -> RequestError:
     """The refusal of a picture, naming it as the client did; of several, the error says which one."""
     if error.param is not None:
         return error
-    at, message = place_in(error)
+    at, message = parse_input_index(error)
     if at is None and len(sought) > 1:
         return error
     place = sought[at or 0].place

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
     from shoal.core.registry import ModelCard
 
-_SAME = {
+_ROLES = {
     "passage": "document",
     "search_query": "query",
     "search_document": "document",
@@ -25,21 +25,21 @@ class Role(NamedTuple):
     prompt_name: str | None = None
 
 
-def role(name: str) -> str:
+def normalize_role(name: str) -> str:
     """ "query" or "document" for what means that; any other name as it is."""
-    return _SAME.get(name, name)
+    return _ROLES.get(name, name)
 
 
-def purpose(name: str, card: ModelCard) -> Role:
+def resolve_purpose(name: str, card: ModelCard) -> Role:
     """What Cohere and Jina call the use of vectors: a side of a search, or the model's prompt of that name. A use that
     the model has no prompt for changes nothing."""
-    if name in _SAME:
-        return Role(input_type=_SAME[name])
+    if name in _ROLES:
+        return Role(input_type=_ROLES[name])
     prompts = card.facts.prompts if card.facts is not None else {}
     return Role(prompt_name=name) if name in prompts else Role()
 
 
-def without_suffix(gateway: Gateway, name: str) -> tuple[str, str | None]:
+def strip_role_suffix(gateway: Gateway, name: str) -> tuple[str, str | None]:
     """The served model that `MODEL-query` or `MODEL-passage` means, as NVIDIA's clients may call it, and the role; a
     name that is served itself, or that means nothing, as it is."""
     if gateway.registry.get(name) is None:

@@ -12,7 +12,7 @@ import msgspec
 from shoal.core.lifecycle.lifecycle import Job, Listing
 from shoal.core.protocols import ModelFacts, Replicated
 from shoal.errors import BackendError, CapacityError
-from shoal.http.redaction import redacted
+from shoal.http.redaction import redact
 from shoal.surfaces.shared import wire_models as wire
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
     from shoal.http.request import Request
 
-PATIENCE_S = 1.0
+LISTING_TIMEOUT_S = 1.0
 """Interfaces ask for the list on every page. A Triton that does not answer must not delay them: what is served is known
 without it."""
 
@@ -33,57 +33,60 @@ _STATES: dict[str, wire.StatusValue] = {
 }
 
 
-MUTE = "it is loaded, but does not answer: see the server's log, and unload and load it if that lasts"
+UNRESPONSIVE_ERROR = "it is loaded, but does not answer: see the server's log, and unload and load it if that lasts"
 
 
-def mute(gateway: Gateway) -> set[str]:
+def find_unresponsive(gateway: Gateway) -> set[str]:
     """Names of models that are loaded and cannot answer, because what works for them has ended or is out of reach."""
-    return {model.name for model in gateway.registry if model.state == "ready" and not model.able()}
+    return {model.name for model in gateway.registry if model.state == "ready" and not model.can_answer()}
 
 
-def standings(gateway: Gateway) -> dict[str, str]:
+def list_statuses(gateway: Gateway) -> dict[str, str]:
     """Of each model its state, or why it cannot answer; and why servers are waited for."""
-    silent = mute(gateway)
-    states = {card.name: MUTE if card.name in silent else card.error or card.standing for card in gateway.models()}
-    waiting = {redacted(name): why for name, why in gateway.waiting.items() if name not in states}
-    return {name: redacted(why) for name, why in (states | waiting).items()}
+    silent = find_unresponsive(gateway)
+    states = {
+        card.name: UNRESPONSIVE_ERROR if card.name in silent else card.error or card.status_text
+        for card in gateway.models()
+    }
+    waiting = {redact(name): why for name, why in gateway.waiting.items() if name not in states}
+    return {name: redact(why) for name, why in (states | waiting).items()}
 
 
-def served(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
-    """The entry of a model that is served. `silent`: those of `mute`."""
+def build_entry(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
+    """The entry of a model that is served. `silent`: those of `find_unresponsive`."""
     value = "sleeping" if card.sleeping else _STATES.get(card.state, "unloaded")
     status = wire.ModelStatus(
-        value=value, failed=card.state == "failed", error=_redacted(card.error), note=redacted(card.note)
+        value=value, failed=card.state == "failed", error=_redact_optional(card.error), note=redact(card.note)
     )
     if card.name in silent:
-        status = _MUTE
+        status = _UNRESPONSIVE
     entry = _entry(card.name, card.created, status)
     entry.aliases = list(card.aliases)
     entry.default_for = list(card.default_for)
     if card.facts is not None:
-        _tell(entry, card.facts)
+        _add_facts(entry, card.facts)
     return entry
 
 
-def served_all(gateway: Gateway) -> list[wire.ModelEntry]:
+def list_served(gateway: Gateway) -> list[wire.ModelEntry]:
     """Entries of what is served, from memory: each model, and after it its adapters, which are asked for by names of
     their own."""
-    silent = mute(gateway)
+    silent = find_unresponsive(gateway)
     entries = []
     for card in gateway.models():
-        entry = served(card, silent)
+        entry = build_entry(card, silent)
         entries += [entry, *_adapters(entry, card.facts)]
     return entries
 
 
-def one(gateway: Gateway, name: str) -> wire.ModelEntry:
+def get_entry(gateway: Gateway, name: str) -> wire.ModelEntry:
     """The entry of a model, or of an adapter, with details that lists do without. Raises ModelNotFound."""
     base = name
     if gateway.registry.get(name) is None and ":" in name:
         base, adapter = gateway.resolve(name)
         name = f"{base}:{adapter}" if adapter else base
     card = gateway.model(base)
-    entry = served(card, mute(gateway))
+    entry = build_entry(card, find_unresponsive(gateway))
     if card.facts is not None:
         entry.details = {key: value for key, value in card.facts.details.items() if key != "chat_template"}
     runner: object = gateway.registry.find(base).runner
@@ -102,28 +105,31 @@ def _adapters(entry: wire.ModelEntry, facts: ModelFacts | None) -> list[wire.Mod
     ]
 
 
-async def listing(gateway: Gateway) -> list[Listing]:
+async def list_models(gateway: Gateway) -> list[Listing]:
     """All models, also those that are only on disk or in a repository; without these where they cannot be had soon."""
     if gateway.lifecycle is not None:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(LISTING_TIMEOUT_S):
                 found = await gateway.lifecycle.listing()
         except (TimeoutError, CapacityError, BackendError):
             pass
         else:
-            silent = mute(gateway)
-            return [replace(each, status="failed", error=MUTE) if each.name in silent else each for each in found]
-    silent = mute(gateway)
-    return [_of(card, silent) for card in gateway.models()]
+            silent = find_unresponsive(gateway)
+            return [
+                replace(each, status="failed", error=UNRESPONSIVE_ERROR) if each.name in silent else each
+                for each in found
+            ]
+    silent = find_unresponsive(gateway)
+    return [_to_listing(card, silent) for card in gateway.models()]
 
 
-async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
+async def list_all_entries(gateway: Gateway) -> list[wire.ModelEntry]:
     """Entries of all models, with what llama.cpp's router tells beyond OpenAI."""
     cards = {card.name: card for card in gateway.models()}
     jobs = {job.model: job for job in gateway.lifecycle.jobs() if job.state == "running"} if gateway.lifecycle else {}
     entries = []
-    for each in await listing(gateway):
-        entry = _entry(each.name, each.created, _status(each, jobs.get(each.name)))
+    for each in await list_models(gateway):
+        entry = _entry(each.name, each.created, _build_status(each, jobs.get(each.name)))
         entry.managed = each.managed
         entry.backend = each.backend or None
         entry.source = each.source or None
@@ -131,20 +137,20 @@ async def everything(gateway: Gateway) -> list[wire.ModelEntry]:
         entry.aliases = list(each.aliases)
         entry.default_for = list(cards[each.name].default_for) if each.name in cards else []
         if each.facts is not None:
-            _tell(entry, each.facts)
+            _add_facts(entry, each.facts)
         entry.architecture = _architecture(entry.tasks, each.facts)
         entries += [entry, *_adapters(entry, each.facts)]
     return entries
 
 
-_MUTE = wire.ModelStatus(value="unloaded", failed=True, error=MUTE)
+_UNRESPONSIVE = wire.ModelStatus(value="unloaded", failed=True, error=UNRESPONSIVE_ERROR)
 
 
 def _entry(name: str, created: int, status: wire.ModelStatus) -> wire.ModelEntry:
     return wire.ModelEntry(id=name, object="model", created=int(created), owned_by="shoal", status=status)
 
 
-def _tell(entry: wire.ModelEntry, facts: ModelFacts) -> None:
+def _add_facts(entry: wire.ModelEntry, facts: ModelFacts) -> None:
     entry.tasks = list(facts.tasks)
     entry.backend = facts.backend
     entry.source = facts.source
@@ -163,12 +169,12 @@ def _tell(entry: wire.ModelEntry, facts: ModelFacts) -> None:
     entry.verified = facts.verified or None
 
 
-def _status(each: Listing, job: Job | None) -> wire.ModelStatus:
+def _build_status(each: Listing, job: Job | None) -> wire.ModelStatus:
     status = wire.ModelStatus(
         value=_STATES.get(each.status, "unloaded"),
         failed=each.status == "failed",
-        error=_redacted(each.error),
-        note=redacted(each.note),
+        error=_redact_optional(each.error),
+        note=redact(each.note),
     )
     if status.value == "downloading":
         done, total = (job.done, job.total) if job is not None else (None, None)
@@ -182,8 +188,8 @@ def _status(each: Listing, job: Job | None) -> wire.ModelStatus:
     return status
 
 
-def _redacted(text: str | None) -> str | None:
-    return None if text is None else redacted(text)
+def _redact_optional(text: str | None) -> str | None:
+    return None if text is None else redact(text)
 
 
 def _architecture(tasks: Iterable[str], facts: ModelFacts | None) -> wire.Architecture:
@@ -197,8 +203,8 @@ def _architecture(tasks: Iterable[str], facts: ModelFacts | None) -> wire.Archit
     return wire.Architecture(input_modalities=[*modalities], output_modalities=outputs)
 
 
-def _of(card: ModelCard, silent: Container[str]) -> Listing:
-    entry = served(card, silent)
+def _to_listing(card: ModelCard, silent: Container[str]) -> Listing:
+    entry = build_entry(card, silent)
     return Listing(
         name=card.name,
         source=entry.source or "",
@@ -212,13 +218,13 @@ def _of(card: ModelCard, silent: Container[str]) -> Listing:
     )
 
 
-def shown(request: Request, entries: Sequence[wire.ModelEntry]) -> list[wire.ModelEntry]:
+def hide_addresses(request: Request, entries: Sequence[wire.ModelEntry]) -> list[wire.ModelEntry]:
     """The entries with the addresses of servers for admins alone."""
-    return list(entries) if request.may("admin") else [_without_address(entry) for entry in entries]
+    return list(entries) if request.has_access("admin") else [_without_address(entry) for entry in entries]
 
 
 def _without_address(entry: wire.ModelEntry) -> wire.ModelEntry:
-    if entry.source is not None and redacted(entry.source) != entry.source:
+    if entry.source is not None and redact(entry.source) != entry.source:
         entry.source = None
     entry.details.pop("servers", None)
     return entry

@@ -6,12 +6,12 @@ import math
 
 from shoal.types import TokenLogprob
 
-UNLIKELY = -9999.0
+MIN_LOGPROB = -9999.0
 """JSON has no infinity; OpenAI writes this instead."""
 
 
-def finite_logprob(value: float) -> float:
-    return value if math.isfinite(value) else UNLIKELY
+def to_finite_logprob(value: float) -> float:
+    return value if math.isfinite(value) else MIN_LOGPROB
 
 
 def token_bytes(token: TokenLogprob) -> list[int]:

@@ -15,17 +15,17 @@ from shoal.types import Array, TextItem
 if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
-NUMBERS = 65_536
+SLICE_NUMBERS = 65_536
 """Numbers encoded at once: about 2 ms."""
 
-MOST_NUMBERS = 16_777_216
+MAX_NUMBERS = 16_777_216
 """Numbers that one request may be answered with where each token has a vector: 32 texts of 512 tokens at a width of
 1,024. They are 64 MB, and about 200 MB of JSON."""
 
-_CHARACTERS = 8
+_CHARACTERS_PER_TOKEN = 8
 """Of a text, for each token that is certainly there: hardly any has fewer tokens, code and its spaces included."""
 
-_NOTHING = np.empty((0, 0), np.float32)
+_EMPTY = np.empty((0, 0), np.float32)
 
 
 def check_inputs(card: ModelCard, inputs: Sequence[TextItem], field: str) -> None:
@@ -38,32 +38,33 @@ def check_inputs(card: ModelCard, inputs: Sequence[TextItem], field: str) -> Non
         return
     longest = facts.max_input_tokens or sum(map(len, inputs))
     tokens = sum(
-        max(1, min(longest, len(each) // _CHARACTERS if isinstance(each, str) else len(each))) for each in inputs
+        max(1, min(longest, len(each) // _CHARACTERS_PER_TOKEN if isinstance(each, str) else len(each)))
+        for each in inputs
     )
-    _check(tokens * facts.dimension, field)
+    _check_size(tokens * facts.dimension, field)
 
 
 def check_matrices(each: Sequence[Array], field: str) -> None:
     """Refuse to write what is too much. Raises TooManyInputs."""
-    _check(sum(one.size for one in each), field)
+    _check_size(sum(one.size for one in each), field)
 
 
-def _check(numbers: int, field: str) -> None:
-    if numbers > MOST_NUMBERS:
+def _check_size(numbers: int, field: str) -> None:
+    if numbers > MAX_NUMBERS:
         raise TooManyInputs(
-            f"'{field}' comes to more than the {MOST_NUMBERS} numbers that one request may be answered with, a vector "
+            f"'{field}' comes to more than the {MAX_NUMBERS} numbers that one request may be answered with, a vector "
             "for each token: split it.",
             param=field,
         )
 
 
-def taken(each: list[Array], index: int) -> Array:
+def take_matrix(each: list[Array], index: int) -> Array:
     """One of the matrices, contiguous; the list lets go of it, so that it does not stand beside its text."""
-    matrix, each[index] = each[index], _NOTHING
-    return vector_encoding.contiguous(matrix)
+    matrix, each[index] = each[index], _EMPTY
+    return vector_encoding.to_contiguous(matrix)
 
 
-async def entries(each: list[Array], head: Callable[[int], bytes]) -> list[bytes]:
+async def encode_entries(each: list[Array], head: Callable[[int], bytes]) -> list[bytes]:
     """`HEAD[[...], ...]}` of each float32 [l, width], with commas between; `head` answers what stands before.
 
     Takes the matrices out of the list as it goes.
@@ -71,14 +72,14 @@ async def entries(each: list[Array], head: Callable[[int], bytes]) -> list[bytes
     pieces: list[bytes] = []
     since = 0
     for index in range(len(each)):
-        rows = taken(each, index)
+        rows = take_matrix(each, index)
         pieces.append((b"," if index else b"") + head(index) + b"[")
-        step = max(1, NUMBERS // max(1, rows.shape[1]))
+        step = max(1, SLICE_NUMBERS // max(1, rows.shape[1]))
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            pieces.append((b"," if start else b"") + vector_encoding.numbers(some)[1:-1])
+            pieces.append((b"," if start else b"") + vector_encoding.encode_numbers(some)[1:-1])
             since += some.size
-            if since >= NUMBERS:
+            if since >= SLICE_NUMBERS:
                 since = 0
                 await asyncio.sleep(0)
         pieces.append(b"]}")

@@ -9,11 +9,11 @@ import msgspec
 
 from shoal.core.lifecycle.lifecycle import Job, Lifecycle, LoadOptions
 from shoal.errors import InvalidValue, ModelNotFound, Unsupported
-from shoal.http.redaction import redacted
+from shoal.http.redaction import redact
 from shoal.http.request import JSON, Reply, Request
-from shoal.names import NAME, RESERVED, RULE, is_name
+from shoal.names import NAME, NAME_RULE, RESERVED, is_name
 from shoal.surfaces.shared import wire_models as wire
-from shoal.surfaces.shared.listing import listing
+from shoal.surfaces.shared.listing import list_models
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -23,11 +23,11 @@ WAIT = {"wait": "false: answer 202 with a job at once, instead of when it is don
 # What may follow a name (@revision) or make an address is the loader's to judge; nothing else can begin like a path.
 _SOURCE = re.compile(rf"{NAME}(?:@[A-Za-z0-9._/-]{{1,96}})?|[a-z][a-z0-9+]*:[\x21-\x5b\x5d-\x7e]{{0,512}}")
 _STEPS = re.compile(r"(?:^|[/:@#])\.{1,2}(?:$|[/@#])")
-_SHOWN = 200
+_MAX_SHOWN = 200
 _ENCODE = msgspec.json.Encoder()
 
 
-def lifecycle_of(gateway: Gateway) -> Lifecycle:
+def get_lifecycle(gateway: Gateway) -> Lifecycle:
     """Raises Unsupported where models cannot come and go."""
     found = gateway.lifecycle
     if found is None:
@@ -35,21 +35,21 @@ def lifecycle_of(gateway: Gateway) -> Lifecycle:
     return found
 
 
-def checked_name(name: str, param: str = "model") -> str:
+def check_model_name(name: str, param: str = "model") -> str:
     """`name`, if it may be a model's. Raises InvalidValue; nothing else has looked at it before."""
     if not is_name(name) or name in RESERVED:
         raise InvalidValue(
-            f"{name[:_SHOWN]!r} cannot name a model; {RULE}, and none of {', '.join(sorted(RESERVED))}.",
+            f"{name[:_MAX_SHOWN]!r} cannot name a model; {NAME_RULE}, and none of {', '.join(sorted(RESERVED))}.",
             param=param,
         )
     return name
 
 
-def checked_source(text: str, param: str = "model") -> str:
+def check_source(text: str, param: str = "model") -> str:
     """`text`, if it may name a model or say where one comes from. Raises InvalidValue."""
     if _SOURCE.fullmatch(text) is None or _STEPS.search(text) or text in RESERVED:
         raise InvalidValue(
-            f"{text[:_SHOWN]!r} is no model's name or address; write org/name, org/name@revision or pypi:package.",
+            f"{text[:_MAX_SHOWN]!r} is no model's name or address; write org/name, org/name@revision or pypi:package.",
             param=param,
         )
     return text
@@ -59,18 +59,18 @@ def load_options(backend: str | None, text_in: bool | None) -> LoadOptions:
     return LoadOptions(backend=backend or "", text_in=text_in)
 
 
-def waits(request: Request) -> bool:
+def should_wait(request: Request) -> bool:
     """Whether the answer is to come when the job is done. Raises InvalidValue."""
-    match request.argument("wait"):
+    match request.query_parameter("wait"):
         case None | "" | "true" | "1":
             return True
         case "false" | "0":
             return False
         case other:
-            raise InvalidValue(f"wait={other[:_SHOWN]!r} is neither true nor false.", param="wait")
+            raise InvalidValue(f"wait={other[:_MAX_SHOWN]!r} is neither true nor false.", param="wait")
 
 
-async def settle(request: Request, job: Job, *, wait: bool) -> Reply | None:
+async def await_job(request: Request, job: Job, *, wait: bool) -> Reply | None:
     """None when the job is done; else the 202 that says where to look. Raises what the job failed with.
 
     A client that leaves stops waiting, and not the job. From here on the request is not one that was turned away.
@@ -78,31 +78,31 @@ async def settle(request: Request, job: Job, *, wait: bool) -> Reply | None:
     request.handed_over = True
     request.model = job.model
     if not wait:
-        return Reply(202, [JSON, (b"location", f"/jobs/{job.id}".encode())], _ENCODE.encode(status_of(job)))
+        return Reply(202, [JSON, (b"location", f"/jobs/{job.id}".encode())], _ENCODE.encode(to_status(job)))
     await job.wait()
     return None
 
 
-async def begin_unload(gateway: Gateway, name: str) -> Job:
+async def start_unload(gateway: Gateway, name: str) -> Job:
     """The job that takes a model out. Raises ModelNotFound for a name that no model has, loaded or not."""
-    job = lifecycle_of(gateway).unload(name)
-    known = job.changed or gateway.registry.remembers(job.model)
-    if not known and job.model not in {each.name for each in await listing(gateway)}:
-        raise unknown(name)
+    job = get_lifecycle(gateway).unload(name)
+    known = job.changed or gateway.registry.was_unloaded(job.model)
+    if not known and job.model not in {each.name for each in await list_models(gateway)}:
+        raise unknown_model_error(name)
     return job
 
 
-def must_have_changed(job: Job) -> None:
+def check_changed(job: Job) -> None:
     """Raises ModelNotFound when there was nothing to delete."""
     if not job.changed:
-        raise unknown(job.model)
+        raise unknown_model_error(job.model)
 
 
-def unknown(name: str) -> ModelNotFound:
+def unknown_model_error(name: str) -> ModelNotFound:
     return ModelNotFound(f"the model {name!r} does not exist: GET /models lists those that do", param="model")
 
 
-def status_of(job: Job) -> wire.JobStatus:
+def to_status(job: Job) -> wire.JobStatus:
     return wire.JobStatus(
         job=job.id,
         action=job.action,
@@ -115,9 +115,9 @@ def status_of(job: Job) -> wire.JobStatus:
         total=job.total,
         finished=None if job.finished is None else int(job.finished),
         changed=job.changed if job.state == "done" else None,
-        error=None if job.error is None else redacted(job.error.message),
+        error=None if job.error is None else redact(job.error.message),
     )
 
 
-def encoded(value: Any) -> Reply:
+def json_reply(value: Any) -> Reply:
     return Reply(200, [JSON], _ENCODE.encode(value))

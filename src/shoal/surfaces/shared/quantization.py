@@ -23,7 +23,7 @@ Precision: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 SCALE = 127
 
 
-def quantized(vectors: Array, precision: Precision) -> Array:
+def quantize(vectors: Array, precision: Precision) -> Array:
     """Of float32 [..., d]: float32 [..., d] as it is, int8 or uint8 [..., d], or int8 or uint8 [..., ceil(d / 8)].
 
     `int8` and `uint8` want vectors of length one.

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from shoal.errors import EmptyInput, InvalidValue, Unsupported
-from shoal.http.json.refused import is_there
+from shoal.http.json.refused import is_set
 from shoal.http.request import Body
 from shoal.surfaces.shared import truncation, vector_encoding
 from shoal.surfaces.shared.input_parsing import check_count
@@ -23,43 +23,43 @@ DOCUMENTS_A_UNIT = 100
 """Cohere counts a query with so many documents as one search."""
 
 
-def texts_of(given: Sequence[str | RankText], field: str, limit: int) -> list[str]:
+def parse_rank_texts(given: Sequence[str | RankText], field: str, limit: int) -> list[str]:
     """Raises EmptyInput for none of them, TooManyInputs, and Unsupported for an image. An empty text is a text."""
     if not given:
         raise EmptyInput(f"'{field}' is an empty list; send at least one text.", param=field)
     check_count(given, field, limit)
-    return [text_of(each, f"{field}[{at}]") for at, each in enumerate(given)]
+    return [parse_text(each, f"{field}[{at}]") for at, each in enumerate(given)]
 
 
-def text_of(given: str | RankText, field: str) -> str:
+def parse_text(given: str | RankText, field: str) -> str:
     if isinstance(given, str):
         return given
-    if is_there(given.image):
+    if is_set(given.image):
         raise Unsupported(f"'{field}' has an image; only texts can be ranked here.", param=field.partition("[")[0])
     return given.text
 
 
-def query_of(given: str | RankText) -> str:
+def parse_query(given: str | RankText) -> str:
     """Raises EmptyInput for an empty query."""
-    query = text_of(given, "query")
+    query = parse_text(given, "query")
     if not query.strip():
         raise EmptyInput("'query' is empty; send a text.", param="query")
     return query
 
 
-def document_tokens(card: ModelCard, limit: int | None) -> int | None:
+def resolve_document_tokens(card: ModelCard, limit: int | None) -> int | None:
     """The limit of a document, None where it changes nothing."""
     return None if not limit or truncation.fits(card, limit) else limit
 
 
-def is_raw(raw_scores: bool | None, use_activation: bool | None) -> bool:
+def wants_raw_scores(raw_scores: bool | None, use_activation: bool | None) -> bool:
     """Raises InvalidValue where the two contradict each other."""
     if raw_scores is not None and use_activation is not None and raw_scores == use_activation:
         raise InvalidValue("'raw_scores' and 'use_activation' contradict each other; send one.", param="raw_scores")
     return bool(raw_scores) or use_activation is False
 
 
-def task_of(
+def build_task(
     card: ModelCard,
     query: str,
     documents: list[str],
@@ -79,46 +79,46 @@ def task_of(
     )
 
 
-def falling(scores: Array, most: int | None = None) -> list[int]:
+def sort_descending(scores: Array, most: int | None = None) -> list[int]:
     """Places of scores, the highest first, of equal ones the lower place; `most` of them, 0 and None: all."""
     order: list[int] = np.argsort(-scores, kind="stable").tolist()
     return order[:most] if most else order
 
 
-async def listed(order: Sequence[int], entry: Callable[[int], object]) -> Body:
+async def encode_results(order: Sequence[int], entry: Callable[[int], object]) -> Body:
     """A JSON array with the entry of each place, some at a time. Numbers of numpy are written as they are."""
 
     def some(start: int, stop: int) -> bytes:
         rows = [entry(place) for place in order[start:stop]]
         return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    return await vector_encoding.array_of(len(order), some)
+    return await vector_encoding.encode_array(len(order), some)
 
 
-def between(head: bytes, body: Body, tail: bytes) -> Body:
-    """`body`, made by `listed`, inside of an object."""
+def wrap_body(head: bytes, body: Body, tail: bytes) -> Body:
+    """`body`, made by `encode_results`, inside of an object."""
     assert isinstance(body, bytes | list)
     return head + body + tail if isinstance(body, bytes) else [head, *body, tail]
 
 
-def opened(fields: dict[str, Any], name: str) -> bytes:
+def open_object(fields: dict[str, Any], name: str) -> bytes:
     """An object of `fields` that is left open, at the value of `name`."""
     inside = orjson.dumps(fields)[1:-1]
     return b'{%b%b"%b":' % (inside, b"," if inside else b"", name.encode())
 
 
-def closed(fields: dict[str, Any]) -> bytes:
+def close_object(fields: dict[str, Any]) -> bytes:
     """The rest of the object, from behind that value."""
     inside = orjson.dumps(fields)[1:-1]
     return b"%b%b}" % (b"," if inside else b"", inside)
 
 
-def usage(result: Scored) -> dict[str, int]:
+def count_usage(result: Scored) -> dict[str, int]:
     total = sum(result.tokens)
     return {"prompt_tokens": total, "total_tokens": total}
 
 
-def searched(version: str, count: int, tokens: int) -> dict[str, Any]:
+def search_meta(version: str, count: int, tokens: int) -> dict[str, Any]:
     """Cohere's `meta` of a search among `count` documents."""
     return {
         "api_version": {"version": version},

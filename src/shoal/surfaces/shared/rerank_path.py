@@ -11,10 +11,10 @@ import msgspec
 
 from shoal.core.protocols import Operation, Surface
 from shoal.errors import InvalidValue, ShoalError, WrongType
-from shoal.http.documented_errors import each_of
+from shoal.http.documented_errors import as_tuple
 from shoal.http.json import decoder
-from shoal.http.json.refused import Unread, is_there
-from shoal.http.request import RenderError, Reply, Request
+from shoal.http.json.refused import UnreadField, is_set
+from shoal.http.request import ErrorRenderer, Reply, Request
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -45,9 +45,9 @@ class RerankPath:
                 endpoint=_EitherBody(documents.endpoint, texts.endpoint, self._documents.render_error),
                 summary="Rank documents, or texts as text-embeddings-inference does",
                 request=self._request,
-                response=(*each_of(documents.response), *each_of(texts.response)),
+                response=(*as_tuple(documents.response), *as_tuple(texts.response)),
                 errors={
-                    status: (*each_of(documents.errors.get(status, ())), *each_of(texts.errors.get(status, ())))
+                    status: (*as_tuple(documents.errors.get(status, ())), *as_tuple(texts.errors.get(status, ())))
                     for status in {**documents.errors, **texts.errors}
                 },
                 headers={**documents.headers, **texts.headers},
@@ -63,14 +63,14 @@ class RerankPath:
 class _Shape(msgspec.Struct, kw_only=True):
     """The fields that tell the two bodies apart; the rest is skipped."""
 
-    texts: Unread = msgspec.UNSET
-    documents: Unread = msgspec.UNSET
+    texts: UnreadField = msgspec.UNSET
+    documents: UnreadField = msgspec.UNSET
 
 
 class _EitherBody:
     """Passes a request on to the endpoint whose body it has."""
 
-    def __init__(self, documents: Endpoint, texts: Endpoint, render_documents_error: RenderError) -> None:
+    def __init__(self, documents: Endpoint, texts: Endpoint, render_documents_error: ErrorRenderer) -> None:
         self._documents = documents
         self._texts = texts
         self._render_documents_error = render_documents_error
@@ -80,8 +80,8 @@ class _EitherBody:
         try:
             shape = self._shape.decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise decoder.refusal(error, request.body) from None
-        texts, documents = is_there(shape.texts), is_there(shape.documents)
+            raise decoder.to_request_error(error, request.body) from None
+        texts, documents = is_set(shape.texts), is_set(shape.documents)
         if texts and documents:
             raise InvalidValue("Both 'documents' and 'texts' are there; send one of them.", param="texts")
         await asyncio.sleep(0)  # a large body was skipped over

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast, overload
 
 import msgspec
 
-from shoal.http.images import Pictures
-from shoal.http.json.refused import Unread
+from shoal.http.images import ImageReader
+from shoal.http.json.refused import UnreadField
 from shoal.http.request import Request
 from shoal.surfaces.shared import input_parsing
-from shoal.types import Batched, Classify, Embed, Embedded, Image, Rerank, Result, Scored, TextItem
+from shoal.types import BatchTask, Classify, Embed, Embedded, Image, Rerank, Result, Scored, TextItem
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -25,7 +25,7 @@ async def run_task(gateway: Gateway, request: Request, task: Embed) -> Embedded:
 async def run_task(gateway: Gateway, request: Request, task: Rerank | Classify) -> Scored: ...
 
 
-async def run_task(gateway: Gateway, request: Request, task: Batched) -> Result:
+async def run_task(gateway: Gateway, request: Request, task: BatchTask) -> Result:
     """Run the task by the request's deadline. Model, items and result are noted for the log and the headers.
 
     Raises what the gateway raises.
@@ -46,21 +46,21 @@ class EmbeddedInputs(NamedTuple):
 
 async def embed_inputs(
     gateway: Gateway,
-    pictures: Pictures,
+    pictures: ImageReader,
     request: Request,
     task: Embed,
-    inputs: Sequence[input_parsing.Given],
-    headers: Unread = msgspec.UNSET,
+    inputs: Sequence[input_parsing.Input],
+    headers: UnreadField = msgspec.UNSET,
 ) -> EmbeddedInputs:
     """Run `task`, which has no inputs yet, on texts, token ids and pictures. `headers` are for fetching the pictures.
 
     Raises what `input_parsing.read` and the gateway raise.
     """
     request.model, request.items = task.model, len(inputs)
-    if not input_parsing.has_pictures(inputs):
+    if not input_parsing.has_images(inputs):
         plain = cast(Sequence[TextItem | Image], inputs)
         result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=plain))
         return EmbeddedInputs(result, sum(result.tokens))
-    read = await input_parsing.read(pictures, inputs, request, headers)
+    read = await input_parsing.read_images(pictures, inputs, request, headers)
     result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=read))
-    return EmbeddedInputs(result, input_parsing.text_tokens(read, result.tokens))
+    return EmbeddedInputs(result, input_parsing.count_text_tokens(read, result.tokens))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import InvalidValue, Unsupported
 from shoal.http.request import Headers
-from shoal.surfaces.shared.input_parsing import Given
+from shoal.surfaces.shared.input_parsing import Input
 
 if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
@@ -24,18 +24,20 @@ TABLES = dict.fromkeys(("text-embedding-3-small", "text-embedding-3-large", "tex
 """OpenAI's models for embedding, and the tables that their ids are of."""
 
 HEADER = "x-shoal-token-ids"
-DOCUMENTED = {
+HEADER_DOCS = {
     HEADER: "Where the inputs came as token ids. taken: as the model's own. decoded: with the table of OpenAI's model "
     "of that name."
 }
-INSTEAD = "send text: in LangChain's OpenAIEmbeddings, which sends tiktoken's ids, set check_embedding_ctx_length=False"
+ALTERNATIVE = (
+    "send text: in LangChain's OpenAIEmbeddings, which sends tiktoken's ids, set check_embedding_ctx_length=False"
+)
 
 _loading = threading.Lock()
 
 
-async def settled(
-    given: list[Given], name: str, card: ModelCard, policy: Literal["accept", "refuse"]
-) -> tuple[list[Given], Headers]:
+async def resolve_token_ids(
+    given: list[Input], name: str, card: ModelCard, policy: Literal["accept", "refuse"]
+) -> tuple[list[Input], Headers]:
     """The inputs that the model reads, and the header that says what ids they came from. `name`: as it was asked for.
 
     Raises Unsupported where nobody knows what the ids mean, InvalidValue for ids that the table does not have.
@@ -44,27 +46,27 @@ async def settled(
     if not ids:
         return given, []
     if card.facts is not None and card.facts.backend == "openai":
-        return given, _told(b"taken")
+        return given, _build_header(b"taken")
     if name in TABLES:
-        return list(await asyncio.to_thread(_decoded, ids, TABLES[name])), _told(b"decoded")
+        return list(await asyncio.to_thread(_decode, ids, TABLES[name])), _build_header(b"decoded")
     if policy == "refuse":
         raise Unsupported(
-            f"token ids are not taken here, since most are of another tokenizer than this model's: {INSTEAD} (for ids "
+            f"token ids are not taken here, since most are of another tokenizer than this model's: {ALTERNATIVE} (for ids "
             "that the model's own tokenizer made, the operator sets token_ids to accept)",
             param="input",
         )
-    return given, _told(b"taken")
+    return given, _build_header(b"taken")
 
 
-def _told(how: bytes) -> Headers:
+def _build_header(how: bytes) -> Headers:
     return [(HEADER.encode(), how)]
 
 
-def _decoded(ids: Sequence[list[Any]], table: str) -> list[str]:
-    encoding = _table(table)
+def _decode(ids: Sequence[list[Any]], table: str) -> list[str]:
+    encoding = _load_table(table)
     if encoding is None:
         raise Unsupported(
-            f"token ids under a name of OpenAI's are of the table {table}, which is not on this machine: {INSTEAD} "
+            f"token ids under a name of OpenAI's are of the table {table}, which is not on this machine: {ALTERNATIVE} "
             "(the operator can install tiktoken and fill its cache, or give the model another name)",
             param="input",
         )
@@ -75,7 +77,7 @@ def _decoded(ids: Sequence[list[Any]], table: str) -> list[str]:
     return texts
 
 
-def _table(name: str) -> Any:
+def _load_table(name: str) -> Any:
     """tiktoken's table, None where it is not installed or would have to be fetched: requests fetch nothing."""
     try:
         import tiktoken

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 
-def truncation(asked: bool | str | None, side: str | None = None) -> tuple[bool | None, Direction]:
+def parse_truncation(asked: bool | str | None, side: str | None = None) -> tuple[bool | None, Direction]:
     """True or a word ("NONE", "START", "END") to whether to cut, and where; None leaves that to the model's setting."""
     direction: Direction = "left" if side == "left" else "right"
     if isinstance(asked, str):
@@ -25,7 +25,7 @@ def fits(card: ModelCard, limit: int) -> bool:
     return most is not None and limit >= most
 
 
-def to_model_length(card: ModelCard, limit: int | None, name: str) -> bool | None:
+def check_token_limit(card: ModelCard, limit: int | None, name: str) -> bool | None:
     """What the field `name`, a limit in tokens, says about cutting: True, or None where it is not given.
 
     Raises Unsupported for a limit below the model's own, which nobody applies here. -1 is the model's own.
@@ -42,22 +42,22 @@ def to_model_length(card: ModelCard, limit: int | None, name: str) -> bool | Non
     return True
 
 
-def of_prompt_tokens(card: ModelCard, limit: int | None, side: str | None) -> tuple[bool | None, Direction]:
+def parse_prompt_truncation(card: ModelCard, limit: int | None, side: str | None) -> tuple[bool | None, Direction]:
     """Whether to cut, and where, as vLLM's `truncate_prompt_tokens` and `truncation_side` say it."""
-    return truncation(to_model_length(card, limit, "truncate_prompt_tokens"), side)
+    return parse_truncation(check_token_limit(card, limit, "truncate_prompt_tokens"), side)
 
 
-def whether(truncate: bool | str | None, truncation: bool | None) -> bool | str | None:
-    """What the two names of one thing say, for `truncation`; a word says more than a flag that agrees with it.
+def merge_truncate_fields(truncate: bool | str | None, truncation: bool | None) -> bool | str | None:
+    """What the two names of one thing say, for `parse_truncation`; a word says more than a flag that agrees with it.
 
     Raises InvalidValue where they differ.
     """
     cuts = None if truncate is None else truncate not in (False, "NONE")
-    agreed(truncate=cuts, truncation=truncation)
+    merge_fields(truncate=cuts, truncation=truncation)
     return truncation if truncate is None else truncate
 
 
-def agreed(**given: object) -> object:
+def merge_fields(**given: object) -> object:
     """The value that the fields have, by whatever name; None where none is given. Raises InvalidValue where two of
     them say different things."""
     said = {name: value for name, value in given.items() if value is not None}

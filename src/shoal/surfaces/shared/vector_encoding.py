@@ -21,22 +21,22 @@ ELEMENTS = 4096
 RowEncoder = Callable[[int, Array], bytes]
 
 
-def numbers(row: Array) -> bytes:
+def encode_numbers(row: Array) -> bytes:
     """One vector, or a slice of them, as a JSON array of shortest-form float32 numbers."""
     return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def base64(row: Array) -> bytes:
+def encode_base64(row: Array) -> bytes:
     """One vector as the base64 of its little-endian float32 bytes, without quotes."""
     return pybase64.b64encode(row.data)
 
 
-def contiguous(vectors: Array) -> Array:
+def to_contiguous(vectors: Array) -> Array:
     """Little-endian float32 in C order; no copy where it is that already."""
     return np.ascontiguousarray(vectors, dtype="<f4")
 
 
-async def joined(vectors: Array, encode: RowEncoder, head: bytes, tail: bytes) -> bytes | list[bytes]:
+async def encode_rows(vectors: Array, encode: RowEncoder, head: bytes, tail: bytes) -> bytes | list[bytes]:
     """`head`, the rows as `encode` writes them with commas between, `tail`: pieces that together are the body."""
     rows = len(vectors)
     if rows == 1:
@@ -52,7 +52,7 @@ async def joined(vectors: Array, encode: RowEncoder, head: bytes, tail: bytes) -
     return pieces if rows > SLICE else b"".join(pieces)
 
 
-async def arrays_of(lists: Sequence[Sequence[Any]], encode: Callable[[Any], bytes]) -> list[bytes]:
+async def encode_arrays(lists: Sequence[Sequence[Any]], encode: Callable[[Any], bytes]) -> list[bytes]:
     """A JSON array of arrays, made some thousand elements at a time, also where one of `lists` holds millions.
 
     `encode` answers the JSON array of a slice of one of them.
@@ -74,7 +74,7 @@ async def arrays_of(lists: Sequence[Sequence[Any]], encode: Callable[[Any], byte
     return [*pieces, b"".join([*written, b"]"])]
 
 
-async def array_of(count: int, encode: Callable[[int, int], bytes], step: int = SLICE) -> bytes | list[bytes]:
+async def encode_array(count: int, encode: Callable[[int, int], bytes], step: int = SLICE) -> bytes | list[bytes]:
     """A JSON array of `count` elements, made `step` at a time: `encode(start, stop)` answers a JSON array of those."""
     pieces = [b"["]
     for start in range(0, count, step):

@@ -7,10 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.http.json.refused import Unread
+from shoal.http.json.refused import UnreadField
 
 PictureHeaders: TypeAlias = Annotated[
-    Unread,
+    UnreadField,
     Meta(
         description="Headers for fetching pictures by URL; they go to hosts that the operator listed, and no others.",
         extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}},

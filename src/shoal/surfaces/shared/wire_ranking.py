@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.http.json.refused import Refused
+from shoal.http.json.refused import RefusedField
 
 MaybeModel: TypeAlias = (
     Annotated[
@@ -32,7 +32,7 @@ class RankText(msgspec.Struct, kw_only=True):
     """A text with a name around it. Images are refused by name."""
 
     text: str
-    image: Refused = msgspec.UNSET
+    image: RefusedField = msgspec.UNSET
 
 
 class ApiVersion(msgspec.Struct, kw_only=True):

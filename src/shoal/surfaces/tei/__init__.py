@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.protocols import Operation
 from shoal.errors import ShoalError, Unavailable
-from shoal.http.operation import Described
+from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.tei import errors, replies, wire
 from shoal.surfaces.tei.codec import TeiCodec
@@ -54,8 +54,8 @@ class Tei:
             rerank=TeiRerank(gateway, self._options).rerank_texts,
         )
         return [
-            *_of_vectors(vectors),
-            _batched(
+            *_vector_operations(vectors),
+            _batched_operation(
                 "/predict",
                 predict,
                 "Classify texts, or pairs of texts",
@@ -63,9 +63,9 @@ class Tei:
                 _PREDICTIONS,
                 {"inputs": "I like you."},
             ),
-            *_of_any_model(default),
-            *_of_tokens(TeiCodec(gateway, self._options)),
-            *_of_the_server(gateway, self._options),
+            *_default_operations(default),
+            *_token_operations(TeiCodec(gateway, self._options)),
+            *_server_operations(gateway, self._options),
         ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
@@ -84,20 +84,22 @@ class RerankTexts:
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         endpoint = TeiRerank(gateway, self._options).rerank_texts
         example = {"query": _TEXT, "texts": ["A way to learn.", "A kind of fish."]}
-        return [_batched("/rerank", endpoint, "Rank texts", wire.TeiRerankRequest, _RANKS, example)]
+        return [_batched_operation("/rerank", endpoint, "Rank texts", wire.TeiRerankRequest, _RANKS, example)]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
         return errors.render_error(error)
 
 
-def _of_vectors(vectors: TeiEmbed) -> list[Operation]:
+def _vector_operations(vectors: TeiEmbed) -> list[Operation]:
     inputs, kind = {"inputs": [_TEXT]}, wire.TeiInputsRequest
     compared = {"inputs": {"source_sentence": _TEXT, "sentences": ["What is a fish?"]}}
     return [
-        _batched("/embed", vectors.embed, "Embed texts", wire.TeiEmbedRequest, _DENSE, inputs),
-        _batched("/embed_all", vectors.embed_all, "Embed each token of texts", kind, list[_DENSE], inputs),
-        _batched("/embed_sparse", vectors.embed_sparse, "Embed texts by weights of words", kind, _SPARSE, inputs),
-        _batched(
+        _batched_operation("/embed", vectors.embed, "Embed texts", wire.TeiEmbedRequest, _DENSE, inputs),
+        _batched_operation("/embed_all", vectors.embed_all, "Embed each token of texts", kind, list[_DENSE], inputs),
+        _batched_operation(
+            "/embed_sparse", vectors.embed_sparse, "Embed texts by weights of words", kind, _SPARSE, inputs
+        ),
+        _batched_operation(
             "/similarity",
             vectors.similarity,
             "Compare sentences with one",
@@ -108,12 +110,12 @@ def _of_vectors(vectors: TeiEmbed) -> list[Operation]:
     ]
 
 
-def _of_any_model(default: TeiDefault) -> list[Operation]:
+def _default_operations(default: TeiDefault) -> list[Operation]:
     """What the addresses of cloud providers lead to; clients that are given nothing but a server's post to /."""
     answers = (_DENSE, _SPARSE, *_PREDICTIONS, _RANKS, _SIMILARITIES)
     return [
         *(
-            _batched(
+            _batched_operation(
                 path,
                 default.default,
                 "What the default model is for: embed, rerank or classify",
@@ -132,12 +134,12 @@ def _of_any_model(default: TeiDefault) -> list[Operation]:
             response=wire.TeiVertexResponse,
             errors=replies.ERRORS,
             example={"instances": [{"inputs": _TEXT}]},
-            description=replies.UNREADABLE,
+            description=replies.PLAIN_TEXT_NOTE,
         ),
     ]
 
 
-def _of_tokens(codec: TeiCodec) -> list[Operation]:
+def _token_operations(codec: TeiCodec) -> list[Operation]:
     return [
         Operation(
             method="POST",
@@ -148,7 +150,7 @@ def _of_tokens(codec: TeiCodec) -> list[Operation]:
             response=response,
             errors=replies.ERRORS,
             example=example,
-            description=replies.UNREADABLE,
+            description=replies.PLAIN_TEXT_NOTE,
         )
         for path, endpoint, summary, request, response, example in (
             (
@@ -171,15 +173,15 @@ def _of_tokens(codec: TeiCodec) -> list[Operation]:
     ]
 
 
-def _of_the_server(gateway: Gateway, options: Options) -> list[Operation]:
+def _server_operations(gateway: Gateway, options: Options) -> list[Operation]:
     async def ping(request: Request) -> Reply:
         models = list(gateway.registry)
-        if models and not any(model.able() for model in models):
+        if models and not any(model.can_answer() for model in models):
             raise Unavailable("unhealthy")
         return Reply()
 
     return [
-        Described(
+        DocumentedOperation(
             method="GET",
             path="/info",
             endpoint=TeiInfo(gateway, options),
@@ -201,7 +203,7 @@ def _of_the_server(gateway: Gateway, options: Options) -> list[Operation]:
     ]
 
 
-def _batched(
+def _batched_operation(
     path: str,
     endpoint: Callable[[Request], Awaitable[Reply]],
     summary: str,
@@ -218,7 +220,7 @@ def _batched(
         request=request,
         response=response,
         errors=replies.ERRORS,
-        headers=replies.DOCUMENTED,
+        headers=replies.HEADER_DOCS,
         example=example,
-        description=replies.UNREADABLE,
+        description=replies.PLAIN_TEXT_NOTE,
     )

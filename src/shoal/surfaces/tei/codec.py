@@ -32,26 +32,26 @@ class TeiCodec:
         self._decoded = decoder.Decoder(wire.TeiDecodeRequest, "tei", "ids", options.max_inputs)
 
     async def tokenize(self, request: Request) -> Reply:
-        asked = await self._tokenized.in_turns(request.body)
+        asked = await self._tokenized.decode_async(request.body)
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         if not texts:
             raise EmptyInput("`inputs` cannot be empty", param="inputs")
         replies.check_count(len(texts), self._limit)
         if not all(texts):
             raise EmptyInput(replies.EMPTY_INPUT, param="inputs")
-        card = await self._card(request, asked.model)
+        card = await self._find_model(request, asked.model)
         special = asked.add_special_tokens is not False
-        async with self._gateway.using_codec(card.name, default_models.waiting(request)) as codec:
+        async with self._gateway.using_codec(card.name, default_models.wait_context(request)) as codec:
             tokens = await codec.tokenize(texts, add_special_tokens=special, prompt_name=asked.prompt_name)
-        prompt = _prompt(card.facts, asked.prompt_name)
+        prompt = _prompt_text(card.facts, asked.prompt_name)
         spans = []
         for text, each in zip(texts, tokens, strict=True):
-            spans.append(_in_bytes(prompt + text, each))
+            spans.append(_to_byte_offsets(prompt + text, each))
             await asyncio.sleep(0)
-        return Reply(200, [JSON], await vector_encoding.arrays_of(spans, orjson.dumps))
+        return Reply(200, [JSON], await vector_encoding.encode_arrays(spans, orjson.dumps))
 
     async def decode(self, request: Request) -> Reply:
-        asked = await self._decoded.in_turns(request.body)
+        asked = await self._decoded.decode_async(request.body)
         kinds = set(map(type, asked.ids))
         if len(kinds) > 1:
             raise WrongType("'ids' mixes ids and lists of ids; send one kind.", param="ids")
@@ -59,36 +59,40 @@ class TeiCodec:
         replies.check_count(len(ids), self._limit)
         if not all(ids):
             raise EmptyInput("Input validation error: `input_ids` cannot be empty", param="ids")
-        card = await self._card(request, asked.model)
+        card = await self._find_model(request, asked.model)
         skip = asked.skip_special_tokens is not False
-        async with self._gateway.using_codec(card.name, default_models.waiting(request)) as codec:
+        async with self._gateway.using_codec(card.name, default_models.wait_context(request)) as codec:
             texts = await codec.decode(ids, skip_special_tokens=skip)
         return Reply(
-            200, [JSON], await vector_encoding.array_of(len(texts), lambda start, stop: orjson.dumps(texts[start:stop]))
+            200,
+            [JSON],
+            await vector_encoding.encode_array(len(texts), lambda start, stop: orjson.dumps(texts[start:stop])),
         )
 
-    async def _card(self, request: Request, name: str | None) -> ModelCard:
-        return await default_models.awake(self._gateway, request, default_models.main(self._gateway, name))
+    async def _find_model(self, request: Request, name: str | None) -> ModelCard:
+        return await default_models.wake_model(
+            self._gateway, request, default_models.find_main_model(self._gateway, name)
+        )
 
 
-def _prompt(facts: ModelFacts | None, name: str | None) -> str:
+def _prompt_text(facts: ModelFacts | None, name: str | None) -> str:
     """What the model put before the texts, whose tokens are among those told."""
     if facts is None:
         return ""
     return facts.prompts.get(name or facts.default_prompt_name or "", "")
 
 
-def _in_bytes(text: str, tokens: Sequence[Token]) -> Sequence[Token]:
+def _to_byte_offsets(text: str, tokens: Sequence[Token]) -> Sequence[Token]:
     """The tokens with offsets in the UTF-8 of the text, as the original counts; theirs are in characters."""
     if text.isascii():
         return tokens
     points: Array = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     widths = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
     before: list[int] = np.concatenate(([0], np.cumsum(widths))).tolist()
-    return [_moved(each, before) for each in tokens]
+    return [_shift_offsets(each, before) for each in tokens]
 
 
-def _moved(token: Token, before: list[int]) -> Token:
+def _shift_offsets(token: Token, before: list[int]) -> Token:
     if token.start is None or token.stop is None:
         return token
     return Token(token.id, token.text, token.special, before[token.start], before[token.stop])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from shoal.core.input_errors import place_in
+from shoal.core.input_errors import parse_input_index
 from shoal.core.similarity import cosines
 from shoal.errors import EmptyInput, InvalidValue, ShoalError, WrongType
 from shoal.http.json import decoder
@@ -42,72 +42,72 @@ class TeiEmbed:
         self._sentences = decoder.Decoder(wire.TeiSentences, "tei", "sentences", limit)
 
     async def embed(self, request: Request) -> Reply:
-        asked = await self._dense.in_turns(request.body)
+        asked = await self._dense.decode_async(request.body)
         normalize = asked.normalize is not False
         if asked.dimensions == 0:
             raise InvalidValue("Input validation error: `dimensions` should be positive", param="dimensions")
-        inputs = _inputs(asked.inputs, self._limit)
+        inputs = _parse_inputs(asked.inputs, self._limit)
         wanted = default_models.NORMALIZED if normalize else default_models.DENSE
-        card = await default_models.find(self._gateway, request, asked.model, wanted)
+        card = await default_models.find_model(self._gateway, request, asked.model, wanted)
         task = Embed(
             model=card.name,
             inputs=inputs,
             prompt_name=asked.prompt_name,
             truncate=asked.truncate,
-            truncation_direction=replies.direction(asked.truncation_direction),
+            truncation_direction=replies.parse_direction(asked.truncation_direction),
             normalize=normalize,
             dimensions=asked.dimensions,
         )
         result = await run_task(self._gateway, request, task)
-        vectors = vector_encoding.contiguous(result.vectors)
-        body = await vector_encoding.array_of(
-            len(vectors), lambda start, stop: vector_encoding.numbers(vectors[start:stop])
+        vectors = vector_encoding.to_contiguous(result.vectors)
+        body = await vector_encoding.encode_array(
+            len(vectors), lambda start, stop: vector_encoding.encode_numbers(vectors[start:stop])
         )
-        return _reply(request, card, inputs, result, body)
+        return _build_reply(request, card, inputs, result, body)
 
     async def embed_all(self, request: Request) -> Reply:
         """The vectors of all tokens, as the model gives them before pooling."""
-        card, inputs, result = await self._of_kind(request, "tokens", default_models.TOKENS)
+        card, inputs, result = await self._embed_kind(request, "tokens", default_models.TOKENS)
         matrices.check_matrices(result.token_vectors, "inputs")
-        return _reply(request, card, inputs, result, await token_vectors.encode_matrices(result.token_vectors))
+        return _build_reply(request, card, inputs, result, await token_vectors.encode_matrices(result.token_vectors))
 
     async def embed_sparse(self, request: Request) -> Reply:
-        card, inputs, result = await self._of_kind(request, "sparse", default_models.SPARSE)
-        return _reply(request, card, inputs, result, await token_vectors.encode_sparse(result.sparse))
+        card, inputs, result = await self._embed_kind(request, "sparse", default_models.SPARSE)
+        return _build_reply(request, card, inputs, result, await token_vectors.encode_sparse(result.sparse))
 
     async def similarity(self, request: Request) -> Reply:
         """The cosine of each sentence with the source."""
-        asked = await self._comparison.in_turns(request.body)
-        compared = await self._sentences.in_turns(bytes(asked.inputs))
+        asked = await self._comparison.decode_async(request.body)
+        compared = await self._sentences.decode_async(bytes(asked.inputs))
         if not compared.sentences:
             raise EmptyInput("`inputs.sentences` cannot be empty", param="inputs")
         inputs: list[TextItem] = [compared.source_sentence, *compared.sentences]
         replies.check_count(len(inputs), self._limit)
         _check_not_empty(inputs)
         parameters = asked.parameters or wire.TeiSimilarityParameters()
-        card = await default_models.find(self._gateway, request, asked.model, default_models.DENSE)
+        card = await default_models.find_model(self._gateway, request, asked.model, default_models.DENSE)
         task = Embed(
             model=card.name,
             inputs=inputs,
             prompt_name=parameters.prompt_name,
             truncate=parameters.truncate,
-            truncation_direction=replies.direction(parameters.truncation_direction),
+            truncation_direction=replies.parse_direction(parameters.truncation_direction),
             normalize=False,
         )
         try:
             result = await run_task(self._gateway, request, task)
         except ShoalError as error:
-            raise _of_sentence(error) from None
+            raise _name_sentence(error) from None
         source, others = result.vectors[:1], result.vectors[1:]
-        body = vector_encoding.numbers(cosines(np.broadcast_to(source, others.shape), others))
-        return _reply(request, card, inputs, result, body)
+        body = vector_encoding.encode_numbers(cosines(np.broadcast_to(source, others.shape), others))
+        return _build_reply(request, card, inputs, result, body)
 
-    async def _of_kind(
-        self, request: Request, kind: VectorKind, wanted: default_models.Wanted
+    async def _embed_kind(
+        self, request: Request, kind: VectorKind, wanted: default_models.ModelRequirement
     ) -> tuple[ModelCard, list[TextItem], Embedded]:
-        asked = await self._other.in_turns(request.body)
-        inputs = _inputs(asked.inputs, self._limit)
-        card = await default_models.find(self._gateway, request, asked.model, wanted)
+        asked = await self._other.decode_async(request.body)
+        inputs = _parse_inputs(asked.inputs, self._limit)
+        card = await default_models.find_model(self._gateway, request, asked.model, wanted)
         if kind == "tokens":
             matrices.check_inputs(card, inputs, "inputs")
         task = Embed(
@@ -115,25 +115,25 @@ class TeiEmbed:
             inputs=inputs,
             prompt_name=asked.prompt_name,
             truncate=asked.truncate,
-            truncation_direction=replies.direction(asked.truncation_direction),
+            truncation_direction=replies.parse_direction(asked.truncation_direction),
             outputs=(kind,),
         )
         return card, inputs, await run_task(self._gateway, request, task)
 
 
-def _reply(request: Request, card: ModelCard, inputs: Sequence[TextItem], result: Embedded, body: Body) -> Reply:
-    return Reply(200, replies.headers(request, card, replies.characters(inputs), result), body)
+def _build_reply(request: Request, card: ModelCard, inputs: Sequence[TextItem], result: Embedded, body: Body) -> Reply:
+    return Reply(200, replies.build_headers(request, card, replies.count_characters(inputs), result), body)
 
 
-def _of_sentence(error: ShoalError) -> ShoalError:
+def _name_sentence(error: ShoalError) -> ShoalError:
     """Source and sentences are one list of inputs here: the place that is named becomes the field that was sent."""
-    place, message = place_in(error)
+    place, message = parse_input_index(error)
     if place is None:
         return error
-    return error.saying(f"{f'sentences[{place - 1}]' if place else 'source_sentence'}: {message}")
+    return error.with_message(f"{f'sentences[{place - 1}]' if place else 'source_sentence'}: {message}")
 
 
-def _inputs(given: str | list[Any], limit: int) -> list[TextItem]:
+def _parse_inputs(given: str | list[Any], limit: int) -> list[TextItem]:
     """Texts and lists of ids, in any mixture. One bare list of ids is one input, and an empty list is such a one."""
     items: list[Any] = [given] if isinstance(given, str) else given
     kinds = set(map(type, items))

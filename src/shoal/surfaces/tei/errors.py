@@ -10,7 +10,7 @@ from shoal.http import status_codes
 
 def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
     """`error` and `error_type`; plain text where the original's web framework refuses, and no body for a wrong key."""
-    status, error_type = status_codes.row(error).tei
+    status, error_type = status_codes.find_row(error).tei
     headers = status_codes.headers(error, status)
     if isinstance(error, Unauthorized):
         return status, headers, b""

@@ -28,10 +28,10 @@ class TeiInfo:
         self._options = options
 
     async def __call__(self, request: Request) -> Reply:
-        card = default_models.main(self._gateway, request.argument("model"))
+        card = default_models.find_main_model(self._gateway, request.query_parameter("model"))
         if card.facts is None:
             raise card.refusal()
-        return Reply(200, [JSON], _ENCODE.encode(_info(card.name, card.facts, self._options)))
+        return Reply(200, [JSON], _ENCODE.encode(_build_info(card.name, card.facts, self._options)))
 
 
 def model_type(facts: ModelFacts) -> wire.TeiModelType:
@@ -48,7 +48,7 @@ def model_type(facts: ModelFacts) -> wire.TeiModelType:
     return wire.TeiModelType(embedding=wire.TeiPooling(pooling=pooling))
 
 
-def _info(name: str, facts: ModelFacts, options: Options) -> wire.TeiInfo:
+def _build_info(name: str, facts: ModelFacts, options: Options) -> wire.TeiInfo:
     """What a model's own table changes stands in the details of its facts; all else is as the server's settings."""
     details = facts.details
     return wire.TeiInfo(

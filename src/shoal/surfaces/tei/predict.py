@@ -17,7 +17,7 @@ from shoal.types import Array, Classify, TextPair
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
-LABELS_AT_ONCE = 2048
+LABELS_PER_SLICE = 2048
 """Pairs of label and score encoded at once: about 2 ms."""
 
 _FORMS = (
@@ -35,27 +35,27 @@ class TeiPredict:
         self._decode = decoder.Decoder(wire.TeiPredictRequest, "tei", "inputs", options.max_inputs)
 
     async def predict(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
-        inputs, batch = _inputs(asked.inputs)
+        asked = await self._decode.decode_async(request.body)
+        inputs, batch = _parse_inputs(asked.inputs)
         replies.check_count(len(inputs), self._limit)
         if not all(each if isinstance(each, str) else any(each) for each in inputs):
             raise EmptyInput(replies.EMPTY_INPUT, param="inputs")
-        card = await default_models.find(self._gateway, request, asked.model, default_models.CLASSIFY)
+        card = await default_models.find_model(self._gateway, request, asked.model, default_models.CLASSIFY)
         task = Classify(
             model=card.name,
             inputs=inputs,
             raw_scores=True,
             truncate=asked.truncate,
-            truncation_direction=replies.direction(asked.truncation_direction),
+            truncation_direction=replies.parse_direction(asked.truncation_direction),
         )
         result = await run_task(self._gateway, request, task)
-        scores = scoring.activated(result.scores, raw=bool(asked.raw_scores))
+        scores = scoring.apply_activation(result.scores, raw=bool(asked.raw_scores))
         labels = card.facts.labels if card.facts is not None else ()
-        body = await _encoded(scores, labels, batch=batch)
-        return Reply(200, replies.headers(request, card, replies.characters(inputs), result), body)
+        body = await _encode(scores, labels, batch=batch)
+        return Reply(200, replies.build_headers(request, card, replies.count_characters(inputs), result), body)
 
 
-def _inputs(given: str | list[str | list[str]]) -> tuple[list[str | TextPair], bool]:
+def _parse_inputs(given: str | list[str | list[str]]) -> tuple[list[str | TextPair], bool]:
     """What to classify, and whether it is a batch. Raises WrongType for what is neither text, pair nor batch."""
     if isinstance(given, str):
         return [given], False
@@ -63,11 +63,11 @@ def _inputs(given: str | list[str | list[str]]) -> tuple[list[str | TextPair], b
         texts = [each for each in given if isinstance(each, str)]
         if len(texts) != len(given):
             raise WrongType(f"inputs: texts and lists of texts are mixed, {_FORMS}", param="inputs")
-        return [_one(texts)], False
-    return [_one(each) for each in given if isinstance(each, list)], True
+        return [_to_item(texts)], False
+    return [_to_item(each) for each in given if isinstance(each, list)], True
 
 
-def _one(texts: list[str]) -> str | TextPair:
+def _to_item(texts: list[str]) -> str | TextPair:
     match texts:
         case [text]:
             return text
@@ -77,13 +77,15 @@ def _one(texts: list[str]) -> str | TextPair:
             raise WrongType(f"inputs: invalid length {len(texts)}, {_FORMS}", param="inputs")
 
 
-async def _encoded(scores: Array, labels: tuple[str, ...], *, batch: bool) -> bytes | list[bytes]:
+async def _encode(scores: Array, labels: tuple[str, ...], *, batch: bool) -> bytes | list[bytes]:
     if not batch:
-        return _some(scores, labels)[1:-1]
-    step = max(1, min(vector_encoding.SLICE, LABELS_AT_ONCE // max(1, len(labels))))
-    return await vector_encoding.array_of(len(scores), lambda start, stop: _some(scores[start:stop], labels), step)
+        return _encode_slice(scores, labels)[1:-1]
+    step = max(1, min(vector_encoding.SLICE, LABELS_PER_SLICE // max(1, len(labels))))
+    return await vector_encoding.encode_array(
+        len(scores), lambda start, stop: _encode_slice(scores[start:stop], labels), step
+    )
 
 
-def _some(scores: Array, labels: tuple[str, ...]) -> bytes:
-    rows = [[{"score": row[at], "label": labels[at]} for at in scoring.falling(row)] for row in scores]
+def _encode_slice(scores: Array, labels: tuple[str, ...]) -> bytes:
+    rows = [[{"score": row[at], "label": labels[at]} for at in scoring.sort_descending(row)] for row in scores]
     return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 ERRORS: dict[int, Any] = dict.fromkeys((400, 422, 424, 429, 500, 503, 504), wire.TeiError)
-UNREADABLE = "What cannot be read at all is refused as plain text (400, 413, 415, 422), as in the original."
+PLAIN_TEXT_NOTE = "What cannot be read at all is refused as plain text (400, 413, 415, 422), as in the original."
 EMPTY_INPUT = "Input validation error: `inputs` cannot be empty"
 
-_TIMES = {
+_TIMING_DOCS = {
     "x-compute-type": "Backend and precision that computed it.",
     "x-compute-time": "Milliseconds in all.",
     "x-compute-characters": "Characters of the texts, and token ids.",
@@ -29,7 +29,7 @@ _TIMES = {
     "x-queue-time": "Milliseconds of waiting for a batch.",
     "x-inference-time": "Milliseconds of the batch.",
 }
-DOCUMENTED = {**batch_headers.DOCUMENTED, **_TIMES}
+HEADER_DOCS = {**batch_headers.HEADER_DOCS, **_TIMING_DOCS}
 
 
 def check_count(count: int, limit: int) -> None:
@@ -38,16 +38,16 @@ def check_count(count: int, limit: int) -> None:
         raise TooManyInputs(f"batch size {count} > maximum allowed batch size {limit}")
 
 
-def direction(given: str | None) -> Direction:
+def parse_direction(given: str | None) -> Direction:
     return "left" if given is not None and given.lower() == "left" else "right"
 
 
-def characters(inputs: Sequence[str | Sequence[Any]]) -> int:
+def count_characters(inputs: Sequence[str | Sequence[Any]]) -> int:
     """Of texts; each token id counts as one. of a pair, those of both."""
     return sum(len(each) if isinstance(each, str | list) else sum(map(len, each)) for each in inputs)
 
 
-def headers(request: Request, card: ModelCard, count: int, result: Result) -> Headers:
+def build_headers(request: Request, card: ModelCard, count: int, result: Result) -> Headers:
     """JSON, the batch's facts, and the original's headers in whole milliseconds; `count` is of characters."""
     facts = result.facts
     total = b"%d" % ((time.monotonic() - request.started) * 1000)

@@ -25,11 +25,11 @@ class TeiRerank:
         self._decode = decoder.Decoder(wire.TeiRerankRequest, "tei", "texts", options.max_inputs)
 
     async def rerank_texts(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
+        asked = await self._decode.decode_async(request.body)
         query, texts = asked.query, asked.texts
         if not texts:
             raise EmptyInput("`texts` cannot be empty", param="texts")
-        card = await default_models.find(self._gateway, request, asked.model, default_models.RERANK)
+        card = await default_models.find_model(self._gateway, request, asked.model, default_models.RERANK)
         replies.check_count(len(texts), self._max_inputs)
         if not query and not all(texts):
             raise EmptyInput(replies.EMPTY_INPUT, param="texts")
@@ -39,17 +39,17 @@ class TeiRerank:
             documents=texts,
             raw_scores=True,
             truncate=asked.truncate,
-            truncation_direction=replies.direction(asked.truncation_direction),
+            truncation_direction=replies.parse_direction(asked.truncation_direction),
         )
         result = await run_task(self._gateway, request, task)
-        scores = scoring.activated(result.scores, raw=bool(asked.raw_scores))[:, 0]
+        scores = scoring.apply_activation(result.scores, raw=bool(asked.raw_scores))[:, 0]
         count = len(query) * len(texts) + sum(map(len, texts))
-        body = await _encoded(scores, texts if asked.return_text else None)
-        return Reply(200, replies.headers(request, card, count, result), body)
+        body = await _encode(scores, texts if asked.return_text else None)
+        return Reply(200, replies.build_headers(request, card, count, result), body)
 
 
-async def _encoded(scores: Array, texts: list[str] | None) -> bytes | list[bytes]:
-    order = scoring.falling(scores)
+async def _encode(scores: Array, texts: list[str] | None) -> bytes | list[bytes]:
+    order = scoring.sort_descending(scores)
 
     def some(start: int, stop: int) -> bytes:
         rows: list[dict[str, Any]] = []
@@ -58,4 +58,4 @@ async def _encoded(scores: Array, texts: list[str] | None) -> bytes | list[bytes
             rows.append({"index": place, **text, "score": scores[place]})
         return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    return await vector_encoding.array_of(len(order), some)
+    return await vector_encoding.encode_array(len(order), some)

@@ -7,7 +7,7 @@ import numpy as np
 from shoal.types import Array
 
 
-def activated(logits: Array, *, raw: bool) -> Array:
+def apply_activation(logits: Array, *, raw: bool) -> Array:
     """float32 [items, labels]: a sigmoid of one label, a softmax over several; `raw`: as they are."""
     if raw:
         return logits
@@ -20,6 +20,6 @@ def activated(logits: Array, *, raw: bool) -> Array:
     return scores
 
 
-def falling(scores: Array) -> list[int]:
+def sort_descending(scores: Array) -> list[int]:
     """Places of a row of scores, the highest first; of equal ones the later place comes first, as in the original."""
     return np.argsort(scores, kind="stable")[::-1].tolist()  # type: ignore[no-any-return]  # a list of int

@@ -11,10 +11,10 @@ from shoal.types import Array, SparseVector
 
 T = TypeVar("T")
 
-NUMBERS = 32_768
+SLICE_NUMBERS = 32_768
 """Numbers encoded at once: about a millisecond."""
 
-ENTRIES = 2048
+SLICE_ENTRIES = 2048
 """Entries of sparse vectors encoded at once: about 2 ms."""
 
 
@@ -22,13 +22,13 @@ async def encode_matrices(each: list[Array]) -> bytes | list[bytes]:
     """`[[[...], ...], ...]` of float32 [l, width]. Takes the matrices out of the list as it goes."""
 
     def slices(index: int) -> Iterator[tuple[int, bytes]]:
-        rows = matrices.taken(each, index)
-        step = max(1, NUMBERS // max(1, rows.shape[1]))
+        rows = matrices.take_matrix(each, index)
+        step = max(1, SLICE_NUMBERS // max(1, rows.shape[1]))
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            yield NUMBERS if len(some) == step else some.size, vector_encoding.numbers(some)[1:-1]
+            yield SLICE_NUMBERS if len(some) == step else some.size, vector_encoding.encode_numbers(some)[1:-1]
 
-    return await _joined(range(len(each)), slices, NUMBERS, NUMBERS // 256)
+    return await _encode_arrays(range(len(each)), slices, SLICE_NUMBERS, SLICE_NUMBERS // 256)
 
 
 async def encode_sparse(each: Sequence[SparseVector]) -> bytes | list[bytes]:
@@ -36,17 +36,17 @@ async def encode_sparse(each: Sequence[SparseVector]) -> bytes | list[bytes]:
 
     def slices(vector: SparseVector) -> Iterator[tuple[int, bytes]]:
         there = vector.values != 0
-        indices, values = vector.indices[there].astype("<i4"), vector_encoding.contiguous(vector.values[there])
-        for start in range(0, len(indices), ENTRIES):
-            names = vector_encoding.numbers(indices[start : start + ENTRIES])[1:-1].split(b",")
-            weights = vector_encoding.numbers(values[start : start + ENTRIES])[1:-1].split(b",")
+        indices, values = vector.indices[there].astype("<i4"), vector_encoding.to_contiguous(vector.values[there])
+        for start in range(0, len(indices), SLICE_ENTRIES):
+            names = vector_encoding.encode_numbers(indices[start : start + SLICE_ENTRIES])[1:-1].split(b",")
+            weights = vector_encoding.encode_numbers(values[start : start + SLICE_ENTRIES])[1:-1].split(b",")
             pairs = zip(names, weights, strict=True)
             yield len(names), b",".join([b'{"index":%b,"value":%b}' % pair for pair in pairs])
 
-    return await _joined(each, slices, ENTRIES, ENTRIES // 256)
+    return await _encode_arrays(each, slices, SLICE_ENTRIES, SLICE_ENTRIES // 256)
 
 
-async def _joined(
+async def _encode_arrays(
     each: Sequence[T], slices: Callable[[T], Iterator[tuple[int, bytes]]], most: int, least: int
 ) -> bytes | list[bytes]:
     """A JSON array of arrays. `slices` answers the inside of one, in pieces with their sizes; after `most` in all the

@@ -9,7 +9,7 @@ from shoal.core.protocols import Operation
 from shoal.errors import EmptyInput, InvalidValue, ShoalError, WrongType
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json import decoder
-from shoal.http.json.fields import Fields
+from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.shared import batch_headers, default_models, ranking, truncation
 from shoal.surfaces.shared.input_parsing import check_count
@@ -36,7 +36,11 @@ class Scoring:
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         limit = self._options.max_inputs
-        score, classify, pooling = _Score(gateway, limit), _Classify(gateway, limit), Pooling(gateway, limit)
+        score, classify, pooling = (
+            _ScoreEndpoint(gateway, limit),
+            _ClassifyEndpoint(gateway, limit),
+            Pooling(gateway, limit),
+        )
         answers = ["A group of fish.", "A kind of bread."]
         table: list[tuple[str, Any, str, Any, Any, Any]] = [
             (
@@ -73,7 +77,7 @@ class Scoring:
                 request=request,
                 response=response,
                 errors=_ERRORS,
-                headers=batch_headers.DOCUMENTED,
+                headers=batch_headers.HEADER_DOCS,
                 example=example,
             )
             for path, endpoint, summary, request, response, example in table
@@ -84,22 +88,24 @@ class Scoring:
         return render_error(error)
 
 
-class _Score:
+class _ScoreEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
         names = tuple(dict.fromkeys(name for pair in _SIDES for name in pair))
-        self._decode = Fields(wire.ScoreRequest, "scoring", names, limit)
+        self._decode = FieldsDecoder(wire.ScoreRequest, "scoring", names, limit)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode(request.body)
-        left, right = self._sides(asked)
+        left, right = self._parse_sides(asked)
         if len(left) not in (1, len(right)):
             raise InvalidValue(
                 f"{len(left)} texts are to be scored with {len(right)}: send one, or as many, on the first side."
             )
-        card = await default_models.find_default(self._gateway, request, asked.model, "rerank")
-        truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
+        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
+        truncate, direction = truncation.parse_prompt_truncation(
+            card, asked.truncate_prompt_tokens, asked.truncation_side
+        )
         task = Rerank(
             model=card.name,
             queries=left,
@@ -110,43 +116,45 @@ class _Score:
         )
         result = await run_task(self._gateway, request, task)
         scores = result.scores[:, 0]
-        listed = await ranking.listed(
+        listed = await ranking.encode_results(
             range(len(scores)), lambda place: {"index": place, "object": "score", "score": scores[place]}
         )
-        return score_replies.reply(request, "score", card.name, listed, result)
+        return score_replies.build_reply(request, "score", card.name, listed, result)
 
-    def _sides(self, asked: wire.ScoreRequest) -> tuple[list[str], list[str]]:
+    def _parse_sides(self, asked: wire.ScoreRequest) -> tuple[list[str], list[str]]:
         given = {name for pair in _SIDES for name in pair if getattr(asked, name) is not None}
         for left, right in _SIDES:
             if given == {left, right}:
-                return self._texts(getattr(asked, left), left), self._texts(getattr(asked, right), right)
+                return self._parse_texts(getattr(asked, left), left), self._parse_texts(getattr(asked, right), right)
         pairs = ", ".join(f"'{left}' and '{right}'" for left, right in _SIDES)
         raise WrongType(f"Two sides are needed, and no more: send {pairs}.", param=min(given, default="text_1"))
 
-    def _texts(self, given: str | list[str], name: str) -> list[str]:
-        return ranking.texts_of([given] if isinstance(given, str) else given, name, self._limit)
+    def _parse_texts(self, given: str | list[str], name: str) -> list[str]:
+        return ranking.parse_rank_texts([given] if isinstance(given, str) else given, name, self._limit)
 
 
-class _Classify:
+class _ClassifyEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
         self._decode = decoder.Decoder(wire.ClassifyRequest, "scoring", "input", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
-        inputs = self._inputs(asked.input)
-        card = await default_models.find_default(self._gateway, request, asked.model, "classify")
-        truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
+        asked = await self._decode.decode_async(request.body)
+        inputs = self._parse_inputs(asked.input)
+        card = await default_models.find_default_model(self._gateway, request, asked.model, "classify")
+        truncate, direction = truncation.parse_prompt_truncation(
+            card, asked.truncate_prompt_tokens, asked.truncation_side
+        )
         task = Classify(
             model=card.name,
             inputs=inputs,
-            raw_scores=ranking.is_raw(asked.raw_scores, asked.use_activation),
+            raw_scores=ranking.wants_raw_scores(asked.raw_scores, asked.use_activation),
             truncate=truncate,
             truncation_direction=direction,
         )
         result = await run_task(self._gateway, request, task)
-        labels = score_replies.labels(self._gateway, card.name)
+        labels = score_replies.get_labels(self._gateway, card.name)
         best = result.scores.argmax(axis=1).tolist()
 
         def entry(place: int) -> dict[str, Any]:
@@ -156,24 +164,24 @@ class _Classify:
 
         def scores_by_label(place: int) -> list[dict[str, Any]]:
             row = result.scores[place]
-            order = ranking.falling(row)
+            order = ranking.sort_descending(row)
             return [{"score": row[at], "label": labels[at] if at < len(labels) else f"LABEL_{at}"} for at in order]
 
         if asked.raw_scores is not None:  # always sent by Infinity's client
-            listed = await ranking.listed(range(len(inputs)), scores_by_label)
-            return score_replies.reply(request, "classify", card.name, listed, result, "classify")
-        listed = await ranking.listed(range(len(inputs)), entry)
-        return score_replies.reply(request, "classify", card.name, listed, result)
+            listed = await ranking.encode_results(range(len(inputs)), scores_by_label)
+            return score_replies.build_reply(request, "classify", card.name, listed, result, "classify")
+        listed = await ranking.encode_results(range(len(inputs)), entry)
+        return score_replies.build_reply(request, "classify", card.name, listed, result)
 
-    def _inputs(self, given: str | list[str | list[str]]) -> list[str | TextPair]:
+    def _parse_inputs(self, given: str | list[str | list[str]]) -> list[str | TextPair]:
         items = [given] if isinstance(given, str) else given
         if not items:
             raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
         check_count(items, "input", self._limit)
-        return [_one(each, at) for at, each in enumerate(items)]
+        return [_to_item(each, at) for at, each in enumerate(items)]
 
 
-def _one(given: str | list[str], at: int) -> str | TextPair:
+def _to_item(given: str | list[str], at: int) -> str | TextPair:
     match given:
         case str() | [str()]:
             text = given if isinstance(given, str) else given[0]

@@ -32,42 +32,44 @@ class Pooling:
         self._decode = decoder.Decoder(PoolingRequest, "scoring", "input", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.in_turns(request.body)
-        inputs = input_parsing.texts_of(asked.input, self._limit)
-        card = await self._card(request, asked)
+        asked = await self._decode.decode_async(request.body)
+        inputs = input_parsing.parse_texts(asked.input, self._limit)
+        card = await self._find_model(request, asked)
         result: Result
-        if asked.task == "classify" or (asked.task is None and not _embeds(card)):
-            result = await run_task(self._gateway, request, _classify(asked, card, inputs))
+        if asked.task == "classify" or (asked.task is None and not _can_embed(card)):
+            result = await run_task(self._gateway, request, _build_classify(asked, card, inputs))
             rows: Array = result.scores
             token_rows: list[Array] = []
         else:
-            result = await run_task(self._gateway, request, _embed(asked, card, inputs))
+            result = await run_task(self._gateway, request, _build_embed(asked, card, inputs))
             rows, token_rows = result.vectors, result.token_vectors or result.multi_vectors
             matrices.check_matrices(token_rows, "input")
         base64 = asked.encoding_format == "base64"
-        body = await (_of_tokens(token_rows, base64=base64) if token_rows else _of_rows(rows, base64=base64))
-        return score_replies.reply(request, "pool", card.name, body, result)
+        body = await (
+            _encode_token_rows(token_rows, base64=base64) if token_rows else _encode_rows(rows, base64=base64)
+        )
+        return score_replies.build_reply(request, "pool", card.name, body, result)
 
-    async def _card(self, request: Request, asked: PoolingRequest) -> ModelCard:
+    async def _find_model(self, request: Request, asked: PoolingRequest) -> ModelCard:
         """By name, else the default for the task; without a task for vectors, and for scores where nothing embeds."""
         default: TaskKind = "classify" if asked.task == "classify" else "embed"
         try:
-            return await default_models.find_default(self._gateway, request, asked.model, default)
+            return await default_models.find_default_model(self._gateway, request, asked.model, default)
         except (ModelNotFound, ModelNotReady):
             if asked.model or asked.task is not None:
                 raise
-        return await default_models.find_default(self._gateway, request, None, "classify")
+        return await default_models.find_default_model(self._gateway, request, None, "classify")
 
 
-def _embeds(card: ModelCard) -> bool:
+def _can_embed(card: ModelCard) -> bool:
     return card.facts is None or "embed" in card.facts.tasks
 
 
-def _classify(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Classify:
+def _build_classify(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Classify:
     texts: list[str | TextPair] = [each for each in inputs if isinstance(each, str)]
     if len(texts) != len(inputs):
         raise InvalidValue("Token ids cannot be classified; send texts.", param="input")
-    truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
+    truncate, direction = truncation.parse_prompt_truncation(card, asked.truncate_prompt_tokens, asked.truncation_side)
     return Classify(
         model=card.name,
         inputs=texts,
@@ -77,9 +79,9 @@ def _classify(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) ->
     )
 
 
-def _embed(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Embed:
-    truncate, direction = truncation.of_prompt_tokens(card, asked.truncate_prompt_tokens, asked.truncation_side)
-    kind = _kind(asked, card)
+def _build_embed(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Embed:
+    truncate, direction = truncation.parse_prompt_truncation(card, asked.truncate_prompt_tokens, asked.truncation_side)
+    kind = _choose_kind(asked, card)
     task = Embed(
         model=card.name,
         inputs=inputs,
@@ -98,32 +100,33 @@ def _embed(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Em
     return task
 
 
-def _kind(asked: PoolingRequest, card: ModelCard) -> VectorKind:
+def _choose_kind(asked: PoolingRequest, card: ModelCard) -> VectorKind:
     if asked.task != "token_embed":
         return vector_kinds.main_kind(card)
     return "multi" if card.facts is not None and "multi" in card.facts.vectors else "tokens"
 
 
-async def _of_rows(rows: Array, *, base64: bool) -> Body:
+async def _encode_rows(rows: Array, *, base64: bool) -> Body:
     def entry(index: int, row: Array) -> bytes:
-        data = b'"%b"' % vector_encoding.base64(row) if base64 else vector_encoding.numbers(row)
-        return _head(index) + data + b"}"
+        data = b'"%b"' % vector_encoding.encode_base64(row) if base64 else vector_encoding.encode_numbers(row)
+        return _entry_head(index) + data + b"}"
 
-    return await vector_encoding.joined(vector_encoding.contiguous(rows), entry, b"[", b"]")
+    return await vector_encoding.encode_rows(vector_encoding.to_contiguous(rows), entry, b"[", b"]")
 
 
-async def _of_tokens(token_rows: list[Array], *, base64: bool) -> Body:
+async def _encode_token_rows(token_rows: list[Array], *, base64: bool) -> Body:
     if not base64:
-        return [b"[", *await matrices.entries(token_rows, _head), b"]"]
+        return [b"[", *await matrices.encode_entries(token_rows, _entry_head), b"]"]
 
     def some(start: int, stop: int) -> bytes:
         made = [
-            _head(at) + b'"%b"}' % vector_encoding.base64(matrices.taken(token_rows, at)) for at in range(start, stop)
+            _entry_head(at) + b'"%b"}' % vector_encoding.encode_base64(matrices.take_matrix(token_rows, at))
+            for at in range(start, stop)
         ]
         return b"[" + b",".join(made) + b"]"
 
-    return await vector_encoding.array_of(len(token_rows), some, 8)
+    return await vector_encoding.encode_array(len(token_rows), some, 8)
 
 
-def _head(index: int) -> bytes:
+def _entry_head(index: int) -> bytes:
     return b'{"index":%d,"object":"pooling","data":' % index

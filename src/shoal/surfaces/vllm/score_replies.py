@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 
-def labels(gateway: Gateway, model: str) -> tuple[str, ...]:
+def get_labels(gateway: Gateway, model: str) -> tuple[str, ...]:
     """Of a model that just classified, in the order of its scores."""
     facts = gateway.model(model).facts
     return facts.labels if facts is not None else ()
 
 
-def reply(request: Request, prefix: str, model: str, listed: Body, result: Result, kind: str = "list") -> Reply:
+def build_reply(request: Request, prefix: str, model: str, listed: Body, result: Result, kind: str = "list") -> Reply:
     """`listed` is the JSON array of the entries, `kind` the value of `object`. The id is the request's own, which the
     log has, behind `prefix`."""
     head = {"id": f"{prefix}-{request.id}", "object": kind, "created": int(time.time()), "model": model}
-    body = ranking.between(ranking.opened(head, "data"), listed, ranking.closed({"usage": _usage(result)}))
+    body = ranking.wrap_body(
+        ranking.open_object(head, "data"), listed, ranking.close_object({"usage": _count_usage(result)})
+    )
     return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
 
-def _usage(result: Result) -> dict[str, Any]:
+def _count_usage(result: Result) -> dict[str, Any]:
     total = sum(result.tokens)
     return {
         "prompt_tokens": total,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.base.chat_pipeline import chat_pipeline, generation_sampling
+from shoal.backends.base.chat_pipeline import load_chat_pipeline, load_generation_sampling
 from shoal.config.settings import Settings
 from shoal.errors import ConfigError, ModelFileError
 from shoal.pipelines.chat.pipeline import TextChatPipeline
@@ -43,7 +43,7 @@ def text(pipeline: TextChatPipeline, **fields: Any) -> str:
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_a_folder_as_models_come(tmp_path: Path, kind: tiny_llama.Kind) -> None:
     tiny_llama.write_tokenizer(tmp_path, kind=kind)
-    made = chat_pipeline(tmp_path, Settings())
+    made = load_chat_pipeline(tmp_path, Settings())
     assert made.vocabulary is not None
     assert made.vocabulary.eos_ids == {tiny_llama.EOS, tiny_llama.IM_END}
     assert made.vocabulary.bos_id == tiny_llama.BOS
@@ -56,30 +56,30 @@ def test_a_folder_as_models_come(tmp_path: Path, kind: tiny_llama.Kind) -> None:
 
 
 def test_without_a_folder() -> None:
-    made = chat_pipeline(None, Settings(), adapters=("a",))
+    made = load_chat_pipeline(None, Settings(), adapters=("a",))
     assert (made.vocabulary, made.template, made.options.context_tokens) == (None, None, None)
-    assert text(chat_pipeline(None, Settings(), template="{{ messages[0].content }}")) == "Hi"
+    assert text(load_chat_pipeline(None, Settings(), template="{{ messages[0].content }}")) == "Hi"
 
 
 class TestTemplates:
     def test_a_file_of_its_own_goes_first(self, folder: Path) -> None:
         write(folder, "tokenizer_config.json", {"chat_template": "from the config"})
-        assert text(chat_pipeline(folder, Settings())) == "from the config"
+        assert text(load_chat_pipeline(folder, Settings())) == "from the config"
         write(folder, "chat_template.json", {"chat_template": "from JSON"})
-        assert text(chat_pipeline(folder, Settings())) == "from JSON"
+        assert text(load_chat_pipeline(folder, Settings())) == "from JSON"
         write(folder, "chat_template.jinja", "from a file")
-        assert text(chat_pipeline(folder, Settings())) == "from a file"
+        assert text(load_chat_pipeline(folder, Settings())) == "from a file"
 
     def test_the_settings_go_before_all(self, folder: Path) -> None:
         write(folder, "tokenizer_config.json", {"chat_template": "{% broken"})
         write(folder, "own.jinja", "{{ bos_token }}from the settings")
-        made = chat_pipeline(folder, Settings(chat_template=str(folder / "own.jinja")), template="given")
+        made = load_chat_pipeline(folder, Settings(chat_template=str(folder / "own.jinja")), template="given")
         assert text(made) == "from the settings"
 
     def test_the_given_one_goes_last(self, folder: Path) -> None:
-        assert text(chat_pipeline(folder, Settings(), template="given")) == "given"
+        assert text(load_chat_pipeline(folder, Settings(), template="given")) == "given"
         write(folder, "chat_template.jinja", "from a file")
-        assert text(chat_pipeline(folder, Settings(), template="given")) == "from a file"
+        assert text(load_chat_pipeline(folder, Settings(), template="given")) == "from a file"
 
     @pytest.mark.parametrize("in_files", [True, False])
     def test_templates_with_names(self, folder: Path, in_files: bool) -> None:
@@ -89,20 +89,20 @@ class TestTemplates:
         else:
             named = [{"name": "default", "template": GEMMA}, {"name": "tool_use", "template": QWEN}]
             write(folder, "tokenizer_config.json", {"chat_template": named})
-        made = chat_pipeline(folder, Settings())
+        made = load_chat_pipeline(folder, Settings())
         assert "<start_of_turn>" in text(made)
         assert "<tools>" in text(made, tools=[Tool(name="now")])
         assert made.tool_parser == "hermes"
 
     def test_one_name_is_enough(self, folder: Path) -> None:
         write(folder, "tokenizer_config.json", {"chat_template": [{"name": "tool_use", "template": QWEN}]})
-        assert "<|im_start|>" in text(chat_pipeline(folder, Settings()))
+        assert "<|im_start|>" in text(load_chat_pipeline(folder, Settings()))
 
     @pytest.mark.parametrize("value", [7, [7], [{"name": "default"}], [{"template": 7}], {"a": 1}])
     def test_what_is_no_template(self, folder: Path, value: Any) -> None:
         write(folder, "tokenizer_config.json", {"chat_template": value})
         with pytest.raises(ModelFileError, match=r"^tokenizer_config\.json: chat_template: must be a text, or a list"):
-            chat_pipeline(folder, Settings())
+            load_chat_pipeline(folder, Settings())
 
     @pytest.mark.parametrize(
         ("file", "content", "where"),
@@ -114,22 +114,22 @@ class TestTemplates:
     def test_a_broken_one_is_named_with_its_line(self, folder: Path, file: str, content: Any, where: str) -> None:
         write(folder, file, content)
         with pytest.raises(ModelFileError, match=rf"^{where}: .*line 2: .*; give the model another one"):
-            chat_pipeline(folder, Settings())
+            load_chat_pipeline(folder, Settings())
 
     def test_a_file_that_is_no_text(self, folder: Path) -> None:
         (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
         with pytest.raises(ModelFileError, match=r"^chat_template\.jinja: is not UTF-8"):
-            chat_pipeline(folder, Settings())
+            load_chat_pipeline(folder, Settings())
         with pytest.raises(ConfigError, match="cannot be read as text"):
-            chat_pipeline(folder, Settings(chat_template=str(folder / "chat_template.jinja")))
+            load_chat_pipeline(folder, Settings(chat_template=str(folder / "chat_template.jinja")))
 
     def test_a_broken_one_in_the_settings(self, folder: Path) -> None:
         with pytest.raises(ConfigError, match=r"^chat_template: .*nothing\.jinja cannot be read") as caught:
-            chat_pipeline(folder, Settings(chat_template=str(folder / "nothing.jinja")))
+            load_chat_pipeline(folder, Settings(chat_template=str(folder / "nothing.jinja")))
         assert caught.value.param == "chat_template"
         write(folder, "own.jinja", "{% if %}")
         with pytest.raises(ConfigError, match=r"^chat_template: .*own\.jinja: .*line 1"):
-            chat_pipeline(folder, Settings(chat_template=str(folder / "own.jinja")))
+            load_chat_pipeline(folder, Settings(chat_template=str(folder / "own.jinja")))
 
 
 class TestSpecialTokens:
@@ -137,13 +137,13 @@ class TestSpecialTokens:
         write(folder, "chat_template.jinja", "{{ eos_token }}{{ unk_token }}{{ pad_token }}{{ sep_token }}!")
         write(folder, "tokenizer_config.json", {"eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None})
         write(folder, "special_tokens_map.json", {"unk_token": "other", "sep_token": {"content": "<sep>"}})
-        assert text(chat_pipeline(folder, Settings())) == "</s><unk><sep>!"
+        assert text(load_chat_pipeline(folder, Settings())) == "</s><unk><sep>!"
 
     @pytest.mark.parametrize(("value", "expected"), [(7, {7}), ([7, 8], {7, 8}), (None, set())])
     def test_what_ends_an_answer(self, folder: Path, value: Any, expected: set[int]) -> None:
         write(folder, "generation_config.json", {"eos_token_id": value})
         write(folder, "config.json", {"eos_token_id": 2})
-        made = chat_pipeline(folder, Settings())
+        made = load_chat_pipeline(folder, Settings())
         assert made.vocabulary is not None
         assert made.vocabulary.eos_ids == expected | {2, tiny_llama.IM_END}
 
@@ -151,7 +151,7 @@ class TestSpecialTokens:
     def test_what_cannot_end_one(self, folder: Path, value: Any) -> None:
         write(folder, "generation_config.json", {"eos_token_id": value})
         with pytest.raises(ModelFileError, match=r"^generation_config\.json: eos_token_id: must be a token id"):
-            chat_pipeline(folder, Settings())
+            load_chat_pipeline(folder, Settings())
 
 
 class TestContext:
@@ -172,18 +172,18 @@ class TestContext:
     ) -> None:
         write(folder, "config.json", {"max_position_embeddings": None} | config)
         write(folder, "tokenizer_config.json", {"model_max_length": None} | tokenizer)
-        assert chat_pipeline(folder, Settings()).options.context_tokens == expected
-        assert chat_pipeline(folder, Settings(), context_tokens=9).options.context_tokens == 9
+        assert load_chat_pipeline(folder, Settings()).options.context_tokens == expected
+        assert load_chat_pipeline(folder, Settings(), context_tokens=9).options.context_tokens == 9
 
 
 def test_the_settings_reach_the_pipeline(folder: Path) -> None:
     settings = Settings(
         tool_call_parser="mistral", reasoning_parser="think", prompt_truncation="oldest", default_max_tokens=5
     )
-    made = chat_pipeline(folder, settings)
+    made = load_chat_pipeline(folder, settings)
     assert made.tool_parser == "mistral"
     assert (made.options.reasoning, made.options.truncation, made.options.answer_tokens) == ("think", "oldest", 5)
-    assert chat_pipeline(folder, Settings(tool_call_parser="none"), template=QWEN).tool_parser is None
+    assert load_chat_pipeline(folder, Settings(tool_call_parser="none"), template=QWEN).tool_parser is None
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json", "special_tokens_map.json"])
@@ -191,12 +191,12 @@ def test_the_settings_reach_the_pipeline(folder: Path) -> None:
 def test_a_broken_file_is_named(folder: Path, name: str, content: str) -> None:
     (folder / name).write_text(content)
     with pytest.raises(ModelFileError, match=f"^{name}: "):
-        chat_pipeline(folder, Settings())
+        load_chat_pipeline(folder, Settings())
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"^tokenizer\.json: the file is missing"):
-        chat_pipeline(tmp_path, Settings())
+        load_chat_pipeline(tmp_path, Settings())
 
 
 class TestSampling:
@@ -215,13 +215,13 @@ class TestSampling:
     )
     def test_what_the_model_recommends(self, tmp_path: Path, config: dict[str, Any], expected: dict[str, Any]) -> None:
         write(tmp_path, "generation_config.json", config)
-        assert generation_sampling(tmp_path) == expected
+        assert load_generation_sampling(tmp_path) == expected
 
     def test_it_may_recommend_nothing(self, tmp_path: Path) -> None:
-        assert generation_sampling(tmp_path) == {}
+        assert load_generation_sampling(tmp_path) == {}
 
     @pytest.mark.parametrize("config", [{"temperature": "hot"}, {"top_k": 2.5}, {"repetition_penalty": -1}])
     def test_what_cannot_be_meant(self, tmp_path: Path, config: dict[str, Any]) -> None:
         write(tmp_path, "generation_config.json", config)
         with pytest.raises(ModelFileError, match=rf"^generation_config\.json: {next(iter(config))}: must be"):
-            generation_sampling(tmp_path)
+            load_generation_sampling(tmp_path)

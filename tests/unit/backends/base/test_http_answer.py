@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shoal.backends.base.http_answer import LONGEST_WORDS, Answer, Unreached, is_json, retry_after, transport_error
+from shoal.backends.base.http_answer import LONGEST_WORDS, Answer, RequestNotSent, is_json, retry_after, transport_error
 from shoal.errors import TransportFailed
 
 WHERE = "http://gpu:8000/v1"
@@ -41,17 +41,17 @@ class TestWords:
         ],
     )
     def test_of_every_shape(self, body: Any, words: str) -> None:
-        assert told(400, body).words == words
+        assert told(400, body).message == words
 
     @pytest.mark.parametrize("depth", [900, 3000])
     def test_what_nests_too_deep_has_few(self, depth: int) -> None:
         """It is no JSON that anybody could read, and no failure of the one who looks at it."""
         answer = told(400, b'{"error":' + b"[" * depth + b"]" * depth + b"}")
-        assert len(answer.words) <= LONGEST_WORDS
-        assert answer.json is (depth < 1000)
+        assert len(answer.message) <= LONGEST_WORDS
+        assert answer.has_json_body is (depth < 1000)
 
     def test_a_page_has_none(self) -> None:
-        assert told(502, b"<html><h1>Bad Gateway</h1></html>", content_type="text/html").words == ""
+        assert told(502, b"<html><h1>Bad Gateway</h1></html>", content_type="text/html").message == ""
 
     @pytest.mark.parametrize(
         ("kind", "json"),
@@ -91,7 +91,7 @@ class TestRetryAfter:
 class TestTransport:
     def test_nothing_was_read_where_nobody_was_reached(self) -> None:
         reached = aiohttp.ConnectionTimeoutError("Connection timeout to host")
-        assert isinstance(transport_error(reached, WHERE), Unreached)
+        assert isinstance(transport_error(reached, WHERE), RequestNotSent)
 
     @pytest.mark.parametrize(
         "error", [aiohttp.ServerDisconnectedError(), ConnectionResetError(), aiohttp.ClientPayloadError()]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shoal.backends.base import http_client as client_module
-from shoal.backends.base.http_answer import Unreached
+from shoal.backends.base.http_answer import RequestNotSent
 from shoal.backends.base.http_client import Client
 from shoal.errors import ConfigError, DeadlineExceeded, ShoalError, TransportFailed, UpstreamFailed
 from tests.fakes.openai_server import Exchange, FakeUpstream, Script, answer
@@ -40,8 +40,8 @@ class TestRequests:
         """Whatever proxies the environment names."""
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, "http://127.0.0.1:1")
-        async with client.opened("POST", "/x", body=b"{}", deadline=soon(), request_id="r-1") as response:
-            assert (await response.whole(100)).body == b'{"ok": true}'
+        async with client.open_response("POST", "/x", body=b"{}", deadline=soon(), request_id="r-1") as response:
+            assert (await response.read_all(100)).body == b'{"ok": true}'
         sent = server.requests[0]
         assert (sent.method, sent.path, sent.body) == ("POST", "/v1/x", b"{}")
         assert sent.headers == {
@@ -57,7 +57,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("id", ["", "a b", "a\r\nx: y", "é", "x" * 129])
     async def test_a_request_id_that_is_none_stays_here(self, server: FakeUpstream, client: Client, id: str) -> None:
-        async with client.opened("POST", "/x", deadline=soon(), request_id=id) as response:
+        async with client.open_response("POST", "/x", deadline=soon(), request_id=id) as response:
             assert response.status == 200
         assert "x-request-id" not in server.requests[0].headers
 
@@ -91,7 +91,7 @@ class TestRequests:
 class TestFailures:
     async def test_nobody_there(self, server: FakeUpstream, client: Client) -> None:
         await server.stop()
-        with pytest.raises(Unreached, match="is not reachable: check its address"):
+        with pytest.raises(RequestNotSent, match="is not reachable: check its address"):
             await client.get("/models", soon())
 
     async def test_no_tls(self) -> None:
@@ -102,7 +102,7 @@ class TestFailures:
 
         async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
             client = Client(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
-            with pytest.raises(Unreached, match="whether its port speaks TLS"):
+            with pytest.raises(RequestNotSent, match="whether its port speaks TLS"):
                 await client.get("/models", soon())
             await client.aclose()
 
@@ -117,7 +117,7 @@ class TestFailures:
         server.on("/x", breaks)
         with pytest.raises(TransportFailed, match="broke: send the request again") as caught:
             await client.post("/x", b"{}", soon())
-        assert not isinstance(caught.value, Unreached)
+        assert not isinstance(caught.value, RequestNotSent)
         assert len(server.requests) == 1
         words = "it ended in the middle of the answer" if phase == "inside" else "Server disconnected"
         assert caught.value.message.endswith(f"({words})")
@@ -260,7 +260,7 @@ class TestTheEndOfAnAnswer:
         """The caller has what it wanted; only the connection cannot be used again, whatever else comes on it."""
         monkeypatch.setattr(client_module, "END_S", 0.02)
         server.on("/x", script)
-        async with client.opened("POST", "/x", deadline=soon()) as response:
+        async with client.open_response("POST", "/x", deadline=soon()) as response:
             assert (await anext(response.pieces())).startswith(b"{")
             response.finish()
         assert not server.requests[0].gone.is_set()
@@ -272,7 +272,7 @@ class TestTheEndOfAnAnswer:
     ) -> None:
         monkeypatch.setattr(client_module, "END_S", 60.0)
         server.on("/x", half)
-        async with client.opened("POST", "/x", deadline=soon()) as response:
+        async with client.open_response("POST", "/x", deadline=soon()) as response:
             await anext(response.pieces())
             response.finish()
         async with asyncio.timeout(30):
@@ -289,7 +289,7 @@ class TestTheEndOfAnAnswer:
             await exchange.end()
 
         server.on("/x", late)
-        async with client.opened("POST", "/x", deadline=soon()) as response:
+        async with client.open_response("POST", "/x", deadline=soon()) as response:
             await anext(response.pieces())
             response.finish()
         (ending,) = client._ending

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.base.usage import divided, size_of
+from shoal.backends.base.usage import split_proportionally, utf8_size
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 10**5), min_size=1, max_size=20))
 def test_parts_have_the_sum(total: int, sizes: list[int]) -> None:
-    parts = divided(total, sizes)
+    parts = split_proportionally(total, sizes)
     assert sum(parts) == total
     assert len(parts) == len(sizes)
     whole = sum(sizes)
@@ -21,10 +21,10 @@ def test_parts_have_the_sum(total: int, sizes: list[int]) -> None:
 
 
 def test_sizes_of_nothing_but_zeros() -> None:
-    assert divided(5, [0, 0]) == [0, 5]
-    assert divided(0, []) == []
+    assert split_proportionally(5, [0, 0]) == [0, 5]
+    assert split_proportionally(0, []) == []
 
 
 @pytest.mark.parametrize(("text", "size"), [("", 0), ("abc", 3), ("für", 4), ("日", 3), ("\ud800", 3)])
 def test_sizes_are_bytes(text: str, size: int) -> None:
-    assert size_of(text) == size
+    assert utf8_size(text) == size

@@ -74,7 +74,7 @@ class TestExpressions:
         text, product = atom, 1
         for number in repeats:
             text, product = f"({text}{{1,{number}}})", product * number
-        assert bool(refusal("regex", text)) == (product > bounds.NESTED)
+        assert bool(refusal("regex", text)) == (product > bounds.MAX_NESTED_REPEATS)
 
     @given(st.text(alphabet="(){}[]\\,a019*?+|", max_size=60))
     def test_any_text(self, text: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 from tokenizers import Tokenizer
 
-from shoal.backends.genai.compact import grammar
+from shoal.backends.genai.compact import write_grammar
 from shoal.types import Guide
 from tests.unit.backends.genai.conftest import IR, Model
 
@@ -99,9 +99,9 @@ def test_an_object_of_any_form(model: Model) -> None:
 )
 def test_schemas_that_are_left_to_the_library(schema: Any) -> None:
     """It does them with whitespace of its own choice, or says what is wrong with them."""
-    assert grammar(json.dumps(schema)) is None
+    assert write_grammar(json.dumps(schema)) is None
 
 
 def test_no_json() -> None:
-    assert grammar("{") is None
-    assert grammar('{"items":' * 20_000 + "{}" + "}" * 20_000) is None
+    assert write_grammar("{") is None
+    assert write_grammar('{"items":' * 20_000 + "{}" + "}" * 20_000) is None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shoal.backends.genai import compiling, start_generator
-from shoal.backends.genai.compiling import Trials
+from shoal.backends.genai.compiling import GuideChecker
 from shoal.backends.genai.messages import Verdict
 from shoal.core.protocols import Prompt
 from shoal.errors import Crashed, DeadlineExceeded, InvalidValue, OutOfMemory, Overloaded, TransportFailed
@@ -37,9 +37,9 @@ def regex(text: str) -> Guide:
 
 
 @pytest.fixture
-async def trials() -> AsyncIterator[Trials]:
+async def trials() -> AsyncIterator[GuideChecker]:
     """Without a model; `prepared` in order."""
-    made = Trials(IR, WIDTH, Prepared(), limit_s=LIMIT_S)
+    made = GuideChecker(IR, WIDTH, Prepared(), limit_s=LIMIT_S)
     yield made
     await made.aclose()
 
@@ -119,7 +119,7 @@ class TestBombs:
             model.answer(PROMPT, guide=Guide(kind=kind, value=value), max_tokens=4)
         assert model.generator.ready()
 
-    async def test_memory(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+    async def test_memory(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
         """A process that is ended by anything but its alarm was too large."""
         await trials.check(regex("a"))
         pid = trials.pid
@@ -130,14 +130,14 @@ class TestBombs:
             await checking
         assert gone(pid)
 
-    async def test_slow_at_each_token(self, trials: Trials) -> None:
+    async def test_slow_at_each_token(self, trials: GuideChecker) -> None:
         """A guide that compiles quickly and holds up every step is refused too."""
         with pytest.raises(InvalidValue, match=r"at each token|takes longer"):
             await trials.check(regex("((.{1,20}){1,20}){1,20}"))
 
 
 class TestTrials:
-    async def test_a_process_goes_on_after_another(self, trials: Trials) -> None:
+    async def test_a_process_goes_on_after_another(self, trials: GuideChecker) -> None:
         """One that a guide ended, or anybody else, is replaced, and the next guide passes."""
         await trials.check(regex("a"))
         first = trials.pid
@@ -152,7 +152,9 @@ class TestTrials:
         await trials.check(regex("c"))
         assert trials.pid not in (first, second, None)
 
-    async def test_what_is_known_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+    async def test_what_is_known_is_not_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
+    ) -> None:
         """Good or bad, until others took its place; the field is each request's own."""
         monkeypatch.setattr(compiling, "KEPT", 2)
         prepared: Prepared = trials._prepare  # type: ignore[assignment]
@@ -168,7 +170,9 @@ class TestTrials:
         assert [guide.value for guide in prepared] == ["a", "b", "c", "a"]
         assert trials.size >= 0
 
-    async def test_a_refusal_does_not_stand_for_ever(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+    async def test_a_refusal_does_not_stand_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
+    ) -> None:
         """A busy machine may have made it; afterwards the guide is tried again."""
         monkeypatch.setattr(compiling, "REFUSED_S", -1.0)
         with pytest.raises(InvalidValue):
@@ -184,12 +188,12 @@ class TestTrials:
         await trials.check(regex("["))
         assert len(asked) == 1
 
-    async def test_one_trial_for_all_who_ask(self, trials: Trials) -> None:
+    async def test_one_trial_for_all_who_ask(self, trials: GuideChecker) -> None:
         """The same guide from many at once is compiled once."""
         await asyncio.gather(*(trials.check(regex("a+")) for _ in range(100)))
         assert trials._prepare == [regex("a+")]  # type: ignore[comparison-overlap]
 
-    async def test_one_that_leaves(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+    async def test_one_that_leaves(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
         """It frees its place in the queue, and what was begun ends by itself."""
         monkeypatch.setattr(compiling, "WAITING", 2)
         await trials.check(regex("a"))
@@ -215,29 +219,29 @@ class TestTrials:
             if tries == 1:
                 raise OutOfMemory("full")
 
-        trials = Trials(IR, WIDTH, prepare)
+        trials = GuideChecker(IR, WIDTH, prepare)
         with pytest.raises(OutOfMemory):
             await trials.check(regex("a"))
         await trials.check(regex("a"))
         await trials.aclose()
 
     async def test_a_process_that_did_not_start_is_tried_again(
-        self, monkeypatch: pytest.MonkeyPatch, trials: Trials
+        self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
     ) -> None:
         """Also for a reason that nobody foresaw: it was that of one moment."""
-        spawn = compiling._Child.spawn
+        spawn = compiling._TrialProcess.spawn
 
         async def failing(*_: Any) -> Any:
-            monkeypatch.setattr(compiling._Child, "spawn", spawn)
+            monkeypatch.setattr(compiling._TrialProcess, "spawn", spawn)
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(compiling._Child, "spawn", failing)
+        monkeypatch.setattr(compiling._TrialProcess, "spawn", failing)
         with pytest.raises(RuntimeError):
             await trials.check(regex("a"))
         await trials.check(regex("a"))
         assert trials._prepare == [regex("a")]  # type: ignore[comparison-overlap]
 
-    async def test_closing(self, trials: Trials) -> None:
+    async def test_closing(self, trials: GuideChecker) -> None:
         """Who waits hears why, the process ends, and there is no other."""
         await trials.check(regex("a"))
         pid = trials.pid
@@ -251,7 +255,7 @@ class TestTrials:
         with pytest.raises(TransportFailed):
             await trials.check(regex("b"))
 
-    async def test_no_process(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+    async def test_no_process(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
         """It is said, and tried again by the next request."""
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", "/nowhere")
@@ -262,12 +266,12 @@ class TestTrials:
                 await trials.check(regex("a"))
         await trials.check(regex("a"))
 
-    async def test_worn(self, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+    async def test_worn(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
         """A process that says it has taken enough is replaced without anybody's noticing."""
         await trials.check(regex("a"))
         pid, child = trials.pid, trials._child
         assert child is not None
-        ask = child.result().ask
+        ask = child.result().try_guide
 
         async def worn(guide: Guide, patience_s: float) -> Any:
             return Verdict(refused=(await ask(guide, patience_s)).refused, worn=True)

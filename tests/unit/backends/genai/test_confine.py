@@ -25,7 +25,7 @@ def test_room_is_counted_from_now() -> None:
     code = """
 kept = []
 for _ in range(3):
-    confine.leave_room(64 * 2**20)
+    confine.limit_growth(64 * 2**20)
     kept.append(bytes(48 * 2**20))
     try:
         bytes(48 * 2**20)
@@ -40,7 +40,7 @@ def test_a_limit_from_outside_stays() -> None:
     code = """
 limit = confine.sizes()[0] + 2**25
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-confine.leave_room(2**30)
+confine.limit_growth(2**30)
 print(resource.getrlimit(resource.RLIMIT_AS) == (limit, limit))
 """
     assert run(code) == "True"
@@ -53,5 +53,5 @@ def test_first_to_go() -> None:
 
 def test_sizes() -> None:
     """Memory that is used lies in the address space."""
-    space, resident = confine.sizes()
+    space, resident = confine.memory_sizes()
     assert 2**20 < resident <= space

@@ -85,13 +85,13 @@ class TestAnswers:
         """The model's process sends each token when it is made. How many the reader then finds together depends on
         when it looks; they are the same in any case."""
         sent: list[int] = []
-        put = generating._Arrivals.put
+        put = generating._PendingOutput.put
 
-        def seen(self: generating._Arrivals, made: Produced) -> None:
+        def seen(self: generating._PendingOutput, made: Produced) -> None:
             sent.append(len(made.ids))
             put(self, made)
 
-        monkeypatch.setattr(generating._Arrivals, "put", seen)
+        monkeypatch.setattr(generating._PendingOutput, "put", seen)
         once = model.answer(PROMPT, **GREEDY)
         assert sent == [1] * 24
         assert len(once) == 24

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from shoal.backends.genai import grammar
-from shoal.backends.genai.grammar import Grammars
+from shoal.backends.genai.grammar import GuideCompiler
 from shoal.backends.genai.messages import LENGTH, Verdict
-from shoal.backends.genai.pipeline import libraries
+from shoal.backends.genai.pipeline import import_libraries
 from shoal.errors import InvalidValue, OutOfMemory, ShoalError
 from shoal.types import Guide
 from tests.unit.backends.genai.conftest import IR
@@ -28,9 +28,9 @@ WIDTH = 448
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    openvino, genai = libraries()
-    return Grammars(openvino, genai, genai.Tokenizer(str(IR)), WIDTH)
+def grammars() -> GuideCompiler:
+    openvino, genai = import_libraries()
+    return GuideCompiler(openvino, genai, genai.Tokenizer(str(IR)), WIDTH)
 
 
 def regex(text: str) -> Guide:
@@ -46,34 +46,34 @@ class TestTrying:
             Guide(kind="grammar", value='root ::= "\xe9a"', field="guided_regex"),
         ],
     )
-    def test_refusals_name_the_field(self, grammars: Grammars, guide: Guide) -> None:
+    def test_refusals_name_the_field(self, grammars: GuideCompiler, guide: Guide) -> None:
         """Also those that are found before the library is asked."""
-        for tried in (grammars.structure, grammars.try_out):
+        for tried in (grammars.structured_output, grammars.try_out):
             with pytest.raises(InvalidValue) as caught:
                 tried(guide)
             assert caught.value.param == "guided_regex"
 
-    def test_short_forms_pass(self, grammars: Grammars) -> None:
+    def test_short_forms_pass(self, grammars: GuideCompiler) -> None:
         """A trial makes more tokens than such an answer has."""
         grammars.try_out(Guide(kind="choice", value='["a"]'))
 
-    def test_slow_ones_do_not(self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_slow_ones_do_not(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
         """How long a token takes is told, with the limit."""
         monkeypatch.setattr(grammar, "STEP_S", 0.0)
         with pytest.raises(InvalidValue, match="ms at each token"):
             grammars.try_out(regex("a"))
 
-    def test_no_more_are_kept_than_that(self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_more_are_kept_than_that(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
         """The oldest that nobody used gives way."""
         monkeypatch.setattr(grammar, "KEPT", 2)
         grammars._good.clear()
         for text in ("a", "b", "a", "c"):
-            grammars.structure(regex(text))
+            grammars.structured_output(regex(text))
         assert [value for _, value in grammars._good] == ["a", "c"]
 
 
 class TestPreparing:
-    def prepared(self, grammars: Grammars, guide: Guide) -> ShoalError | None:
+    def prepared(self, grammars: GuideCompiler, guide: Guide) -> ShoalError | None:
         done = threading.Event()
         told: list[ShoalError | None] = []
 
@@ -86,7 +86,7 @@ class TestPreparing:
         (error,) = told
         return error
 
-    def test_what_came_of_it(self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_came_of_it(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing, what is wrong, or that there is no memory."""
         assert self.prepared(grammars, regex("prepared")) is None
         assert ("regex", "prepared") in grammars._good
@@ -98,11 +98,11 @@ class TestPreparing:
         monkeypatch.setattr(grammars, "structure", full)
         assert isinstance(self.prepared(grammars, regex("a")), OutOfMemory)
 
-    def test_what_is_known_waits_for_nobody(self, grammars: Grammars) -> None:
+    def test_what_is_known_waits_for_nobody(self, grammars: GuideCompiler) -> None:
         """A guide that was compiled is at hand while another one compiles."""
-        grammars.structure(regex("known"))
+        grammars.structured_output(regex("known"))
         with grammars._trying:
-            grammars.structure(regex("known"))
+            grammars.structured_output(regex("known"))
 
 
 class Talk:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.genai import memory
-from shoal.backends.genai.memory import BLOCK_TOKENS, LEAST_BYTES, MOST_BYTES, block_bytes, blocks, budget
+from shoal.backends.genai.memory import BLOCK_TOKENS, LEAST_BYTES, MOST_BYTES, block_bytes, cache_budget, count_blocks
 
 MB = 2**20
 
@@ -22,10 +22,10 @@ def test_a_block_of_the_tiny_model(precision: str, size: int) -> None:
 
 def test_the_budget() -> None:
     """What is asked for is taken; else a quarter of what is free, within bounds."""
-    assert budget(500, 10) == 500 * MB
-    assert budget(0, 8 * 2**30) == 2 * 2**30
-    assert budget(0, 2**40) == MOST_BYTES
-    assert budget(0, 0) == LEAST_BYTES
+    assert cache_budget(500, 10) == 500 * MB
+    assert cache_budget(0, 8 * 2**30) == 2 * 2**30
+    assert cache_budget(0, 2**40) == MOST_BYTES
+    assert cache_budget(0, 0) == LEAST_BYTES
 
 
 @given(
@@ -37,7 +37,7 @@ def test_the_budget() -> None:
 )
 def test_blocks(room: int, one: int, asked: bool, context: int | None, streams: int) -> None:
     """At least one, within the budget, and unless they were asked for no more than could be used."""
-    count = blocks(room, one, asked=asked, context_tokens=context, streams=streams)
+    count = count_blocks(room, one, asked=asked, context_tokens=context, streams=streams)
     assert count >= 1
     assert count == 1 or count * one <= room
     if context and not asked:
@@ -52,12 +52,12 @@ def test_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info.write_text("MemTotal: 9 kB\n")
     assert memory._meminfo(info) == LEAST_BYTES
     assert memory._meminfo(tmp_path / "nowhere") > LEAST_BYTES
-    assert memory.available() > 0
+    assert memory.available_bytes() > 0
     limits = {"memory.max": 3 * MB, "memory.current": 2 * MB}
     monkeypatch.setattr(memory, "_number", lambda path: limits[path.name])
-    assert memory.available() == MB
+    assert memory.available_bytes() == MB
     limits["memory.current"] = 4 * MB
-    assert memory.available() == 0
+    assert memory.available_bytes() == 0
 
 
 def test_limits_of_a_control_group(tmp_path: Path) -> None:

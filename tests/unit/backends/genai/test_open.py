@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.base.generation_options import generation_options
+from shoal.backends.base.generation_options import build_generation_options
 from shoal.backends.genai import GenaiGenerator, open
-from shoal.backends.genai.open import kind_of
-from shoal.backends.local.open import prepared
+from shoal.backends.genai.open import model_kind
+from shoal.backends.local.open import prepare_async
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.generation.runner import GenerationRunner
 from shoal.core.protocols import ChatPipeline, ModelFacts
@@ -25,7 +25,7 @@ from shoal.core.threads import Threads
 from shoal.errors import AddressError, ConfigError, InvalidValue, MissingExtra, ModelFileError, TooLong
 from shoal.models.address import Address
 from shoal.models.manifest import GenerationSpec
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.types import Chunk, Context, Generate, Guide, Message, Sampling
 from tests.unit.models.test_manifest import manifest
 
@@ -39,7 +39,7 @@ installed = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="need
 
 async def open_llm(name: str, address: Address, settings: Settings, table: ModelTable) -> Opened:
     """From an address, as a plan has it."""
-    return await open.open_llm(name, await prepared(address, settings), settings, table)
+    return await open.open_llm(name, await prepare_async(address, settings), settings, table)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def opened(settings: Settings) -> AsyncIterator[Opened]:
 
 def runner_of(opened: Opened, settings: Settings) -> GenerationRunner:
     pipeline, generator, facts = opened
-    options = generation_options("tiny", settings, ModelTable(), generator.facts, Threads("test", 1))
+    options = build_generation_options("tiny", settings, ModelTable(), generator.facts, Threads("test", 1))
     return GenerationRunner(pipeline, [generator], facts, options)
 
 
@@ -187,7 +187,7 @@ class TestKinds:
         with pytest.raises(MissingExtra, match=r"\[llm\]"):
             await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable())
         stored = (await asyncio.to_thread(Store(settings.home).entries))[0]
-        assert kind_of(stored) == "generate"
+        assert model_kind(stored) == "generate"
 
     async def test_safetensors_alone(self, tmp_path: Path, settings: Settings) -> None:
         """The next step is said, with the file at fault."""
@@ -198,9 +198,9 @@ class TestKinds:
 
     async def test_an_embedder(self, settings: Settings) -> None:
         """It is not opened for what it cannot do."""
-        stored = Stored(Path("/nowhere"), manifest({}))
+        stored = StoredModel(Path("/nowhere"), manifest({}))
 
-        assert kind_of(stored) == "embed"
+        assert model_kind(stored) == "embed"
         with pytest.raises(AddressError, match="embeds"):
             await open.open_llm("tiny", stored, settings, ModelTable())
 
@@ -217,7 +217,7 @@ class TestKinds:
     def test_precision_by_name(self, name: str, precision: str) -> None:
         """As names of such files say it."""
         spec = GenerationSpec(format="gguf", tokenizer="tokenizer.json", place="/m")
-        stored = Stored(Path("/s"), msgspec.structs.replace(manifest({}), text=None, generation=spec, graph=name))
+        stored = StoredModel(Path("/s"), msgspec.structs.replace(manifest({}), text=None, generation=spec, graph=name))
         assert open._precision(stored, spec) == precision
         assert open.model_path(stored, spec) == Path("/m") / name
 
@@ -238,5 +238,5 @@ class TestKinds:
             (tmp_path / "openvino_config.json").write_text(written)
         spec = GenerationSpec(format="ir", tokenizer="tokenizer.json", place=str(tmp_path))
         changed = msgspec.structs.replace(manifest({}), text=None, generation=spec, graph="openvino_model.xml")
-        assert open._precision(Stored(Path("/s"), changed), spec) == precision
-        assert open.model_path(Stored(Path("/s"), changed), spec) == tmp_path
+        assert open._precision(StoredModel(Path("/s"), changed), spec) == precision
+        assert open.model_path(StoredModel(Path("/s"), changed), spec) == tmp_path

@@ -11,18 +11,18 @@ import pytest
 
 from shoal.backends.genai import GenaiOptions, start_generator
 from shoal.backends.genai.memory import BLOCK_TOKENS, block_bytes
-from shoal.backends.genai.pipeline import cache_precision, compile_properties, quantized_together
+from shoal.backends.genai.pipeline import cache_precision, compile_properties, quantization_group
 from tests.unit.backends.genai.conftest import EXACT, IR
 
 if find_spec("openvino_genai") is None:
     pytest.skip("needs the 'llm' extra", allow_module_level=True)
 
-from shoal.backends.local.compile import runtime
+from shoal.backends.local.compile import import_openvino
 
 
 @pytest.fixture(scope="module")
 def openvino() -> Any:
-    return runtime()
+    return import_openvino()
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def openvino() -> Any:
 )
 def test_what_the_compiled_model_says(openvino: Any, options: GenaiOptions, kept: str, rounded: bool | None) -> None:
     """The file asks for f16, and the library's own default is u8: neither decides."""
-    group = quantized_together(openvino, None, options)
+    group = quantization_group(openvino, None, options)
     properties = compile_properties(options, 1, cache_precision(options), group)
     compiled = openvino.Core().compile_model(str(IR / "openvino_model.xml"), "CPU", properties)
     for name in ("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"):
@@ -50,11 +50,11 @@ def test_what_the_compiled_model_says(openvino: Any, options: GenaiOptions, kept
 
 def test_what_its_author_wants_of_activations(openvino: Any) -> None:
     """The group size of the file counts, unless the operator or f32 decides."""
-    assert quantized_together(openvino, 64, GenaiOptions()) == 64
-    assert quantized_together(openvino, 0, GenaiOptions()) == 0
-    assert quantized_together(openvino, 0, GenaiOptions(dynamic_quantization="on")) == 32
-    assert quantized_together(openvino, 64, GenaiOptions(dynamic_quantization="off")) == 0
-    assert quantized_together(openvino, 64, GenaiOptions(precision="f32")) == 0
+    assert quantization_group(openvino, 64, GenaiOptions()) == 64
+    assert quantization_group(openvino, 0, GenaiOptions()) == 0
+    assert quantization_group(openvino, 0, GenaiOptions(dynamic_quantization="on")) == 32
+    assert quantization_group(openvino, 64, GenaiOptions(dynamic_quantization="off")) == 0
+    assert quantization_group(openvino, 64, GenaiOptions(precision="f32")) == 0
 
 
 @pytest.mark.parametrize(("asked", "kept"), [("auto", "f32"), ("f16", "f16"), ("u8", "u8")])

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.genai.messages import Cancel, Open, Ping, Refused, Start, frame
-from shoal.backends.genai.process import KEPT_BYTES, SHOWN_BYTES, Worker, _refusal
+from shoal.backends.genai.messages import Cancel, LoadRefused, Open, Ping, Start, encode_frame
+from shoal.backends.genai.process import KEPT_BYTES, SHOWN_BYTES, Worker, _load_error
 from shoal.errors import ConfigError, Crashed, MissingExtra, OutOfMemory, ShoalError
 from shoal.types import Sampling
 from tests.unit.backends.genai.conftest import EXACT, IR
@@ -61,8 +61,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def loaded() -> Worker:
     worker = await Worker.spawn("tiny")
-    worker.say(0, frame(Open(path=str(IR), options=EXACT)))
-    await worker.opened()
+    worker.enqueue(0, encode_frame(Open(path=str(IR), options=EXACT)))
+    await worker.wait_opened()
     return worker
 
 
@@ -81,7 +81,7 @@ class TestStart:
         monkeypatch.setattr(sys, "executable", shutil.which("false"))
         worker = await Worker.spawn("tiny")
         with pytest.raises(Crashed, match=r"ended \(1\)"):
-            await worker.opened()
+            await worker.wait_opened()
         await worker.end(0)
         await worker.end(0)
 
@@ -92,7 +92,7 @@ class TestLastWords:
         program("yes 'words and words' | head -c 3000000; echo 'out of luck ñ' >&2; exit 3")
         worker = await Worker.spawn("tiny")
         with pytest.raises(Crashed, match=r"ended \(3\)"):
-            await worker.opened()
+            await worker.wait_opened()
         assert len(worker._tail) == KEPT_BYTES
         await worker.end(0)
         assert caplog.messages[-1].endswith("out of luck ñ")
@@ -117,7 +117,7 @@ class TestWaiting:
         os.kill(worker.process.pid, signal.SIGSTOP)
         ids = (400,) * 2000
         for number in range(1, 501):
-            worker.say(number, frame(Start(id=number, ids=ids, sampling=Sampling())))
+            worker.enqueue(number, encode_frame(Start(id=number, ids=ids, sampling=Sampling())))
             for _ in range(3):
                 await asyncio.sleep(0)
             worker.cancel(number)
@@ -137,16 +137,16 @@ class TestWaiting:
             "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         worker = Worker(process, reader, writer)
-        start = frame(Start(id=7, ids=(1,), sampling=Sampling()))
-        worker.say(7, start)
-        worker.say(8, start)
+        start = encode_frame(Start(id=7, ids=(1,), sampling=Sampling()))
+        worker.enqueue(7, start)
+        worker.enqueue(8, start)
         worker.cancel(8)
         worker.ping()
         await asyncio.sleep(0)
         worker.cancel(7)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert theirs.recv(10_000) == start + frame(Ping()) + frame(Cancel(id=7))
+        assert theirs.recv(10_000) == start + encode_frame(Ping()) + encode_frame(Cancel(id=7))
         theirs.close()
         await worker.end(0)
 
@@ -202,4 +202,4 @@ class TestEnd:
     )
     def test_other_refusals(self, kind: Any, error: type[ShoalError]) -> None:
         """Each kind comes out as the error that it was."""
-        assert type(_refusal(Refused(kind=kind, message="no"))) is error
+        assert type(_load_error(LoadRefused(kind=kind, message="no"))) is error

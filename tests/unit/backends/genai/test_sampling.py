@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.genai import compact
-from shoal.backends.genai.sampling import ALL_TOKENS, LONGEST_GUIDE, PARAMETERS, configure, structure
+from shoal.backends.genai.sampling import ALL_TOKENS, LONGEST_GUIDE, PARAMETERS, configure, structure_arguments
 from shoal.errors import InvalidValue
 from shoal.types import Guide, Sampling
 
@@ -106,28 +106,30 @@ def test_log_probabilities() -> None:
 
 def test_forms_by_their_kind() -> None:
     """Each has the argument that the library knows it by."""
-    assert structure(Guide(kind="json_object")) == {"grammar": compact.OBJECT}
+    assert structure_arguments(Guide(kind="json_object")) == {"grammar": compact.OBJECT}
     ranged = '{"type":"integer","minimum":3}'
-    assert structure(Guide(kind="json_schema", value=ranged)) == {"json_schema": ranged}
-    assert structure(Guide(kind="json_schema", value="{}"))["grammar"].startswith("root ::= value\n")
-    assert structure(Guide(kind="regex", value="a+")) == {"regex": "a+"}
-    assert structure(Guide(kind="grammar", value="root ::= [a]")) == {"grammar": "root ::= [a]"}
-    assert structure(Guide(kind="structural_tag", value="{}")) == {"structural_tags_config": "{}"}
+    assert structure_arguments(Guide(kind="json_schema", value=ranged)) == {"json_schema": ranged}
+    assert structure_arguments(Guide(kind="json_schema", value="{}"))["grammar"].startswith("root ::= value\n")
+    assert structure_arguments(Guide(kind="regex", value="a+")) == {"regex": "a+"}
+    assert structure_arguments(Guide(kind="grammar", value="root ::= [a]")) == {"grammar": "root ::= [a]"}
+    assert structure_arguments(Guide(kind="structural_tag", value="{}")) == {"structural_tags_config": "{}"}
 
 
 def test_choices_become_literals() -> None:
     """One of them, in a grammar of one rule."""
-    assert structure(Guide(kind="choice", value='["yes", "n\\"o"]')) == {"grammar": 'root ::= "yes" | "n\\"o"'}
+    assert structure_arguments(Guide(kind="choice", value='["yes", "n\\"o"]')) == {
+        "grammar": 'root ::= "yes" | "n\\"o"'
+    }
 
 
 @pytest.mark.parametrize("value", ["", "[]", '[""]', "[1]", '{"a": 1}', '"yes"'])
 def test_choices_that_are_none(value: str) -> None:
     """They are refused before they are a grammar."""
     with pytest.raises(InvalidValue, match="choices"):
-        structure(Guide(kind="choice", value=value))
+        structure_arguments(Guide(kind="choice", value=value))
 
 
 def test_a_form_without_end() -> None:
     """Compiling holds up every answer, so its length has a bound."""
     with pytest.raises(InvalidValue, match="longer"):
-        structure(Guide(kind="regex", value="a" * (LONGEST_GUIDE + 1)))
+        structure_arguments(Guide(kind="regex", value="a" * (LONGEST_GUIDE + 1)))

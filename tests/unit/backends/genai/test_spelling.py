@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.genai.spelling import grammar, literals, schema
+from shoal.backends.genai.spelling import check_grammar, respell_schema, to_literals
 from shoal.errors import InvalidValue
 
 LITERAL = re.compile(r'"((?:[^"\\\x00-\x1f]|\\["\\]|\\u00[0-9a-f]{2}(?="))*)"(?: |$)')
@@ -20,7 +20,7 @@ WRONG = re.compile(r"[\x80-\xff][0-9a-fA-F]")
 @given(st.text() | st.text(alphabet='abß\xe9\x01\x7f\\"\n e9'))
 def test_literals_say_the_text(text: str) -> None:
     """Read one after the other they are the text, and none of them is one that is misread."""
-    written, made, at = literals(text), "", 0
+    written, made, at = to_literals(text), "", 0
     while at < len(written):
         found = LITERAL.match(written, at)
         assert found is not None
@@ -33,9 +33,9 @@ def test_literals_say_the_text(text: str) -> None:
 def test_grammars() -> None:
     """One that is read as it stands is left alone."""
     fine = 'root ::= "gr\xf6" "\xdf" "e" | "\u6771ea" | "caf\xe9"'
-    assert grammar(fine) == fine
+    assert check_grammar(fine) == fine
     with pytest.raises(InvalidValue, match="end the literal"):
-        grammar('root ::= "gr\xf6\xdfe"')
+        check_grammar('root ::= "gr\xf6\xdfe"')
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_grammars() -> None:
 )
 def test_schemas_without_such_letters_stay_as_they_are(fine: str) -> None:
     """To the letter, also those that are none."""
-    assert schema(fine) == fine
+    assert respell_schema(fine) == fine
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_constants_become_expressions(given: dict[str, Any], made: dict[str, Any
     """However deep they are, and however their JSON is escaped; descriptions are never written."""
     for ascii_only in (True, False):
         text = json.dumps({"items": [given]}, ensure_ascii=ascii_only)
-        assert json.loads(schema(text)) == {"items": [made]}
+        assert json.loads(respell_schema(text)) == {"items": [made]}
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_constants_become_expressions(given: dict[str, Any], made: dict[str, Any
 def test_what_would_come_out_wrong(wrong: dict[str, Any]) -> None:
     """It is refused, and named."""
     with pytest.raises(InvalidValue, match="would come out wrong"):
-        schema(json.dumps(wrong))
+        respell_schema(json.dumps(wrong))

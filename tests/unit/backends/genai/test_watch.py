@@ -36,7 +36,7 @@ def test_a_process_that_never_answers(caplog: pytest.LogCaptureFixture) -> None:
 
     async def main() -> None:
         told = Told()
-        told.watch.owes()
+        told.watch.expect_answer()
         await asyncio.sleep(LOOK_S * SILENT_AT - HALF)
         assert not told.silent()
         await asyncio.sleep(LOOK_S)
@@ -54,10 +54,10 @@ def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> 
 
     async def main() -> None:
         told = Told()
-        told.watch.owes()
+        told.watch.expect_answer()
         await asyncio.sleep(LOOK_S * (GONE_AT - 1))
         assert told.silent()
-        told.watch.heard(owes=False)
+        told.watch.record_message(owes=False)
         assert not told.silent()
         await asyncio.sleep(1000)
         assert (len(told.pings), told.gone) == (1, [])
@@ -71,11 +71,11 @@ def test_one_that_has_more_to_say_is_watched_on() -> None:
 
     async def main() -> None:
         told = Told()
-        told.watch.owes()
+        told.watch.expect_answer()
         for _ in range(100):
             await asyncio.sleep(LOOK_S * (PING_AT - 1))
-            told.watch.owes()
-            told.watch.heard(owes=True)
+            told.watch.expect_answer()
+            told.watch.record_message(owes=True)
         assert (told.pings, told.silent()) == ([], False)
         await asyncio.sleep(1000)
         assert (len(told.pings), len(told.gone)) == (1, 1)
@@ -89,7 +89,7 @@ def test_nothing_is_owed_by_one_that_was_told_nothing() -> None:
     async def main() -> None:
         told = Told()
         await asyncio.sleep(3600)
-        told.watch.owes()
+        told.watch.expect_answer()
         await asyncio.sleep(LOOK_S * SILENT_AT + HALF)
         told.watch.close()
         await asyncio.sleep(3600)
@@ -103,7 +103,7 @@ def test_a_gateway_that_was_held_up_blames_nobody() -> None:
 
     async def main() -> None:
         told = Told()
-        told.watch.owes()
+        told.watch.expect_answer()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         for _ in range(PING_AT - 1):
@@ -121,7 +121,7 @@ def test_it_may_end_before_it_began(end: Callable[[Watch], None]) -> None:
     async def main() -> None:
         told = Told()
         end(told.watch)
-        told.watch.owes()
+        told.watch.expect_answer()
         await asyncio.sleep(1000)
         assert len(told.gone) == 1
 

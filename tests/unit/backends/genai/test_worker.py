@@ -21,18 +21,18 @@ from shoal.backends.genai.messages import (
     LENGTH,
     Cancel,
     GenaiOptions,
+    LoadRefused,
     Open,
     Opened,
     Ping,
     Produced,
-    Refused,
     Start,
-    first,
-    frame,
-    produced,
+    decode_first,
+    decode_produced,
+    encode_frame,
 )
 from shoal.backends.genai.pipeline import Pipeline
-from shoal.backends.genai.worker import Gone, Line, Steps
+from shoal.backends.genai.worker import GatewayGone, GenerationLoop, MessageSocket
 from shoal.errors import MissingExtra
 from shoal.types import Guide, Sampling
 from tests.unit.backends.genai.conftest import EXACT, IR
@@ -124,30 +124,30 @@ class Library:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, Line]]:
+def ends() -> Iterator[tuple[socket.socket, MessageSocket]]:
     """The gateway's end of a socket, and the process's."""
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
     with ours, theirs:
-        yield ours, Line(theirs)
+        yield ours, MessageSocket(theirs)
 
 
-def run(library: Library, ends: tuple[socket.socket, Line], *messages: Any) -> list[Produced]:
+def run(library: Library, ends: tuple[socket.socket, MessageSocket], *messages: Any) -> list[Produced]:
     """Everything that is told, when the gateway says so much and then goes away."""
     ours, line = ends
     for message in messages:
-        ours.sendall(frame(message))
-    steps = Steps(cast(Pipeline, library), line)
+        ours.sendall(encode_frame(message))
+    steps = GenerationLoop(cast(Pipeline, library), line)
     for message in line.pending():
-        steps._hear(message)
+        steps._dispatch(message)
     while steps._answers or steps._cancelled:
         steps._step()
-    steps._tell()
+    steps._flush()
     ours.setblocking(False)
     told = []
     try:
         while data := ours.recv(LENGTH.size):
-            told += produced(ours.recv(LENGTH.unpack(data)[0]))
+            told += decode_produced(ours.recv(LENGTH.unpack(data)[0]))
     except BlockingIOError:
         pass
     return told
@@ -163,41 +163,41 @@ def made(told: list[Produced], number: int) -> tuple[list[int], int, str | None]
 
 
 class TestAnswers:
-    def test_two_side_by_side(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_two_side_by_side(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Each is told its own ids; what ends one is counted and not shown."""
         told = run(Library({(1,): [[5], [6], [STOP]], (3,): [[7, 8], [9]]}), ends, start(1, 1), start(2, 3))
         assert made(told, 1) == ([5, 6], 3, "stop")
         assert made(told, 2) == ([7, 8, 9], 3, "length")
 
-    def test_log_probabilities_name_their_tokens(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_log_probabilities_name_their_tokens(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """By their bytes, as the tokenizer has them."""
         told = run(Library({(1,): [[5], [6], [99, STOP]]}), ends, start(1, 1, logprobs=0))
         assert [pair for each in told for pair in each.logprobs] == [(b"five", -1.0), (b"\xff", -1.0), (b"", -1.0)]
 
-    def test_a_cancelled_one_is_told_no_more(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_a_cancelled_one_is_told_no_more(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Its place is free at the next step, and the end of another one is no error."""
         library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
         told = run(library, ends, start(1, 1), Cancel(id=1), Cancel(id=77), start(2, 3))
         assert {each.id for each in told} == {2}
         assert library.handles[0].status == "GONE"
 
-    def test_a_place_is_given_up_before_the_next_one_begins(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_a_place_is_given_up_before_the_next_one_begins(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """A step lies between a cancelled request and a new one: the new one might find no room otherwise."""
         library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
         _, line = ends
-        steps = Steps(cast(Pipeline, library), line)
-        steps._hear(start(1, 1))
-        steps._hear(Cancel(id=1))
-        steps._hear(start(2, 3))
+        steps = GenerationLoop(cast(Pipeline, library), line)
+        steps._dispatch(start(1, 1))
+        steps._dispatch(Cancel(id=1))
+        steps._dispatch(start(2, 3))
         assert library.steps == 1
 
-    def test_what_the_library_refuses(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_what_the_library_refuses(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It is the request's fault, without the library's own file names, and others go on."""
         told = run(Library({(1,): [[STOP]]}), ends, start(1, 4, 4), start(2, 1))
         assert told[0].error == ("invalid_value", "the model refuses these parameters: no such prompt", None)
         assert made(told, 2) == ([], 1, "stop")
 
-    def test_a_guide_without_a_vocabulary(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_a_guide_without_a_vocabulary(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """A model whose tokenizer is not known to the library is not guided."""
         told = run(Library({(1,): [[STOP]]}), ends, start(1, 1, guide=Guide(kind="json_object")))
         assert told[0].error is not None
@@ -205,21 +205,21 @@ class TestAnswers:
 
 
 class TestLostPlaces:
-    def test_one_that_waited_begins_again(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_one_that_waited_begins_again(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It had said nothing, so nobody notices."""
         library = Library({(1,): [[5], [6], [STOP]]}, drops=(1, 2))
         told = run(library, ends, start(1, 1, max_tokens=9))
         assert made(told, 1) == ([5, 6], 3, "stop")
         assert len(library.handles) == 3
 
-    def test_one_that_spoke_goes_on_where_it_was(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_one_that_spoke_goes_on_where_it_was(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """With what it had said as part of the prompt, and so much less to say."""
         library = Library({(1,): [[5], [6], [7]], (1, 5): [[6], [STOP]]}, drops=(2,))
         told = run(library, ends, start(1, 1, max_tokens=9, min_tokens=4))
         assert made(told, 1) == ([5, 6], 3, "stop")
         assert (library.handles[1].rules.max_new_tokens, library.handles[1].rules.min_new_tokens) == (8, 3)
 
-    def test_a_guided_one_that_spoke_fails(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_a_guided_one_that_spoke_fails(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Its form cannot be taken up in the middle."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
         library.grammars = SimpleNamespace(structure=lambda guide: guide)
@@ -227,7 +227,7 @@ class TestLostPlaces:
         assert told[-1].error is not None
         assert told[-1].error[0] == "out_of_memory"
 
-    def test_one_that_needs_more_than_there_is(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_one_that_needs_more_than_there_is(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It fails with the setting that would help."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
         library.capacity = 2
@@ -235,7 +235,7 @@ class TestLostPlaces:
         assert told[-1].error is not None
         assert "kv_cache_mb" in told[-1].error[1]
 
-    def test_a_prompt_that_fits_nowhere(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_a_prompt_that_fits_nowhere(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It is not even begun."""
         library = Library({})
         library.capacity = 3
@@ -243,12 +243,12 @@ class TestLostPlaces:
         assert told[0].error is not None
         assert told[0].error[0] == "out_of_memory"
 
-    def test_not_for_ever(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_not_for_ever(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """One that loses its place again and again fails in the end."""
         library = Library({(1,): [[5]]}, drops=tuple(range(1, 100)))
         told = run(library, ends, start(1, 1))
         assert told[-1].error is not None
-        assert len(library.handles) == worker.TRIES + 1
+        assert len(library.handles) == worker.MAX_RESTARTS + 1
 
 
 class TestProcess:
@@ -260,7 +260,7 @@ class TestProcess:
         codes: list[int] = []
         thread = threading.Thread(target=lambda: codes.append(worker.main(theirs)))
         thread.start()
-        ours.sendall(frame(Open(path=str(IR), options=GenaiOptions())))
+        ours.sendall(encode_frame(Open(path=str(IR), options=GenaiOptions())))
         return ours, thread, codes
 
     def hear(self, ours: socket.socket) -> bytes:
@@ -286,9 +286,9 @@ class TestProcess:
         """Facts, then answers, then an end without a word."""
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [STOP]]})))
         with ours:
-            assert isinstance(first(self.hear(ours)), Opened)
-            ours.sendall(frame(start(1, 1)))
-            told = produced(self.hear(ours)) + produced(self.hear(ours))
+            assert isinstance(decode_first(self.hear(ours)), Opened)
+            ours.sendall(encode_frame(start(1, 1)))
+            told = decode_produced(self.hear(ours)) + decode_produced(self.hear(ours))
         thread.join(10)
         assert made(told, 1) == ([5], 2, "stop")
         assert codes == [0]
@@ -299,9 +299,9 @@ class TestProcess:
         with ours:
             self.hear(ours)
             for message in (Ping(), Cancel(id=9), start(1, 1)):
-                ours.sendall(frame(message))
-                assert produced(self.hear(ours)) == []
-            assert [each.finish for each in produced(self.hear(ours))] == ["stop"]
+                ours.sendall(encode_frame(message))
+                assert decode_produced(self.hear(ours)) == []
+            assert [each.finish for each in decode_produced(self.hear(ours))] == ["stop"]
         thread.join(10)
         assert codes == [0]
 
@@ -310,8 +310,8 @@ class TestProcess:
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [6], [7]]}, fails=2)))
         with ours:
             self.hear(ours)
-            ours.sendall(frame(start(1, 1)))
-            told = produced(self.hear(ours)) + produced(self.hear(ours))
+            ours.sendall(encode_frame(start(1, 1)))
+            told = decode_produced(self.hear(ours)) + decode_produced(self.hear(ours))
             thread.join(10)
         assert told[-1].error == ("backend", "the language model broke down (out of luck); load it again", None)
         assert codes == [1]
@@ -325,25 +325,25 @@ class TestProcess:
 
         ours, thread, codes = self.talk(monkeypatch, refuse)
         with ours:
-            refused = first(self.hear(ours))
+            refused = decode_first(self.hear(ours))
         thread.join(10)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, LoadRefused)
         assert refused.kind == "missing_extra"
         assert codes == [0]
 
-    def test_a_frame_in_pieces(self, ends: tuple[socket.socket, Line]) -> None:
+    def test_a_frame_in_pieces(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Messages are whole, however they arrive; an end in the middle is an end."""
         ours, line = ends
-        data = frame(Cancel(id=5)) + frame(Cancel(id=6))
+        data = encode_frame(Cancel(id=5)) + encode_frame(Cancel(id=6))
         for at in range(len(data) - 1):
             ours.sendall(data[at : at + 1])
         assert line.pending() == [Cancel(id=5)]
         assert line.pending() == []
         ours.close()
-        with pytest.raises(Gone):
+        with pytest.raises(GatewayGone):
             line.pending()
-        with pytest.raises(Gone):
-            line.tell(frame([Produced(id=1)]) * 100_000)
+        with pytest.raises(GatewayGone):
+            line.send(encode_frame([Produced(id=1)]) * 100_000)
 
 
 def test_a_socket_with_a_high_number() -> None:
@@ -354,9 +354,9 @@ def test_a_socket_with_a_high_number() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.socket(fileno=fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 1500)) as high:
-        line = Line(high)
+        line = MessageSocket(high)
         assert line.pending() == []
-        ours.sendall(frame(Cancel(id=5)))
+        ours.sendall(encode_frame(Cancel(id=5)))
         assert line.pending() == [Cancel(id=5)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -371,7 +371,7 @@ def test_nothing_is_sent_to_anybody() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
 
 
-def test_the_real_library_here(ends: tuple[socket.socket, Line]) -> None:
+def test_the_real_library_here(ends: tuple[socket.socket, MessageSocket]) -> None:
     """The pipeline of the tiny model, stepped in this process."""
     from shoal.backends.genai.pipeline import open_pipeline
 

@@ -17,20 +17,20 @@ def only(monkeypatch: pytest.MonkeyPatch, *installed: str) -> None:
 def test_auto_prefers_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     """With both installed, auto is openvino."""
     only(monkeypatch, "openvino", "onnxruntime")
-    assert engines.choose() == "openvino"
+    assert engines.choose_engine() == "openvino"
 
 
 def test_auto_falls_back_to_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without openvino, auto is onnxruntime."""
     only(monkeypatch, "onnxruntime")
-    assert engines.choose("auto") == "onnxruntime"
+    assert engines.choose_engine("auto") == "onnxruntime"
 
 
 def test_auto_without_engines_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """With neither installed, the error holds the pip command of the local extra."""
     only(monkeypatch)
     with pytest.raises(MissingExtra, match=r"in the clone: pip install -e '\.\[local\]'"):
-        engines.choose()
+        engines.choose_engine()
 
 
 @pytest.mark.parametrize(("engine", "extra"), [("openvino", "local"), ("onnxruntime", "ort")])
@@ -40,19 +40,19 @@ def test_an_engine_that_is_not_installed_names_its_extra(
     """An engine asked for by name is never replaced by the other one."""
     only(monkeypatch, "openvino" if engine == "onnxruntime" else "onnxruntime")
     with pytest.raises(MissingExtra) as caught:
-        engines.choose(engine)
+        engines.choose_engine(engine)
     assert caught.value.extra == extra
 
 
 def test_an_unknown_engine_is_refused() -> None:
     """A name outside the table is a ConfigError that lists the table."""
     with pytest.raises(ConfigError, match="auto, openvino or onnxruntime"):
-        engines.choose("tensorrt")
+        engines.choose_engine("tensorrt")
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES)
 def test_every_engine_of_the_table_opens(engine: str) -> None:
     """Each entry leads to a coroutine function, and each engine has an extra."""
     assert importlib.util.find_spec(engines.ENGINES[engine].partition(":")[0]) is not None
-    assert callable(engines.opener(engine))
+    assert callable(engines.load_opener(engine))
     assert engine in engines.EXTRAS

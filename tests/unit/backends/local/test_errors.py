@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.backends.local.errors import MEANINGS, SAYINGS, engine_error, essence
+from shoal.backends.local.errors import ERROR_TABLE, MESSAGES, engine_error, shorten_message
 from shoal.errors import BackendError, EngineFailed, InputRejected, OutOfMemory
 
 OPENVINO_SHAPE = """Exception from src/inference/src/cpp/infer_request.cpp:246:
@@ -37,13 +37,13 @@ def test_each_error_has_one_meaning(error: Exception, kind: type[BackendError]) 
 
 def test_the_table_is_complete() -> None:
     """Every error that the table can answer says the next step."""
-    assert set(SAYINGS) == {kind for kind, _, _ in MEANINGS} | {EngineFailed}
-    assert all(";" in saying for saying in SAYINGS.values())
+    assert set(MESSAGES) == {kind for kind, _, _ in ERROR_TABLE} | {EngineFailed}
+    assert all(";" in saying for saying in MESSAGES.values())
 
 
 def test_the_engine_s_own_words_survive_without_its_files() -> None:
     """A message keeps what the engine says and drops where in its source it says so, on one line."""
-    words = essence(OPENVINO_SHAPE)
+    words = shorten_message(OPENVINO_SHAPE)
     assert "shape infer input shapes dim index: 0 mismatch" in words
     assert "infer_request.cpp" not in words
     assert "\n" not in words

@@ -7,50 +7,50 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.backends.local.open import prompted, space_of
+from shoal.backends.local.open import apply_prompts, compute_space
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import ScoreSpec
 from tests.unit.backends.triton.open.kit import stored_model
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Stored:
+def stored(tmp_path: Path) -> StoredModel:
     return stored_model(Store(tmp_path))
 
 
-def test_a_table_without_prompts_changes_nothing(stored: Stored) -> None:
+def test_a_table_without_prompts_changes_nothing(stored: StoredModel) -> None:
     """The very model."""
-    assert prompted(stored, ModelTable()) is stored
+    assert apply_prompts(stored, ModelTable()) is stored
 
 
-def test_prompts_are_added(stored: Stored) -> None:
+def test_prompts_are_added(stored: StoredModel) -> None:
     """Those of the table win; another default makes other vectors, and so another space."""
     own = stored.manifest.text_spec.prompts
-    found = prompted(stored, ModelTable(prompts={"default": "query: "}, default_prompt_name="default"))
+    found = apply_prompts(stored, ModelTable(prompts={"default": "query: "}, default_prompt_name="default"))
     spec = found.manifest.text_spec
     assert (spec.prompts, spec.default_prompt_name) == ({**own, "default": "query: "}, "default")
-    assert space_of(found) != space_of(stored)
+    assert compute_space(found) != compute_space(stored)
     assert stored.manifest.text_spec.prompts == own
 
 
-def test_a_default_that_nobody_knows_is_refused(stored: Stored) -> None:
+def test_a_default_that_nobody_knows_is_refused(stored: StoredModel) -> None:
     """With the names that there are."""
     with pytest.raises(ConfigError, match="default_prompt_name: 'nobody' is no prompt of org/mini: its prompts are"):
-        prompted(stored, ModelTable(prompts={"query": "q: "}, default_prompt_name="nobody"))
+        apply_prompts(stored, ModelTable(prompts={"query": "q: "}, default_prompt_name="nobody"))
     bare = prompted_without(stored)
     with pytest.raises(ConfigError, match="it has no prompts"):
-        prompted(bare, ModelTable(default_prompt_name="nobody"))
+        apply_prompts(bare, ModelTable(default_prompt_name="nobody"))
 
 
-def prompted_without(stored: Stored) -> Stored:
+def prompted_without(stored: StoredModel) -> StoredModel:
     spec = msgspec.structs.replace(stored.manifest.text_spec, prompts={}, default_prompt_name=None)
-    return Stored(stored.path, msgspec.structs.replace(stored.manifest, text=spec))
+    return StoredModel(stored.path, msgspec.structs.replace(stored.manifest, text=spec))
 
 
-def test_a_model_that_scores_has_none(stored: Stored) -> None:
+def test_a_model_that_scores_has_none(stored: StoredModel) -> None:
     """A preset may give every model a prompt."""
     spec = msgspec.structs.replace(stored.manifest.text_spec, score=ScoreSpec(labels=("one",), activation="sigmoid"))
-    scoring = Stored(stored.path, msgspec.structs.replace(stored.manifest, text=spec))
-    assert prompted(scoring, ModelTable(default_prompt_name="query")) is scoring
+    scoring = StoredModel(stored.path, msgspec.structs.replace(stored.manifest, text=spec))
+    assert apply_prompts(scoring, ModelTable(default_prompt_name="query")) is scoring

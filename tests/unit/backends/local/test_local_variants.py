@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import open_local, space_of
+from shoal.backends.local.open import compute_space, open_local
 from shoal.config.settings import Settings
 from shoal.core.protocols import Prepared
 from shoal.errors import SourceError
@@ -104,12 +104,14 @@ async def test_int8_is_a_space_of_its_own(tmp_path: Path, folder: str) -> None:
     local = await open_local("mini", [parse_address(folder)], asking(tmp_path, "openvino", "f32"))
     await local.engines[0].aclose()
     (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
-    spaces = [space_of(stored, precision) for precision in ("", "f32", "fp16", "int8")]
+    spaces = [compute_space(stored, precision) for precision in ("", "f32", "fp16", "int8")]
     assert local.facts.space == spaces[0] == spaces[1] == spaces[2]
     assert len(spaces[3]) == 16
-    engines = {space_of(stored, "int8", engine) for engine in ("openvino", "onnxruntime")}
+    engines = {compute_space(stored, "int8", engine) for engine in ("openvino", "onnxruntime")}
     assert len({*spaces, *engines}) == 4, "each engine has its own arithmetic for int8"
-    assert space_of(stored, "f32", "openvino") == space_of(stored, "f32", "onnxruntime") == space_of(stored)
+    assert (
+        compute_space(stored, "f32", "openvino") == compute_space(stored, "f32", "onnxruntime") == compute_space(stored)
+    )
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
@@ -118,7 +120,7 @@ async def test_the_space_of_int8_has_its_engine(tmp_path: Path, folder: str, eng
     local = await open_local("mini", [parse_address(folder)], asking(tmp_path, engine, "int8"))
     await local.engines[0].aclose()
     (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
-    assert local.facts.space == space_of(stored, "int8", engine) != space_of(stored, "int8")
+    assert local.facts.space == compute_space(stored, "int8", engine) != compute_space(stored, "int8")
 
 
 async def test_a_full_disk_is_said(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,15 @@ import pytest
 import shoal.backends.local.open
 from shoal.backends import parse_address
 from shoal.backends.fake.model import FakeEngine, FakeScript
-from shoal.backends.local.engines import Checked, EngineOptions
+from shoal.backends.local.engines import EngineOptions, PrecisionCheck
 from shoal.backends.local.open import (
     SAMPLE_ROWS,
-    most_tokens,
+    cap_batch_tokens,
+    compute_space,
     open_local,
     precision_samples,
+    prepare_async,
     prepare_local,
-    prepared,
-    space_of,
 )
 from shoal.config.settings import Settings
 from shoal.errors import AddressError, MissingExtra, SetupError, VerificationFailed
@@ -32,7 +32,7 @@ from shoal.models.convert.convert import convert
 from shoal.models.convert.samples import ALONE, PAIRS, TEXTS
 from shoal.models.convert.verify import Run
 from shoal.models.progress import Progress
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
@@ -97,13 +97,13 @@ async def test_preparing_gives_up_the_loop_and_not_its_result(
     stored = await asyncio.to_thread(stored_model, store)
     seen: list[Any] = []
 
-    def work(address: Any, chosen: Settings, *, progress: Any, stop: Any) -> Stored:
+    def work(address: Any, chosen: Settings, *, progress: Any, stop: Any) -> StoredModel:
         seen.extend([address, chosen, progress, threading.current_thread() is threading.main_thread()])
         return stored
 
     monkeypatch.setattr(shoal.backends.local.open, "prepare_local", work)
     progress = Progress()
-    assert await prepared(ADDRESS, settings, progress) is stored
+    assert await prepare_async(ADDRESS, settings, progress) is stored
     assert seen == [ADDRESS, settings, progress, False]
 
 
@@ -119,7 +119,7 @@ async def test_a_preparation_that_is_cancelled_has_ended(settings: Settings, mon
             over.set()
 
     monkeypatch.setattr(shoal.backends.local.open, "prepare_local", work)
-    running = asyncio.create_task(prepared(ADDRESS, settings))
+    running = asyncio.create_task(prepare_async(ADDRESS, settings))
     await asyncio.to_thread(begun.wait)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -174,15 +174,15 @@ def test_where_one_is_installed_they_are_verified_with_it(settings: Settings, mo
 class Openings:
     """Stands for the opening of engines."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *stored: Stored) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *stored: StoredModel) -> None:
         self.options: list[EngineOptions] = []
         self.engines: list[FakeEngine] = []
         self.graphs: list[Path] = []
-        self.found = Checked(key="here", figures={"mean_cosine": 0.9995})
+        self.found = PrecisionCheck(key="here", figures={"mean_cosine": 0.9995})
         self.fails_at = -1
         found = iter(stored)
 
-        async def prepared(*args: Any) -> Stored:
+        async def prepared(*args: Any) -> StoredModel:
             return next(found)
 
         monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
@@ -212,7 +212,7 @@ async def test_a_local_model_says_what_it_is(settings: Settings, store: Store, m
     first = await open_local("m", [ADDRESS], settings)
     facts = first.facts
     assert (facts.id, facts.backend, facts.dimension, facts.max_input_tokens) == ("org/mini", "openvino", HIDDEN, 16)
-    assert (facts.precision, facts.space) == ("bf16", space_of(stored))
+    assert (facts.precision, facts.space) == ("bf16", compute_space(stored))
     assert facts.verified == "not verified: no engine was installed"
     assert facts.details["bf16_mean_cosine"] == 0.9995
     assert "precision_checked" not in facts.details
@@ -221,11 +221,11 @@ async def test_a_local_model_says_what_it_is(settings: Settings, store: Store, m
     await open_local("m", [ADDRESS], settings)
     assert [options.checked for options in openings.options] == [
         None,
-        Checked(key="here", figures={"mean_cosine": 0.9995}),
+        PrecisionCheck(key="here", figures={"mean_cosine": 0.9995}),
     ]
 
 
-def scoring(store: Store, address: str = "hf:org/mini", weights: str = "ab") -> Stored:
+def scoring(store: Store, address: str = "hf:org/mini", weights: str = "ab") -> StoredModel:
     """A model of the store that scores."""
     stored = stored_model(store, address)
     spec = msgspec.structs.replace(
@@ -235,14 +235,14 @@ def scoring(store: Store, address: str = "hf:org/mini", weights: str = "ab") -> 
         score=ScoreSpec(labels=("no", "yes"), activation="softmax"),
     )
     changes: dict[str, Any] = {"text": spec, "weights": {"model.safetensors": weights}}
-    return Stored(stored.path, msgspec.structs.replace(stored.manifest, **changes))
+    return StoredModel(stored.path, msgspec.structs.replace(stored.manifest, **changes))
 
 
 async def test_a_model_that_scores_says_so(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels and tasks; no space, no dimension. Its precision is judged by scores, and that is kept as well."""
     stored = await asyncio.to_thread(scoring, store)
     openings = Openings(monkeypatch, stored, stored)
-    openings.found = Checked(key="here", figures={"mean_difference": 0.002})
+    openings.found = PrecisionCheck(key="here", figures={"mean_difference": 0.002})
     local = await open_local("m", [ADDRESS], settings)
     facts = local.facts
     assert isinstance(local.pipeline, PairPipeline)
@@ -252,7 +252,7 @@ async def test_a_model_that_scores_says_so(settings: Settings, store: Store, mon
     assert not {"similarity", "bf16_mean_cosine"} & set(facts.details)
     assert openings.options[0].spec == stored.manifest.text_spec
     await open_local("m", [ADDRESS], settings)
-    assert openings.options[1].checked == Checked(key="here", figures={"mean_difference": 0.002})
+    assert openings.options[1].checked == PrecisionCheck(key="here", figures={"mean_difference": 0.002})
 
 
 async def test_replicas_that_score_have_the_same_weights(
@@ -279,7 +279,7 @@ async def test_an_engine_of_folders_gets_the_folder(
     if copied:
         expected = stored.path / "source"
         await asyncio.to_thread(expected.mkdir)
-    openings = Openings(monkeypatch, Stored(stored.path, manifest))
+    openings = Openings(monkeypatch, StoredModel(stored.path, manifest))
     monkeypatch.setattr(shoal.backends.local.open, "choose", lambda engine: "torch")
     asked: list[Path] = []
     monkeypatch.setattr(shoal.backends.local.open, "check_folder", lambda folder, *_, **__: asked.append(folder))
@@ -322,7 +322,7 @@ async def test_the_precision_that_was_checked_is_named(
     """bf16 or fp16."""
     stored = await asyncio.to_thread(stored_model, store)
     openings = Openings(monkeypatch, stored, stored)
-    openings.found = Checked(key="here", precision="fp16", figures={"mean_cosine": 0.9999})
+    openings.found = PrecisionCheck(key="here", precision="fp16", figures={"mean_cosine": 0.9999})
     first = await open_local("m", [ADDRESS], settings)
     assert first.facts.details["fp16_mean_cosine"] == 0.9999
     assert "bf16_mean_cosine" not in first.facts.details
@@ -372,10 +372,10 @@ def test_a_vocabulary_of_scores_bounds_the_batch(store: Store) -> None:
     spec = msgspec.structs.replace(stored_model(store).manifest.text_spec, max_tokens=512, vocab_size=30_522)
     splade = msgspec.structs.replace(spec, sparse=SparseSpec())
     large = msgspec.structs.replace(splade, vocab_size=250_002)
-    assert [most_tokens(one, 16_384) for one in (spec, splade, large)] == [16_384, 4_397, 536]
-    assert most_tokens(msgspec.structs.replace(large, max_tokens=8_192), 16_384) == 8_192
-    assert most_tokens(splade, 1_000) == 1_000
-    assert most_tokens(msgspec.structs.replace(large, sparse=SparseSpec(per="token")), 16_384) == 16_384
+    assert [cap_batch_tokens(one, 16_384) for one in (spec, splade, large)] == [16_384, 4_397, 536]
+    assert cap_batch_tokens(msgspec.structs.replace(large, max_tokens=8_192), 16_384) == 8_192
+    assert cap_batch_tokens(splade, 1_000) == 1_000
+    assert cap_batch_tokens(msgspec.structs.replace(large, sparse=SparseSpec(per="token")), 16_384) == 16_384
 
 
 def test_a_space_is_that_of_the_published_weights(store: Store) -> None:
@@ -385,9 +385,9 @@ def test_a_space_is_that_of_the_published_weights(store: Store) -> None:
     shipped = manifest.weights | {"onnx/model.onnx": "cd"}
 
     def space(**changes: Any) -> str:
-        return space_of(Stored(stored.path, msgspec.structs.replace(manifest, **changes)))
+        return compute_space(StoredModel(stored.path, msgspec.structs.replace(manifest, **changes)))
 
-    assert space(weights=shipped, graph_source="shipped") == space() == space_of(stored)
+    assert space(weights=shipped, graph_source="shipped") == space() == compute_space(stored)
     text = manifest.text_spec
     changed = [
         space(weights={"model.safetensors": "other"}),

@@ -17,7 +17,7 @@ import shoal.backends.local.open
 import shoal.backends.local.open_dual_encoder
 from shoal.app import open_models
 from shoal.config import load
-from shoal.core.dual_encoder import TowersRunner
+from shoal.core.dual_encoder import DualEncoderRunner
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import ModelFacts
 from shoal.errors import InvalidValue, ModelFailed
@@ -54,14 +54,14 @@ def written(folder: Path, family: str = "clip", scale: float = 1.0) -> Path:
 async def opened(home: Path, *models: str, **settings: Any) -> AsyncIterator[Gateway]:
     loaded = load({"home": str(home / "home"), **settings}, {})
     async with open_models(loaded, models) as running:
-        await running.wait_loaded()
+        await running.wait_until_loaded()
         yield running.gateway
 
 
 def kept(store: Store) -> tuple[str, set[str]]:
     """Of the only model in the store: the verdicts on its graphs, and what was noted of it."""
     (stored,) = store.entries()
-    return stored.manifest.verified, set(store.notes(stored))
+    return stored.manifest.verification_summary, set(store.notes(stored))
 
 
 def facts_of(gateway: Gateway) -> ModelFacts:
@@ -118,7 +118,7 @@ async def test_the_tower_that_is_not_needed_is_not_loaded(
         with pytest.raises(InvalidValue, match=r"'m' (reads text|takes pictures) alone"):
             await embed(gateway, refused)
         with pytest.raises(InvalidValue):
-            gateway.takes("m", "image" if wanted == "text" else "text")
+            gateway.check_modality("m", "image" if wanted == "text" else "text")
         facts = facts_of(gateway)
         assert (facts.modalities, facts.contrast, facts.space) == ((wanted,), None, space)
         assert (facts.max_input_tokens is None) == (wanted == "image")
@@ -173,7 +173,7 @@ async def test_batches_of_pictures_may_take_longer(tmp_path: Path, folder: Path)
     """Than those of texts: one picture alone may take all the time that a batch of texts has."""
     async with opened(tmp_path, f"m=file:{folder}", max_batch_ms=25) as gateway:
         runner = gateway.registry.find("m").ready_runner()
-        assert isinstance(runner, TowersRunner)
+        assert isinstance(runner, DualEncoderRunner)
         times = {modality: lane.options.limits.max_batch_ms for modality, lane in runner.lanes.items()}
         assert times == {"text": 25.0, "image": 250.0}
 

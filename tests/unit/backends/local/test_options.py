@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.backends.local.options import MOST_STREAMS, layout
+from shoal.backends.local.options import MAX_STREAMS, plan_threads
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from shoal.backends.local.options import MOST_STREAMS, layout
     [
         ((0, 0), 1, (1, 1)),
         ((0, 0), 2, (2, 2)),
-        ((0, 0), 64, (MOST_STREAMS, 64)),
+        ((0, 0), 64, (MAX_STREAMS, 64)),
         ((1, 0), 2, (1, 2)),
         ((0, 3), 16, (3, 3)),
         ((4, 0), 2, (4, 4)),
@@ -21,4 +21,4 @@ from shoal.backends.local.options import MOST_STREAMS, layout
 )
 def test_layout_fills_in_zeros_only(asked: tuple[int, int], cores: int, given: tuple[int, int]) -> None:
     """What is configured stands; the rest comes from the cores, a thread a stream at least."""
-    assert layout(*asked, cores) == given
+    assert plan_threads(*asked, cores) == given

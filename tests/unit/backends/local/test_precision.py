@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from shoal.backends.local.precision import (
-    AFFORDABLE,
-    COUNTED,
-    FEWEST,
-    LEAST,
-    MOST,
+    MAX_COMPARE_COST,
+    MAX_FIGURES,
+    MIN_FIGURES,
+    MIN_NEIGHBOR_ROWS,
+    MIN_SAMPLES,
     NOT_FINITE,
-    Checked,
-    affordable,
+    PrecisionCheck,
     compare,
     compare_scores,
     compare_vectors,
-    judged,
+    limit_samples,
+    to_comparable_rows,
 )
 from shoal.specs import Activation, MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from shoal.types import Array
@@ -48,7 +48,7 @@ class TestChoice:
         exact = vectors()
         fast = moved(exact, 0.003)
         fast[7] = moved(exact, 0.2)[7]
-        found = Checked("", figures=compare_vectors([exact], [fast]))
+        found = PrecisionCheck("", figures=compare_vectors([exact], [fast]))
         assert found.agrees
         assert found.figures["mean_cosine"] > 0.9998
 
@@ -56,29 +56,31 @@ class TestChoice:
     def test_how_far_vectors_may_move(self, by: float, agrees: bool) -> None:
         """The bounds lie where order and neighbors begin to suffer, far from either of the models that are known."""
         exact = vectors()
-        assert Checked("", figures=compare_vectors([exact], [moved(exact, by)])).agrees is agrees
+        assert PrecisionCheck("", figures=compare_vectors([exact], [moved(exact, by)])).agrees is agrees
 
-    @pytest.mark.parametrize("name", LEAST)
+    @pytest.mark.parametrize("name", MIN_FIGURES)
     def test_every_figure_of_vectors_counts(self, name: str) -> None:
         """Each alone is enough for f32, and is told first, beside its bound."""
-        assert Checked("", figures={**SOUND, name: LEAST[name]}).agrees
-        found = Checked("", figures={**SOUND, name: LEAST[name] - 1e-6})
+        assert PrecisionCheck("", figures={**SOUND, name: MIN_FIGURES[name]}).agrees
+        found = PrecisionCheck("", figures={**SOUND, name: MIN_FIGURES[name] - 1e-6})
         assert not found.agrees
         words = name.replace("_", " ")
-        assert found.reason.startswith(f"bf16 beside f32: {words} {LEAST[name] - 1e-6:.6f} < {LEAST[name]:g}, ")
+        assert found.reason.startswith(
+            f"bf16 beside f32: {words} {MIN_FIGURES[name] - 1e-6:.6f} < {MIN_FIGURES[name]:g}, "
+        )
 
-    @pytest.mark.parametrize("name", MOST)
+    @pytest.mark.parametrize("name", MAX_FIGURES)
     def test_every_figure_of_scores_counts(self, name: str) -> None:
         sound = {"mean_difference": 0.0001, "high_difference": 0.001, "spearman": 0.9999}
-        assert Checked("", figures={**sound, name: MOST[name]}).agrees
-        found = Checked("", "fp16", {**sound, name: MOST[name] * 1.01})
+        assert PrecisionCheck("", figures={**sound, name: MAX_FIGURES[name]}).agrees
+        found = PrecisionCheck("", "fp16", {**sound, name: MAX_FIGURES[name] * 1.01})
         assert not found.agrees
         assert found.reason.startswith("fp16 beside f32: ")
-        assert f"> {MOST[name]:g}" in found.reason
+        assert f"> {MAX_FIGURES[name]:g}" in found.reason
 
     @pytest.mark.parametrize("figures", [{}, {**SOUND, "mean_cosine": float("nan")}])
     def test_nothing_compared_is_no_reason(self, figures: dict[str, float]) -> None:
-        assert not Checked("", figures=figures).agrees
+        assert not PrecisionCheck("", figures=figures).agrees
 
 
 class TestVectors:
@@ -88,13 +90,13 @@ class TestVectors:
         exact[:, 0] += 1.0
         mixed = exact[::-1].copy()
         found = compare_vectors([exact], [mixed])
-        assert found["mean_cosine"] > LEAST["mean_cosine"]
+        assert found["mean_cosine"] > MIN_FIGURES["mean_cosine"]
         assert found["spearman"] < 0.5
         assert found["neighbors"] < 0.5
 
     def test_few_rows_have_no_count_of_neighbors(self) -> None:
         """One tie of eight pictures would be a quarter of them."""
-        exact = vectors(COUNTED)
+        exact = vectors(MIN_NEIGHBOR_ROWS)
         assert "neighbors" in compare_vectors([exact], [exact])
         assert "neighbors" not in compare_vectors([exact[1:]], [exact[1:]])
 
@@ -110,7 +112,7 @@ class TestVectors:
         exact = vectors()
         fast = exact.copy()
         fast[3] = bad
-        assert compare_vectors([exact], [fast]) == dict.fromkeys(LEAST, 0.0)
+        assert compare_vectors([exact], [fast]) == dict.fromkeys(MIN_FIGURES, 0.0)
 
     def test_the_worst_output_counts(self) -> None:
         """Each of its figures, of whichever output is worst in it."""
@@ -149,8 +151,8 @@ def test_scores_that_are_not_finite_are_beyond_any_bound(activation: Activation,
     """On either side, and as a number that JSON has."""
     fine, broken = [np.ones((1, 2), np.float32)], [np.full((1, 2), bad, np.float32)]
     for found in (compare_scores(fine, broken, activation), compare_scores(broken, fine, activation)):
-        assert found == dict.fromkeys(MOST, NOT_FINITE)
-        assert not Checked("", figures=found).agrees
+        assert found == dict.fromkeys(MAX_FIGURES, NOT_FINITE)
+        assert not PrecisionCheck("", figures=found).agrees
 
 
 def test_scores_keep_their_order() -> None:
@@ -160,8 +162,8 @@ def test_scores_keep_their_order() -> None:
     fast = exact + np.random.default_rng(3).normal(0, 0.001, exact.shape)
     spec = msgspec.structs.replace(SPEC, dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid"))
     found = compare([{"logits": exact}], [{"logits": fast}], spec)
-    assert found["high_difference"] < MOST["high_difference"]
-    assert found["spearman"] < LEAST["spearman"]
+    assert found["high_difference"] < MAX_FIGURES["high_difference"]
+    assert found["spearman"] < MIN_FIGURES["spearman"]
 
 
 def test_padding_is_not_judged() -> None:
@@ -171,7 +173,9 @@ def test_padding_is_not_judged() -> None:
     )
     tokens = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     outputs: dict[str, Array] = {"multi_vectors": tokens, "token_weights": np.ones((2, 2)), "pooled": np.ones((2, 4))}
-    found = judged({**outputs, "token_embeddings": tokens}, {"attention_mask": np.array([[1, 0], [1, 1]])}, spec)
+    found = to_comparable_rows(
+        {**outputs, "token_embeddings": tokens}, {"attention_mask": np.array([[1, 0], [1, 1]])}, spec
+    )
     assert found.keys() == outputs.keys()
     np.testing.assert_array_equal(found["multi_vectors"], [tokens[0, 0], tokens[1, 0], tokens[1, 1]])
     np.testing.assert_array_equal(found["token_weights"], [[1, 0], [1, 1]])
@@ -181,7 +185,7 @@ def test_a_large_model_is_compared_with_fewer_samples() -> None:
     """Evenly spaced ones, FEWEST at least; a small one with all of them."""
     samples = [{"ids": np.arange(32 * 10).reshape(32, 10)} for _ in range(10)]
     tokens = 32 * 10 * 10
-    assert affordable(samples, AFFORDABLE // tokens) == samples
-    half = affordable(samples, 2 * AFFORDABLE // tokens)
+    assert limit_samples(samples, MAX_COMPARE_COST // tokens) == samples
+    half = limit_samples(samples, 2 * MAX_COMPARE_COST // tokens)
     assert sum(len(one["ids"]) for one in half) == 160
-    assert FEWEST <= sum(len(one["ids"]) for one in affordable(samples, 10**12)) <= FEWEST + len(samples)
+    assert MIN_SAMPLES <= sum(len(one["ids"]) for one in limit_samples(samples, 10**12)) <= MIN_SAMPLES + len(samples)

@@ -152,7 +152,7 @@ async def test_drained_waits_for_batches_that_nobody_waits_for() -> None:
     slots = Slots([worker])
     with pytest.raises(DeadlineExceeded):
         await begin(slots, 0.001)
-    drained = asyncio.create_task(slots.drained())
+    drained = asyncio.create_task(slots.drain())
     await ticks()
     assert not drained.done()
     worker.finish()

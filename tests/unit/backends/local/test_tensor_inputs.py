@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.backends.local.tensor_inputs import Port, checked, example
+from shoal.backends.local.tensor_inputs import Port, check_inputs, make_example
 from shoal.errors import InputRejected
 from shoal.types import Array
 
@@ -20,7 +20,7 @@ def batch(rows: int = 2, length: int = 3) -> dict[str, Array]:
 def test_fitting_arrays_are_not_copied() -> None:
     """What has the right type and layout goes to the engine as it is."""
     given = batch()
-    feeds = checked(given, PORTS, 512)
+    feeds = check_inputs(given, PORTS, 512)
     assert all(feeds[name] is given[name] for name in given)
 
 
@@ -28,14 +28,14 @@ def test_fitting_arrays_are_not_copied() -> None:
 def test_narrower_integers_are_widened(dtype: type[np.generic]) -> None:
     """Ids of a narrower integer type are the same ids."""
     given = batch() | {"ids": np.array([[1, 2, 3], [4, 5, 6]], dtype=dtype)}
-    assert checked(given, PORTS, 512)["ids"].dtype == np.int64
+    assert check_inputs(given, PORTS, 512)["ids"].dtype == np.int64
 
 
 def test_views_and_frozen_arrays_are_made_contiguous_and_writeable() -> None:
     """The engine shares the memory, so a strided or read-only array is copied first."""
     frozen = np.ones((2, 3), dtype=np.int64)
     frozen.flags.writeable = False
-    feeds = checked({"ids": np.arange(12).reshape(2, 6)[:, ::2], "mask": frozen}, PORTS, 512)
+    feeds = check_inputs({"ids": np.arange(12).reshape(2, 6)[:, ::2], "mask": frozen}, PORTS, 512)
     assert all(array.flags.c_contiguous and array.flags.writeable for array in feeds.values())
     assert feeds["ids"].tolist() == [[0, 2, 4], [6, 8, 10]]
 
@@ -57,27 +57,27 @@ def test_each_misfit_is_named(changed: dict[str, Array | None], param: str | Non
     """An input that cannot be run is refused by its name, with what the graph takes."""
     given = {name: array for name, array in (batch() | changed).items() if array is not None}
     with pytest.raises(InputRejected, match=words) as caught:
-        checked(given, PORTS, 512)
+        check_inputs(given, PORTS, 512)
     assert caught.value.param == param
 
 
 def test_inputs_end_at_the_model_s_length() -> None:
     """The longest length passes; one token more is refused."""
-    assert checked(batch(1, 3), PORTS, 3)["ids"].shape == (1, 3)
+    assert check_inputs(batch(1, 3), PORTS, 3)["ids"].shape == (1, 3)
     with pytest.raises(InputRejected, match="at most 3 tokens"):
-        checked(batch(1, 4), PORTS, 3)
+        check_inputs(batch(1, 4), PORTS, 3)
 
 
 def test_a_fixed_axis_must_match() -> None:
     """An axis that the graph fixes takes that size only."""
     port = Port("pixels", np.dtype(np.float32), (None, 3, 4))
-    assert checked({"pixels": np.ones((5, 3, 4), dtype=np.float64)}, [port], 512)["pixels"].dtype == np.float32
+    assert check_inputs({"pixels": np.ones((5, 3, 4), dtype=np.float64)}, [port], 512)["pixels"].dtype == np.float32
     with pytest.raises(InputRejected, match=r"\[any, 3, 4\]"):
-        checked({"pixels": np.ones((5, 1, 4), dtype=np.float32)}, [port], 512)
+        check_inputs({"pixels": np.ones((5, 1, 4), dtype=np.float32)}, [port], 512)
 
 
 def test_examples_fit_their_ports() -> None:
     """What is made for timing passes the check that real inputs pass, fixed axes included."""
     ports = (*PORTS, Port("scale", np.dtype(np.float32), (None,)), Port("pixels", INT, (None, 3)))
-    feeds = checked(example(ports, 4, 7), ports, 7)
+    feeds = check_inputs(make_example(ports, 4, 7), ports, 7)
     assert [array.shape for array in feeds.values()] == [(4, 7), (4, 7), (4,), (4, 3)]

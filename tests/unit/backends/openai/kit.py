@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from shoal.backends.base.http_client import Client
-from shoal.backends.openai.replicas import Fleet, Replica
+from shoal.backends.openai.replicas import Replica, ServerPool
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.core.protocols import ModelFacts
 from shoal.types import Chunk, Context, Generate, Message
@@ -26,7 +26,7 @@ def runner_of(
     replicas = [
         Replica(Client(server.base, key=key, connect_timeout_s=30.0), "up/model", adapters) for server in servers
     ]
-    return UpstreamRunner(Fleet(replicas), FACTS, options)
+    return UpstreamRunner(ServerPool(replicas), FACTS, options)
 
 
 def context(seconds: float = 30.0) -> Context:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.openai.answers import AnswerReader, usage_in
+from shoal.backends.openai.answers import AnswerReader, parse_usage
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import MAX_COUNT
 from shoal.errors import TransportFailed, UpstreamRefused
@@ -145,7 +145,7 @@ class TestReading:
         assert not reader.finished
         read(said(0, "stop"), reader=reader)
         assert not reader.finished
-        assert list(reader.ends()) == [Chunk(index=1, finish_reason="stop"), Chunk(finish_reason="stop")]
+        assert list(reader.finish()) == [Chunk(index=1, finish_reason="stop"), Chunk(finish_reason="stop")]
 
     @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
     def test_thoughts_come_before_text(self, name: str) -> None:
@@ -160,7 +160,7 @@ class TestReading:
     def test_reasons(self, reason: str, told: str) -> None:
         reader = AnswerReader()
         assert read(said(0, reason), reader=reader) == []
-        assert list(reader.ends()) == [Chunk(finish_reason=told)]
+        assert list(reader.finish()) == [Chunk(finish_reason=told)]
 
     def test_an_empty_reason_is_none(self) -> None:
         """Some servers write it in every event but the last."""
@@ -169,7 +169,7 @@ class TestReading:
         assert not reader.finished
         read({"delta": {}, "finish_reason": "length"}, reader=reader)
         read({"delta": {"content": "b"}, "finish_reason": ""}, reader=reader)
-        assert list(reader.ends()) == [Chunk(finish_reason="length")]
+        assert list(reader.finish()) == [Chunk(finish_reason="length")]
 
     @pytest.mark.parametrize("pieces", [["", '{"a": {', "}", "}", ""], ['{"a": 1}', "\n"], ["}", "{}"]])
     def test_pieces_under_ids_that_are_always_new(self, pieces: list[str]) -> None:
@@ -280,7 +280,7 @@ class TestReading:
         reader = AnswerReader()
         assert read(said(tool_calls=[call]), reader=reader) == []
         rest = [ToolDelta(index=0, id="c1", arguments="{}")]
-        assert list(reader.ends()) == [Chunk(tools=rest, finish_reason="stop")]
+        assert list(reader.finish()) == [Chunk(tools=rest, finish_reason="stop")]
 
     def test_arguments_that_are_an_object(self) -> None:
         call = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": {"x": [1.5, "é"]}}}
@@ -370,18 +370,18 @@ class TestUsage:
         ],
     )
     def test_of_every_shape(self, body: Any, usage: Usage | None) -> None:
-        assert usage_in(json.dumps(body).encode()) == usage
+        assert parse_usage(json.dumps(body).encode()) == usage
 
     @given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(), st.none()))
     def test_counts_are_counts(self, told: Any) -> None:
         body = {"usage": {"prompt_tokens": told, "completion_tokens_details": {"reasoning_tokens": told}}}
-        usage = usage_in(json.dumps(body).encode())
+        usage = parse_usage(json.dumps(body).encode())
         assert usage is not None
         assert 0 <= usage.prompt_tokens <= MAX_COUNT
         assert usage.reasoning_tokens == usage.prompt_tokens
 
     def test_what_nests_too_deep_counts_nothing(self) -> None:
         deep = b"[" * 5000 + b"]" * 5000
-        assert usage_in(b'{"usage":{"prompt_tokens":1},"x":' + deep + b"}") is None
+        assert parse_usage(b'{"usage":{"prompt_tokens":1},"x":' + deep + b"}") is None
         with pytest.raises(UpstreamRefused, match="not of OpenAI's API"):
             list(AnswerReader().read(b'{"choices":' + deep + b"}"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.openai.body import ModelNames, RequestBody
+from shoal.backends.openai.body import ModelNameRewriter, RequestBody
 from shoal.errors import Malformed
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -21,7 +21,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 def written(body: bytes, model: str = "up", strip: tuple[str, ...] = (), **defaults: Any) -> bytes:
-    return RequestBody(body).written(model, strip=strip, defaults=defaults)
+    return RequestBody(body).encode(model, strip=strip, defaults=defaults)
 
 
 class TestRequests:
@@ -92,19 +92,19 @@ def chunk(model: str = "up/model", content: str = "x", **more: Any) -> bytes:
 
 class TestAnswers:
     def test_the_served_name_stands_in_every_event(self) -> None:
-        names = ModelNames("mine")
+        names = ModelNameRewriter("mine")
         for content in ("a", "", "Grüße", '"model":"up/model"', '{"model":"up/model"}'):
             assert names(chunk(content=content)) == chunk("mine", content)
 
     @given(st.lists(st.text(), min_size=1, max_size=5), st.text(min_size=1), st.text(min_size=1))
     def test_whatever_the_contents_and_the_names(self, contents: list[str], upstream: str, served: str) -> None:
-        names = ModelNames(served)
+        names = ModelNameRewriter(served)
         for content in contents:
             changed = names(chunk(upstream, content))
             assert json.loads(changed[6:]) == json.loads(chunk(served, content)[6:])
 
     def test_blanks_are_kept(self) -> None:
-        names = ModelNames("mine")
+        names = ModelNameRewriter("mine")
         data = b'data: {"id": "c", "model" :\t"up" , "choices": [ ]}\r\n\r\n'
         assert names(data) == data.replace(b'"up"', b'"mine"')
 
@@ -117,13 +117,13 @@ class TestAnswers:
         ],
     )
     def test_only_at_the_top(self, body: bytes) -> None:
-        told = json.loads(ModelNames("mine")(body))
+        told = json.loads(ModelNameRewriter("mine")(body))
         assert told == {**json.loads(body), "model": "mine"}
 
     def test_the_responses_api_has_it_in_its_response(self) -> None:
         response = b'{"id":"r","model":"up","tools":[]}'
         data = b'event: response.created\ndata: {"type":"response.created","response":' + response + b"}\n\n"
-        assert ModelNames("mine")(data) == data.replace(b'"up"', b'"mine"')
+        assert ModelNameRewriter("mine")(data) == data.replace(b'"up"', b'"mine"')
 
     @pytest.mark.parametrize(
         "data",
@@ -137,11 +137,11 @@ class TestAnswers:
         ],
     )
     def test_what_names_no_model_stays(self, data: bytes) -> None:
-        assert ModelNames("mine")(data) == data
+        assert ModelNameRewriter("mine")(data) == data
 
     def test_a_name_that_changes_on_the_way(self) -> None:
         """And a beginning that differs from event to event."""
-        names = ModelNames("mine")
+        names = ModelNameRewriter("mine")
         assert names(chunk("one")) == chunk("mine")
         assert names(chunk("one-b")) == chunk("mine")
         assert names(chunk("one", created=8)) == chunk("mine", created=8)
@@ -158,7 +158,7 @@ class TestAnswers:
             took = []
             for _ in range(5):
                 began = time.process_time()
-                assert ModelNames("mine")(data) == data
+                assert ModelNameRewriter("mine")(data) == data
                 took.append(time.process_time() - began)
             return min(took)
 
@@ -166,7 +166,7 @@ class TestAnswers:
 
     def test_a_string_without_end_ends_the_search(self) -> None:
         data = b'{"x":"' + b'\\"' * 3 + b',"model":"up"}'
-        assert ModelNames("mine")(data) == data
+        assert ModelNameRewriter("mine")(data) == data
 
     def test_a_served_name_is_written_as_json(self) -> None:
-        assert ModelNames('a"b')(b'{"model":"x"}') == b'{"model":"a\\"b"}'
+        assert ModelNameRewriter('a"b')(b'{"model":"x"}') == b'{"model":"a\\"b"}'

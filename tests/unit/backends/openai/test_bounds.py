@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from shoal.backends.base import response_limit as room_module
 from shoal.backends.base.http_client import Client
-from shoal.backends.openai.calls import Calls
+from shoal.backends.openai.calls import RouteCalls
 from shoal.backends.openai.engine import UpstreamEngine
-from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring
-from shoal.backends.openai.vectors import Embeddings
+from shoal.backends.openai.scores import ClassifyCalls, LabelNames, RerankCalls, ScoreCalls
+from shoal.backends.openai.vectors import EmbeddingCalls
 from shoal.errors import UpstreamFailed
 from tests.fakes.openai_server import FakeUpstream, answer
 
@@ -36,9 +36,9 @@ def everything() -> Any:
         yield
 
 
-def check(calls: Calls, items: Sequence[Any], told: Any, width: int | None = None) -> None:
+def check(calls: RouteCalls, items: Sequence[Any], told: Any, width: int | None = None) -> None:
     """As compact as can be, and as large."""
-    room = calls.room(len(items), msgspec.json.encode(calls.body("m", items)), width)
+    room = calls.response_limit(len(items), msgspec.json.encode(calls.body("m", items)), width)
     for indent in (None, 4):
         for ascii_alone in (True, False):
             body = json.dumps(told, indent=indent, ensure_ascii=ascii_alone).encode(errors="replace")
@@ -50,8 +50,8 @@ def check(calls: Calls, items: Sequence[Any], told: Any, width: int | None = Non
 def test_vectors_fit(count: int, width: int) -> None:
     data = [{"object": "embedding", "index": at, "embedding": [LONG] * width} for at in range(count)]
     told = {"object": "list", "data": data, "model": "up/model", "usage": USAGE}
-    check(Embeddings(), ["text"] * count, told, width)
-    check(Embeddings(), ["text"] * count, told)
+    check(EmbeddingCalls(), ["text"] * count, told, width)
+    check(EmbeddingCalls(), ["text"] * count, told)
 
 
 @given(TEXTS)
@@ -62,15 +62,15 @@ def test_scores_fit_with_their_documents(documents: list[str]) -> None:
         {"index": at, "document": {"text": document, "multi_modal": None}, "relevance_score": LONG}
         for at, document in enumerate(documents)
     ]
-    check(Ranking("/rerank"), pairs, {"id": "x", "results": results, "usage": USAGE})
+    check(RerankCalls("/rerank"), pairs, {"id": "x", "results": results, "usage": USAGE})
     data = [{"index": at, "object": "score", "score": LONG} for at in range(len(pairs))]
-    check(Scoring("/score"), pairs, {"data": data, "usage": USAGE})
+    check(ScoreCalls("/score"), pairs, {"data": data, "usage": USAGE})
 
 
 def test_long_documents_fit() -> None:
     documents = ['{"a": [1, 2, 3]}, \x01 é ' * 500] * 3
     results = [{"index": at, "document": document, "relevance_score": 0.5} for at, document in enumerate(documents)]
-    check(Ranking("/rerank"), [("q", document) for document in documents], {"results": results})
+    check(RerankCalls("/rerank"), [("q", document) for document in documents], {"results": results})
 
 
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=40, unique=True), st.integers(1, 4))
@@ -79,7 +79,7 @@ def test_classes_fit(labels: list[str], count: int) -> None:
     probs = [{"index": 0, "label": labels[0], "probs": [LONG] * len(labels), "num_classes": len(labels)}] * count
     for known in (LabelNames(), LabelNames(labels)):
         for data in (named, probs):
-            check(Classifying("/classify", known), ["text"] * count, {"object": "list", "data": data, "usage": USAGE})
+            check(ClassifyCalls("/classify", known), ["text"] * count, {"object": "list", "data": data, "usage": USAGE})
 
 
 class TestHostileServers:
@@ -90,7 +90,7 @@ class TestHostileServers:
         async with FakeUpstream() as made:
             yield made
 
-    async def asked(self, server: FakeUpstream, calls: Calls, items: Sequence[Any], width: int | None) -> None:
+    async def asked(self, server: FakeUpstream, calls: RouteCalls, items: Sequence[Any], width: int | None) -> None:
         async def admit(engine: UpstreamEngine) -> None:
             raise AssertionError("nobody watches it")
 
@@ -117,11 +117,11 @@ class TestHostileServers:
     async def test_vectors(self, server: FakeUpstream, entry: bytes, width: int | None) -> None:
         times = 100_000 if len(entry) < 20 else 1
         server.on("/embeddings", answer(b'{"data":[' + (entry + b",") * times + entry + b"]}"))
-        await self.asked(server, Embeddings(), list("abcdefgh"), width)
+        await self.asked(server, EmbeddingCalls(), list("abcdefgh"), width)
 
     async def test_scores(self, server: FakeUpstream) -> None:
         entries = b'{"data":[' + b'{"score":0},' * 100_000 + b'{"score":0}]}'
-        for calls in (Scoring("/score"), Ranking("/score")):
+        for calls in (ScoreCalls("/score"), RerankCalls("/score")):
             server.on("/score", answer(entries))
             await self.asked(server, calls, [("q", "a"), ("q", "b")], None)
 
@@ -129,4 +129,4 @@ class TestHostileServers:
     async def test_classes(self, server: FakeUpstream, names: tuple[str, ...]) -> None:
         row = b"[" + b'{"label":"a","score":0},' * 200_000 + b'{"label":"b","score":0}]'
         server.on("/classify", answer(b'{"data":[' + row + b"]}"))
-        await self.asked(server, Classifying("/classify", LabelNames(names)), ["a"], None)
+        await self.asked(server, ClassifyCalls("/classify", LabelNames(names)), ["a"], None)

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.backends.base.http_client import Client
 from shoal.backends.openai import engine as engine_module
-from shoal.backends.openai.engine import MAX_BATCH_SIZE, UpstreamEngine, batch_limit
+from shoal.backends.openai.engine import MAX_BATCH_SIZE, UpstreamEngine, parse_batch_limit
 from shoal.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -411,4 +411,4 @@ class TestNumbers:
         ],
     )
     def test_the_limit_that_a_refusal_tells(self, words: str, limit: int | None) -> None:
-        assert batch_limit(words) == limit
+        assert parse_batch_limit(words) == limit

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from shoal.backends.base.http_answer import Answer
-from shoal.backends.openai.errors import engine_error, failed, failure, lacks_model, lacks_route, refusal
+from shoal.backends.openai.errors import (
+    engine_error,
+    failure_error,
+    find_failure,
+    lacks_model,
+    lacks_route,
+    refusal_error,
+)
 from shoal.errors import (
     BackendError,
     CapacityError,
@@ -37,39 +44,39 @@ def openai(message: str, **more: Any) -> dict[str, Any]:
 class TestGeneration:
     def test_a_refusal_keeps_status_and_body(self) -> None:
         body = b'{"error": {"message":"maximum context length is 8192",  "code":"context_length_exceeded"}}'
-        error = refusal(told(400, body), WHERE)
+        error = refusal_error(told(400, body), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, error.body, error.content_type) == (400, body, "application/json")
         assert "maximum context length is 8192" in error.message
         assert error.retry_after is None
 
     def test_how_long_to_wait_is_kept(self) -> None:
-        error = refusal(told(429, openai("slow down"), retry_after="7"), WHERE)
+        error = refusal_error(told(429, openai("slow down"), retry_after="7"), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, error.retry_after) == (429, 7.0)
 
     @pytest.mark.parametrize("body", [b"<html>", b"", b"{", b"upstream connect error"])
     def test_what_is_no_json_is_not_passed_on(self, body: bytes) -> None:
-        error = refusal(told(502, body), WHERE)
+        error = refusal_error(told(502, body), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, error.body) == (502, b"")
 
     def test_half_a_body_is_not_passed_on(self) -> None:
-        error = refusal(Answer(500, {}, b'{"error":1}', whole=False), WHERE)
+        error = refusal_error(Answer(500, {}, b'{"error":1}', whole=False), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert error.body == b""
 
     @pytest.mark.parametrize("status", [401, 403])
     def test_a_wrong_key_is_the_operators_matter(self, status: int) -> None:
         """The client must not think that its own is meant, nor see any of it."""
-        error = refusal(told(status, openai("Incorrect API key provided: sk-secret")), WHERE)
+        error = refusal_error(told(status, openai("Incorrect API key provided: sk-secret")), WHERE)
         assert type(error) is UpstreamFailed
         assert "upstream_api_key" in error.message
         assert "sk-" not in error.message
 
     @pytest.mark.parametrize(("status", "words"), [(302, "redirects"), (204, "status 204"), (101, "status 101")])
     def test_answers_that_make_no_sense(self, status: int, words: str) -> None:
-        error = refusal(told(status), WHERE)
+        error = refusal_error(told(status), WHERE)
         assert type(error) is UpstreamFailed
         assert words in error.message
 
@@ -79,14 +86,14 @@ class TestTheKey:
 
     def test_stays_here(self) -> None:
         answer = Answer(404, {}, self.SAID, key=b"sk-SECRET-1")
-        error = refusal(answer, WHERE)
+        error = refusal_error(answer, WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, json.loads(error.body)["error"]["type"]) == (404, "upstream_error")
         assert "SECRET" not in error.body.decode() + error.message
         assert lacks_model(answer)
 
     def test_a_name_that_a_server_asks_for_is_none(self) -> None:
-        error = refusal(Answer(404, {}, self.SAID, key=b"model"), WHERE)
+        error = refusal_error(Answer(404, {}, self.SAID, key=b"model"), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert error.body == self.SAID
 
@@ -105,16 +112,16 @@ class TestFailures:
     )
     def test_statuses(self, error: Any, status: int) -> None:
         body = json.dumps({"error": error}).encode()
-        found = failure(body)
+        found = failure_error(body)
         assert (found.status, found.body) == (status, body)
         assert "boom" in found.message
-        assert failed(body) is not None
+        assert find_failure(body) is not None
 
     @pytest.mark.parametrize(
         "body", [b'{"error":null}', b'{"choices":[]}', b'["error"]', b'{"error"', b'{"a":"error"}']
     )
     def test_none(self, body: bytes) -> None:
-        assert failed(body) is None
+        assert find_failure(body) is None
 
 
 class TestEmbeddings:

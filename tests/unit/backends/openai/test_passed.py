@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.openai.body import ModelNames
-from shoal.backends.openai.passed import RESPONSES, PassedStream
+from shoal.backends.openai.body import ModelNameRewriter
+from shoal.backends.openai.passed import RESPONSES, PassThroughStream
 from shoal.errors import ShoalError, TransportFailed, UpstreamFailed, UpstreamRefused
 from shoal.types import Chunk, Usage
 from tests.fakes.openai_server import DONE, event
@@ -25,14 +25,14 @@ def passed(
     groups: Sequence[Sequence[bytes]], dialect: str = CHAT, key: bytes = b""
 ) -> tuple[list[Chunk], ShoalError | None]:
     """The chunks of a stream whose events came in these groups, and the error that it ended with."""
-    stream = PassedStream(dialect, ModelNames("mine"), key)
+    stream = PassThroughStream(dialect, ModelNameRewriter("mine"), key)
     chunks: list[Chunk] = []
     try:
         for events in groups:
             chunks += stream.push(events)
             if stream.over:
                 break
-        for chunk in stream.ends():
+        for chunk in stream.finish():
             chunks.append(chunk)
     except ShoalError as error:
         return chunks, error

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shoal.backends.base.http_answer import Unreached
+from shoal.backends.base.http_answer import RequestNotSent
 from shoal.backends.base.http_client import Client
 from shoal.backends.openai import replicas as replicas_module
-from shoal.backends.openai.replicas import LONGEST_PAUSE_S, Attempt, Fleet, Replica, look
+from shoal.backends.openai.replicas import LONGEST_PAUSE_S, Attempt, Replica, ServerPool, check_health
 from shoal.backends.openai.runner import UpstreamOptions
 from shoal.core.scheduling.ejection import MAX_FAILURES
 from shoal.errors import DeadlineExceeded, InvalidValue, TransportFailed, Unavailable, UpstreamFailed, UpstreamRefused
@@ -39,26 +39,26 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def fleet(clock: Clock) -> AsyncIterator[Fleet]:
+async def fleet(clock: Clock) -> AsyncIterator[ServerPool]:
     replicas = [Replica(Client(f"http://127.0.0.1:{port}"), "m") for port in (1, 2, 3)]
-    yield Fleet(replicas, clock)
+    yield ServerPool(replicas, clock)
     for replica in replicas:
         await replica.client.aclose()
 
 
 class TestPicking:
-    async def test_the_least_busy(self, fleet: Fleet) -> None:
+    async def test_the_least_busy(self, fleet: ServerPool) -> None:
         one, two, three = fleet.replicas
         with busy(one), busy(two), busy(two):
             assert fleet.pick() is three
             assert fleet.pick([three]) is one
         assert [replica.in_flight for replica in fleet.replicas] == [0, 0, 0]
 
-    async def test_equals_take_turns(self, fleet: Fleet) -> None:
+    async def test_equals_take_turns(self, fleet: ServerPool) -> None:
         one, two, three = fleet.replicas
         assert [fleet.pick() for _ in range(6)] == [one, two, three] * 2
 
-    async def test_turns_are_kept_when_another_is_tried(self, fleet: Fleet) -> None:
+    async def test_turns_are_kept_when_another_is_tried(self, fleet: ServerPool) -> None:
         """Two picks a request must not make the first of them always the same."""
         one, two, three = fleet.replicas
         with busy(three):
@@ -68,65 +68,65 @@ class TestPicking:
             assert fleet.pick([two]) is one
             assert fleet.pick() is two
 
-    async def test_all_were_tried(self, fleet: Fleet) -> None:
+    async def test_all_were_tried(self, fleet: ServerPool) -> None:
         with pytest.raises(Unavailable, match="no server of the model"):
             fleet.pick(fleet.replicas)
 
-    async def test_one_that_is_gone_is_left_alone(self, fleet: Fleet, clock: Clock) -> None:
+    async def test_one_that_is_gone_is_left_alone(self, fleet: ServerPool, clock: Clock) -> None:
         """For a second, then two, up to five; after each, one request at a time tries it."""
         one = fleet.replicas[0]
         for pause in (1.0, 2.0, 4.0, 5.0, 5.0):
-            one.failed(clock.now, gone=True)
+            one.record_failure(clock.now, gone=True)
             assert one.doubtful
-            assert not one.usable(clock.now + pause - 0.01)
+            assert not one.is_usable(clock.now + pause - 0.01)
             clock.now += pause
-            assert one.usable(clock.now)
+            assert one.is_usable(clock.now)
         with busy(one):
-            assert not one.usable(clock.now)
-            one.heard()
-            assert one.usable(clock.now)
-        one.succeeded()
+            assert not one.is_usable(clock.now)
+            one.end_trial()
+            assert one.is_usable(clock.now)
+        one.record_success()
         with busy(one):
-            assert one.usable(clock.now)
-        one.failed(clock.now, gone=True)
-        assert one.usable(clock.now + 1.0)
+            assert one.is_usable(clock.now)
+        one.record_failure(clock.now, gone=True)
+        assert one.is_usable(clock.now + 1.0)
 
-    async def test_requests_that_fail_together_are_one_failure(self, fleet: Fleet, clock: Clock) -> None:
+    async def test_requests_that_fail_together_are_one_failure(self, fleet: ServerPool, clock: Clock) -> None:
         one = fleet.replicas[0]
         for _ in range(10):
-            one.failed(clock.now, gone=True)
-        assert one.usable(clock.now + 1.0)
+            one.record_failure(clock.now, gone=True)
+        assert one.is_usable(clock.now + 1.0)
 
-    async def test_failures_in_a_row(self, fleet: Fleet, clock: Clock) -> None:
+    async def test_failures_in_a_row(self, fleet: ServerPool, clock: Clock) -> None:
         one = fleet.replicas[0]
         for _ in range(MAX_FAILURES - 1):
-            one.failed(clock.now, gone=False)
-        assert one.usable(clock.now)
-        one.succeeded()
+            one.record_failure(clock.now, gone=False)
+        assert one.is_usable(clock.now)
+        one.record_success()
         for _ in range(MAX_FAILURES - 1):
-            one.failed(clock.now, gone=False)
-        assert one.usable(clock.now)
-        one.failed(clock.now, gone=False)
-        assert not one.usable(clock.now)
+            one.record_failure(clock.now, gone=False)
+        assert one.is_usable(clock.now)
+        one.record_failure(clock.now, gone=False)
+        assert not one.is_usable(clock.now)
 
-    async def test_one_that_asks_for_a_rest(self, fleet: Fleet, clock: Clock) -> None:
+    async def test_one_that_asks_for_a_rest(self, fleet: ServerPool, clock: Clock) -> None:
         one = fleet.replicas[0]
-        one.rest(clock.now, None)
-        assert one.usable(clock.now)
-        one.rest(clock.now, 3600.0)
-        assert not one.usable(clock.now + LONGEST_PAUSE_S - 0.01)
-        assert one.usable(clock.now + LONGEST_PAUSE_S)
+        one.pause(clock.now, None)
+        assert one.is_usable(clock.now)
+        one.pause(clock.now, 3600.0)
+        assert not one.is_usable(clock.now + LONGEST_PAUSE_S - 0.01)
+        assert one.is_usable(clock.now + LONGEST_PAUSE_S)
 
-    async def test_the_last_one_is_never_left_alone(self, fleet: Fleet, clock: Clock) -> None:
+    async def test_the_last_one_is_never_left_alone(self, fleet: ServerPool, clock: Clock) -> None:
         for replica in fleet.replicas:
-            replica.failed(clock.now, gone=True)
-        assert not fleet.others([])
+            replica.record_failure(clock.now, gone=True)
+        assert not fleet.has_alternative([])
         with busy(fleet.replicas[0]), busy(fleet.replicas[1]):
             assert fleet.pick() is fleet.replicas[2]
 
 
 @pytest.fixture
-async def replica(fleet: Fleet) -> Replica:
+async def replica(fleet: ServerPool) -> Replica:
     return fleet.replicas[0]
 
 
@@ -144,7 +144,7 @@ def ended(
     attempt = Attempt(replica, since=now - waited_s, first_s=first_s, deadline=now + left_s)
     with contextlib.suppress(BaseException), attempt:
         if heard:
-            attempt.heard()
+            attempt.record_first_piece()
         if error is not None:
             raise error
     assert replica.in_flight == 0
@@ -163,7 +163,7 @@ class TestAttempts:
     ) -> None:
         ended(replica, error, waited_s=waited_s)
         assert (replica.failures, replica.doubtful) == (1, True)
-        assert not replica.usable(time.monotonic())
+        assert not replica.is_usable(time.monotonic())
 
     @pytest.mark.parametrize(
         ("error", "heard", "failures"),
@@ -183,7 +183,7 @@ class TestAttempts:
     async def test_others(self, replica: Replica, error: BaseException | None, heard: bool, failures: int) -> None:
         ended(replica, error, heard=heard)
         assert replica.failures == failures
-        assert replica.usable(time.monotonic())
+        assert replica.is_usable(time.monotonic())
 
     async def test_a_whole_answer_may_take_its_time(self, replica: Replica) -> None:
         """A cancellation is the client's, unless the request's time is up."""
@@ -274,7 +274,7 @@ class TestFailingOver:
         for _ in range(6):
             if failures:
                 assert passed_on(await chunks_of(runner, streaming())) == delta(model="mine", finish="stop") + DONE
-        assert (hung.usable(time.monotonic()), well.failures) == (not failures, 0)
+        assert (hung.is_usable(time.monotonic()), well.failures) == (not failures, 0)
         await runner.aclose()
 
     async def test_streams_are_spread(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
@@ -290,7 +290,7 @@ class TestFailingOver:
         await runner.aclose()
 
 
-async def until(fleet: Fleet, ready: bool) -> None:
+async def until(fleet: ServerPool, ready: bool) -> None:
     async with asyncio.timeout(30):
         while fleet.ready() is not ready:  # noqa: ASYNC110 - the watch tells nobody
             await asyncio.sleep(0.001)
@@ -310,7 +310,7 @@ class TestWatching:
             assert runner.ready()
             await server.stop()
             await until(fleet, ready=False)
-            fleet.replicas[0].failed(1e9, gone=True)
+            fleet.replicas[0].record_failure(1e9, gone=True)
             await server.start()
             await until(fleet, ready=True)
             assert fleet.replicas[0].until == 0.0
@@ -345,7 +345,7 @@ class TestWatching:
                 looks += 1
                 if looks < 3:
                     raise ValueError("bug")
-                await look(client)
+                await check_health(client)
 
             monkeypatch.setattr(replicas_module, "look", fails)
             runner._fleet.start()
@@ -357,15 +357,15 @@ class TestWatching:
     async def test_a_look_costs_no_token(self) -> None:
         async with FakeUpstream() as server:
             client = Client(server.base)
-            await look(client)
+            await check_health(client)
             assert [(one.method, one.path) for one in server.requests] == [("GET", "/v1/models")]
             server.on("/models", answer(b"", 503))
             with pytest.raises(UpstreamFailed, match="status 503"):
-                await look(client)
+                await check_health(client)
             for status in (401, 404, 501):
                 server.on("/models", answer(b"", status))
-                await look(client)
+                await check_health(client)
             await server.stop()
-            with pytest.raises(Unreached):
-                await look(client)
+            with pytest.raises(RequestNotSent):
+                await check_health(client)
             await client.aclose()

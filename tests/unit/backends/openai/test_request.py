@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.backends.openai.request import request_of
+from shoal.backends.openai.request import build_request
 from shoal.errors import InvalidValue, Unsupported
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
 
@@ -19,7 +19,7 @@ WEATHER = Tool(name="weather", description="tells it", parameters={"type": "obje
 def body(**fields: Any) -> dict[str, Any]:
     """The body without what every one has."""
     fields.setdefault("messages", HI)
-    path, data = request_of(Generate(model="m", **fields), "up", defaults={})
+    path, data = build_request(Generate(model="m", **fields), "up", defaults={})
     assert path == "/chat/completions"
     told: dict[str, Any] = json.loads(data)
     assert told.pop("model") == "up"
@@ -97,7 +97,9 @@ class TestChat:
     def test_what_the_task_says_wins_over_extras_and_defaults(self) -> None:
         extras = {"temperature": msgspec.Raw(b"2"), "user": msgspec.Raw(b'"u"')}
         task = Generate(model="m", messages=HI, sampling=Sampling(temperature=0.5), extras=extras)
-        _, data = request_of(task, "up", strip=("messages", "seed"), defaults={"temperature": 1, "seed": 3, "top_k": 9})
+        _, data = build_request(
+            task, "up", strip=("messages", "seed"), defaults={"temperature": 1, "seed": 3, "top_k": 9}
+        )
         assert json.loads(data) == {"model": "up", "temperature": 0.5, "user": "u", "top_k": 9}
 
 
@@ -186,10 +188,10 @@ class TestCompletions:
     )
     def test_prompts(self, prompts: list[Any], told: Any) -> None:
         task = Generate(model="m", prompts=prompts, sampling=Sampling(logprobs=2), echo=True, best_of=3)
-        path, data = request_of(task, "up", defaults={})
+        path, data = build_request(task, "up", defaults={})
         assert path == "/completions"
         assert json.loads(data) == {"model": "up", "prompt": told, "logprobs": 2, "echo": True, "best_of": 3}
 
     def test_texts_and_ids_do_not_mix(self) -> None:
         with pytest.raises(InvalidValue, match="all texts or all token ids"):
-            request_of(Generate(model="m", prompts=["a", [1]]), "up", defaults={})
+            build_request(Generate(model="m", prompts=["a", [1]]), "up", defaults={})

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shoal.backends.base.http_client import Client
-from shoal.backends.openai.routes import Kind, Route, score_routes
-from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring
+from shoal.backends.openai.routes import Kind, Route, find_score_routes
+from shoal.backends.openai.scores import ClassifyCalls, LabelNames, RerankCalls, ScoreCalls
 from tests.fakes.openai_server import FakeUpstream, Script, answer
 from tests.fakes.scoring import EMPTY, NO_TASK
 
@@ -31,7 +31,7 @@ async def client(server: FakeUpstream) -> AsyncIterator[Client]:
 async def test_below_the_path_and_beside_it(server: FakeUpstream, client: Client) -> None:
     server.on("/score", EMPTY)
     server.on("root/classify", answer({"data": []}))
-    routes, unsure = await score_routes(client, "m", ALL, 5.0)
+    routes, unsure = await find_score_routes(client, "m", ALL, 5.0)
     root = client.base.removesuffix("/v1")
     assert routes == [Route("score", "/score"), Route("classify", f"{root}/classify")]
     assert not unsure
@@ -42,7 +42,7 @@ async def test_a_base_without_a_version(server: FakeUpstream) -> None:
     """It has no other place."""
     client = Client(server.base.removesuffix("/v1"), connect_timeout_s=30.0)
     server.on("root/rerank", answer({}, 422))
-    assert (await score_routes(client, "m", ALL, 5.0))[0] == [Route("rerank", "/rerank")]
+    assert (await find_score_routes(client, "m", ALL, 5.0))[0] == [Route("rerank", "/rerank")]
     assert len(server.requests) == 3
     await client.aclose()
 
@@ -64,7 +64,7 @@ async def test_a_base_without_a_version(server: FakeUpstream) -> None:
 )
 async def test_what_an_answer_says(server: FakeUpstream, client: Client, script: Script, there: bool) -> None:
     server.on("/rerank", script)
-    routes, unsure = await score_routes(client, "m", ("rerank",), 5.0)
+    routes, unsure = await find_score_routes(client, "m", ("rerank",), 5.0)
     assert routes == ([Route("rerank", "/rerank")] if there else [])
     assert not unsure
 
@@ -72,15 +72,15 @@ async def test_what_an_answer_says(server: FakeUpstream, client: Client, script:
 @pytest.mark.parametrize("status", [401, 403, 429, 503])
 async def test_answers_that_may_change(server: FakeUpstream, client: Client, status: int) -> None:
     server.on("/rerank", answer({"error": "wait"}, status))
-    routes, unsure = await score_routes(client, "m", ("rerank",), 5.0)
+    routes, unsure = await find_score_routes(client, "m", ("rerank",), 5.0)
     assert not routes
     assert [each.status for each in unsure] == [status]
 
 
 def test_what_calls_a_route() -> None:
     labels = LabelNames()
-    assert isinstance(Route("score", "/a").calls(labels), Scoring)
-    assert isinstance(Route("rerank", "/a").calls(labels), Ranking)
-    classifying = Route("classify", "/a").calls(labels)
-    assert isinstance(classifying, Classifying)
+    assert isinstance(Route("score", "/a").make_calls(labels), ScoreCalls)
+    assert isinstance(Route("rerank", "/a").make_calls(labels), RerankCalls)
+    classifying = Route("classify", "/a").make_calls(labels)
+    assert isinstance(classifying, ClassifyCalls)
     assert (classifying.path, classifying.labels) == ("/a", labels)

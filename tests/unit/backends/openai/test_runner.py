@@ -191,7 +191,7 @@ class TestWholeAnswers:
         """It is the server's failure, whatever its status says, and what to look at is told."""
         server.on("/chat/completions", answer(body))
         _, error = await broken(runner, task)
-        assert (status_codes.status(error), status_codes.row(error).openai.type) == (502, "upstream_error")
+        assert (status_codes.status(error), status_codes.find_row(error).openai.type) == (502, "upstream_error")
         assert "check that the model's address" in error.message
 
 
@@ -344,7 +344,7 @@ class TestStreams:
         server.on("/chat/completions", stream(delta()))
         for _ in range(MAX_FAILURES):
             await broken(runner, streaming())
-        assert not runner._fleet.replicas[0].usable(time.monotonic())
+        assert not runner._fleet.replicas[0].is_usable(time.monotonic())
 
     @pytest.mark.parametrize("task", [streaming(), typed(), asked(RESPONSE, dialect="openai.responses")])
     async def test_an_answer_is_over_when_it_says_so(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.base.http_answer import Answer
-from shoal.backends.openai.calls import by_index
-from shoal.backends.openai.scores import Classifying, LabelNames, Ranking, Scoring
+from shoal.backends.openai.calls import sort_by_index
+from shoal.backends.openai.scores import ClassifyCalls, LabelNames, RerankCalls, ScoreCalls
 from shoal.errors import UpstreamFailed
 
 PAIRS = [("q", "one"), ("q", "two")]
@@ -37,14 +37,14 @@ def told(body: Any) -> Answer:
 
 
 async def scored(body: Any, items: Sequence[Any] = PAIRS) -> tuple[list[list[float]], int]:
-    values, tokens = await Scoring("/score").read(told(body), items, "here")
+    values, tokens = await ScoreCalls("/score").read(told(body), items, "here")
     assert values.dtype == np.float32
     return values.tolist(), tokens
 
 
 class TestPairs:
     def test_what_is_asked(self) -> None:
-        calls = Scoring("/score")
+        calls = ScoreCalls("/score")
         assert calls.body("m", PAIRS) == {"model": "m", "text_1": ["q", "q"], "text_2": ["one", "two"]}
         more = calls.body("m", PAIRS, raw_scores=True, truncate=True, truncation_direction="left")
         assert more["use_activation"] is False
@@ -54,7 +54,7 @@ class TestPairs:
 
     def test_what_is_asked_of_rerankers(self) -> None:
         """All documents, and none of them back; and raw scores in both ways to ask for them."""
-        calls = Ranking("/rerank")
+        calls = RerankCalls("/rerank")
         asked = {"model": "m", "query": "q", "documents": ["one", "two"], "top_n": 2, "return_documents": False}
         assert calls.body("m", PAIRS) == asked
         raw = {"raw_scores": True, "use_activation": False}
@@ -67,10 +67,10 @@ class TestPairs:
         assert calls.group("text") is None
 
     def test_fields_that_a_reranker_does_not_know(self) -> None:
-        calls = Ranking("/rerank")
-        assert not calls.learned(told({"detail": "too long"}))
-        assert calls.learned(told({"detail": "Argument 'top_n' is not supported"}))
-        assert not calls.learned(told({"detail": "Argument 'top_n' is not supported"}))
+        calls = RerankCalls("/rerank")
+        assert not calls.adapt_to_refusal(told({"detail": "too long"}))
+        assert calls.adapt_to_refusal(told({"detail": "Argument 'top_n' is not supported"}))
+        assert not calls.adapt_to_refusal(told({"detail": "Argument 'top_n' is not supported"}))
         assert calls.body("m", PAIRS).keys() == {"model", "query", "documents", "return_documents"}
 
     @pytest.mark.parametrize("body", NONE)
@@ -100,28 +100,28 @@ class TestPairs:
 
 
 class TestClasses:
-    async def asked(self, calls: Classifying, data: Any, count: int = 1) -> list[list[float]]:
+    async def asked(self, calls: ClassifyCalls, data: Any, count: int = 1) -> list[list[float]]:
         found: list[list[float]] = (await calls.read(told({"data": data}), ["text"] * count, "here")).values.tolist()
         return found
 
     async def test_names_of_the_likeliest(self) -> None:
         labels = LabelNames()
-        calls = Classifying("/classify", labels)
-        assert not labels.told
+        calls = ClassifyCalls("/classify", labels)
+        assert not labels.class_names
         rows = [{"index": 1, "label": "b", "probs": [0.25, 0.75]}, {"index": 0, "label": None, "probs": [1.0, 0.0]}]
         assert await self.asked(calls, rows, 2) == [[1.0, 0.0], [0.25, 0.75]]
-        assert labels.told == ("LABEL_0", "b")
+        assert labels.class_names == ("LABEL_0", "b")
         await self.asked(calls, [{"label": "a", "probs": [0.5, 0.5]}])
-        assert labels.told == ("a", "b")
+        assert labels.class_names == ("a", "b")
         with pytest.raises(UpstreamFailed, match="3 labels, and the model has 2"):
             await self.asked(calls, [{"label": "a", "probs": [0.5, 0.25, 0.25]}])
 
     async def test_scores_by_name(self) -> None:
         labels = LabelNames()
-        calls = Classifying("/classify", labels)
+        calls = ClassifyCalls("/classify", labels)
         row = [{"label": f"LABEL_{number}", "score": number / 16} for number in (10, 9, 2)]
         assert await self.asked(calls, [row]) == [[0.125, 0.5625, 0.625]]
-        assert labels.told == ("LABEL_2", "LABEL_9", "LABEL_10")
+        assert labels.class_names == ("LABEL_2", "LABEL_9", "LABEL_10")
         with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
             await self.asked(calls, [row[:2]])
         with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
@@ -130,22 +130,22 @@ class TestClasses:
     async def test_names_that_are_known(self) -> None:
         labels = LabelNames(("b", "a"))
         row = [{"label": "a", "score": 0.25}, {"label": "b", "score": None}]
-        (scores,) = await self.asked(Classifying("/classify", labels), [row])
+        (scores,) = await self.asked(ClassifyCalls("/classify", labels), [row])
         assert np.isnan(scores[0])
         assert scores[1] == 0.25
 
     async def test_the_one_label_of_a_reranker(self) -> None:
         labels = LabelNames(("LABEL_0",))
-        assert await self.asked(Classifying("/classify", labels), [[{"label": "relevant", "score": 0.5}]]) == [[0.5]]
-        assert labels.told == ("relevant",)
+        assert await self.asked(ClassifyCalls("/classify", labels), [[{"label": "relevant", "score": 0.5}]]) == [[0.5]]
+        assert labels.class_names == ("relevant",)
 
     @pytest.mark.parametrize("data", [[], [{"probs": []}], [[]], [{"label": "a"}], [1], None])
     async def test_answers_that_are_none(self, data: Any) -> None:
         with pytest.raises(UpstreamFailed):
-            await self.asked(Classifying("/classify", LabelNames()), data)
+            await self.asked(ClassifyCalls("/classify", LabelNames()), data)
 
     def test_pairs_are_sent_as_lists(self) -> None:
-        calls = Classifying("/classify", LabelNames())
+        calls = ClassifyCalls("/classify", LabelNames())
         assert calls.body("m", [("a", "b")])["input"] == [["a", "b"]]
         assert calls.group(("a", "b")) != calls.group("a") is not None
 
@@ -153,17 +153,17 @@ class TestClasses:
 class TestOrder:
     @given(st.permutations(range(12)))
     def test_any_order_is_put_right(self, order: list[int]) -> None:
-        assert by_index([(index, index) for index in order], 12, "here") == [*range(12)]
+        assert sort_by_index([(index, index) for index in order], 12, "here") == [*range(12)]
 
     @given(st.lists(st.one_of(st.none(), st.integers(-2, 5)), max_size=6), st.integers(0, 5))
     def test_one_row_for_each_input_or_none(self, indices: list[int | None], count: int) -> None:
         found = [(index, place) for place, index in enumerate(indices)]
         places = [place if index is None else index for place, index in enumerate(indices)]
         if sorted(places) == [*range(count)]:
-            assert [places[row] for row in by_index(found, count, "here")] == [*range(count)]
+            assert [places[row] for row in sort_by_index(found, count, "here")] == [*range(count)]
         else:
             with pytest.raises(UpstreamFailed, match="rows for"):
-                by_index(found, count, "here")
+                sort_by_index(found, count, "here")
 
     @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=5))
     async def test_scores_come_as_they_were_sent(self, values: list[float]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shoal.backends.tei import answers
-from shoal.backends.tei.calls import body_of
+from shoal.backends.tei.calls import build_body
 from shoal.errors import InternalError, UpstreamFailed
 from shoal.types import Vectors
 
@@ -33,7 +33,7 @@ def wire(body: Any) -> bytes:
 @given(FLOATS)
 def test_vectors_come_back_to_the_bit(rows: Vectors) -> None:
     """Also denormal ones and -0; NaN and infinity have no JSON but null, which is NaN."""
-    found = asyncio.run(answers.vectors(wire(rows), len(rows), WHERE))
+    found = asyncio.run(answers.parse_vectors(wire(rows), len(rows), WHERE))
     assert found.dtype == np.float32
     finite = np.isfinite(rows)
     assert np.array_equal(found.view(np.uint32)[finite], rows.view(np.uint32)[finite])
@@ -43,7 +43,7 @@ def test_vectors_come_back_to_the_bit(rows: Vectors) -> None:
 @given(st.integers(1, 9).flatmap(lambda width: st.lists(of_width(width), min_size=1, max_size=4)))
 def test_token_vectors_come_back_to_the_bit(rows: list[Vectors]) -> None:
     body = wire([matrix.tolist() for matrix in rows])
-    found = asyncio.run(answers.token_vectors(body, len(rows), WHERE))
+    found = asyncio.run(answers.parse_token_vectors(body, len(rows), WHERE))
     for one, other in zip(found, rows, strict=True):
         assert one.shape == other.shape
         assert np.array_equal(one[np.isfinite(other)], other[np.isfinite(other)])
@@ -52,7 +52,7 @@ def test_token_vectors_come_back_to_the_bit(rows: list[Vectors]) -> None:
 @given(st.lists(st.dictionaries(st.integers(0, 30521), st.floats(width=32, min_value=0.125, max_value=9)), min_size=1))
 def test_sparse_vectors_are_in_the_order_of_their_indices(rows: list[dict[int, float]]) -> None:
     body = wire([[{"index": index, "value": value} for index, value in row.items()] for row in rows])
-    found = asyncio.run(answers.sparse_vectors(body, len(rows), WHERE))
+    found = asyncio.run(answers.parse_sparse_vectors(body, len(rows), WHERE))
     for one, row in zip(found, rows, strict=True):
         assert (one.indices.dtype, one.values.dtype) == (np.int32, np.float32)
         assert one.indices.tolist() == sorted(row)
@@ -64,13 +64,13 @@ def test_scores_go_by_their_label(orders: list[list[int]]) -> None:
     """The server writes the best one first."""
     names, values = ("a", "b", "c"), (1.5, -2.0, 0.25)
     body = wire([[{"score": values[at], "label": names[at]} for at in order] for order in orders])
-    found = asyncio.run(answers.scores(body, len(orders), names, WHERE))
+    found = asyncio.run(answers.parse_scores(body, len(orders), names, WHERE))
     assert found.tolist() == [list(values)] * len(orders)
 
 
 async def test_the_one_label_may_have_any_name() -> None:
     body = wire([[{"score": 0.5, "label": "x"}], [{"score": None, "label": "y"}]])
-    found = await answers.scores(body, 2, ["LABEL_0"], WHERE)
+    found = await answers.parse_scores(body, 2, ["LABEL_0"], WHERE)
     assert found[0, 0] == 0.5
     assert np.isnan(found[1, 0])
 
@@ -88,16 +88,16 @@ async def test_large_answers_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch)
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    assert np.array_equal(await answers.vectors(wire(rows), 40, WHERE), rows)
+    assert np.array_equal(await answers.parse_vectors(wire(rows), 40, WHERE), rows)
     assert turns >= 20
-    matrices = await answers.token_vectors(wire([rows.tolist()] * 3), 3, WHERE)
+    matrices = await answers.parse_token_vectors(wire([rows.tolist()] * 3), 3, WHERE)
     assert all(np.array_equal(matrix, rows) for matrix in matrices)
     beside.cancel()
 
 
 async def test_what_no_float32_holds_is_no_number() -> None:
     """It fails its own row alone, later."""
-    found = await answers.vectors(b"[[1e300,1.0],[1.0,2.0]]", 2, WHERE)
+    found = await answers.parse_vectors(b"[[1e300,1.0],[1.0,2.0]]", 2, WHERE)
     assert np.isinf(found[0, 0])
     assert found[1].tolist() == [1.0, 2.0]
 
@@ -108,7 +108,7 @@ NOTHING: list[bytes] = [b"", b"<html>", b"{}", b"null", b"[1]", b'["a"]', b"[" *
 @pytest.mark.parametrize("body", [*NOTHING, b"[[1.0]]", b'[["1"],["2"]]', b"[[1.0],[1.0,2.0]]", b"[[],[]]"])
 async def test_what_are_no_vectors(body: bytes) -> None:
     with pytest.raises(UpstreamFailed, match=WHERE):
-        await answers.vectors(body, 2, WHERE)
+        await answers.parse_vectors(body, 2, WHERE)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ async def test_what_are_no_vectors(body: bytes) -> None:
 )
 async def test_what_are_no_token_vectors(body: bytes) -> None:
     with pytest.raises(UpstreamFailed, match=WHERE):
-        await answers.token_vectors(body, 2, WHERE)
+        await answers.parse_token_vectors(body, 2, WHERE)
 
 
 def terms(*indices: Any) -> bytes:
@@ -127,7 +127,7 @@ def terms(*indices: Any) -> bytes:
 @pytest.mark.parametrize("body", [*NOTHING, terms(-1), terms(2**31), terms(5, 5), terms(1.5), terms("a")])
 async def test_what_are_no_sparse_vectors(body: bytes) -> None:
     with pytest.raises(UpstreamFailed, match=WHERE):
-        await answers.sparse_vectors(body, 2, WHERE)
+        await answers.parse_sparse_vectors(body, 2, WHERE)
 
 
 def predictions(*labels: str) -> bytes:
@@ -137,7 +137,7 @@ def predictions(*labels: str) -> bytes:
 @pytest.mark.parametrize("body", [*NOTHING, predictions("a"), predictions("a", "x"), predictions("a", "a", "b")])
 async def test_what_are_no_scores(body: bytes) -> None:
     with pytest.raises(UpstreamFailed, match=WHERE):
-        await answers.scores(body, 2, ("a", "b"), WHERE)
+        await answers.parse_scores(body, 2, ("a", "b"), WHERE)
 
 
 class TestCalls:
@@ -149,19 +149,19 @@ class TestCalls:
             "normalize": False,
             "dimensions": 8,
         }
-        assert json.loads(body_of("/embed", ["a", [1, 2]], options)) == {"inputs": ["a", [1, 2]], **options}
-        assert json.loads(body_of("/embed", ["a"], {})) == {"inputs": ["a"]}
+        assert json.loads(build_body("/embed", ["a", [1, 2]], options)) == {"inputs": ["a", [1, 2]], **options}
+        assert json.loads(build_body("/embed", ["a"], {})) == {"inputs": ["a"]}
 
     @pytest.mark.parametrize("route", ["/embed_all", "/embed_sparse"])
     def test_no_route_is_sent_what_it_does_not_read(self, route: str) -> None:
-        body = json.loads(body_of(route, ["a"], {"normalize": True, "dimensions": 8, "truncate": None}))
+        body = json.loads(build_body(route, ["a"], {"normalize": True, "dimensions": 8, "truncate": None}))
         assert body == {"inputs": ["a"]}
 
     def test_scores_are_asked_for_raw_and_never_as_one_pair(self) -> None:
-        body = json.loads(body_of("/predict", ["a", ("b", "c")], {"truncate": True, "normalize": True}))
+        body = json.loads(build_body("/predict", ["a", ("b", "c")], {"truncate": True, "normalize": True}))
         assert body == {"inputs": [["a"], ["b", "c"]], "truncate": True, "raw_scores": True}
-        assert json.loads(body_of("/predict", ["a", "b"], {}))["inputs"] == [["a"], ["b"]]
+        assert json.loads(build_body("/predict", ["a", "b"], {}))["inputs"] == [["a"], ["b"]]
 
     def test_ids_are_not_scored(self) -> None:
         with pytest.raises(InternalError):
-            body_of("/predict", [[1, 2]], {})
+            build_body("/predict", [[1, 2]], {})

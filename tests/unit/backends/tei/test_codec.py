@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.tei.codec import TeiCodec, tokens_of
+from shoal.backends.tei.codec import TeiCodec, to_tokens
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.link import TokenWire
 from shoal.core.protocols import TextCodec, Token
@@ -112,10 +112,10 @@ def test_any_slices_of_any_text(text: str, data: st.DataObject) -> None:
     ends = sorted(data.draw(st.lists(st.integers(0, len(text)), min_size=2, max_size=6, unique=True)))
     slices = list(itertools.pairwise(ends))
     row = [TokenWire(1, text[a:b], False, len(text[:a].encode()), len(text[:b].encode())) for a, b in slices]
-    assert [(token.start, token.stop) for token in tokens_of(text, row)] == slices
+    assert [(token.start, token.stop) for token in to_tokens(text, row)] == slices
 
 
 @given(CHARACTERS, st.lists(st.tuples(st.text(max_size=3), st.integers(-5, 50), st.integers(-5, 50)), max_size=5))
 def test_whatever_it_says_is_no_crash(text: str, told: list[tuple[str, int, int]]) -> None:
     row = [TokenWire(1, word, False, start, stop) for word, start, stop in told]
-    assert len(tokens_of(text, row)) == len(row)
+    assert len(to_tokens(text, row)) == len(row)

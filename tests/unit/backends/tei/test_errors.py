@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.backends.base.http_answer import Answer
-from shoal.backends.tei.errors import batch_limit, engine_error
+from shoal.backends.tei.errors import engine_error, parse_batch_limit
 from shoal.errors import (
     BackendError,
     CapacityError,
@@ -91,7 +91,7 @@ def test_a_pause_is_passed_on_where_a_proxy_names_one() -> None:
     ],
 )
 def test_how_many_inputs_it_takes(answer: Answer, limit: int | None) -> None:
-    assert batch_limit(answer) == limit
+    assert parse_batch_limit(answer) == limit
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'{"error_type":5}', b"[" * 5000])

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shoal.backends.base.response_limit import MOST_TERMS
+from shoal.backends.base.response_limit import MAX_SPARSE_TERMS
 from shoal.backends.tei import grpc_messages as messages
 from shoal.backends.tei import tei_pb2 as pb
 from shoal.backends.tei.info import Info
-from shoal.backends.tei.link import Shape
+from shoal.backends.tei.link import ExpectedShape
 from shoal.errors import InputRejected, UpstreamFailed
 from tests.fakes.tei_wire import wire
 
 WHERE = "grpc://gpu:8080"
-SHAPE = Shape(Info(kind="embedding", model_id="m", max_input_length=8, labels=("a", "b")), 4)
+SHAPE = ExpectedShape(Info(kind="embedding", model_id="m", max_input_length=8, labels=("a", "b")), 4)
 FLOATS = st.floats(width=32)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 KINDS = {"embedding": "EmbedRequest", "tokens": "EmbedAllRequest", "sparse": "EmbedSparseRequest"}
@@ -46,8 +46,8 @@ def read(stream: messages.Stream, made: Any) -> Any:
 )
 def test_texts_with_their_options(name: str, texts: list[str], params: dict[str, Any]) -> None:
     """Any server reads of a message what was meant; what is not said is the default of the HTTP build."""
-    made = messages.requests_of(name, texts, params)
-    found = [getattr(wire, KINDS[name]).FromString(messages.written(each)) for each in made]
+    made = messages.build_requests(name, texts, params)
+    found = [getattr(wire, KINDS[name]).FromString(messages.encode(each)) for each in made]
     assert [each.inputs for each in found] == texts
     for each in found:
         assert each.truncate is bool(params.get("truncate"))
@@ -61,8 +61,8 @@ def test_texts_with_their_options(name: str, texts: list[str], params: dict[str,
 
 @given(st.lists(TEXT | st.tuples(TEXT, TEXT), min_size=1, max_size=4))
 def test_texts_and_pairs(items: list[Any]) -> None:
-    made = messages.requests_of("scores", items, {"truncate": True, "normalize": True})
-    found = [wire.PredictPairRequest.FromString(messages.written(each)) for each in made]
+    made = messages.build_requests("scores", items, {"truncate": True, "normalize": True})
+    found = [wire.PredictPairRequest.FromString(messages.encode(each)) for each in made]
     assert [tuple(each.inputs) for each in found] == [(item,) if isinstance(item, str) else item for item in items]
     assert all(each.raw_scores and each.truncate for each in found)
 
@@ -70,14 +70,14 @@ def test_texts_and_pairs(items: list[Any]) -> None:
 @pytest.mark.parametrize("params", [{"dimensions": 2**32}, {"dimensions": -1}, {"prompt_name": "\ud800"}])
 def test_what_no_message_can_carry(params: dict[str, Any]) -> None:
     with pytest.raises(InputRejected, match="cannot be sent"):
-        messages.requests_of("embedding", ["a"], params)
+        messages.build_requests("embedding", ["a"], params)
 
 
 @given(arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=FLOATS))
 async def test_vectors_are_exact(rows: Any) -> None:
     """To the bit, whatever they hold."""
     found = [read(messages.EMBED, wire.EmbedResponse(embeddings=row)) for row in rows]
-    array = await messages.array_of("embedding", found, SHAPE, WHERE)
+    array = await messages.to_array("embedding", found, SHAPE, WHERE)
     assert array.flags.writeable
     assert np.array_equal(array, rows, equal_nan=True)
 
@@ -86,7 +86,7 @@ async def test_vectors_are_exact(rows: Any) -> None:
 async def test_token_vectors_are_exact(rows: Any) -> None:
     vectors = [wire.TokenEmbedding(embeddings=row) for row in rows]
     found = [read(messages.EMBED_ALL, wire.EmbedAllResponse(token_embeddings=some)) for some in (vectors, vectors[:1])]
-    array = await messages.array_of("tokens", found, SHAPE, WHERE)
+    array = await messages.to_array("tokens", found, SHAPE, WHERE)
     assert np.array_equal(array[0], rows, equal_nan=True)
     assert np.array_equal(array[1], rows[:1], equal_nan=True)
 
@@ -95,7 +95,7 @@ async def test_token_vectors_are_exact(rows: Any) -> None:
 async def test_sparse_vectors_are_exact(weights: dict[int, float]) -> None:
     """In the order of their indices, in whatever they come."""
     terms = [wire.SparseValue(index=index, value=value) for index, value in weights.items()]
-    (row,) = await messages.array_of(
+    (row,) = await messages.to_array(
         "sparse", [read(messages.EMBED_SPARSE, wire.EmbedSparseResponse(sparse_embeddings=terms))], SHAPE, WHERE
     )
     assert row.indices.tolist() == sorted(weights)
@@ -106,7 +106,7 @@ async def test_sparse_vectors_are_exact(weights: dict[int, float]) -> None:
 async def test_scores_come_by_their_labels() -> None:
     told = [wire.Prediction(score=2, label="b"), wire.Prediction(score=1, label="a")]
     found = [read(messages.PREDICT, wire.PredictResponse(predictions=told))] * 2
-    assert (await messages.array_of("scores", found, SHAPE, WHERE)).tolist() == [[1, 2], [1, 2]]
+    assert (await messages.to_array("scores", found, SHAPE, WHERE)).tolist() == [[1, 2], [1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ async def test_scores_come_by_their_labels() -> None:
 async def test_answers_that_are_none(name: str, answers: list[Any]) -> None:
     found = [read(messages.STREAMS[name], answer) for answer in answers]
     with pytest.raises(UpstreamFailed):
-        await messages.array_of(name, found, SHAPE, WHERE)
+        await messages.to_array(name, found, SHAPE, WHERE)
 
 
 async def test_vectors_that_are_half_a_number() -> None:
     with pytest.raises(UpstreamFailed, match="of several lengths, or of none"):
-        await messages.array_of("embedding", [pb.EmbedResponse(embeddings=b"12345")], SHAPE, WHERE)
+        await messages.to_array("embedding", [pb.EmbedResponse(embeddings=b"12345")], SHAPE, WHERE)
 
 
 @given(st.binary(max_size=60))
@@ -140,14 +140,14 @@ async def test_whatever_the_bytes_it_is_an_array_or_an_error(data: bytes) -> Non
         except DecodeError:
             continue
         try:
-            await messages.array_of(name, [answer], SHAPE, WHERE)
+            await messages.to_array(name, [answer], SHAPE, WHERE)
         except UpstreamFailed:
             continue
 
 
 def test_counts_are_told_or_guessed() -> None:
     told = [pb.EmbedResponse(metadata=pb.Metadata(compute_tokens=7)), pb.EmbedResponse(), pb.EmbedResponse()]
-    assert messages.counts_of(told, ["a", "a" * 20, [1, 2, 3]]) == [7, 6, 4]
+    assert messages.count_tokens(told, ["a", "a" * 20, [1, 2, 3]]) == [7, 6, 4]
 
 
 def largest(name: str) -> Any:
@@ -165,7 +165,7 @@ def largest(name: str) -> Any:
         vectors = [wire.TokenEmbedding(embeddings=[1.0] * 4)] * 8
         return wire.EmbedAllResponse(token_embeddings=vectors, metadata=metadata)
     if name == "sparse":
-        terms = [wire.SparseValue(index=2**31 - 1 - at, value=1.0) for at in range(MOST_TERMS)]
+        terms = [wire.SparseValue(index=2**31 - 1 - at, value=1.0) for at in range(MAX_SPARSE_TERMS)]
         return wire.EmbedSparseResponse(sparse_embeddings=terms, metadata=metadata)
     return wire.PredictResponse(predictions=[wire.Prediction(score=1, label=each) for each in "ab"], metadata=metadata)
 
@@ -173,10 +173,10 @@ def largest(name: str) -> Any:
 @pytest.mark.parametrize("name", messages.STREAMS)
 def test_whatever_was_asked_for_fits(name: str) -> None:
     size = len(largest(name).SerializeToString())
-    assert size <= messages.most_of(name, SHAPE) <= size + 2**20
+    assert size <= messages.max_message_bytes(name, SHAPE) <= size + 2**20
 
 
 def test_a_lone_label_may_have_any_name() -> None:
     info = Info(kind="reranker", model_id="m", labels=("LABEL_0",))
     answer = wire.PredictResponse(predictions=[wire.Prediction(score=1, label="x" * 1000)])
-    assert len(answer.SerializeToString()) <= messages.most_of("scores", Shape(info, None))
+    assert len(answer.SerializeToString()) <= messages.max_message_bytes("scores", ExpectedShape(info, None))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.backends.base.http_answer import Answer
-from shoal.backends.tei.info import Info, info_of
+from shoal.backends.tei.info import Info, parse_info
 from shoal.errors import ConfigError, UpstreamFailed
 from tests.fakes.tei import FakeTei
 from tests.fakes.tei_model import Script
@@ -39,7 +39,7 @@ def card(status: int = 200, **changes: Any) -> Answer:
 
 
 def read(**changes: Any) -> Info:
-    return info_of(card(**changes), WHERE)
+    return parse_info(card(**changes), WHERE)
 
 
 def test_limits_and_facts() -> None:
@@ -70,27 +70,27 @@ def test_kinds_of_models(told: Any, kind: str, tasks: Any, vectors: Any, labels:
 
 def test_an_older_server_says_less() -> None:
     old = {"model_id": "m", "model_type": CARD["model_type"], "max_input_length": 128, "max_client_batch_size": 4}
-    info = info_of(Answer(200, {}, json.dumps(old).encode()), WHERE)
+    info = parse_info(Answer(200, {}, json.dumps(old).encode()), WHERE)
     assert (info.max_client_batch_size, info.max_concurrent_requests, info.served_name) == (4, 512, "")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_one_that_is_starting_is_asked_again(status: int) -> None:
     with pytest.raises(UpstreamFailed, match=f"status {status}.*it may be starting"):
-        info_of(card(status), WHERE)
+        parse_info(card(status), WHERE)
 
 
 def test_a_class_of_any_number() -> None:
     """Also one of more digits than Python reads."""
     labels = {"1" * 5000: "last", "0": "first", "x": "after"}
-    info = info_of(card(model_type={"classifier": {"id2label": labels}}), WHERE)
+    info = parse_info(card(model_type={"classifier": {"id2label": labels}}), WHERE)
     assert info.labels == ("first", "last", "after")
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_key_that_is_refused(status: int) -> None:
     with pytest.raises(ConfigError, match="the operator sets upstream_api_key"):
-        info_of(card(status), WHERE)
+        parse_info(card(status), WHERE)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_key_that_is_refused(status: int) -> None:
 )
 def test_what_cannot_be_served(answer: Answer, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        info_of(answer, WHERE)
+        parse_info(answer, WHERE)
 
 
 def test_a_model_is_the_same_whatever_its_limits() -> None:

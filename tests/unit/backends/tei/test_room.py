@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from shoal.backends.base import response_limit as room_module
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, Client
-from shoal.backends.base.response_limit import Room
+from shoal.backends.base.response_limit import ResponseLimit
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.http_link import HttpLink
 from shoal.backends.tei.info import Info
@@ -34,7 +34,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_module, "FEW_BYTES", 0)
 
 
-def check(room: Room, body: bytes) -> None:
+def check(room: ResponseLimit, body: bytes) -> None:
     assert len(body) <= room.size
     room.check(body, WHERE)
 
@@ -47,47 +47,54 @@ def test_vectors_fit(rows: Array) -> None:
     """With numbers as long as a double, and one space after each comma."""
     count, width = rows.shape
     body = orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
-    check(Room.of_vectors(count, width), body)
-    check(Room.of_vectors(count, width), body.replace(b",", b", "))
-    check(Room.of_vectors(count, None), body)
+    check(ResponseLimit.of_vectors(count, width), body)
+    check(ResponseLimit.of_vectors(count, width), body.replace(b",", b", "))
+    check(ResponseLimit.of_vectors(count, None), body)
     tokens = orjson.dumps([rows.tolist()] * 3)
-    check(Room.of_tokens(3, count, width), tokens)
-    check(Room.of_tokens(3, count + 7, None), tokens)
+    check(ResponseLimit.of_tokens(3, count, width), tokens)
+    check(ResponseLimit.of_tokens(3, count + 7, None), tokens)
 
 
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=6, unique=True), st.integers(1, 4))
 def test_scores_fit(labels: list[str], count: int) -> None:
     """Whatever the labels hold."""
     row = [{"score": -1.2345678901234567e-300, "label": label} for label in labels]
-    check(Room.of_scores(count, labels), orjson.dumps([row] * count))
+    check(ResponseLimit.of_scores(count, labels), orjson.dumps([row] * count))
     lone = [{"score": 1.0, "label": "another, [unknown] name, " * 9}]
-    check(Room.of_scores(count, ["LABEL_0"]), orjson.dumps([lone] * count))
+    check(ResponseLimit.of_scores(count, ["LABEL_0"]), orjson.dumps([lone] * count))
 
 
 def test_sparse_vectors_fit() -> None:
-    row = [{"index": 10**6 + at, "value": 0.12345678901234567} for at in range(room_module.MOST_TERMS)]
-    check(Room.of_sparse(1), orjson.dumps([row]))
+    row = [{"index": 10**6 + at, "value": 0.12345678901234567} for at in range(room_module.MAX_SPARSE_TERMS)]
+    check(ResponseLimit.of_sparse(1), orjson.dumps([row]))
 
 
 @pytest.mark.parametrize(
     ("room", "body"),
     [
-        (Room.of_vectors(2, 3), b"[0,0,0,0,0,0,0]"),
-        (Room.of_vectors(2, 3), b"[[0,0,0],[0,0,0,0]]"),
-        (Room.of_vectors(2, 3), b"[[],[],[]]"),
-        (Room.of_tokens(1, 2, 3), b"[[[],[],[]]]"),
-        (Room.of_tokens(1, 2, 3), b"[[[0,0,0],[0,0,0,0]]]"),
-        (Room.of_scores(1, ["a", "b"]), b"[[],[],[]]"),
-        (Room.of_scores(1, ["a", "b"]), b'[[{"label":"a","score":0},{"label":"a","score":0},{"label":"a","score":0}]]'),
+        (ResponseLimit.of_vectors(2, 3), b"[0,0,0,0,0,0,0]"),
+        (ResponseLimit.of_vectors(2, 3), b"[[0,0,0],[0,0,0,0]]"),
+        (ResponseLimit.of_vectors(2, 3), b"[[],[],[]]"),
+        (ResponseLimit.of_tokens(1, 2, 3), b"[[[],[],[]]]"),
+        (ResponseLimit.of_tokens(1, 2, 3), b"[[[0,0,0],[0,0,0,0]]]"),
+        (ResponseLimit.of_scores(1, ["a", "b"]), b"[[],[],[]]"),
+        (
+            ResponseLimit.of_scores(1, ["a", "b"]),
+            b'[[{"label":"a","score":0},{"label":"a","score":0},{"label":"a","score":0}]]',
+        ),
     ],
 )
-def test_more_than_was_asked_for_is_refused(room: Room, body: bytes) -> None:
+def test_more_than_was_asked_for_is_refused(room: ResponseLimit, body: bytes) -> None:
     with pytest.raises(UpstreamFailed, match="more rows, or numbers, than it was asked for"):
         room.check(body, WHERE)
 
 
 def test_no_room_is_larger_than_what_is_read() -> None:
-    for room in (Room.of_vectors(10**6, 4096), Room.of_tokens(512, 8192, None), Room.of_sparse(10**6)):
+    for room in (
+        ResponseLimit.of_vectors(10**6, 4096),
+        ResponseLimit.of_tokens(512, 8192, None),
+        ResponseLimit.of_sparse(10**6),
+    ):
         assert room.size == MAX_ANSWER_BYTES
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.tei.open import link_of, offered
+from shoal.backends.tei.open import list_offers, make_link
 from shoal.config.settings import Settings
 from shoal.errors import ConfigError, EngineFailed, InputRejected, TransportFailed
-from shoal.models.address import Served
+from shoal.models.address import ServedModel
 from shoal.types import Classify, Rerank
 from tests.fakes.tei_grpc import FakeTeiGrpc
 from tests.fakes.tei_model import Script, dense_of, logits_of, sparse_of, tokens_of
@@ -87,10 +87,12 @@ class TestOpening:
     async def test_what_it_offers(self, server: FakeTeiGrpc) -> None:
         server.change(model_id="BAAI/bge")
         address = parse_address(f"tei+grpc://{server.target}")
-        assert await offered(address, Settings()) == {"BAAI/bge": Served(name="BAAI/bge", addresses=(address,))}
+        assert await list_offers(address, Settings()) == {
+            "BAAI/bge": ServedModel(name="BAAI/bge", addresses=(address,))
+        }
         await server.stop()
         with pytest.raises(TransportFailed):
-            await offered(address, Settings())
+            await list_offers(address, Settings())
 
     @pytest.mark.parametrize(
         ("address", "base", "target"),
@@ -103,7 +105,7 @@ class TestOpening:
         ],
     )
     async def test_connections(self, address: str, base: str, target: str) -> None:
-        link: Any = link_of(parse_address(address), Settings())
+        link: Any = make_link(parse_address(address), Settings())
         assert (link.base, link._target) == (base, target)
         await link.aclose()
 

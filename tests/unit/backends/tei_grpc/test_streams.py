@@ -14,7 +14,7 @@ from shoal.backends.tei import grpc_link
 from shoal.backends.tei.codec import TeiCodec
 from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.info import Info
-from shoal.backends.tei.link import Shape
+from shoal.backends.tei.link import ExpectedShape
 from shoal.core.protocols import Token
 from shoal.errors import (
     ConfigError,
@@ -166,7 +166,7 @@ class TestFailures:
         info = await link.info(time.monotonic() + 10)
         server.change(dimension=4096)
         with pytest.raises(EngineFailed, match="more bytes, than it was asked for"):
-            await link.rows("embedding", ["a", "b"], {}, time.monotonic() + 10, Shape(info, 16))
+            await link.rows("embedding", ["a", "b"], {}, time.monotonic() + 10, ExpectedShape(info, 16))
         await link.aclose()
 
     async def test_all_answers_together(self, server: FakeTeiGrpc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ class TestFailures:
         info = await link.info(time.monotonic() + 10)
         monkeypatch.setattr(grpc_link, "MAX_ANSWER_BYTES", 150)
         with pytest.raises(EngineFailed, match="ask for less at once"):
-            await link.rows("embedding", ["a", "b"], {}, time.monotonic() + 10, Shape(info, 16))
+            await link.rows("embedding", ["a", "b"], {}, time.monotonic() + 10, ExpectedShape(info, 16))
         await link.aclose()
 
     async def test_labels_that_it_did_not_have(self) -> None:
@@ -236,7 +236,7 @@ class TestLeaving:
         info = await link.info(time.monotonic() + 10)
         server.calls.clear()
         server.gate.clear()
-        asked = asyncio.create_task(link.rows("embedding", ["a"], {}, time.monotonic() + 10, Shape(info, 16)))
+        asked = asyncio.create_task(link.rows("embedding", ["a"], {}, time.monotonic() + 10, ExpectedShape(info, 16)))
         await server.call()
         await link.aclose()
         with pytest.raises(TransportFailed, match="closed"):
@@ -270,13 +270,13 @@ class TestCards:
             assert (info.model_id, info.revision, info.dtype, info.max_input_length) == ("org/name", "abc", "f32", 128)
             assert (info.max_concurrent_requests, info.max_client_batch_size) == (512, 32)
             assert info.auto_truncate, "the protocol knows none: Shoal's own setting holds"
-            assert await link.look(10.0) == info
+            assert await link.check_health(10.0) == info
             assert len(server.calls) == 1
             await link.aclose()
 
     async def test_labels_by_number_before_others_by_name(self) -> None:
         labels = ["b", "LABEL_10", "a", "LABEL_9", "LABEL_x"]
-        assert sorted(labels, key=grpc_link._rank) == ["LABEL_9", "LABEL_10", "LABEL_x", "a", "b"]
+        assert sorted(labels, key=grpc_link._label_order) == ["LABEL_9", "LABEL_10", "LABEL_x", "a", "b"]
 
     async def test_labels_of_one_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Script, "label_names", property(lambda _: ("same", "same")))
@@ -355,7 +355,7 @@ class TestTheWatch:
         await server.start()
         await until(engine.ready)
         assert (door.asked, engine.reason, engine.facts.max_batch_size) == (1, "", 4)
-        assert server.calls[0].inputs == [grpc_link.QUESTION]
+        assert server.calls[0].inputs == [grpc_link.PROBE_TEXT]
         assert np.array_equal((await ask(engine, ["a"]))[0], dense_of("a"))
 
     @pytest.mark.parametrize("kind", ["embedding", "reranker"])
@@ -376,7 +376,7 @@ class TestTheWatch:
     async def test_one_without_a_health_service(self, server: FakeTeiGrpc) -> None:
         server.healthless = True
         link = link_to(server)
-        assert isinstance(await link.look(10.0), Info)
+        assert isinstance(await link.check_health(10.0), Info)
         await link.aclose()
 
     async def test_another_model_is_probed_before_it_serves(

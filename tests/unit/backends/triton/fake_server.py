@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from shoal.backends.triton.distribution import Distribution
-from shoal.backends.triton.server import Installed
+from shoal.backends.triton.server import Installation
 
 _PROGRAM = """\
 #!{python} -I
@@ -64,8 +64,8 @@ class FakeServer:
         (folder / "backends" / "python" / "libtriton_python.so").touch()
 
     @property
-    def installed(self) -> Installed:
-        return Installed(Distribution(self.binary, self.folder / "backends", self.folder / "caches"), None)
+    def installed(self) -> Installation:
+        return Installation(Distribution(self.binary, self.folder / "backends", self.folder / "caches"), None)
 
     @property
     def starts(self) -> list[str]:

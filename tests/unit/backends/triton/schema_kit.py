@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelInput, ModelMetadataResponse, ModelOutput
-from shoal.backends.triton.schema import DATATYPES, Embedder, Names, detect
+from shoal.backends.triton.schema import DATATYPES, Embedder, TensorNames, detect_embedder
 from shoal.errors import ConfigError
 
 NUMBERS = {name: number for number, name in DATATYPES.items()}
@@ -42,11 +42,13 @@ def metadata(*versions: str, platform: str = "") -> ModelMetadataResponse:
     return ModelMetadataResponse(name="m", versions=versions or ("1",), platform=platform)
 
 
-def found(inputs: Iterable[Tensor], outputs: Iterable[Tensor], names: Names | None = None, **more: Any) -> Embedder:
-    return detect(config(inputs, outputs, **more), metadata(), names)
+def found(
+    inputs: Iterable[Tensor], outputs: Iterable[Tensor], names: TensorNames | None = None, **more: Any
+) -> Embedder:
+    return detect_embedder(config(inputs, outputs, **more), metadata(), names)
 
 
-def refusal(inputs: Iterable[Tensor], outputs: Iterable[Tensor], names: Names | None = None, **more: Any) -> str:
+def refusal(inputs: Iterable[Tensor], outputs: Iterable[Tensor], names: TensorNames | None = None, **more: Any) -> str:
     with pytest.raises(ConfigError, match=r"^Triton's model 'm' ") as caught:
         found(inputs, outputs, names, **more)
     return caught.value.message

@@ -305,7 +305,7 @@ async def test_bytes_that_are_no_answer_are_the_servers_failure(triton: FakeTrit
 
 async def test_a_stream_ends_with_the_empty_final_answer(triton: FakeTriton, client: Client) -> None:
     async def three(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
-        assert codec.parameter(request.parameters, EMPTY_FINAL) is True
+        assert codec.get_parameter(request.parameters, EMPTY_FINAL) is True
         for n in range(3):
             yield number(request, n, final=False)
 

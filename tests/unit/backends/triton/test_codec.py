@@ -175,7 +175,7 @@ def test_infinity_is_no_overflow() -> None:
     assert codec.to_raw("FP16", np.array([np.inf], np.float32)) == b"\x00\x7c"
 
 
-@pytest.mark.parametrize("write", [codec.to_raw, lambda d, a: codec.fill(pb.InferTensorContents(), d, a)])
+@pytest.mark.parametrize("write", [codec.to_raw, lambda d, a: codec.fill_contents(pb.InferTensorContents(), d, a)])
 def test_an_unknown_datatype_is_refused(write: Callable[[str, Array], Any]) -> None:
     with pytest.raises(Unsupported, match="FP8"):
         write("FP8", np.zeros(1))
@@ -288,16 +288,16 @@ def test_a_parameter_goes_into_the_field_of_its_type(value: codec.Parameter, fie
     request = pb.ModelInferRequest()
     codec.set_parameter(request.parameters, "x", value)
     assert request.parameters["x"].WhichOneof("parameter_choice") == field
-    found = codec.parameter(request.parameters, "x")
+    found = codec.get_parameter(request.parameters, "x")
     assert found == value and type(found) is type(value)
 
 
 def test_a_parameter_that_is_not_there_is_none() -> None:
     request = pb.ModelInferRequest()
-    assert codec.parameter(request.parameters, "x") is None
+    assert codec.get_parameter(request.parameters, "x") is None
     assert "x" not in request.parameters
     request.parameters["x"].SetInParent()
-    assert codec.parameter(request.parameters, "x") is None
+    assert codec.get_parameter(request.parameters, "x") is None
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [1], None, {"a": 1}])

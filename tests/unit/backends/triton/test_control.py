@@ -12,10 +12,10 @@ import pytest
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
-from shoal.backends.triton.control import Control, Indexed, load_request, stats_of
+from shoal.backends.triton.control import Control, IndexEntry, load_request, to_model_stats
 from shoal.backends.triton.errors import ModelGone
 from shoal.errors import Crashed, DeadlineExceeded, ModelFailed, ModelNotFound, SetupError, TransportFailed
-from shoal.types import BatchStats, InferenceStats, MemoryUsage, ModelStats, Spent
+from shoal.types import BatchStats, DurationStat, InferenceStats, MemoryUsage, ModelStats
 from tests.fakes.triton import FakeModel, FakeTriton, embedder
 
 
@@ -61,16 +61,16 @@ FILES = {"1/model.py": b"\x00code"}
 async def test_the_index_tells_state_version_and_reason(triton: FakeTriton, control: Control) -> None:
     triton.add(FakeModel("bad", loaded=False, state="UNAVAILABLE", reason="no such file"))
     assert await control.index(deadline=soon()) == [
-        Indexed(name="emb", version="1", state="READY"),
-        Indexed(name="idle"),  # never loaded: neither version nor state
-        Indexed(name="bad", version="1", state="UNAVAILABLE", reason="no such file"),
+        IndexEntry(name="emb", version="1", state="READY"),
+        IndexEntry(name="idle"),  # never loaded: neither version nor state
+        IndexEntry(name="bad", version="1", state="UNAVAILABLE", reason="no such file"),
     ]
 
 
 async def test_ready_config_and_metadata(control: Control) -> None:
-    assert await control.ready("emb", deadline=soon())
-    assert not await control.ready("idle", deadline=soon())
-    assert not await control.ready("nope", "3", deadline=soon())
+    assert await control.is_ready("emb", deadline=soon())
+    assert not await control.is_ready("idle", deadline=soon())
+    assert not await control.is_ready("nope", "3", deadline=soon())
     config = await control.config("emb", deadline=soon())
     assert (list(config.input[0].dims), list(config.output[0].dims)) == ([1], [4])
     metadata = await control.metadata("emb", deadline=soon())
@@ -127,14 +127,14 @@ async def test_a_failed_load_tells_the_indexs_reason(triton: FakeTriton, control
         await control.load("bad", deadline=soon())
     assert not await control.client.server_ready(deadline=soon())  # though the others serve
     assert await control.client.server_live(deadline=soon())
-    assert await control.ready("emb", deadline=soon())
+    assert await control.is_ready("emb", deadline=soon())
 
 
 async def test_a_model_whose_process_died_is_ready_until_asked_and_heals_by_loading(
     triton: FakeTriton, control: Control
 ) -> None:
     triton.models["emb"].broken = True
-    assert await control.ready("emb", deadline=soon())
+    assert await control.is_ready("emb", deadline=soon())
     text = np.array([["a"]], dtype=object)
     request = pb.ModelInferRequest(model_name="emb")
     codec.add_input(request, "text", "BYTES", text)
@@ -175,7 +175,7 @@ async def test_a_pushed_model_is_remembered_though_the_index_leaves_it_out(
     await control.load("pushed", config=embedder("pushed", max_batch_size=7), files=FILES, deadline=soon())
     names = [each.name for each in (await control.client.repository_index(deadline=soon())).models]
     assert "pushed" not in names
-    assert (await control.index(deadline=soon()))[-1] == Indexed(name="pushed", state="READY", pushed=True)
+    assert (await control.index(deadline=soon()))[-1] == IndexEntry(name="pushed", state="READY", pushed=True)
     assert (await control.config("pushed", deadline=soon())).max_batch_size == 7
     request = next(request for name, request in triton.requests if name == "RepositoryModelLoad")
     assert isinstance(request, pb.RepositoryModelLoadRequest)
@@ -187,7 +187,7 @@ async def test_a_pushed_model_is_pushed_again_after_the_servers_restart(triton: 
     config = embedder("pushed", max_batch_size=7)
     await control.load("pushed", config=config, files=FILES, deadline=soon())
     triton.models = {name: model for name, model in triton.models.items() if not model.pushed}
-    assert (await control.index(deadline=soon()))[-1] == Indexed(name="pushed", state="UNAVAILABLE", pushed=True)
+    assert (await control.index(deadline=soon()))[-1] == IndexEntry(name="pushed", state="UNAVAILABLE", pushed=True)
     await control.load("pushed", deadline=soon())
     assert (await control.config("pushed", deadline=soon())).max_batch_size == 7
 
@@ -330,7 +330,7 @@ async def test_statistics_are_tritons_own_numbers(triton: FakeTriton, control: C
     (found,) = await control.statistics("emb", deadline=soon())
     assert (
         found
-        == stats_of(statistics())
+        == to_model_stats(statistics())
         == ModelStats(
             name="emb",
             version="1",
@@ -338,16 +338,18 @@ async def test_statistics_are_tritons_own_numbers(triton: FakeTriton, control: C
             inference_count=9,
             execution_count=3,
             inference_stats=InferenceStats(
-                success=Spent(count=1, ns=1000),
-                fail=Spent(count=2, ns=2000),
-                queue=Spent(count=3, ns=3000),
-                compute_input=Spent(count=4, ns=4000),
-                compute_infer=Spent(count=5, ns=5000),
-                compute_output=Spent(count=6, ns=6000),
-                cache_hit=Spent(count=7, ns=7000),
-                cache_miss=Spent(count=8, ns=8000),
+                success=DurationStat(count=1, ns=1000),
+                fail=DurationStat(count=2, ns=2000),
+                queue=DurationStat(count=3, ns=3000),
+                compute_input=DurationStat(count=4, ns=4000),
+                compute_infer=DurationStat(count=5, ns=5000),
+                compute_output=DurationStat(count=6, ns=6000),
+                cache_hit=DurationStat(count=7, ns=7000),
+                cache_miss=DurationStat(count=8, ns=8000),
             ),
-            batch_stats=[BatchStats(batch_size=4, compute_infer=Spent(count=2, ns=77), compute_output=Spent(ns=5))],
+            batch_stats=[
+                BatchStats(batch_size=4, compute_infer=DurationStat(count=2, ns=77), compute_output=DurationStat(ns=5))
+            ],
             memory_usage=[MemoryUsage(type="CPU", id=0, byte_size=2**33)],
         )
     )

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.backends.triton import distribution
 from shoal.backends.triton.distribution import Distribution, check_machine, fetch, find_installed, unpack
-from shoal.backends.triton.place import Unseen
+from shoal.backends.triton.place import SilentProgress
 from shoal.errors import Cancelled, SetupError, SourceError
 
 ROOT = "pytriton/tritonserver/"
@@ -65,7 +65,7 @@ def program(path: Path) -> Path:
 
 def opened(wheel: Path, into: Path, python: str = "3.11", stop: threading.Event | None = None) -> None:
     into.mkdir()
-    unpack(wheel, into, python, Unseen(), stop or threading.Event())
+    unpack(wheel, into, python, SilentProgress(), stop or threading.Event())
 
 
 def test_only_what_runs_is_unpacked(wheel: Path, tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_it_is_fetched_once(index: None, wheel: Path, tmp_path: Path, monkeypatc
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     monkeypatch.setitem(distribution.HASHES, platform.machine(), digest)
     stop = threading.Event()
-    found = fetch(tmp_path / "root", "3.11", offline=False, progress=Unseen(), stop=stop)
+    found = fetch(tmp_path / "root", "3.11", offline=False, progress=SilentProgress(), stop=stop)
     assert found.unpacked
     assert found.binary.is_file()
     assert found.platforms() == ("python",)
-    assert found == fetch(tmp_path / "root", "3.11", offline=True, progress=Unseen(), stop=stop)
+    assert found == fetch(tmp_path / "root", "3.11", offline=True, progress=SilentProgress(), stop=stop)
     [folder] = (path for path in (tmp_path / "root").iterdir() if path.is_dir())
     assert folder.name == f"nvidia-pytriton-0.7.0-{platform.machine()}-py3.11"
 
@@ -134,14 +134,14 @@ def test_it_is_fetched_once(index: None, wheel: Path, tmp_path: Path, monkeypatc
 def test_another_file_of_that_name_is_refused(index: None, tmp_path: Path) -> None:
     """Its hash is not the one that Shoal knows, so nothing of it is unpacked."""
     with pytest.raises(SourceError, match="SHA-256"):
-        fetch(tmp_path / "root", "3.11", offline=False, progress=Unseen(), stop=threading.Event())
+        fetch(tmp_path / "root", "3.11", offline=False, progress=SilentProgress(), stop=threading.Event())
     assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
 
 
 def test_offline_fetches_nothing(index: None, tmp_path: Path) -> None:
     """The error says how to get it here."""
     with pytest.raises(SourceError, match="once with network"):
-        fetch(tmp_path / "root", "3.11", offline=True, progress=Unseen(), stop=threading.Event())
+        fetch(tmp_path / "root", "3.11", offline=True, progress=SilentProgress(), stop=threading.Event())
 
 
 @pytest.mark.parametrize(

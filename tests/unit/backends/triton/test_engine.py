@@ -17,9 +17,9 @@ from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
-from shoal.backends.triton.engine import ANY_BATCH, Endpoint, TritonEngine, facts_of
+from shoal.backends.triton.engine import DEFAULT_BATCH_SIZE, Endpoint, TritonEngine, build_facts
 from shoal.backends.triton.errors import ModelGone
-from shoal.backends.triton.schema import Embedder, Names
+from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.errors import (
     ConfigError,
     Crashed,
@@ -123,10 +123,10 @@ async def serves(engine: TritonEngine) -> bool:
 
 
 async def engine_for(
-    target: Endpoint, model: FakeModel, triton: FakeTriton, names: Names | None = None
+    target: Endpoint, model: FakeModel, triton: FakeTriton, names: TensorNames | None = None
 ) -> TritonEngine:
     triton.add(model)
-    target = replace(target, model=model.name, names=names or Names())
+    target = replace(target, model=model.name, names=names or TensorNames())
     return TritonEngine(target, model.name, embedder=await found(target), admit=Door(), serving=True)
 
 
@@ -147,7 +147,7 @@ class TestBatches:
             assert ids.dtype == np.int32
             return reply(request, vec=np.stack([ids.sum(1), ids[:, 0]], 1).astype(np.float16))
 
-        names = Names(inputs={"input_ids": "ids"}, outputs={"sentence_embedding": "vec"})
+        names = TensorNames(inputs={"input_ids": "ids"}, outputs={"sentence_embedding": "vec"})
         engine = await engine_for(target, FakeModel("own", config=config, answer=answer), triton, names)
         ids = np.array([[1, 2], [3, 4]])
         answered = await engine.infer({"input_ids": ids}, ["sentence_embedding"], {}, soon())
@@ -159,7 +159,7 @@ class TestBatches:
         engine.endpoint = replace(engine.endpoint, version="1")
         await ask(engine, "one", input_type="query", dimensions=4)
         sent = asked(triton, "ModelInfer")[-1]
-        assert {key: codec.parameter(sent.parameters, key) for key in sent.parameters} == {
+        assert {key: codec.get_parameter(sent.parameters, key) for key in sent.parameters} == {
             "input_type": "query",
             "dimensions": 4,
         }
@@ -468,13 +468,13 @@ def embedder_of(**fields: Any) -> Embedder:
     [
         ({"max_batch_size": 16, "instances": 3}, {"slots": 4, "parallel": 3, "max_batch_size": 1}),
         ({"max_batch_size": 16, "style": "text"}, {"slots": 2, "max_batch_size": 16, "padded": False}),
-        ({"max_batch_size": 0, "style": "nim"}, {"max_batch_size": ANY_BATCH, "padded": False}),
+        ({"max_batch_size": 0, "style": "nim"}, {"max_batch_size": DEFAULT_BATCH_SIZE, "padded": False}),
         ({"max_batch_size": 8, "length": 128}, {"length_buckets": (128,), "padded": True}),
     ],
 )
 def test_facts_follow_the_configuration(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     """A batch more than there are instances; one text a batch where the model is not told of padding."""
-    facts = facts_of("m-0", embedder_of(**fields))
+    facts = build_facts("m-0", embedder_of(**fields))
     assert {key: getattr(facts, key) for key in expected} == expected
 
 

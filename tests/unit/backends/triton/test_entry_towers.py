@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.backends.triton.engine import facts_of, schema_of
+from shoal.backends.triton.engine import build_facts, detect_schema
 from shoal.backends.triton.entry import (
-    MOST_PIXEL_BYTES,
+    MAX_PIXEL_BYTES,
     EntrySpec,
     ImageTower,
     TritonModel,
-    pictures_a_call,
+    max_images_per_call,
     triton_models,
 )
-from shoal.backends.triton.pixels import contrast_spec, detect_pixels, has_pictures, image_spec
+from shoal.backends.triton.pixels import detect_pixels, has_images, read_contrast_spec, read_image_spec
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.backends.triton.repository import Repository
-from shoal.backends.triton.schema import Embedder, Names
+from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.errors import ConfigError, ModelFileError
 from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec
 from tests.unit.backends.triton.entry_kit import SPEC, entry
@@ -92,11 +92,11 @@ class TestWritten:
     def test_a_batch_fits_into_a_call(self, tmp_path: Path) -> None:
         """64 pictures of 224 x 224 have 38 MB."""
         large = msgspec.structs.replace(IMAGE, size=(224, 224))
-        most = pictures_a_call(large)
-        assert most * 3 * 224 * 224 * 4 <= MOST_PIXEL_BYTES < (most + 1) * 3 * 224 * 224 * 4
+        most = max_images_per_call(large)
+        assert most * 3 * 224 * 224 * 4 <= MAX_PIXEL_BYTES < (most + 1) * 3 * 224 * 224 * 4
         assert pictures(tmp_path, large, options={"max_batch_size": 64}).config.max_batch_size == most
         assert pictures(tmp_path, large, options={"max_batch_size": 8}).config.max_batch_size == 8
-        assert pictures_a_call(msgspec.structs.replace(IMAGE, size=(9000, 9000))) == 1
+        assert max_images_per_call(msgspec.structs.replace(IMAGE, size=(9000, 9000))) == 1
 
     def test_pictures_alone(self, tmp_path: Path) -> None:
         """The image tower is what the name stands for; of a classifier it gives logits."""
@@ -127,13 +127,13 @@ class TestRead:
     def test_as_it_was_written(self, tmp_path: Path) -> None:
         """Whatever names the operator gives the tensors of texts."""
         model = pictures(tmp_path)
-        for names in (None, Names(outputs={"pooled": "pooled"})):
-            found = schema_of(model.config, metadata("1", "2"), names)
+        for names in (None, TensorNames(outputs={"pooled": "pooled"})):
+            found = detect_schema(model.config, metadata("1", "2"), names)
             assert isinstance(found, Embedder)
             assert (found.style, found.dimension, found.max_batch_size) == ("pixels", 4, 64)
             assert [port.name for port in (*found.inputs, *found.outputs)] == ["pixel_values", "image_embeds"]
-            assert (found.version, found.batch, found.masked) == ("2", "config", True)
-            assert not facts_of("m", found).padded
+            assert (found.version, found.batch, found.has_mask) == ("2", "config", True)
+            assert not build_facts("m", found).padded
 
     def test_no_larger_batch_than_fits(self, tmp_path: Path) -> None:
         """An older entry may say more."""
@@ -142,14 +142,14 @@ class TestRead:
         model.config.max_batch_size = 64
         found = detect_pixels(model.config, metadata())
         assert found is not None
-        assert facts_of("m", found).max_batch_size == pictures_a_call(large) < 64
+        assert build_facts("m", found).max_batch_size == max_images_per_call(large) < 64
 
     def test_a_text_tower_is_none(self, tmp_path: Path) -> None:
         _, text = triton_models(towers(tmp_path))
         assert detect_pixels(text.config, metadata()) is None
-        assert has_pictures(parameters(text))
-        assert not has_pictures(parameters(pictures(tmp_path)))
-        found = schema_of(text.config, metadata())
+        assert has_images(parameters(text))
+        assert not has_images(parameters(pictures(tmp_path)))
+        found = detect_schema(text.config, metadata())
         assert isinstance(found, Embedder)
         assert found.style == "tokens"
 
@@ -157,9 +157,9 @@ class TestRead:
         """What Shoal wrote reads nothing behind a text's end."""
         spec = msgspec.structs.replace(SPEC, inputs=("input_ids",))
         _, text = triton_models(towers(tmp_path, text=spec))
-        found = schema_of(text.config, metadata())
+        found = detect_schema(text.config, metadata())
         assert isinstance(found, Embedder)
-        assert facts_of("m", found).max_batch_size == 64
+        assert build_facts("m", found).max_batch_size == 64
 
     @pytest.mark.parametrize("change", ["dims", "batch", "more"])
     def test_edited_by_hand(self, tmp_path: Path, change: str) -> None:
@@ -175,14 +175,14 @@ class TestRead:
 
     def test_parameters_that_cannot_be_read(self) -> None:
         with pytest.raises(ConfigError, match=r"`shoal_image` that is not readable .* through Shoal again"):
-            image_spec("m", {"shoal_image": "{}"})
+            read_image_spec("m", {"shoal_image": "{}"})
         with pytest.raises(ConfigError, match="`shoal_contrast` that is not readable"):
-            contrast_spec("m", {"shoal_contrast": "none"})
+            read_contrast_spec("m", {"shoal_contrast": "none"})
 
     def test_contrast(self, tmp_path: Path) -> None:
         _, text = triton_models(towers(tmp_path))
-        assert contrast_spec("m", parameters(text)) == CONTRAST
-        assert contrast_spec("m", {}) is None
+        assert read_contrast_spec("m", parameters(text)) == CONTRAST
+        assert read_contrast_spec("m", {}) is None
 
     def test_a_tower_that_others_wrote_is_refused(self) -> None:
         assert "load it through Shoal" in refusal([("input", "FP32", [3, 224, 224])], [("output", "FP32", [512])])

@@ -13,23 +13,23 @@ import pytest
 
 from shoal.backends.triton import environment
 from shoal.backends.triton.environment import (
-    Answers,
     Environment,
     Interpreter,
-    ask,
+    InterpreterInfo,
     build,
-    candidates,
+    find_candidates,
     find_interpreter,
     find_libpython,
-    surroundings,
+    query_interpreter,
+    server_environment,
 )
-from shoal.backends.triton.place import Unseen
+from shoal.backends.triton.place import SilentProgress
 from shoal.errors import SetupError, SourceError
 
-DEBIAN = Answers(
+DEBIAN = InterpreterInfo(
     "3.11", "/usr/bin/python3.11", "/usr", "/usr/lib", "", "x86_64-linux-gnu", "/usr/lib/python3.11/config"
 )
-PYENV = Answers("3.12", "/opt/py/bin/python3.12", "/opt/py", "/opt/py/lib", "libpython3.12.so.1.0")
+PYENV = InterpreterInfo("3.12", "/opt/py/bin/python3.12", "/opt/py", "/opt/py/lib", "libpython3.12.so.1.0")
 MULTIARCH = Path("/usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0")
 
 
@@ -39,7 +39,7 @@ def nothing(name: str) -> list[str]:
 
 def test_this_interpreter_answers() -> None:
     """Its version and where its libraries are."""
-    answers = ask(sys.executable)
+    answers = query_interpreter(sys.executable)
     assert answers is not None
     assert answers.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert Path(answers.executable).exists()
@@ -51,13 +51,13 @@ def test_a_program_that_is_no_python(tmp_path: Path) -> None:
     shim = tmp_path / "python3.11"
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
-    assert ask(str(shim)) is None
-    assert ask(str(tmp_path / "none")) is None
+    assert query_interpreter(str(shim)) is None
+    assert query_interpreter(str(tmp_path / "none")) is None
 
 
 def test_shoal_s_own_interpreter_is_asked_first() -> None:
     """Then the others of this machine, each once."""
-    found = candidates()
+    found = find_candidates()
     assert found[0] == sys.executable
     assert len(found) == len(set(found))
 
@@ -67,7 +67,7 @@ def test_shoal_s_own_interpreter_is_asked_first() -> None:
     [(DEBIAN, MULTIARCH), (PYENV, Path("/opt/py/lib/libpython3.12.so.1.0"))],
     ids=["Debian", "pyenv"],
 )
-def test_libpython_where_the_interpreter_says(answers: Answers, there: Path) -> None:
+def test_libpython_where_the_interpreter_says(answers: InterpreterInfo, there: Path) -> None:
     """LIBDIR, with the machine's own folder in it as on Debian."""
     assert find_libpython(answers, is_file=lambda path: path == there, cached=nothing) == there
 
@@ -96,7 +96,12 @@ def test_the_loader_s_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_first_that_fits_is_taken() -> None:
     """Not one of a version without a stub, not one that does not run, not one without a shared library."""
-    known = {"new": Answers("3.14", "/new"), "static": Answers("3.11", "/static"), "good": PYENV, "later": DEBIAN}
+    known = {
+        "new": InterpreterInfo("3.14", "/new"),
+        "static": InterpreterInfo("3.11", "/static"),
+        "good": PYENV,
+        "later": DEBIAN,
+    }
     there = {"3.12": Path("/opt/py/lib/libpython3.12.so.1.0"), "/usr/bin/python3.11": MULTIARCH}
     found = find_interpreter(["gone", *known], asked=known.get, located=lambda answers: there.get(answers.version))
     assert found == Interpreter("/opt/py/bin/python3.12", "3.12", there["3.12"])
@@ -104,7 +109,7 @@ def test_the_first_that_fits_is_taken() -> None:
 
 def test_without_libpython_it_says_what_to_install() -> None:
     """What was looked at, and the way out on Debian, with pyenv and with uv."""
-    known = {"new": Answers("3.14", "/new"), "static": Answers("3.11", "/static")}
+    known = {"new": InterpreterInfo("3.14", "/new"), "static": InterpreterInfo("3.11", "/static")}
     with pytest.raises(SetupError) as caught:
         find_interpreter(known, asked=known.get, located=lambda answers: None)
     message = caught.value.message
@@ -119,7 +124,7 @@ def test_offline_builds_nothing(tmp_path: Path) -> None:
     """The error says how to get it here."""
     python = Interpreter(sys.executable, "3.11", MULTIARCH)
     with pytest.raises(SourceError, match="once with network"):
-        build(tmp_path / "root", python, offline=True, progress=Unseen(), stop=threading.Event())
+        build(tmp_path / "root", python, offline=True, progress=SilentProgress(), stop=threading.Event())
     assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
 
 
@@ -131,14 +136,14 @@ def test_a_venv_that_cannot_be_made(tmp_path: Path) -> None:
     for executable, said in ((broken, "No module named venv"), (tmp_path / "gone", "No such file")):
         python = Interpreter(str(executable), "3.11", MULTIARCH)
         with pytest.raises(SourceError, match=said):
-            build(tmp_path / "root", python, offline=False, progress=Unseen(), stop=threading.Event())
+            build(tmp_path / "root", python, offline=False, progress=SilentProgress(), stop=threading.Event())
 
 
-class Recorded(Unseen):
+class Recorded(SilentProgress):
     def __init__(self) -> None:
         self.told: set[str] = set()
 
-    def fetched(self, what: str, done: int, total: int | None) -> None:
+    def report_fetch(self, what: str, done: int, total: int | None) -> None:
         self.told.add(what)
 
 
@@ -182,7 +187,7 @@ def test_libraries_that_the_index_lacks(index: Path, tmp_path: Path) -> None:
     libpython.touch()
     python = Interpreter(sys.executable, "3.11", libpython)
     with pytest.raises(SourceError, match=r"^Python libraries for Triton: the package index has no wheel of it"):
-        build(tmp_path / "root", python, offline=False, progress=Unseen(), stop=threading.Event())
+        build(tmp_path / "root", python, offline=False, progress=SilentProgress(), stop=threading.Event())
     assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
 
 
@@ -198,21 +203,21 @@ def test_what_is_there_is_used_and_what_lost_its_python_is_not(tmp_path: Path) -
     (folder / "libpython").mkdir()
     (folder / "libpython" / "libpython3.11.so.1.0").symlink_to(libpython)
     stop = threading.Event()
-    made = build(tmp_path / "root", python, offline=True, progress=Unseen(), stop=stop)
+    made = build(tmp_path / "root", python, offline=True, progress=SilentProgress(), stop=stop)
     assert made == Environment(folder / "bin", folder / "libpython")
     libpython.unlink()
     with pytest.raises(SourceError):
-        build(tmp_path / "root", python, offline=True, progress=Unseen(), stop=stop)
+        build(tmp_path / "root", python, offline=True, progress=SilentProgress(), stop=stop)
 
 
 def test_a_server_sees_its_python_first_and_no_setting_of_shoal() -> None:
     """Keys stay here; another numpy stays away."""
     base = {"PATH": "/bin", "SHOAL_API_KEY": "secret", "PYTHONPATH": "/mine", "LD_LIBRARY_PATH": "/lib", "HOME": "/h"}
-    made = surroundings(Environment(Path("/e/bin"), Path("/e/libpython")), base)
+    made = server_environment(Environment(Path("/e/bin"), Path("/e/libpython")), base)
     assert made == {
         "PATH": os.pathsep.join(("/e/bin", "/bin")),
         "LD_LIBRARY_PATH": os.pathsep.join(("/e/libpython", "/lib")),
         "HOME": "/h",
         "PYTHONNOUSERSITE": "1",
     }
-    assert surroundings(None, base) == {name: value for name, value in base.items() if name != "SHOAL_API_KEY"}
+    assert server_environment(None, base) == {name: value for name, value in base.items() if name != "SHOAL_API_KEY"}

@@ -7,13 +7,13 @@ import grpc.aio
 import pytest
 
 from shoal.backends.triton.errors import (
-    MEANINGS,
+    ERROR_TABLE,
     ModelGone,
-    essence,
     infer_error,
-    meaning,
     rpc_error,
+    shorten_message,
     stream_error,
+    to_error,
 )
 from shoal.errors import (
     Conflict,
@@ -85,7 +85,7 @@ def test_each_answer_has_its_error(code: grpc.StatusCode, details: str, kind: ty
     error = rpc_error(failure(code, details))
     assert type(error) is kind
     assert "request id" not in error.message
-    assert essence(details) in error.message
+    assert shorten_message(details) in error.message
 
 
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
@@ -95,10 +95,10 @@ def test_a_status_without_words_is_named(code: grpc.StatusCode, details: str | N
 
 
 def test_every_row_is_reached_and_says_something_before_the_servers_words() -> None:
-    made = [meaning(code, details) for code, details, _ in OBSERVED]
-    said = {row.saying for row in MEANINGS if any(error.message.startswith(row.saying) for error in made)}
-    assert said == {row.saying for row in MEANINGS}
-    assert MEANINGS[-1].codes == () and MEANINGS[-1].words == ()
+    made = [to_error(code, details) for code, details, _ in OBSERVED]
+    said = {row.saying for row in ERROR_TABLE if any(error.message.startswith(row.saying) for error in made)}
+    assert said == {row.saying for row in ERROR_TABLE}
+    assert ERROR_TABLE[-1].codes == () and ERROR_TABLE[-1].words == ()
 
 
 @pytest.mark.parametrize(("code", "details", "kind"), OBSERVED)
@@ -112,14 +112,14 @@ def test_an_engine_raises_only_what_its_seam_allows(
 
 
 def test_the_next_step_is_said() -> None:
-    assert "--model-control-mode=explicit" in meaning(Code.UNAVAILABLE, "model load / unload is not allowed").message
-    assert "triton_metadata" in meaning(Code.UNAVAILABLE, "This protocol is restricted, expecting 'x'").message
-    assert "triton_ca_file" in meaning(Code.UNAVAILABLE, "CERTIFICATE_VERIFY_FAILED").message
+    assert "--model-control-mode=explicit" in to_error(Code.UNAVAILABLE, "model load / unload is not allowed").message
+    assert "triton_metadata" in to_error(Code.UNAVAILABLE, "This protocol is restricted, expecting 'x'").message
+    assert "triton_ca_file" in to_error(Code.UNAVAILABLE, "CERTIFICATE_VERIFY_FAILED").message
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
-    assert meaning(Code.UNAVAILABLE, "Exceeds maximum queue size").retry_after == 0.1
-    assert meaning(Code.UNAVAILABLE, "gone").retry_after is None
+    assert to_error(Code.UNAVAILABLE, "Exceeds maximum queue size").retry_after == 0.1
+    assert to_error(Code.UNAVAILABLE, "gone").retry_after is None
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_a_streams_error_has_no_status_and_its_words_must_do(message: str, kind:
 
 
 def test_a_long_message_is_cut_and_put_on_one_line() -> None:
-    assert essence("[request id: a b] one\n  two " + "x" * 1000).startswith("one two xxx")
-    assert len(essence("y" * 1000)) == 400
+    assert shorten_message("[request id: a b] one\n  two " + "x" * 1000).startswith("one two xxx")
+    assert len(shorten_message("y" * 1000)) == 400

@@ -18,7 +18,7 @@ from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.llm import TritonGenerator
-from shoal.backends.triton.llm_request import Words
+from shoal.backends.triton.llm_request import ModelTokenizer
 from shoal.backends.triton.llm_schema import LlmSchema
 from shoal.core.protocols import Piece, Prompt
 from shoal.errors import (
@@ -37,7 +37,7 @@ from tests.fakes.triton import Code, FakeTriton, Refused
 from tests.fakes.triton_llm import TENSORS, Kind, Script, Talker, talker
 from tests.unit.backends.triton.open.kit import asked, forgotten, grpc_in_use, until
 
-WORDS = Words(encode=lambda text: [ord(letter) for letter in text], piece=chr, ends=(2,))
+WORDS = ModelTokenizer(encode=lambda text: [ord(letter) for letter in text], piece=chr, ends=(2,))
 PROMPT = Prompt(text="Say hello", ids=(5, 6, 7), tokens=3)
 
 

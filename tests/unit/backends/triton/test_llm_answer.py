@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.llm_answer import LEAST, REPLACED, Answer
-from shoal.backends.triton.llm_request import Asked, Words
+from shoal.backends.triton.llm_answer import MIN_LOGPROB, REPLACED, Answer
+from shoal.backends.triton.llm_request import GenerationRequest, ModelTokenizer
 from shoal.backends.triton.llm_schema import detect_llm
 from shoal.core.protocols import Piece, Prompt
 from shoal.errors import UpstreamFailed
 from shoal.types import Array, Sampling, TokenLogprob
 from tests.fakes.triton_llm import Kind, talker_config, texts
 
-WORDS = Words(encode=lambda text: [ord(letter) for letter in text], piece=chr)
+WORDS = ModelTokenizer(encode=lambda text: [ord(letter) for letter in text], piece=chr)
 PROMPT = Prompt(text="Say hello", ids=(5, 6, 7))
 
 
@@ -30,7 +30,7 @@ def answer(kind: Kind, *, stream: bool = True, model: dict[str, Any] | None = No
     config = talker_config(kind, **model or {})
     schema = detect_llm(config, pb.ModelMetadataResponse(platform=config.platform))
     assert schema is not None
-    asked = Asked(id="i", prompt=PROMPT, sampling=Sampling(**sampling), stream=stream)
+    asked = GenerationRequest(id="i", prompt=PROMPT, sampling=Sampling(**sampling), stream=stream)
     return Answer(schema, asked, WORDS)
 
 
@@ -265,8 +265,8 @@ class TestLogprobs:
             logprob=-2.0,
             top=[TokenLogprob(token="a", logprob=-0.5), TokenLogprob(token="b", logprob=-1.0)],
         )
-        none = TokenLogprob(token="", logprob=LEAST)
-        assert list(piece.logprobs) == [first, TokenLogprob(token="", logprob=LEAST, top=[none])]
+        none = TokenLogprob(token="", logprob=MIN_LOGPROB)
+        assert list(piece.logprobs) == [first, TokenLogprob(token="", logprob=MIN_LOGPROB, top=[none])]
         [piece, _] = pieces(answer("vllm", logprobs=0), made)
         assert [each.top for each in piece.logprobs] == [[], []]
 
@@ -294,4 +294,4 @@ class TestLogprobs:
         made = ids(65, 66)
         codec.add_output(made, "output_log_probs", "FP32", np.array([[[-1.0, -np.inf]]], np.float32))
         [piece, _] = pieces(answer("tokens", logprobs=0), made)
-        assert [(each.token, each.logprob) for each in piece.logprobs] == [("A", -1.0), ("B", LEAST)]
+        assert [(each.token, each.logprob) for each in piece.logprobs] == [("A", -1.0), ("B", MIN_LOGPROB)]

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.llm_request import LENGTH, Adapter, Asked, Requests, Words
+from shoal.backends.triton.llm_request import (
+    DEFAULT_MAX_TOKENS,
+    Adapter,
+    GenerationRequest,
+    ModelTokenizer,
+    RequestBuilder,
+)
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
 from shoal.core.protocols import Prompt
 from shoal.errors import ConfigError, InputRejected, InvalidValue
@@ -28,7 +34,7 @@ def encode(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-WORDS = Words(encode=encode, piece=chr, ends=(2, 4))
+WORDS = ModelTokenizer(encode=encode, piece=chr, ends=(2, 4))
 
 
 def schema(kind: Kind, **fields: Any) -> LlmSchema:
@@ -49,9 +55,9 @@ def request(
     **sampling: Any,
 ) -> pb.ModelInferRequest:
     """What is sent for a sampling; `model` as talker_config takes it."""
-    requests = Requests(schema(kind, **model or {}), "llm", "3", words=WORDS, adapters=adapters)
-    asked = Asked(id="the id", prompt=prompt, sampling=Sampling(**sampling), stream=stream, adapter=adapter)
-    return requests.generation(asked)
+    requests = RequestBuilder(schema(kind, **model or {}), "llm", "3", words=WORDS, adapters=adapters)
+    asked = GenerationRequest(id="the id", prompt=prompt, sampling=Sampling(**sampling), stream=stream, adapter=adapter)
+    return requests.build_generation(asked)
 
 
 def sent(kind: Kind, **fields: Any) -> dict[str, Any]:
@@ -141,7 +147,7 @@ class TestVllm:
 
     def test_before_the_input_they_are_parameters(self) -> None:
         made = request("old_vllm", max_tokens=9, temperature=0.5, ignore_eos=True)
-        found = {name: codec.parameter(made.parameters, name) for name in made.parameters}
+        found = {name: codec.get_parameter(made.parameters, name) for name in made.parameters}
         assert found == {"max_tokens": 9, "temperature": 0.5, "ignore_eos": True}
 
     @pytest.mark.parametrize(
@@ -212,7 +218,12 @@ class TestTensorRtLlm:
 
     def test_what_must_be_filled_is(self) -> None:
         """Of the older ensembles the word lists, too; and a length always."""
-        assert sent("gpt") == {"text_input": "Say hello", "max_tokens": LENGTH, "stop_words": "", "bad_words": ""}
+        assert sent("gpt") == {
+            "text_input": "Say hello",
+            "max_tokens": DEFAULT_MAX_TOKENS,
+            "stop_words": "",
+            "bad_words": "",
+        }
         found = sent("gpt", stop=["a", "b"], max_tokens=3, seed=1, min_tokens=2)
         assert (found["stop_words"], found["bad_words"], found["max_tokens"]) == (["a", "b"], "", 3)
         assert (found["random_seed"], found["min_length"]) == (1, 2)
@@ -317,7 +328,7 @@ class TestEngine:
 
     def test_a_cancellation(self) -> None:
         """The same id, and of the rest as little as is allowed."""
-        made = Requests(schema("tokens"), "llm", words=WORDS).cancellation("the id")
+        made = RequestBuilder(schema("tokens"), "llm", words=WORDS).build_cancellation("the id")
         assert made is not None
         assert made.id == "the id"
         assert held(made) == {"input_ids": 0, "input_lengths": 0, "request_output_len": 0, "stop": True}
@@ -353,7 +364,7 @@ class TestLlmApi:
         assert found["lora_name"] == "doll-v2"
 
     def test_a_cancellation(self) -> None:
-        made = Requests(schema("llmapi"), "llm").cancellation("the id")
+        made = RequestBuilder(schema("llmapi"), "llm").build_cancellation("the id")
         assert made is not None
         assert held(made) == {"text_input": "", "stop": True}
 
@@ -380,12 +391,12 @@ class TestOthers:
         del config.input[1].dims[:]
         found = detect_llm(config, pb.ModelMetadataResponse())
         assert found is not None
-        asked = Asked(id="i", prompt=PROMPT, sampling=Sampling(max_tokens=3), stream=True)
-        made = Requests(found, "llm").generation(asked)
+        asked = GenerationRequest(id="i", prompt=PROMPT, sampling=Sampling(max_tokens=3), stream=True)
+        made = RequestBuilder(found, "llm").build_generation(asked)
         assert [list(each.shape) for each in made.inputs if each.name == "max_tokens"] == [[]]
 
     def test_who_cannot_be_told_to_stop(self) -> None:
-        assert Requests(schema("vllm"), "llm").cancellation("i") is None
+        assert RequestBuilder(schema("vllm"), "llm").build_cancellation("i") is None
 
     @pytest.mark.parametrize(
         ("kind", "adapters", "words"),
@@ -397,7 +408,7 @@ class TestOthers:
     )
     def test_adapters_that_cannot_be(self, kind: Kind, adapters: dict[str, Adapter], words: str) -> None:
         with pytest.raises(ConfigError, match=words):
-            Requests(schema(kind), "llm", adapters=adapters)
+            RequestBuilder(schema(kind), "llm", adapters=adapters)
 
     def test_a_number_that_does_not_fit(self) -> None:
         with pytest.raises(InputRejected, match="INT32"):
@@ -440,6 +451,6 @@ def test_word_lists_can_be_read_back(words: list[str], extra: list[int]) -> None
 def test_whatever_is_sampled_can_be_sent(sampling: Sampling, kind: Kind) -> None:
     model = schema(kind)
     able = {name: getattr(sampling, name) for name in model.parameters}
-    asked = Asked(id="i", prompt=PROMPT, sampling=msgspec.structs.replace(Sampling(), **able), stream=True)
-    made = Requests(model, "llm", words=WORDS).generation(asked)
+    asked = GenerationRequest(id="i", prompt=PROMPT, sampling=msgspec.structs.replace(Sampling(), **able), stream=True)
+    made = RequestBuilder(model, "llm", words=WORDS).build_generation(asked)
     assert len({tensor.name for tensor in made.inputs}) == len(made.inputs) == len(made.raw_input_contents)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.engine import schema_of
-from shoal.backends.triton.llm_schema import LlmSchema, detect_llm, parts_of
-from shoal.backends.triton.schema import Embedder, Names
+from shoal.backends.triton.engine import detect_schema
+from shoal.backends.triton.llm_schema import LlmSchema, detect_llm, find_parts
+from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.errors import ConfigError
 from tests.fakes.triton import embedder
 from tests.fakes.triton_llm import TENSORS, Kind, talker_config
@@ -134,7 +134,7 @@ class TestDetails:
 
     def test_who_repeats_the_prompt(self) -> None:
         """Only those that cannot be asked not to; other models do not do it at all."""
-        assert [found(kind).prepends for kind in ("old_vllm", "gpt", "ensemble", "llmapi", "text")] == [
+        assert [found(kind).includes_prompt for kind in ("old_vllm", "gpt", "ensemble", "llmapi", "text")] == [
             True,
             True,
             False,
@@ -198,23 +198,23 @@ class TestRefusals:
     def test_an_embedder_is_none(self) -> None:
         config = embedder("emb")
         assert detect_llm(config, metadata(config)) is None
-        assert isinstance(schema_of(config, metadata(config)), Embedder)
+        assert isinstance(detect_schema(config, metadata(config)), Embedder)
 
     def test_text_from_another_input_is_refused_as_before(self) -> None:
         """`text` and not `text_input`: nobody knows what it is for."""
         config = embedder("odd")
         config.output[0].CopyFrom(pb.ModelOutput(name="text_output", data_type=pb.TYPE_STRING, dims=[1]))
         with pytest.raises(ConfigError, match="generates text"):
-            schema_of(config, metadata(config))
+            detect_schema(config, metadata(config))
 
     def test_named_tensors_are_an_embedders(self) -> None:
         """Whoever names the output with the embedding does not mean a language model."""
         config = talker_config("text", without=["max_tokens", "temperature"])
         config.output.add(name="vectors", data_type=pb.TYPE_FP32, dims=[-1, 4])
-        names = Names(inputs={"text": "text_input"}, outputs={"embedding": "vectors"})
-        assert isinstance(schema_of(config, metadata(config)), LlmSchema)
+        names = TensorNames(inputs={"text": "text_input"}, outputs={"embedding": "vectors"})
+        assert isinstance(detect_schema(config, metadata(config)), LlmSchema)
         with pytest.raises(ConfigError, match="generates text"):
-            schema_of(config, metadata(config), names)
+            detect_schema(config, metadata(config), names)
 
 
 class TestParts:
@@ -222,16 +222,16 @@ class TestParts:
         config = talker_config("ensemble", "ensemble")
         for name in ("preprocessing", "tensorrt_llm", "postprocessing"):
             config.ensemble_scheduling.step.add(model_name=name)
-        assert parts_of(config) == {"preprocessing", "tensorrt_llm", "postprocessing"}
+        assert find_parts(config) == {"preprocessing", "tensorrt_llm", "postprocessing"}
 
     def test_of_a_bls(self) -> None:
         config = talker_config("bls", "tensorrt_llm_bls")
         config.parameters["accumulate_tokens"].string_value = "false"
-        assert parts_of(config) == {"preprocessing", "tensorrt_llm", "postprocessing"}
+        assert find_parts(config) == {"preprocessing", "tensorrt_llm", "postprocessing"}
         config.parameters["tensorrt_llm_model_name"].string_value = "engine"
         config.parameters["tensorrt_llm_draft_model_name"].string_value = "${tensorrt_llm_draft_model_name}"
         config.parameters["multimodal_encoders_name"].string_value = "eyes"
-        assert parts_of(config) == {"preprocessing", "engine", "postprocessing", "eyes"}
+        assert find_parts(config) == {"preprocessing", "engine", "postprocessing", "eyes"}
 
     def test_of_any_other_model(self) -> None:
-        assert parts_of(talker_config("vllm")) == frozenset()
+        assert find_parts(talker_config("vllm")) == frozenset()

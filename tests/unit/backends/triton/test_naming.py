@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.triton.naming import check_served, served_name, triton_name
+from shoal.backends.triton.naming import check_served_name, served_name, triton_name
 from shoal.errors import InvalidValue
 from shoal.names import NAME, RESERVED
 
@@ -46,7 +46,7 @@ def test_what_is_no_name_has_no_folder(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(RESERVED))
 def test_reserved_names_are_folders_like_any_other(name: str) -> None:
     """They are the API's to refuse; in a repository that others write they may well be."""
-    assert check_served(name) == name
+    assert check_served_name(name) == name
 
 
 @pytest.mark.parametrize("folder", ["model~~encoder", "a~b~c", "my model", ".hidden", "~", "größe"])

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.backends.triton import guard, process
 from shoal.backends.triton.distribution import Distribution
-from shoal.backends.triton.process import Command, Ports, describe, end, new_shm_prefix, spawn, wait_ready
+from shoal.backends.triton.process import Command, Ports, describe_exit, end_process, new_shm_prefix, spawn, wait_ready
 from shoal.errors import SetupError
 from tests.fakes.triton import FakeTriton
 
@@ -29,7 +29,7 @@ def test_free_ports_are_three_different_ones() -> None:
     """Zeros are filled, given ones stay."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         given = other.getsockname()[1]
-    ports = Ports(0, given, 0).free()
+    ports = Ports(0, given, 0).choose_free()
     assert ports.grpc == given
     assert 0 not in (ports.http, ports.metrics)
     assert len({ports.http, ports.grpc, ports.metrics}) == 3
@@ -42,15 +42,15 @@ def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
         port = other.getsockname()[1]
         given = {"--http-port": (port, 0, 0), "--grpc-port": (0, port, 0), "--metrics-port": (0, 0, port)}[flag]
         with pytest.raises(SetupError, match=rf"port {port} on 127\.0\.0\.1 .*{flag}"):
-            Ports(*given).free()
+            Ports(*given).choose_free()
 
 
 def test_a_number_is_no_port_in_use() -> None:
     """Whoever has that port; and a free one for 0."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert Ports(8000, port, 8002).number() == Ports(0, port, 0)
-    found = Ports(0, 0, 0).number()
+        assert Ports(8000, port, 8002).only_number() == Ports(0, port, 0)
+    found = Ports(0, 0, 0).only_number()
     assert found.grpc
     assert found == Ports(0, found.grpc, 0)
 
@@ -110,7 +110,7 @@ def test_shared_memory_prefixes_differ() -> None:
 @pytest.mark.parametrize(("code", "words"), [(1, "ended with exit code 1"), (-9, "was ended by SIGKILL")])
 def test_how_it_ended(code: int, words: str) -> None:
     """In words."""
-    assert describe(code) == words
+    assert describe_exit(code) == words
 
 
 def test_a_program_whose_parent_is_gone_already_does_not_run() -> None:
@@ -140,7 +140,7 @@ async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.Monkey
         assert not waiting.done()
         fake.ready = True
         assert await waiting == "2.51.0"
-        await end(running, 5)
+        await end_process(running, 5)
         assert running.returncode == -15
         assert await wait_ready(running, fake.target) is None, "what has ended is never ready"
 
@@ -156,7 +156,7 @@ async def test_it_waits_for_ports_that_are_opened_later() -> None:
         assert not waiting.done()
         with socket.create_server(("127.0.0.1", port)):
             assert await waiting == "2.51.0"
-    await end(running, 5)
+    await end_process(running, 5)
 
 
 STUBBORN = """\
@@ -174,7 +174,7 @@ async def test_what_does_not_stop_is_killed() -> None:
     running = await spawn([sys.executable, "-IS", "-c", STUBBORN], None, write)
     os.close(write)
     assert int(await asyncio.to_thread(os.read, read, 100)) > 0
-    await end(running, 0.01)
+    await end_process(running, 0.01)
     assert running.returncode == -9
     assert await asyncio.to_thread(os.read, read, 1) == b""
     os.close(read)

@@ -82,7 +82,7 @@ def test_every_rpc_of_triton_has_its_types() -> None:
 
 def test_what_is_committed_is_made_of_the_proto() -> None:
     folder = protocol_compile.PROTO.parent
-    made = protocol_compile.compiled()
+    made = protocol_compile.compile_proto()
     assert made.keys() == {"protocol_pb2.py", "protocol_pb2.pyi"}
     # Another protoc writes the stub in other words, the descriptor never.
     assert (folder / "protocol_pb2.py").read_text() == made["protocol_pb2.py"]
@@ -102,7 +102,7 @@ def test_a_broken_proto_is_named(tmp_path: Path) -> None:
     copy = tmp_path / "protocol.proto"
     copy.write_text("syntax = 'proto3'; message {")
     with pytest.raises(SystemExit, match="does not compile"):
-        protocol_compile.compiled(copy)
+        protocol_compile.compile_proto(copy)
 
 
 @pytest.mark.parametrize("implementation", ["upb", "python"])

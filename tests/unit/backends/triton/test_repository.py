@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.backends.triton.repository import Held, Mark, Repository
+from shoal.backends.triton.repository import Mark, Repository, RepositoryEntry
 from shoal.errors import AddressError, ConfigError, Forbidden, InvalidValue, ModelFileError
 from shoal.models.address import check_name
 from tests.unit.backends.triton.entry_kit import entry, tree
@@ -296,4 +296,4 @@ def test_a_repository_behind_a_link_is_the_real_one(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "models")
     repository.write(entry(tmp_path / "store"))
     assert (tmp_path / "real" / "org~mini" / "shoal.json").is_file()
-    assert isinstance(repository.find("org/mini"), Held)
+    assert isinstance(repository.find("org/mini"), RepositoryEntry)

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.backends.triton import repository as module
 from shoal.backends.triton.entry import PROGRAMS, triton_models
-from shoal.backends.triton.repository import pushed
+from shoal.backends.triton.repository import build_pushes
 from shoal.errors import ConfigError, ModelFileError
 from tests.unit.backends.triton.entry_kit import entry
 
@@ -18,7 +18,7 @@ def test_all_files_travel(tmp_path: Path) -> None:
     data = tmp_path / "weights.bin"
     spec = entry(tmp_path, data=(data,), options={"platform": "python"})
     data.write_bytes(b"weights")
-    (one,) = pushed(spec)
+    (one,) = build_pushes(spec)
     assert (one.model.name, one.ensemble) == ("org~mini", False)
     assert one.model.config == triton_models(spec)[0].config
     assert one.files["1/model.onnx"] == b"graph"
@@ -35,7 +35,7 @@ def test_all_files_travel(tmp_path: Path) -> None:
 
 def test_parts_go_before_the_whole(tmp_path: Path) -> None:
     """And the ensemble is known for one."""
-    requests = pushed(entry(tmp_path, options={"platform": "python", "text_in": True}))
+    requests = build_pushes(entry(tmp_path, options={"platform": "python", "text_in": True}))
     assert [(one.model.name, one.ensemble) for one in requests] == [
         ("org~mini~~encoder", False),
         ("org~mini~~tokenizer", False),
@@ -49,12 +49,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     spec = entry(tmp_path)
     spec.graph.unlink()
     with pytest.raises(ModelFileError, match="pull the model again"):
-        pushed(spec)
+        build_pushes(spec)
 
 
 def test_what_does_not_fit_into_a_message_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the way that remains."""
     monkeypatch.setattr(module, "MAX_PUSH", 100)
     with pytest.raises(ConfigError, match="a push takes at most 100") as caught:
-        pushed(entry(tmp_path, graph=b"x" * 200))
+        build_pushes(entry(tmp_path, graph=b"x" * 200))
     assert caught.value.param == "triton_repository"

@@ -20,7 +20,7 @@ from shoal.backends.triton.protocol_pb2 import (
     ModelSequenceBatching,
     ModelTransactionPolicy,
 )
-from shoal.backends.triton.schema import Embedder, Names, Port, detect
+from shoal.backends.triton.schema import Embedder, Port, TensorNames, detect_embedder
 from shoal.errors import ConfigError, UpstreamFailed
 from shoal.specs import TextSpec
 from tests.unit.backends.triton.schema_kit import (
@@ -44,7 +44,7 @@ class TestTextModels:
         """bge-m3 behind an ensemble: text STRING [1] in, embedding FP32 [1024] out, up to 256 a call."""
         ensemble = config([TEXT], [("embedding", "FP32", [1024])], size=256, platform="ensemble")
         ensemble.ensemble_scheduling.SetInParent()
-        embedder = detect(ensemble, metadata("1"))
+        embedder = detect_embedder(ensemble, metadata("1"))
         assert embedder == Embedder(
             name="m",
             style="text",
@@ -124,7 +124,7 @@ class TestTokenModels:
         assert (embedder.style, embedder.level, embedder.dimension) == ("tokens", "sentence", 384)
         assert list(sent(embedder)) == ["input_ids", "attention_mask"]
         assert embedder.max_batch_size == 16
-        assert embedder.masked
+        assert embedder.has_mask
 
     def test_token_vectors_are_found_by_their_axes(self) -> None:
         """[-1, d] under a batch axis is a vector a token, whatever it is called."""
@@ -155,7 +155,7 @@ class TestTokenModels:
         embedder = found([("input_ids", "INT64", ids)], [("output", "FP32", out)], size=0)
         assert (embedder.batch, embedder.level, embedder.dimension) == (batch, level, 8)
         assert embedder.max_batch_size == (0 if batch == "free" else 1)
-        assert not embedder.masked
+        assert not embedder.has_mask
 
     @pytest.mark.parametrize(
         ("size", "dims", "length"), [(8, [128], 128), (8, [-1], 0), (0, [-1, 64], 64), (0, [32], 32)]
@@ -173,7 +173,7 @@ class TestTokenModels:
 
     def test_a_pooled_vector_alone_is_the_sentences(self) -> None:
         """There is no other to tell it from, whether it is found or named."""
-        for names in (None, Names(outputs={"pooled": "pooled"})):
+        for names in (None, TensorNames(outputs={"pooled": "pooled"})):
             assert read(found([IDS, MASK], [("pooled", "FP32", [8])], names)) == {"sentence_embedding": "pooled"}
 
     @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ class TestTokenModels:
 class TestNames:
     def test_a_model_with_words_of_its_own(self) -> None:
         """CLIP's text tower: `input` and `output`."""
-        names = Names(inputs={"input_ids": "input"}, outputs={"sentence_embedding": "output"})
+        names = TensorNames(inputs={"input_ids": "input"}, outputs={"sentence_embedding": "output"})
         embedder = found([("input", "INT32", [77])], [("output", "FP32", [512])], names)
         assert (sent(embedder), read(embedder)) == ({"input_ids": "input"}, {"sentence_embedding": "output"})
         assert embedder.length == 77
@@ -217,27 +217,29 @@ class TestNames:
         """Where the order of preference is wrong, or has none of them."""
         outputs: list[Tensor] = [("a", "FP32", [8]), ("b", "FP32", [-1, 8])]
         assert "name the one" in refusal([IDS, MASK], outputs)
-        assert read(found([IDS, MASK], outputs, Names(outputs={"token_embeddings": "b"}))) == {"token_embeddings": "b"}
-        assert read(found([IDS, MASK], outputs, Names(outputs={"embedding": "a"}))) == {"sentence_embedding": "a"}
+        assert read(found([IDS, MASK], outputs, TensorNames(outputs={"token_embeddings": "b"}))) == {
+            "token_embeddings": "b"
+        }
+        assert read(found([IDS, MASK], outputs, TensorNames(outputs={"embedding": "a"}))) == {"sentence_embedding": "a"}
 
     def test_the_text_of_several(self) -> None:
         """Two texts are ambiguous until one is named; the other must be optional."""
         inputs: list[Tensor] = [("a", "BYTES", [1]), ("b", "BYTES", [1])]
         assert "input_names" in refusal(inputs, [SENTENCE])
-        assert sent(found(inputs, [SENTENCE], Names(inputs={"text": "b"}), optional=("a",))) == {"text": "b"}
-        assert "a (BYTES [1])" in refusal(inputs, [SENTENCE], Names(inputs={"text": "b"}))
+        assert sent(found(inputs, [SENTENCE], TensorNames(inputs={"text": "b"}), optional=("a",))) == {"text": "b"}
+        assert "a (BYTES [1])" in refusal(inputs, [SENTENCE], TensorNames(inputs={"text": "b"}))
 
     @pytest.mark.parametrize(
         ("names", "says"),
         [
-            (Names(inputs={"ids": "input_ids"}), "input_names.ids"),
-            (Names(inputs={"input_ids": "nope"}), "it has input_ids, attention_mask"),
-            (Names(outputs={"sentence_embedding": "nope"}), "output_names.sentence_embedding"),
-            (Names(inputs={"input_ids": "input_ids", "token_type_ids": "input_ids"}), "twice"),
-            (Names(outputs={"token_embeddings": "sentence_embedding"}), "is no token_embeddings"),
+            (TensorNames(inputs={"ids": "input_ids"}), "input_names.ids"),
+            (TensorNames(inputs={"input_ids": "nope"}), "it has input_ids, attention_mask"),
+            (TensorNames(outputs={"sentence_embedding": "nope"}), "output_names.sentence_embedding"),
+            (TensorNames(inputs={"input_ids": "input_ids", "token_type_ids": "input_ids"}), "twice"),
+            (TensorNames(outputs={"token_embeddings": "sentence_embedding"}), "is no token_embeddings"),
         ],
     )
-    def test_names_that_do_not_fit(self, names: Names, says: str) -> None:
+    def test_names_that_do_not_fit(self, names: TensorNames, says: str) -> None:
         """The setting is named, with what there is."""
         assert says in refusal([IDS, MASK], [SENTENCE], names)
 
@@ -321,8 +323,8 @@ class TestTheRest:
 
     def test_the_newest_version_counts_as_a_number(self) -> None:
         """10 is newer than 9."""
-        assert detect(config([TEXT], [SENTENCE]), metadata("9", "10", "2")).version == "10"
-        assert detect(config([TEXT], [SENTENCE]), ModelMetadataResponse()).version == ""
+        assert detect_embedder(config([TEXT], [SENTENCE]), metadata("9", "10", "2")).version == "10"
+        assert detect_embedder(config([TEXT], [SENTENCE]), ModelMetadataResponse()).version == ""
 
     @pytest.mark.parametrize("size", [0, 8])
     def test_metadata_stands_in_where_the_configuration_is_silent(self, size: int) -> None:
@@ -333,7 +335,7 @@ class TestTheRest:
             inputs=[tensor(name="text", datatype="BYTES", shape=[-1, 1])],
             outputs=[tensor(name="embedding", datatype="FP32", shape=[-1, 16])],
         )
-        embedder = detect(ModelConfig(max_batch_size=size), shapes)
+        embedder = detect_embedder(ModelConfig(max_batch_size=size), shapes)
         assert (embedder.name, embedder.dimension, embedder.inputs[0].dims) == ("m", 16, (1,))
         assert embedder.batch == ("config" if size else "free")
 
@@ -342,7 +344,7 @@ class TestTheRest:
         reshaped = config([TEXT], [("embedding", "FP32", [8])])
         reshaped.input[0].reshape.SetInParent()
         reshaped.output[0].reshape.shape.extend([1, 1, 8])
-        assert detect(reshaped, metadata()).dimension == 8
+        assert detect_embedder(reshaped, metadata()).dimension == 8
 
     def test_tensors_tell_whether_it_is_called_as_before(self) -> None:
         """A change of instances is none; a change of the dimension is one."""
@@ -367,14 +369,14 @@ def test_what_shoal_writes_is_served(tmp_path: Path) -> None:
         options=EntryOptions(text_in=True, max_batch_size=4, instances=2),
     )
     models = {model.config.parameters["shoal_part"].string_value: model.config for model in triton_models(spec)}
-    ensemble, encoder = detect(models["model"], metadata()), detect(models["encoder"], metadata())
+    ensemble, encoder = detect_embedder(models["model"], metadata()), detect_embedder(models["encoder"], metadata())
     assert (ensemble.style, ensemble.ensemble, ensemble.dimension) == ("text", True, 8)
     assert (encoder.style, encoder.level, encoder.instances, encoder.max_batch_size) == ("tokens", "sentence", 2, 4)
     assert set(read(encoder)) == {"sentence_embedding", "pooled"}
     assert encoder.precision == "f32"
     assert encoder.parameters["shoal_source"] == "hf:org/m"
     with pytest.raises(ConfigError, match="no floats"):
-        detect(models["tokenizer"], metadata())
+        detect_embedder(models["tokenizer"], metadata())
 
 
 class TestShapes:
@@ -382,13 +384,13 @@ class TestShapes:
     def test_texts_are_sent_as_the_model_takes_them(self, dims: list[int], shape: tuple[int, ...]) -> None:
         """[n, 1] or [n]."""
         embedder = found([("text", "BYTES", dims)], [SENTENCE])
-        assert embedder.sent(embedder.inputs[0], np.array(["a", "b", "c"], dtype=object)).shape == shape
+        assert embedder.shape_input(embedder.inputs[0], np.array(["a", "b", "c"], dtype=object)).shape == shape
 
     def test_without_a_batch_axis_one_item_is_sent_bare(self) -> None:
         """And its answer gets the axis back."""
         embedder = found([IDS], [("output", "FP32", [-1, 8])], size=0)
-        assert embedder.sent(embedder.inputs[0], np.ones((1, 5), np.int64)).shape == (5,)
-        assert embedder.answered(embedder.outputs[0], np.ones((5, 8)), 1).shape == (1, 5, 8)
+        assert embedder.shape_input(embedder.inputs[0], np.ones((1, 5), np.int64)).shape == (5,)
+        assert embedder.shape_output(embedder.outputs[0], np.ones((5, 8)), 1).shape == (1, 5, 8)
 
     @pytest.mark.parametrize(("axes", "given", "expected"), [
         (1, (3, 8), (3, 8)), (1, (3, 1, 8), (3, 8)), (2, (3, 5, 8), (3, 5, 8)), (0, (3, 1), (3,)), (0, (3,), (3,)),
@@ -397,13 +399,13 @@ class TestShapes:
     def test_answers_have_their_rows_first(self, axes: int, given: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Axes of size 1 in between go."""
         port = Port("x", "x", "FP32", (), axes=axes)
-        assert found([TEXT], [SENTENCE]).answered(port, np.zeros(given), 3).shape == expected
+        assert found([TEXT], [SENTENCE]).shape_output(port, np.zeros(given), 3).shape == expected
 
     @pytest.mark.parametrize(("axes", "given"), [(1, (2, 8)), (1, (3, 2, 8)), (2, (3,)), (0, (3, 2)), (1, ())])
     def test_answers_of_other_sizes_are_the_engines_fault(self, axes: int, given: tuple[int, ...]) -> None:
         """Rows are never cut or joined silently."""
         with pytest.raises(UpstreamFailed, match="for 3 inputs"):
-            found([TEXT], [SENTENCE]).answered(Port("x", "x", "FP32", (), axes=axes), np.zeros(given), 3)
+            found([TEXT], [SENTENCE]).shape_output(Port("x", "x", "FP32", (), axes=axes), np.zeros(given), 3)
 
 
 words = st.sampled_from([
@@ -439,7 +441,9 @@ def test_detecting_never_fails_otherwise(
     policy = ModelTransactionPolicy(decoupled=decoupled)
     made = config(inputs, outputs, size=size, optional=optional, model_transaction_policy=policy)
     try:
-        embedder = detect(made, metadata(*versions), Names(inputs=given_inputs, outputs=given_outputs, scores=scores))
+        embedder = detect_embedder(
+            made, metadata(*versions), TensorNames(inputs=given_inputs, outputs=given_outputs, scores=scores)
+        )
     except ConfigError as error:
         assert re.match(r"Triton's model 'm' \w", error.message)
         return
@@ -449,4 +453,4 @@ def test_detecting_never_fails_otherwise(
     assert embedder.max_batch_size >= 0
     assert embedder.dimension is None or embedder.dimension > 0
     batch = np.ones((2 if embedder.max_batch_size != 1 else 1, 3), np.int64)
-    assert all(embedder.sent(port, batch).size <= batch.size for port in embedder.inputs)
+    assert all(embedder.shape_input(port, batch).size <= batch.size for port in embedder.inputs)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.backends.triton.entry import EntrySpec, triton_models
-from shoal.backends.triton.schema import Embedder, Names, detect
+from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
 from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.backends.triton.schema_kit import IDS, MASK, SENTENCE, Tensor, found, metadata, read, refusal, sent
 
@@ -25,13 +25,13 @@ class TestScores:
             ([("scores", "FP16", [1])], None, {"logits": "scores"}),
             ([("hidden_states", "FP32", [-1, 8]), LOGITS], None, {"logits": "logits"}),
             ([SENTENCE, LOGITS], None, {"sentence_embedding": "sentence_embedding"}),
-            ([SENTENCE, LOGITS], Names(scores=True), {"logits": "logits"}),
+            ([SENTENCE, LOGITS], TensorNames(scores=True), {"logits": "logits"}),
             ([("output", "FP32", [2])], None, {"sentence_embedding": "output"}),
-            ([("output", "FP32", [2])], Names(scores=True), {"logits": "output"}),
-            ([("a", "FP32", [2]), ("b", "FP32", [2])], Names(outputs={"logits": "b"}), {"logits": "b"}),
+            ([("output", "FP32", [2])], TensorNames(scores=True), {"logits": "output"}),
+            ([("a", "FP32", [2]), ("b", "FP32", [2])], TensorNames(outputs={"logits": "b"}), {"logits": "b"}),
         ],
     )
-    def test_of_token_models(self, outputs: list[Tensor], names: Names | None, expected: dict[str, str]) -> None:
+    def test_of_token_models(self, outputs: list[Tensor], names: TensorNames | None, expected: dict[str, str]) -> None:
         """By the name of the output, or by the operator's word."""
         assert read(found([IDS, MASK], outputs, names)) == expected
 
@@ -55,7 +55,9 @@ class TestScores:
     @pytest.mark.parametrize("output", [("logits", "FP32", [-1, 30]), ("logits", "INT64", [1])])
     def test_what_are_no_scores(self, output: Tensor) -> None:
         """A number for each word at each token is a language model's."""
-        assert "scores are floats" in refusal([IDS, MASK], [output, SENTENCE], Names(outputs={"logits": "logits"}))
+        assert "scores are floats" in refusal(
+            [IDS, MASK], [output, SENTENCE], TensorNames(outputs={"logits": "logits"})
+        )
 
     def test_two_texts(self) -> None:
         """Under the names that such models have, or those that the operator gives."""
@@ -64,9 +66,9 @@ class TestScores:
         assert read(embedder) == {"logits": "relevance"}
         assert all(port.column for port in embedder.inputs)
         inputs: list[Tensor] = [("a", "BYTES", [1]), ("b", "BYTES", [1])]
-        named = found(inputs, [LOGITS], Names(inputs={"text": "b", "pair": "a"}))
+        named = found(inputs, [LOGITS], TensorNames(inputs={"text": "b", "pair": "a"}))
         assert sent(named) == {"text": "b", "pair": "a"}
-        assert "name the first of the two texts" in refusal(inputs, [LOGITS], Names(inputs={"pair": "a"}))
+        assert "name the first of the two texts" in refusal(inputs, [LOGITS], TensorNames(inputs={"pair": "a"}))
         assert "name its tensors in `input_names`" in refusal(inputs, [LOGITS])
 
     def test_a_second_text_that_is_optional_is_left_out(self) -> None:
@@ -88,20 +90,20 @@ class TestOtherHeads:
     def test_sparse_vectors_by_name_alone(self) -> None:
         """Nothing tells one number a word from a vector."""
         output: Tensor = ("output", "FP32", [30522])
-        names = Names(outputs={"sparse_embedding": "output"})
+        names = TensorNames(outputs={"sparse_embedding": "output"})
         assert read(found([IDS, MASK], [output], names)) == {"sparse_embedding": "output"}
-        both = Names(outputs={"sparse_embedding": "output", "sentence_embedding": "sentence_embedding"})
+        both = TensorNames(outputs={"sparse_embedding": "output", "sentence_embedding": "sentence_embedding"})
         assert list(read(found([IDS, MASK], [output, SENTENCE], both))) == ["sentence_embedding", "sparse_embedding"]
         assert "is no sparse_embedding" in refusal([IDS, MASK], [("output", "FP32", [-1, 8])], names)
 
 
-def written(text: TextSpec, folder: Path, names: Names | None = None) -> Embedder:
+def written(text: TextSpec, folder: Path, names: TensorNames | None = None) -> Embedder:
     """An entry of Shoal's, as it is found on a server."""
     for name in ("model.onnx", "tokenizer.json"):
         (folder / name).write_bytes(b"{}")
     spec = EntrySpec(name="org/m", graph=folder / "model.onnx", text=text, token_width=5)
     (model,) = triton_models(spec)
-    return detect(model.config, metadata(), names)
+    return detect_embedder(model.config, metadata(), names)
 
 
 PLAIN = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids", "attention_mask"), dimension=8, max_tokens=16)
@@ -138,5 +140,5 @@ class TestOurOwnEntries:
 
     def test_the_operators_names_come_first(self, tmp_path: Path) -> None:
         """Whatever is written there."""
-        names = Names(outputs={"pooled": "pooled"})
+        names = TensorNames(outputs={"pooled": "pooled"})
         assert read(written(PLAIN, tmp_path, names)) == {"sentence_embedding": "pooled"}

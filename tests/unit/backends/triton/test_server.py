@@ -18,7 +18,7 @@ import pytest
 from shoal.backends.triton import distribution, environment, process, server
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.environment import Environment, Interpreter
-from shoal.backends.triton.server import Installed, PortTaken, TritonOptions, TritonServer, obtain, run_triton
+from shoal.backends.triton.server import Installation, PortTaken, TritonOptions, TritonServer, obtain, run_triton
 from shoal.backends.triton.state import RunFolder, process_start
 from shoal.errors import Cancelled, SetupError
 from tests.unit.backends.triton import fake_server
@@ -160,7 +160,7 @@ async def test_one_that_dies_at_once(fake: Make, tmp_path: Path) -> None:
     assert not isinstance(caught.value, PortTaken)
     assert len(program.starts) == 1
     [folder] = options(tmp_path).run.iterdir()
-    assert not await asyncio.to_thread(RunFolder(folder).supervised)
+    assert not await asyncio.to_thread(RunFolder(folder).is_supervised)
     assert await asyncio.to_thread(RunFolder(folder).read) is None
 
 
@@ -184,7 +184,7 @@ async def test_a_port_that_was_taken_meanwhile_is_chosen_anew(fake: Make, tmp_pa
 async def test_a_named_port_that_was_taken_meanwhile(fake: Make, tmp_path: Path) -> None:
     """It is not replaced by another; and luck that never comes ends as well."""
     program = fake(fake_server.CLASHES)
-    ports = process.Ports(0, 0, 0).free()
+    ports = process.Ports(0, 0, 0).choose_free()
     named = {"http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.metrics}
     with pytest.raises(PortTaken, match="already in use"):
         async with run_triton(options(tmp_path, open_ports=True, **named)):
@@ -199,7 +199,7 @@ async def test_a_named_port_that_was_taken_meanwhile(fake: Make, tmp_path: Path)
 async def test_a_port_that_another_shoal_is_starting_on(fake: Make, tmp_path: Path) -> None:
     """Its folder is claimed, though nothing listens yet."""
     fake("")
-    port = process.Ports(0, 0, 0).free().grpc
+    port = process.Ports(0, 0, 0).choose_free().grpc
     other = RunFolder(options(tmp_path).run / str(port))
     assert await asyncio.to_thread(other.claim)
     with pytest.raises(SetupError, match=f"port {port} is run, started or stopped by another"):
@@ -245,7 +245,7 @@ async def test_cancelled_while_it_fetches(tmp_path: Path, monkeypatch: pytest.Mo
     """The thread is told to stop, and waited for."""
     begun, ended = threading.Event(), threading.Event()
 
-    def slow(wanted: TritonOptions, progress: object, stop: threading.Event) -> Installed:
+    def slow(wanted: TritonOptions, progress: object, stop: threading.Event) -> Installation:
         begun.set()
         assert stop.wait(30)
         ended.set()
@@ -269,7 +269,7 @@ def test_the_machine_s_own_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest
     """No network, no environment of Shoal's."""
     own = Distribution(Path("/usr/bin/tritonserver"), Path("/backends"), Path("/caches"))
     monkeypatch.setattr(distribution, "find_installed", lambda: own)
-    assert obtain(options(tmp_path)) == Installed(own, None)
+    assert obtain(options(tmp_path)) == Installation(own, None)
 
 
 def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkey
     monkeypatch.setattr(distribution, "fetch", fetch)
     monkeypatch.setattr(environment, "find_interpreter", lambda _: python)
     monkeypatch.setattr(environment, "build", build)
-    assert obtain(options(tmp_path, offline=True)) == Installed(found, made)
+    assert obtain(options(tmp_path, offline=True)) == Installation(found, made)
     root = tmp_path / "home" / "triton"
     assert asked == [(root / "distributions", "3.12", True), (root / "environments", python, True)]
 
@@ -323,7 +323,7 @@ def test_waiting_comes_after_starting(tmp_path: Path) -> None:
     """A server that nobody started has nothing to wait for."""
     made = TritonServer(
         options(tmp_path),
-        Installed(Distribution(Path("x"), tmp_path, tmp_path), None),
+        Installation(Distribution(Path("x"), tmp_path, tmp_path), None),
         process.Ports(1, 2, 3),
         RunFolder(tmp_path / "run"),
     )

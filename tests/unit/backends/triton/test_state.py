@@ -15,10 +15,10 @@ from shoal.backends.triton.state import (
     Process,
     RunFolder,
     State,
-    clear,
     end_session,
-    process,
+    find_process,
     process_start,
+    remove_remains,
     remove_shared_memory,
     run_folders,
 )
@@ -27,7 +27,7 @@ from shoal.backends.triton.state import (
 def state(**changes: object) -> State:
     made = State(
         owner="up",
-        supervisor=process(os.getpid()),
+        supervisor=find_process(os.getpid()),
         http_port=1,
         grpc_port=2,
         metrics_port=3,
@@ -46,27 +46,27 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_a_process_is_itself_until_it_ends() -> None:
     """One that ended, even unwaited for, and one whose number is another's are told apart from it."""
     with subprocess.Popen(["sleep", "60"]) as child:
-        one = process(child.pid)
+        one = find_process(child.pid)
         other = Process(child.pid, one.started + 1)
-        assert one.alive()
-        assert not other.alive()
+        assert one.is_alive()
+        assert not other.is_alive()
         assert not other.signal(signal.SIGKILL)
         assert child.poll() is None
         assert one.signal(signal.SIGKILL)
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert process_start(child.pid) is None, "its remains are not it"
-    assert not one.alive()
+    assert not one.is_alive()
     assert not one.signal(signal.SIGKILL)
 
 
 def test_one_process_has_a_folder_at_a_time(folder: RunFolder) -> None:
     """Until it gives it back, or ends."""
-    assert not folder.supervised()
+    assert not folder.is_supervised()
     assert folder.claim()
-    assert folder.supervised()
+    assert folder.is_supervised()
     assert not RunFolder(folder.path).claim()
     folder.release(keep_log=True)
-    assert not folder.supervised()
+    assert not folder.is_supervised()
     code = (
         f"from shoal.backends.triton.state import *; print(RunFolder(Path({str(folder.path)!r})).claim(), flush=True)"
     )
@@ -74,7 +74,7 @@ def test_one_process_has_a_folder_at_a_time(folder: RunFolder) -> None:
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == "True\n"
-        assert folder.supervised()
+        assert folder.is_supervised()
         child.kill()
         child.wait()
     assert folder.claim()
@@ -86,7 +86,7 @@ def test_a_state_round_trips_and_is_forgotten(folder: RunFolder) -> None:
     """Written whole; after `release` it is gone, and the log stays when it is to be read."""
     assert folder.read() is None
     folder.claim()
-    told = state(phase="ready", server=process(os.getpid()))
+    told = state(phase="ready", server=find_process(os.getpid()))
     folder.write(told)
     folder.note("a line")
     assert folder.read() == told
@@ -145,16 +145,16 @@ def test_a_dead_server_s_busy_children_are_ended() -> None:
     command = [sys.executable, "-IS", "-c", SESSION]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, start_new_session=True) as leader:
         assert leader.stdout is not None
-        child = process(int(leader.stdout.readline()))
-        server = process(leader.pid)
+        child = find_process(int(leader.stdout.readline()))
+        server = find_process(leader.pid)
         end_session(Process(server.pid, server.started + 1))
-        assert server.alive()
+        assert server.is_alive()
         leader.kill()
         leader.wait()
-        assert child.alive()
-        clear(state(server=server))
+        assert child.is_alive()
+        remove_remains(state(server=server))
         assert leader.stdout.read() == "", "the child had the pipe, too"
-    assert not child.alive()
+    assert not child.is_alive()
 
 
 def test_folders_by_port(tmp_path: Path) -> None:

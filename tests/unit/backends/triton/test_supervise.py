@@ -15,7 +15,7 @@ import pytest
 
 from shoal.backends.triton import supervise
 from shoal.backends.triton.server import TritonOptions
-from shoal.backends.triton.state import RunFolder, State, process, process_start
+from shoal.backends.triton.state import RunFolder, State, find_process, process_start
 from shoal.errors import SetupError
 from tests.unit.backends.triton import fake_server
 from tests.unit.backends.triton.fake_server import FakeServer
@@ -39,7 +39,7 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Up]:
         return supervise.start(options(tmp_path, **changes))
 
     yield start
-    for folder, state, _ in supervise.servers(options(tmp_path).run):
+    for folder, state, _ in supervise.list_servers(options(tmp_path).run):
         supervise.stop(folder, state, options(tmp_path))
 
 
@@ -59,13 +59,13 @@ def test_started_found_and_stopped(up: Up, tmp_path: Path) -> None:
     assert started
     assert state.phase == "ready"
     assert state.supervisor.pid != os.getpid()
-    assert state.supervisor.alive()
-    [(found, same, supervised)] = supervise.servers(options(tmp_path).run)
+    assert state.supervisor.is_alive()
+    [(found, same, supervised)] = supervise.list_servers(options(tmp_path).run)
     assert (found.path, same, supervised) == (folder.path, state, True)
     assert supervise.stop(folder, state, options(tmp_path))
     assert state.server is not None
     assert process_start(state.server.pid) is None
-    assert supervise.servers(options(tmp_path).run) == []
+    assert supervise.list_servers(options(tmp_path).run) == []
 
 
 def test_one_that_runs_is_left_alone(up: Up, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_one_that_cannot_start(up: Up, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="it cannot be"):
         up(fake_server.DIES)
     assert "it cannot be" in (options(tmp_path).run / "supervisor.log").read_text()
-    assert supervise.servers(options(tmp_path).run) == []
+    assert supervise.list_servers(options(tmp_path).run) == []
 
 
 def test_a_supervisor_that_dies_at_once(up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_server_that_is_given_up_ends_its_supervisor(up: Up) -> None:
     folder, state, _ = up(fake_server.DIES_LATER, restarts=0)
     assert state.server is not None
     assert state.server.signal(signal.SIGKILL)
-    while folder.supervised():
+    while folder.is_supervised():
         pass
     assert folder.read() is None
     assert "1 times in a row" in (folder.path.parent / "supervisor.log").read_text()
@@ -130,7 +130,7 @@ def written(folder: Path, **changes: object) -> tuple[RunFolder, State]:
     made.path.mkdir(parents=True)
     state = State(
         owner="up",
-        supervisor=process(os.getpid()),
+        supervisor=find_process(os.getpid()),
         http_port=1,
         grpc_port=2,
         metrics_port=3,
@@ -145,10 +145,10 @@ def written(folder: Path, **changes: object) -> tuple[RunFolder, State]:
 def test_a_stale_state_is_cleared_and_ends_nobody(tmp_path: Path) -> None:
     """Though its supervisor's number is that of a living process: this one."""
     folder, state = written(tmp_path)
-    [(_, _, supervised)] = supervise.servers(tmp_path / "run")
+    [(_, _, supervised)] = supervise.list_servers(tmp_path / "run")
     assert not supervised
     assert not supervise.stop(folder, state, options(tmp_path))
-    assert supervise.servers(tmp_path / "run") == []
+    assert supervise.list_servers(tmp_path / "run") == []
 
 
 def test_the_server_of_shoal_serve_is_not_ended(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Model:
     looks: int = 0
     finds: list[tuple[bool, bool]] = field(default_factory=list)
 
-    async def serving(self) -> bool:
+    async def is_serving(self) -> bool:
         self.looks += 1
         return self.serves
 
@@ -84,10 +84,10 @@ async def test_a_loss_is_looked_at_now(error: ShoalError, reload: bool) -> None:
     found = watch(model)
     found.start(look_s=3600.0, retry_s=(0.0,))
     await until(lambda: model.looks == 1)
-    found.lost(error)
+    found.mark_lost(error)
     assert (found.ready, found.reason) == (False, error.message)
     await until(lambda: found.ready)
-    found.lost(TransportFailed("again"))
+    found.mark_lost(TransportFailed("again"))
     await until(lambda: found.ready)
     assert model.finds == [(True, reload), (True, False)]
     await found.aclose()

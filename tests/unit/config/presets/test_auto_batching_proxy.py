@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from shoal.backends import parse_served
-from shoal.config import Loaded, load
+from shoal.config import LoadedConfig, load
 from shoal.errors import ConfigError
 
 NAME = "auto-batching-proxy"
 
 
-def flagged(*words: str, own: dict[str, Any] | None = None, **environ: str) -> Loaded:
+def flagged(*words: str, own: dict[str, Any] | None = None, **environ: str) -> LoadedConfig:
     """`words`: flags of the original alone, and their values; `own`: those that Shoal has, too."""
     foreign = dict(zip(words[::2], words[1::2], strict=True))
     return load({"as": NAME, "foreign": foreign, **(own or {})}, environ)

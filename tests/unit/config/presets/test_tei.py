@@ -9,13 +9,13 @@ import pytest
 
 from shoal.app import open_app
 from shoal.backends import parse_served
-from shoal.config import Loaded, check_bind, load
+from shoal.config import LoadedConfig, check_bind, load
 from shoal.config.presets.tei import TEI
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError
 
 
-def loaded(*words: str, **environ: str) -> Loaded:
+def loaded(*words: str, **environ: str) -> LoadedConfig:
     """`words`: flags and their values."""
     return load({"as": "tei", "foreign": dict(zip(words[::2], words[1::2], strict=True))}, environ)
 

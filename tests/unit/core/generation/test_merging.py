@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from shoal.core.generation.merging import AHEAD, merged
+from shoal.core.generation.merging import AHEAD, merge_streams
 from tests.unit.core.conftest import Run, gathered
 
 
@@ -40,7 +40,7 @@ def test_every_chunk_of_every_stream_in_its_order(virtual: Run[None]) -> None:
     async def main() -> None:
         sources = [Source(20, pause=pause) for pause in (0.0, 0.001, 0.01, 1.0)]
         seen: dict[int, list[int]] = {}
-        async for source, at in merged([source.stream() for source in sources], at_once=2):
+        async for source, at in merge_streams([source.stream() for source in sources], at_once=2):
             seen.setdefault(source, []).append(at)
         assert seen == {id(source): list(range(20)) for source in sources}
         assert [source.ended for source in sources] == [1] * 4
@@ -53,7 +53,7 @@ def test_a_reader_that_stops_stops_them(virtual: Run[None]) -> None:
 
     async def main() -> None:
         source = Source(1000)
-        async with aclosing(merged([source.stream(), source.stream()], at_once=2)) as chunks:
+        async with aclosing(merge_streams([source.stream(), source.stream()], at_once=2)) as chunks:
             await anext(chunks)
             await asyncio.sleep(10)
             assert source.given <= AHEAD + 4
@@ -68,7 +68,7 @@ def test_one_that_fails_ends_all(virtual: Run[None]) -> None:
     async def main() -> None:
         bad, slow, waiting = Source(1, error=ValueError("bad")), Source(100, pause=1.0), Source(1)
         with pytest.raises(ValueError, match="bad"):
-            async for _ in merged([slow.stream(), bad.stream(), waiting.stream()], at_once=2):
+            async for _ in merge_streams([slow.stream(), bad.stream(), waiting.stream()], at_once=2):
                 pass
         assert (bad.ended, slow.ended, waiting.given) == (1, 1, 0)
 
@@ -82,7 +82,7 @@ def test_a_cancelled_reader_leaves_nothing(virtual: Run[None]) -> None:
         source = Source(100, pause=1.0)
 
         async def read() -> None:
-            async for _ in merged([source.stream() for _ in range(3)], at_once=3):
+            async for _ in merge_streams([source.stream() for _ in range(3)], at_once=3):
                 pass
 
         reader = asyncio.create_task(read())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.generation.replica_selection import LONGEST_PAUSE_S, PAUSE_S, Rota
+from shoal.core.generation.replica_selection import LONGEST_PAUSE_S, PAUSE_S, ReplicaSelector
 
 
 class Clock:
@@ -18,16 +18,16 @@ def clock() -> Clock:
     return Clock()
 
 
-def spend(rota: Rota, clock: Clock, at: int, seconds: float, *, answered: bool) -> None:
+def spend(rota: ReplicaSelector, clock: Clock, at: int, seconds: float, *, answered: bool) -> None:
     began = rota.begin(at)
     clock.now += seconds
     if answered:
-        rota.answered(at)
+        rota.record_first_piece(at)
     rota.end(at, began, answered=answered)
 
 
 def test_the_fewest_in_flight_and_ties_in_turn(clock: Clock) -> None:
-    rota = Rota(3, 10, clock)
+    rota = ReplicaSelector(3, 10, clock)
     assert [rota.pick([0, 1, 2]) for _ in range(4)] == [0, 1, 2, 0]
     rota.begin(1)
     assert [rota.pick([0, 1, 2]) for _ in range(3)] == [2, 0, 2]
@@ -36,7 +36,7 @@ def test_the_fewest_in_flight_and_ties_in_turn(clock: Clock) -> None:
 
 def test_one_that_says_nothing_is_left_alone_and_tried_again(clock: Clock) -> None:
     """With one request at a time, after ever longer pauses; a first piece makes it as good as before."""
-    rota = Rota(2, 10, clock)
+    rota = ReplicaSelector(2, 10, clock)
     spend(rota, clock, 0, 9, answered=False)
     assert rota.pick([0, 1]) == 0
     spend(rota, clock, 0, 10, answered=False)
@@ -57,7 +57,7 @@ def test_one_that_says_nothing_is_left_alone_and_tried_again(clock: Clock) -> No
 
 
 def test_pauses_have_an_end(clock: Clock) -> None:
-    rota = Rota(2, 1, clock)
+    rota = ReplicaSelector(2, 1, clock)
     for _ in range(50):
         spend(rota, clock, 0, 1, answered=False)
     clock.now += LONGEST_PAUSE_S
@@ -66,7 +66,7 @@ def test_pauses_have_an_end(clock: Clock) -> None:
 
 def test_the_last_one_is_asked_whatever_it_did(clock: Clock) -> None:
     """An error is better news than none."""
-    rota = Rota(2, 1, clock)
+    rota = ReplicaSelector(2, 1, clock)
     for at in (0, 1):
         spend(rota, clock, at, 1, answered=False)
     assert rota.pick([0]) == 0

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.backends.fake.model import HONOURED, FakeScript, FakeTalker
+from shoal.backends.fake.model import SUPPORTED_PARAMETERS, FakeGenerator, FakeScript
 from shoal.core.generation.runner import (
     CHOICES_AT_ONCE,
     INLINE_CHARS,
     UNBOUNDED_TOKENS,
     GenerationOptions,
     GenerationRunner,
-    _size,
+    _estimate_chars,
 )
 from shoal.core.protocols import GeneratorFacts, Piece, Prompt
 from shoal.core.threads import Threads
@@ -53,7 +53,11 @@ class Scripted:
     """Gives its pieces, then raises `error`; remembers what it was asked."""
 
     def __init__(
-        self, *pieces: Piece, error: ShoalError | None = None, parameters: frozenset[str] = HONOURED, **facts: Any
+        self,
+        *pieces: Piece,
+        error: ShoalError | None = None,
+        parameters: frozenset[str] = SUPPORTED_PARAMETERS,
+        **facts: Any,
     ) -> None:
         self.facts = GeneratorFacts(name="scripted", parameters=parameters, **facts)
         self.pieces = pieces or (Piece(text="x", tokens=1),)
@@ -139,7 +143,7 @@ def test_more_choices_than_run_side_by_side_are_all_answered(virtual: Run[None])
     """In turns; never more at once than the limit."""
 
     async def main() -> None:
-        talker, most = FakeTalker(FakeScript(token_ms=1)), 0
+        talker, most = FakeGenerator(FakeScript(token_ms=1)), 0
         async with aclosing(talking(talker).stream(ask("a b", n=40), context())) as chunks:
             found: dict[int, str] = {}
             async for chunk in chunks:
@@ -234,7 +238,7 @@ def test_why_an_answer_ended(virtual: Run[None]) -> None:
         silent = Scripted(Piece(text="x", tokens=2))
         assert reasons(await read(talking(silent), ask(max_tokens=2))) == {0: "length"}
         assert reasons(await read(talking(silent), ask(max_tokens=3))) == {0: "stop"}
-        talker = FakeTalker(FakeScript())
+        talker = FakeGenerator(FakeScript())
         chunks = await read(talking(talker), ask("a b END c d", stop=["END"]))
         assert (texts(chunks), reasons(chunks)) == ({0: "a b"}, {0: "stop"})
         assert (talker.produced, talker.closed) == (3, 1)
@@ -315,7 +319,7 @@ def test_demanded_tools_guide_the_model(virtual: Run[None], choice: str) -> None
 
     async def main() -> None:
         task = ask(tools=[Tool(name="f")], tool_choice=choice)
-        able = Scripted(parameters=HONOURED | {"guide"})
+        able = Scripted(parameters=SUPPORTED_PARAMETERS | {"guide"})
         await read(talking(able, pipeline=PlainPipeline(guide=GUIDE)), task)
         assert able.sampling.guide == GUIDE
         for model, pipeline in ((Scripted(), PlainPipeline(guide=GUIDE)), (able, PlainPipeline())):
@@ -410,7 +414,7 @@ def test_answers_go_to_the_replica_with_the_fewest(virtual: Run[None]) -> None:
     """Side by side they spread; one that is not ready gets none; without any there is nothing to wait for."""
 
     async def main() -> None:
-        first, second = (FakeTalker(FakeScript(token_ms=1)) for _ in range(2))
+        first, second = (FakeGenerator(FakeScript(token_ms=1)) for _ in range(2))
         runner = talking(first, second)
         await asyncio.gather(*(read(runner, ask("a b c")) for _ in range(6)))
         assert (first.closed, second.closed) == (3, 3)
@@ -471,7 +475,7 @@ def test_closing_a_stream_of_many_choices_closes_them_all(virtual: Run[None]) ->
     """Those that run and those that wait; so also when one of them fails."""
 
     async def main() -> None:
-        talker = FakeTalker(FakeScript(token_ms=1))
+        talker = FakeGenerator(FakeScript(token_ms=1))
         async with aclosing(talking(talker).stream(ask("a b c", n=40), context())) as chunks:
             await anext(chunks)
         assert talker.running == 0
@@ -507,10 +511,12 @@ async def test_long_prompts_are_prepared_in_a_thread() -> None:
         found = [chunk async for chunk in runner.stream(task, soon())]
         assert found
         assert hops == expected
-    assert _size(ask(tools=[Tool(name="f", parameters={"x": long})])) > INLINE_CHARS
+    assert _estimate_chars(ask(tools=[Tool(name="f", parameters={"x": long})])) > INLINE_CHARS
     call = ToolCall(id="c", name="f", arguments=long)
-    assert _size(Generate(model="m", messages=[Message(role="assistant", tool_calls=[call])])) > INLINE_CHARS
-    assert _size(Generate(model="m", messages=[Message(role="user", content="")] * INLINE_CHARS)) > INLINE_CHARS
+    assert _estimate_chars(Generate(model="m", messages=[Message(role="assistant", tool_calls=[call])])) > INLINE_CHARS
+    assert (
+        _estimate_chars(Generate(model="m", messages=[Message(role="user", content="")] * INLINE_CHARS)) > INLINE_CHARS
+    )
     threads.close()
 
 
@@ -527,7 +533,7 @@ async def test_it_does_not_embed() -> None:
 
 def test_a_replica_that_stops_for_good_can_say_so() -> None:
     """Each one that has it is told whom to call."""
-    able, other = Scripted(), FakeTalker(FakeScript())
+    able, other = Scripted(), FakeGenerator(FakeScript())
     runner = talking(able, other)
     runner.when_broken(print)
     assert able.broken == [print]
@@ -547,7 +553,7 @@ def test_a_replica_that_stops_for_good_can_say_so() -> None:
 )
 async def test_fields_that_exclude_each_other(fields: dict[str, Any], param: str) -> None:
     """Neither is dropped in silence; said by `check` as by `stream`."""
-    runner = talking(Scripted(parameters=HONOURED | {"guide"}), pipeline=PlainPipeline(guide=GUIDE))
+    runner = talking(Scripted(parameters=SUPPORTED_PARAMETERS | {"guide"}), pipeline=PlainPipeline(guide=GUIDE))
     with pytest.raises((InvalidValue, Unsupported)) as caught:
         runner.check(ask(**fields))
     assert caught.value.param == param
@@ -560,7 +566,7 @@ def test_a_replica_that_hangs_is_asked_last(virtual: Run[None]) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        hangs, works = FakeTalker(FakeScript(token_ms=3_600_000)), Scripted()
+        hangs, works = FakeGenerator(FakeScript(token_ms=3_600_000)), Scripted()
         options = GenerationOptions(model="m", patience_s=2)
         runner = GenerationRunner(PlainPipeline(), [hangs, works], FACTS, options, loop.time)
 
@@ -581,7 +587,7 @@ def test_more_likely_tokens_than_the_engine_tells(virtual: Run[None]) -> None:
     """Refused by the name that the client used, before any work; or cut to what there is where the operator says so."""
 
     async def main() -> None:
-        model = Scripted(parameters=HONOURED | {"logprobs"}, top_logprobs=0)
+        model = Scripted(parameters=SUPPORTED_PARAMETERS | {"logprobs"}, top_logprobs=0)
         for task, name in (
             (ask(logprobs=2), "logprobs"),
             (

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.generation.sampling import NEUTRAL, UNSET, defaults_of, honoured
+from shoal.core.generation.sampling import NEUTRAL, UNSET, merge_sampling, parse_sampling_defaults
 from shoal.errors import Unsupported
 from shoal.types import Guide, Sampling
 
@@ -16,7 +16,7 @@ ABLE = {"max_tokens", "temperature", "stop"}
 def test_a_request_goes_before_the_models_defaults() -> None:
     """Field by field; what the model cannot honour has no default either."""
     defaults = Sampling(temperature=0.1, max_tokens=7, top_k=3)
-    found = honoured(Sampling(temperature=0.9), defaults, ABLE, (), {})
+    found = merge_sampling(Sampling(temperature=0.9), defaults, ABLE, (), {})
     assert found == Sampling(temperature=0.9, max_tokens=7)
 
 
@@ -35,24 +35,24 @@ def test_what_cannot_be_honoured_is_refused_by_its_name_on_the_wire(asked: dict[
     """By either of its names it can be ignored instead."""
     names = {"repetition_penalty": "repeat_penalty"}
     with pytest.raises(Unsupported, match=name) as caught:
-        honoured(Sampling(**asked), UNSET, ABLE, (), names)
+        merge_sampling(Sampling(**asked), UNSET, ABLE, (), names)
     assert caught.value.param == name
     for ignored in (name, next(iter(asked))):
-        assert honoured(Sampling(**asked), UNSET, ABLE, {ignored}, names) == UNSET
+        assert merge_sampling(Sampling(**asked), UNSET, ABLE, {ignored}, names) == UNSET
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_neutral_values_are_never_refused(name: str) -> None:
     """Libraries send them without being asked."""
-    assert honoured(Sampling(**{name: NEUTRAL[name]}), UNSET, (), (), {}) == UNSET
+    assert merge_sampling(Sampling(**{name: NEUTRAL[name]}), UNSET, (), (), {}) == UNSET
 
 
 def test_defaults_are_checked_when_they_are_read(caplog: pytest.LogCaptureFixture) -> None:
     """Unknown names and wrong types raise; what the model cannot honour is left out, and said."""
     with caplog.at_level(logging.WARNING):
-        assert defaults_of({"temperature": 0.5, "top_k": 2}, ABLE, "m") == Sampling(temperature=0.5)
+        assert parse_sampling_defaults({"temperature": 0.5, "top_k": 2}, ABLE, "m") == Sampling(temperature=0.5)
     assert "top_k" in caplog.text
     with pytest.raises(KeyError, match="warmth"):
-        defaults_of({"warmth": 1}, ABLE, "m")
+        parse_sampling_defaults({"warmth": 1}, ABLE, "m")
     with pytest.raises(msgspec.ValidationError):
-        defaults_of({"temperature": "hot"}, ABLE, "m")
+        parse_sampling_defaults({"temperature": "hot"}, ABLE, "m")

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from shoal.core.generation.stream_timeout import Silence
+from shoal.core.generation.stream_timeout import StreamTimeout
 from shoal.errors import DeadlineExceeded, Unavailable
 from tests.unit.core.conftest import Run, gathered
 
@@ -13,11 +13,11 @@ from tests.unit.core.conftest import Run, gathered
 async def listen(waits: list[float], *, first: float = 5.0, between: float = 2.0, total: float = 100.0) -> float:
     """Wait so long for each chunk; answers the time that it took."""
     began = asyncio.get_running_loop().time()
-    with Silence(first, between, total) as silence:
+    with StreamTimeout(first, between, total) as silence:
         for wait in waits:
-            silence.listen()
+            silence.start_wait()
             await asyncio.sleep(wait)
-            silence.heard()
+            silence.end_wait()
     return asyncio.get_running_loop().time() - began
 
 
@@ -56,9 +56,9 @@ def test_all_together_are_bounded_too(virtual: Run[None]) -> None:
         with pytest.raises(DeadlineExceeded, match="complete"):
             await listen([1.0] * 50, total=7.5)
         assert loop.time() - began == pytest.approx(7.5, abs=0.05)
-        with pytest.raises(DeadlineExceeded, match="complete"), Silence(math.inf, math.inf, 1.0) as silence:
+        with pytest.raises(DeadlineExceeded, match="complete"), StreamTimeout(math.inf, math.inf, 1.0) as silence:
             await asyncio.sleep(3)
-            silence.listen()
+            silence.start_wait()
 
     virtual(main)
 
@@ -67,11 +67,11 @@ def test_the_readers_own_time_is_not_silence(virtual: Run[None]) -> None:
     """Between two waits anything may take as long as it likes."""
 
     async def main() -> None:
-        with Silence(1.0, 1.0, 1000.0) as silence:
+        with StreamTimeout(1.0, 1.0, 1000.0) as silence:
             for _ in range(3):
-                silence.listen()
+                silence.start_wait()
                 await asyncio.sleep(0.5)
-                silence.heard()
+                silence.end_wait()
                 await asyncio.sleep(50)
 
     virtual(main)
@@ -96,20 +96,20 @@ def test_it_can_be_broken_off(virtual: Run[None]) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        async def read(silence: Silence, pause: float) -> None:
+        async def read(silence: StreamTimeout, pause: float) -> None:
             with silence:
                 while True:
-                    silence.listen()
+                    silence.start_wait()
                     await asyncio.sleep(1)
-                    silence.heard()
+                    silence.end_wait()
                     await asyncio.sleep(pause)
 
         for pause in (0.0, 100.0):
-            silence = Silence(5, 5, 1000)
+            silence = StreamTimeout(5, 5, 1000)
             reader = asyncio.create_task(read(silence, pause))
             await asyncio.sleep(2.5)
-            silence.break_off(Unavailable("going down"))
-            silence.break_off(Unavailable("again"))
+            silence.abort(Unavailable("going down"))
+            silence.abort(Unavailable("again"))
             began = loop.time()
             outcome = (await gathered(reader))[0]
             assert isinstance(outcome, Unavailable)

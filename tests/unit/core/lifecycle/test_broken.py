@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from shoal.backends.fake.model import FakeScript
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.lifecycle.events import Event
 from shoal.core.protocols import Breakable, ModelFacts
 from shoal.core.registry import Model
-from shoal.core.routing import ByTask
+from shoal.core.routing import TaskRouter
 from shoal.errors import Crashed, InternalError, ModelFailed, ShoalError, TransportFailed
 from tests.unit.core.conftest import Run, until
 from tests.unit.core.lanes import context, embed, make_lane
@@ -59,12 +59,12 @@ def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pyte
 
     async def main() -> None:
         lane = make_lane(FakeScript())
-        batched = BatchedRunner(lane, ModelFacts(source="s", backend="b", tasks=("embed",)))
-        runner = ByTask([batched, Embedder(("generate",))])
+        batched = LaneRunner(lane, ModelFacts(source="s", backend="b", tasks=("embed",)))
+        runner = TaskRouter([batched, Embedder(("generate",))])
         assert isinstance(runner, Breakable)
         model = Model("m")
-        model.loaded(runner)
-        runner.when_broken(lambda error: model.broke(runner, error))
+        model.mark_loaded(runner)
+        runner.when_broken(lambda error: model.mark_broken(runner, error))
 
         def explode(*args: Any, **kwargs: Any) -> None:
             raise ZeroDivisionError
@@ -72,7 +72,7 @@ def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pyte
         monkeypatch.setattr(lane._planner, "take", explode)
         with pytest.raises(InternalError, match="load it again or restart the server"):
             await runner.run(embed("a"), context())
-        assert not model.able()
+        assert not model.can_answer()
         assert (model.state, model.card().broken) == ("failed", True)
         with pytest.raises(ModelFailed, match="the model 'm' stopped working: the batcher of 'm' stopped: load it"):
             model.ready_runner()

@@ -77,7 +77,7 @@ def test_a_life_is_told(virtual: Run[None]) -> None:
         house = House()
         seen: list[Event] = []
         watch = asyncio.create_task(read(house, seen))
-        await until(lambda: bool(house.life._standing.events._watchers))
+        await until(lambda: bool(house.life._model_status.events._watchers))
         await house.loaded("a")
         await house.life.download("b").wait()
         house.loads.errors["fetch", "c"] = asyncio.InvalidStateError("by hand")

@@ -5,11 +5,11 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.lifecycle.eviction import Bounds, Resident, evictions, expired
+from shoal.core.lifecycle.eviction import LoadedModel, MemoryLimits, choose_evictions, find_expired
 
 residents = st.lists(
     st.builds(
-        Resident,
+        LoadedModel,
         name=st.integers().map(str),
         size=st.integers(0, 50),
         use=st.sampled_from(["idle", "busy", "leaving"]),
@@ -18,58 +18,58 @@ residents = st.lists(
     max_size=6,
     unique_by=lambda each: each.name,
 )
-bounds = st.builds(Bounds, models=st.integers(0, 5), bytes=st.sampled_from([0, 40, 100]))
+bounds = st.builds(MemoryLimits, models=st.integers(0, 5), bytes=st.sampled_from([0, 40, 100]))
 
 
 def resident(
     name: str, use: Literal["idle", "busy", "leaving"] = "idle", last_used: float = 0, size: int = 1
-) -> Resident:
-    return Resident(name, size, use, last_used)
+) -> LoadedModel:
+    return LoadedModel(name, size, use, last_used)
 
 
 def test_what_fits_drives_nobody_out() -> None:
     """No bound, or one that is not reached."""
     there = [resident("a"), resident("b")]
-    assert evictions(there, 5, Bounds()) is None
-    assert evictions(there, 5, Bounds(models=3)) is None
-    assert evictions(there, 5, Bounds(bytes=7)) is None
+    assert choose_evictions(there, 5, MemoryLimits()) is None
+    assert choose_evictions(there, 5, MemoryLimits(models=3)) is None
+    assert choose_evictions(there, 5, MemoryLimits(bytes=7)) is None
 
 
 def test_the_least_recently_used_goes_and_no_more_than_needed() -> None:
     """By count and by bytes; busy ones stay."""
     there = [resident("new", last_used=9), resident("busy", "busy", 0), resident("old", last_used=1)]
-    assert evictions(there, 1, Bounds(models=3)) == ["old"]
-    assert evictions(there, 1, Bounds(models=2)) == ["old", "new"]
-    assert evictions(there, 2, Bounds(bytes=3)) == ["old", "new"]
+    assert choose_evictions(there, 1, MemoryLimits(models=3)) == ["old"]
+    assert choose_evictions(there, 1, MemoryLimits(models=2)) == ["old", "new"]
+    assert choose_evictions(there, 2, MemoryLimits(bytes=3)) == ["old", "new"]
 
 
 def test_nobody_goes_in_vain() -> None:
     """Where all that is idle would not make room, or what is leaving will, there is only waiting."""
     there = [resident("idle"), resident("busy", "busy", size=9)]
-    assert evictions(there, 5, Bounds(bytes=10)) == []
-    assert evictions([resident("idle"), resident("going", "leaving")], 1, Bounds(models=2)) == []
-    assert evictions([resident("busy", "busy")], 1, Bounds(models=1)) == []
+    assert choose_evictions(there, 5, MemoryLimits(bytes=10)) == []
+    assert choose_evictions([resident("idle"), resident("going", "leaving")], 1, MemoryLimits(models=2)) == []
+    assert choose_evictions([resident("busy", "busy")], 1, MemoryLimits(models=1)) == []
 
 
 @given(residents, st.integers(0, 60), bounds)
-def test_room_is_made_or_waited_for(there: list[Resident], size: int, bound: Bounds) -> None:
+def test_room_is_made_or_waited_for(there: list[LoadedModel], size: int, bound: MemoryLimits) -> None:
     """Whoever is put to sleep was idle; with them and the leaving ones gone it fits; with one less it would not."""
-    out = evictions(there, size, bound)
+    out = choose_evictions(there, size, bound)
     if out is None:
-        assert bound.hold(there, size)
+        assert bound.has_room(there, size)
         return
-    assert not bound.hold(there, size)
+    assert not bound.has_room(there, size)
     assert {each.name: each.use for each in there if each.name in out} == dict.fromkeys(out, "idle")
     left = [each for each in there if each.use != "leaving" and each.name not in out]
     if out:
-        assert bound.hold(left, size)
+        assert bound.has_room(left, size)
         last = next(each for each in there if each.name == out[-1])
-        assert not bound.hold([*left, last], size)
+        assert not bound.has_room([*left, last], size)
 
 
 def test_idle_models_expire_each_in_its_time() -> None:
     """The next look is at the next one's end; busy and leaving ones are not looked at."""
     there = [resident("a", last_used=0), resident("b", last_used=5), resident("c", "busy"), resident("d", "leaving")]
-    assert expired(there, 9, 10) == ([], 1)
-    assert expired(there, 10, 10) == (["a"], 5)
-    assert expired(there, 15, 10) == (["a", "b"], None)
+    assert find_expired(there, 9, 10) == ([], 1)
+    assert find_expired(there, 10, 10) == (["a"], 5)
+    assert find_expired(there, 15, 10) == (["a", "b"], None)

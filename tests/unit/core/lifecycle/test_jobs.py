@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shoal.core.lifecycle.jobs import KEPT, Job, Jobs
+from shoal.core.lifecycle.jobs import MAX_ENDED_JOBS, Job, Jobs
 from shoal.errors import JobNotFound, SourceError
 
 
@@ -47,11 +47,11 @@ async def test_running_jobs_are_kept_and_the_last_that_ended() -> None:
     """However many there were since."""
     jobs = Jobs()
     running = jobs.add(Job("load", "long"))
-    ended = [jobs.add(Job("load", f"m{number}")) for number in range(KEPT + 20)]
+    ended = [jobs.add(Job("load", f"m{number}")) for number in range(MAX_ENDED_JOBS + 20)]
     for job in ended:
         job.end("done")
     last = jobs.add(Job("load", "last"))
-    assert list(jobs) == [running, *ended[-KEPT:], last]
+    assert list(jobs) == [running, *ended[-MAX_ENDED_JOBS:], last]
     assert jobs.find(running.id) is running
     with pytest.raises(JobNotFound):
         jobs.find(ended[0].id)

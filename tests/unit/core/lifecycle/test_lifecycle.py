@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from shoal.core.lifecycle.lifecycle import Entry, Job, Lifecycle, LoadOptions, Plan, Report
+from shoal.core.lifecycle.lifecycle import Entry, Job, Lifecycle, LoadOptions, Plan, ProgressReporter
 from shoal.core.protocols import Runner
 from shoal.core.statistics import Counts
 from shoal.errors import (
@@ -155,18 +155,18 @@ def test_when_a_model_falls_asleep(virtual: Run[None]) -> None:
     async def main() -> None:
         house = House(keep_alive_s=60.0)
         await house.life.load("a").wait()
-        assert house.life.stays_s("a") == pytest.approx(60.0)
+        assert house.life.seconds_until_sleep("a") == pytest.approx(60.0)
         await asyncio.sleep(20)
-        assert house.life.stays_s("a") == pytest.approx(40.0)
+        assert house.life.seconds_until_sleep("a") == pytest.approx(40.0)
         model = house.registry.find("a")
         model.enter()
         await asyncio.sleep(20)
-        assert house.life.stays_s("a") == pytest.approx(60.0)
+        assert house.life.seconds_until_sleep("a") == pytest.approx(60.0)
         model.leave()
-        assert house.life.stays_s("a") == pytest.approx(60.0)
+        assert house.life.seconds_until_sleep("a") == pytest.approx(60.0)
         house = House()
         await house.life.load("a").wait()
-        assert house.life.stays_s("a") is None
+        assert house.life.seconds_until_sleep("a") is None
 
     virtual(main)
 
@@ -252,7 +252,7 @@ def test_what_a_load_held_is_free_once_it_has_failed(virtual: Run[None], at_star
         house = House()
         held: list[weakref.ref[Weights]] = []
 
-        async def verified(plan: Plan, report: Report) -> Runner:
+        async def verified(plan: Plan, report: ProgressReporter) -> Runner:
             weights = Weights()
             held.append(weakref.ref(weights))
             raise SourceError("they do not agree") from ValueError(weights)
@@ -730,6 +730,6 @@ def test_an_unload_forgets_the_request_that_it_waited_for(virtual: Run[None], mo
         await house.life.unload("a").wait()
         assert isinstance(await asking, Embedded)
         await asyncio.sleep(1)
-        assert counts.of("a").inference_stats.success.count == 0
+        assert counts.stats_for("a").inference_stats.success.count == 0
 
     virtual(main)

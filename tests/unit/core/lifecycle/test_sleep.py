@@ -479,21 +479,21 @@ def test_a_model_can_be_told_to_rest(virtual: Run[None]) -> None:
     async def main() -> None:
         house = House()
         await house.loaded("a")
-        assert house.life.rest("a")
-        assert house.life.rest("a")
+        assert house.life.try_sleep("a")
+        assert house.life.try_sleep("a")
         await house.ask("a")
         assert house.state("a") == "ready"
         model = house.registry.find("a")
         model.enter()
-        assert not house.life.rest("a")
+        assert not house.life.try_sleep("a")
         model.leave()
         unloading = house.life.unload("a")
-        assert not house.life.rest("a")
+        assert not house.life.try_sleep("a")
         await unloading.wait()
         with pytest.raises(ModelNotFound):
-            house.life.rest("a")
+            house.life.try_sleep("a")
         house.registry.add(alone := Model("b"))
-        alone.loaded(Embedder())
-        assert not house.life.rest("b")
+        alone.mark_loaded(Embedder())
+        assert not house.life.try_sleep("b")
 
     virtual(main)

@@ -5,10 +5,10 @@ from typing import get_args
 
 import pytest
 
-from shoal.core.lifecycle.states import Happening, State, after
+from shoal.core.lifecycle.states import State, StateEvent, next_state
 from shoal.errors import InternalError
 
-ALLOWED: dict[tuple[State, Happening], State] = {
+ALLOWED: dict[tuple[State, StateEvent], State] = {
     ("loading", "loaded"): "ready",
     ("loading", "load_failed"): "failed",
     ("loading", "rest"): "unloaded",
@@ -21,17 +21,17 @@ ALLOWED: dict[tuple[State, Happening], State] = {
     ("unloading", "closed"): "unloaded",
     ("unloaded", "load"): "loading",
 }
-EVERY = list(product(get_args(State), get_args(Happening)))
+EVERY = list(product(get_args(State), get_args(StateEvent)))
 
 
 @pytest.mark.parametrize(("state", "event"), EVERY)
-def test_every_state_meets_every_event(state: State, event: Happening) -> None:
+def test_every_state_meets_every_event(state: State, event: StateEvent) -> None:
     """Each pair leads where the table says, or is refused as a bug; there is no third way."""
     if (state, event) in ALLOWED:
-        assert after(state, event) == ALLOWED[state, event]
+        assert next_state(state, event) == ALLOWED[state, event]
     else:
         with pytest.raises(InternalError, match=f"{state} .*'{event}'"):
-            after(state, event)
+            next_state(state, event)
 
 
 def test_no_state_is_a_trap() -> None:

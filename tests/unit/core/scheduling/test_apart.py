@@ -11,7 +11,7 @@ import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakeScript, word_id
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.core.scheduling.isolation import Trial, next_step
+from shoal.core.scheduling.isolation import RetryState, next_step
 from shoal.core.scheduling.replica import Replica
 from shoal.errors import EngineFailed, InputRejected, ShoalError
 from shoal.types import Array
@@ -85,7 +85,7 @@ def test_others_wait_no_longer_than_for_the_parts(virtual: Run[None]) -> None:
         later = [asyncio.create_task(lane.run(embed(f"later {number}"), context())) for number in range(24)]
         answers = await asyncio.gather(*first, *later, return_exceptions=True)
         assert [isinstance(answer, ShoalError) for answer in answers] == [False, False, True, False] + [False] * 24
-        assert lane.replicas[0].free(asyncio.get_running_loop().time())
+        assert lane.replicas[0].is_free(asyncio.get_running_loop().time())
         turns = [lane.replicas[0].start(0.0) for _ in range(3)]
         assert [turn.suspect for turn in turns] == [False] * 3
         assert engine.hurt <= 6
@@ -108,5 +108,5 @@ def test_others_wait_no_longer_than_for_the_parts(virtual: Run[None]) -> None:
 def test_when_it_may_be_another_s_fault(
     error: ShoalError, items: int, shared: bool, merges: bool, expected: str
 ) -> None:
-    step = next_step(error, items, Trial(4), replica_ready=True, shared=shared, merges=merges)
+    step = next_step(error, items, RetryState(4), replica_ready=True, shared=shared, merges=merges)
     assert step == expected

@@ -69,7 +69,7 @@ def test_who_joined_stays_when_the_first_one_leaves(virtual: Run[None]) -> None:
         blocker = asyncio.create_task(lane.run(embed("blocker"), context()))
         await until(lambda: bool(engine(lane).running))
         gone, goes, stays = (asyncio.create_task(lane.run(embed("same"), context(client=c))) for c in "abc")
-        await until(lambda: lane.queued[0] == 3)
+        await until(lambda: lane.queue_size[0] == 3)
         gone.cancel()
         await blocker
         await until(lambda: bool(engine(lane).running))
@@ -111,7 +111,7 @@ def test_a_retried_item_shares_again(virtual: Run[None]) -> None:
         other = asyncio.create_task(lane.run(embed("other"), context(client="b")))
         await until(lambda: lane.replicas[1].running == 1)
         await asyncio.sleep(0.021)
-        assert lane.queued[0] == 2  # both replicas have lost their batch
+        assert lane.queue_size[0] == 2  # both replicas have lost their batch
         late = asyncio.create_task(lane.run(embed("same"), context(client="a")))
         outcomes = await gathered(first, joined, other)
         assert not any(isinstance(outcome, BaseException) for outcome in outcomes)
@@ -131,7 +131,7 @@ def test_tries_are_counted_together(virtual: Run[None]) -> None:
         blocker = asyncio.create_task(lane.run(embed("blocker"), context()))
         await until(lambda: bool(engine(lane).running))
         calls = [asyncio.create_task(lane.run(embed("same"), context(client=c))) for c in "ab"]
-        await until(lambda: lane.queued[0] == 2)
+        await until(lambda: lane.queue_size[0] == 2)
         lane._planner.pending()[1].attempts = 1
         await blocker
         outcomes = await gathered(*calls)

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakeScript, word_id
 from shoal.core.protocols import Tensors
-from shoal.core.scheduling.isolation import Trial, next_step
+from shoal.core.scheduling.isolation import RetryState, next_step
 from shoal.core.scheduling.replica import Replica
 from shoal.errors import Crashed
 from shoal.types import Array
@@ -87,20 +87,20 @@ def test_only_the_culprit_fails(virtual: Run[None], slots: int, first: bool) -> 
 )
 def test_who_is_to_blame(items: int, shared: bool, expected: str) -> None:
     """One item on a replica that it had for itself; in every other case it may have been another."""
-    assert next_step(Crashed("x"), items, Trial(0), replica_ready=False, shared=shared) == expected
+    assert next_step(Crashed("x"), items, RetryState(0), replica_ready=False, shared=shared) == expected
 
 
 async def test_a_replica_that_crashed_takes_one_at_a_time() -> None:
     """Until as many batches ran as there were suspects; those that ran before do not count."""
     replica = Replica(FakeEngine(FakeScript(slots=3)))
     before = replica.start(0.0)
-    replica.crashed(2)
-    assert not replica.free(0.0)
-    assert replica.again(0.0) is None
+    replica.record_crash(2)
+    assert not replica.is_free(0.0)
+    assert replica.next_check_s(0.0) is None
     replica.end(before, 0.0)
     for _ in range(2):
         turn = replica.start(0.0)
-        assert not replica.free(0.0)
+        assert not replica.is_free(0.0)
         replica.end(turn, 0.0)
     first, second = replica.start(0.0), replica.start(0.0)
     assert (first.shared, second.shared) == (True, True)

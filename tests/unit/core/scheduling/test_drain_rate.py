@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.protocols import CostModel, EngineFacts
-from shoal.core.scheduling.drain_rate import LEAST_BATCHES, DrainRate, Finished
+from shoal.core.scheduling.drain_rate import LEAST_BATCHES, DrainRate, FinishedBatch
 from shoal.core.scheduling.planner import Limits
 
 COST = CostModel(0.01, 0.0001)
@@ -14,21 +14,21 @@ FACTS = EngineFacts(name="a", inputs=(), outputs=(), cost=COST, max_batch_size=1
 
 def drained(rate: DrainRate, seconds: float, *, items: int = 4, padding: float = 1.0, full: bool = False) -> None:
     """Batches of texts of 50 tokens, one after the other, each after so many seconds."""
-    batch = Finished(FACTS, items, 50 * items, round(50 * items * padding), full)
+    batch = FinishedBatch(FACTS, items, 50 * items, round(50 * items * padding), full)
     for number in range(60):
-        rate.finished(seconds * number, batch, 1, saturated=True)
+        rate.record_batch(seconds * number, batch, 1, saturated=True)
 
 
 def test_nothing_is_known_before_some_batches_ended_under_load() -> None:
     rate = DrainRate(Limits())
-    batch = Finished(FACTS, 1, 50, 50, False)
+    batch = FinishedBatch(FACTS, 1, 50, 50, False)
     for number in range(10):
-        rate.finished(float(number), batch, 1, saturated=False)
-    assert not rate.known
+        rate.record_batch(float(number), batch, 1, saturated=False)
+    assert not rate.is_known
     for number in range(LEAST_BATCHES + 1):
-        assert not rate.known
-        rate.finished(10.0 + number, batch, 1, saturated=True)
-    assert rate.known
+        assert not rate.is_known
+        rate.record_batch(10.0 + number, batch, 1, saturated=True)
+    assert rate.is_known
 
 
 def test_as_the_cost_model_says_in_full_batches() -> None:

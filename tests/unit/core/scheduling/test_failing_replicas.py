@@ -163,10 +163,10 @@ def test_a_retry_waits_for_the_other_replica_and_not_past_the_deadline(virtual: 
 
     async def main() -> None:
         lane = make_lane(SLOW, FakeScript(delay_ms=500))
-        lane.replicas[0].lost(asyncio.get_running_loop().time())
+        lane.replicas[0].mark_unreachable(asyncio.get_running_loop().time())
         long = asyncio.create_task(lane.run(embed("long"), context()))
         await asyncio.sleep(0.01)
-        lane.replicas[0].finished(1, 0.02)
+        lane.replicas[0].record_batch(1, 0.02)
         broken = breaks(engine(lane, 0))
         patient, hasty = (asyncio.create_task(lane.run(embed(text), context(s))) for text, s in (("a", 9), ("b", 0.1)))
         begun = asyncio.get_running_loop().time()

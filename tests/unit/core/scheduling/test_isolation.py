@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.scheduling.isolation import Step, Trial, next_step
+from shoal.core.scheduling.isolation import RetryState, Step, next_step
 from shoal.errors import (
     BackendError,
     DeadlineExceeded,
@@ -48,7 +48,7 @@ from shoal.errors import (
 )
 def test_each_failure_has_its_step(error: ShoalError, items: int, calls: int, ready: bool, expected: Step) -> None:
     """Blame is looked for only where one item can be at fault; faults of the way there are tried again."""
-    trial = Trial(calls)
+    trial = RetryState(calls)
     assert next_step(error, items, trial, replica_ready=ready) == expected
     bounded = expected == "halve" and not isinstance(error, OutOfMemory)
     assert trial.calls == calls - 2 * bounded
@@ -57,12 +57,12 @@ def test_each_failure_has_its_step(error: ShoalError, items: int, calls: int, re
 @pytest.mark.parametrize(("items", "calls"), [(1, 0), (2, 4), (3, 6), (4, 6), (64, 14), (65, 16)])
 def test_a_trial_allows_two_calls_a_halving_and_two_more(items: int, calls: int) -> None:
     """2 log2(n) + 2; one item needs no trial."""
-    assert Trial.of(items).calls == calls
+    assert RetryState.of(items).calls == calls
 
 
 def extra_calls(items: int, fails: Callable[[range], bool]) -> tuple[int, set[int], int]:
     """Play a failed batch to its end: (halving calls, items that failed, single calls)."""
-    trial, parts, calls, singles = Trial.of(items), [range(items)], 0, 0
+    trial, parts, calls, singles = RetryState.of(items), [range(items)], 0, 0
     failed: set[int] = set()
     while parts:
         part = parts.pop(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.fake.model import FakePipeline, FakeScript
-from shoal.core.protocols import Work
+from shoal.core.protocols import WorkWeight
 from shoal.core.scheduling.lane import Lane
 from shoal.core.scheduling.planner import Wait
 from shoal.errors import (
@@ -35,12 +35,12 @@ def idle(lane: Lane) -> bool:
     """Nothing is left of any request."""
     admission = lane.admission
     return (
-        lane.queued == (0, 0)
+        lane.queue_size == (0, 0)
         and admission.items == 0
         and admission.tokens == 0
         and all(replica.running == 0 for replica in lane.replicas)
-        and not lane._pendings  # the books themselves are what is tested
-        and not lane._twins
+        and not lane._requests  # the books themselves are what is tested
+        and not lane._coalescer
     )
 
 
@@ -145,10 +145,10 @@ def test_cancelled_while_queued_never_runs(virtual: Run[None]) -> None:
         running = asyncio.create_task(lane.run(embed("first"), context()))
         await until(lambda: bool(engine(lane).running))
         queued = asyncio.create_task(lane.run(embed("gone"), context()))
-        await until(lambda: lane.queued[0] == 1)
+        await until(lambda: lane.queue_size[0] == 1)
         queued.cancel()
         await gathered(queued)
-        assert (lane.queued, lane.admission.items) == ((0, 0), 1)
+        assert (lane.queue_size, lane.admission.items) == ((0, 0), 1)
         assert right(await running, ["first"])
         assert len(engine(lane).batches) == 1
         assert idle(lane)
@@ -178,7 +178,7 @@ def test_what_was_prepared_is_freed_when_nobody_needs_it(
         made.clear()
         late = context(0.005 if leave == "late" else 30.0)
         waiting = asyncio.create_task(lane.run(embed("a", "b", "c"), late))
-        await until(lambda: lane.queued[0] == len(made) == 3)
+        await until(lambda: lane.queue_size[0] == len(made) == 3)
         if leave == "cancelled":
             waiting.cancel()
         await gathered(waiting)
@@ -193,11 +193,11 @@ def test_what_was_prepared_is_freed_when_nobody_needs_it(
 
 class Holding(FakePipeline):
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "heavy"
 
     @property
-    def most_held(self) -> int:
+    def max_held_items(self) -> int:
         return 5
 
 
@@ -252,7 +252,7 @@ def test_an_engine_that_hangs_holds_as_much_and_no_more(virtual: Run[None]) -> N
         lane = make_lane(FakeScript(delay_ms=5000), pipeline=Holding)
         calls = [asyncio.create_task(lane.run(embed(f"{number}"), context(1.0))) for number in range(30)]
         await asyncio.sleep(0.5)
-        assert lane.queued[0] + sum(rows for rows, _ in engine(lane).batches) == 5
+        assert lane.queue_size[0] + sum(rows for rows, _ in engine(lane).batches) == 5
         assert all(isinstance(outcome, DeadlineExceeded) for outcome in await gathered(*calls))
         await until(lambda: idle(lane))
 

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import MAX_TOKENS, FakeEngine, FakePipeline, FakeScript, scores_of, tokens_of, vector_of
+from shoal.backends.fake.model import (
+    MAX_TOKENS,
+    FakeEngine,
+    FakePipeline,
+    FakeScript,
+    compute_scores,
+    compute_vector,
+    tokenize_item,
+)
 from shoal.core.cache import MemoryCache
-from shoal.core.protocols import Counted, Prepared, Row, Tensors
+from shoal.core.protocols import CountedRow, Prepared, Row, Tensors
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.scheduling.planner import Limits
 from shoal.errors import EngineFailed, InputRejected, InvalidValue, NotFinite, ShoalError
@@ -78,7 +86,7 @@ def test_other_options_are_another_row(virtual: Run[None]) -> None:
         await lane.run(embed("a b"), context())
         cut = await lane.run(embed("a b", dimensions=4), context())
         unit = await lane.run(embed("a b", normalize=True), context())
-        assert cut.vectors.tolist() == [vector_of(tokens_of("a b"), 32)[:4].tolist()]
+        assert cut.vectors.tolist() == [compute_vector(tokenize_item("a b"), 32)[:4].tolist()]
         assert np.linalg.norm(unit.vectors) == pytest.approx(1.0)
         assert computed(lane) == [1, 1, 1]
         again = await lane.run(embed("a b", dimensions=4), context())
@@ -195,7 +203,7 @@ class _Counting(FakePipeline):
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Any:
         return [
-            row if isinstance(row, ShoalError) else Counted(row, 2 * item.tokens)
+            row if isinstance(row, ShoalError) else CountedRow(row, 2 * item.tokens)
             for row, item in zip(super().finish(outputs, batch), batch, strict=True)
         ]
 
@@ -271,7 +279,7 @@ def test_scores_come_from_the_cache(virtual: Run[None]) -> None:
         assert again.scores[:2, 0].tolist() == first.scores[::-1, 0].tolist()
         raw = await lane.run(Rerank(model="m", queries=["q"], documents=["x"], raw_scores=True), context())
         assert raw.facts.cached == 0
-        assert raw.scores[0].tolist() == scores_of(tokens_of(("q", "x")), 1, raw=True).tolist()
+        assert raw.scores[0].tolist() == compute_scores(tokenize_item(("q", "x")), 1, raw=True).tolist()
 
     virtual(main)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript, tokens_of
-from shoal.core.protocols import Counted, Prepared, Row, Tensors
+from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript, tokenize_item
+from shoal.core.protocols import CountedRow, Prepared, Row, Tensors
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import DeadlineExceeded, EngineFailed, InternalError, ShoalError, Unavailable
-from shoal.types import Array, Batched
+from shoal.types import Array, BatchTask
 from shoal.types import Item as AnyItem
 from tests.unit.core.conftest import Run, VirtualLoop, gathered, run_virtual, until
 from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
@@ -34,7 +34,7 @@ def test_item_past_its_deadline_does_not_run_after_a_stall(virtual: Run[None]) -
         await until(lambda: engine(lane).running == 1)
         late = asyncio.create_task(lane.run(embed("late"), context(1.0)))
         fine = asyncio.create_task(lane.run(embed("fine"), context(9.0)))
-        await until(lambda: lane.queued[0] == 2)
+        await until(lambda: lane.queue_size[0] == 2)
         loop._virtual.now += 2
         assert right(await before, ["before"])
         assert right(await fine, ["fine"])
@@ -95,7 +95,7 @@ def test_wrong_number_of_rows_is_the_engines_failure(
         lane = make_lane(SLOW, observer=reports)
         finish = lane.pipeline.finish
 
-        def wrong(outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
+        def wrong(outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | CountedRow | ShoalError]:
             rows = finish(outputs, batch)
             return [*rows, rows[0]][: len(rows) + count]
 
@@ -119,7 +119,7 @@ def test_rows_that_do_not_fit_together_fail_their_batch(virtual: Run[None], monk
         lane = make_lane(SLOW)
         finish = lane.pipeline.finish
 
-        def ragged(outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | Counted | ShoalError]:
+        def ragged(outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | CountedRow | ShoalError]:
             rows = finish(outputs, batch)
             return [row[: 10 + number] if isinstance(row, np.ndarray) else row for number, row in enumerate(rows)]
 
@@ -170,7 +170,7 @@ def test_parts_of_a_failed_batch_keep_each_replicas_limit(virtual: Run[None]) ->
         small.online = False
         calls = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
         await until(lambda: bool(large.running))
-        lane.replicas[1].ejection.succeeded()
+        lane.replicas[1].ejection.record_success()
         lane.replicas[1]._gone_until = 0.0
         small.online = True
         outcomes = await gathered(*calls)
@@ -187,7 +187,7 @@ def test_parts_of_a_failed_batch_keep_each_replicas_limit(virtual: Run[None]) ->
 class ByWord(FakePipeline):
     """Items that begin with "pooled" want another output besides."""
 
-    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
         return [
             replace(one, outputs=("pooled", "embedding"))
             if isinstance(one, Prepared) and str(item).startswith("pooled")
@@ -219,7 +219,7 @@ def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> Non
             ByWord(SLOW),
             [asked := Asked()],
             shown.options,
-            threads=shown._intake._threads,
+            threads=shown._preparer._threads,
             clock=asyncio.get_running_loop().time,
         )
         texts = ["pooled a", "b", "pooled c"]
@@ -275,7 +275,7 @@ def test_a_replica_is_tried_again_while_another_one_works(virtual: Run[None]) ->
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=60_000), FakeScript(delay_ms=10))
         loop = asyncio.get_running_loop()
-        lane.replicas[1].lost(loop.time())
+        lane.replicas[1].mark_unreachable(loop.time())
         long = asyncio.create_task(lane.run(embed("long"), context(120)))
         await asyncio.sleep(0.1)
         begun = loop.time()
@@ -328,7 +328,7 @@ class Finishing(FakePipeline):
 
     def __init__(self, error: Exception, bad: str) -> None:
         super().__init__(FakeScript())
-        self.error, self.bad = error, tokens_of(bad)
+        self.error, self.bad = error, tokenize_item(bad)
         self.calls: list[int] = []
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError]:

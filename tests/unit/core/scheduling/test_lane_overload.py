@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript
-from shoal.core.protocols import Counted, Prepared, Tensors
+from shoal.core.protocols import CountedRow, Prepared, Tensors
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError
-from shoal.types import Array, Batched, Embed
+from shoal.types import Array, BatchTask, Embed
 from shoal.types import Item as AnyItem
 from tests.unit.core.conftest import Run, gathered
 from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
@@ -132,7 +132,7 @@ def test_parts_of_a_lost_batch_wait_for_the_replica_to_come_back(virtual: Run[No
                     return await super().infer(*args, **kwargs)
                 finally:
                     if len(self.asked) == 1:
-                        lane.replicas[0].lost(asyncio.get_running_loop().time())
+                        lane.replicas[0].mark_unreachable(asyncio.get_running_loop().time())
 
         lane = lane_of(gone := Gone(FakeScript(delay_ms=10, memory_tokens=3)), script=FakeScript(delay_ms=10))
         outcomes = await gathered(*(lane.run(embed(text), context()) for text in ("a", "b", "c", "d")))
@@ -142,14 +142,14 @@ def test_parts_of_a_lost_batch_wait_for_the_replica_to_come_back(virtual: Run[No
     virtual(main)
 
 
-def _prompt(task: Batched) -> str | None:
+def _prompt(task: BatchTask) -> str | None:
     return task.prompt_name if isinstance(task, Embed) else None
 
 
 class Late(FakePipeline):
     """Tokens are known with the answer; a group's params say which prompt it has."""
 
-    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
         prepared = super().prepare(items)
         return [
             replace(each, tokens=0, group=_prompt(task), params={"prompt": _prompt(task)}, key=None)
@@ -158,10 +158,10 @@ class Late(FakePipeline):
             for each, (task, _) in zip(prepared, items, strict=True)
         ]
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Counted | ShoalError]:  # type: ignore[override]
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[CountedRow | ShoalError]:  # type: ignore[override]
         rows = super().finish(outputs, batch)
         return [
-            row if isinstance(row, ShoalError) else Counted(row, 100 + item.cost)
+            row if isinstance(row, ShoalError) else CountedRow(row, 100 + item.cost)
             for row, item in zip(rows, batch, strict=True)
         ]
 
@@ -172,7 +172,7 @@ def test_tokens_that_only_the_answer_tells_are_counted(virtual: Run[None]) -> No
     async def main() -> None:
         lane = make_lane(SLOW)
         lane.pipeline = Late(SLOW)
-        lane._intake._pipeline = lane.pipeline
+        lane._preparer._pipeline = lane.pipeline
         answer = await lane.run(embed("a", "b c", "d e f"), context())
         assert right(answer, ["a", "b c", "d e f"])
         assert answer.tokens == [101, 102, 103]
@@ -189,7 +189,7 @@ def test_an_engine_hears_the_params_of_its_batch(virtual: Run[None]) -> None:
     async def main() -> None:
         lane = lane_of(busy := Busy(SLOW))
         lane.pipeline = Late(SLOW)
-        lane._intake._pipeline = lane.pipeline
+        lane._preparer._pipeline = lane.pipeline
         tasks = [Embed(model="m", inputs=[f"t{n}"], prompt_name="ab"[n % 2], normalize=False) for n in range(8)]
         await asyncio.gather(*(lane.run(task, context()) for task in tasks))
         assert [params["prompt"] for params in busy.params] in (["a", "b"], ["b", "a"])

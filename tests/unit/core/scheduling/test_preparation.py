@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import pytest
 
 from shoal.backends.fake.model import FakePipeline, FakeScript
-from shoal.core.protocols import Prepared, Work
-from shoal.core.scheduling.admission import traffic_of
-from shoal.core.scheduling.preparation import AHEAD, INLINE_TOKENS, JOB_ITEMS, JOB_TOKENS, Intake, Outcome
-from shoal.core.scheduling.request_state import Pending
+from shoal.core.protocols import Prepared, WorkWeight
+from shoal.core.scheduling.admission import classify_traffic
+from shoal.core.scheduling.preparation import AHEAD, INLINE_TOKENS, JOB_ITEMS, JOB_TOKENS, Outcome, Preparer
+from shoal.core.scheduling.request_state import RequestState
 from shoal.core.threads import Threads
 from shoal.errors import InternalError, InvalidValue, ShoalError, Unavailable
-from shoal.types import Batched, Embed, TextItem
+from shoal.types import BatchTask, Embed, TextItem
 from shoal.types import Item as AnyItem
 from tests.unit.core.conftest import until
 from tests.unit.core.lanes import context
@@ -29,7 +29,7 @@ class Jobs(FakePipeline):
         self.jobs: list[list[Any]] = []
         self.answer: Callable[[list[Prepared | ShoalError]], list[Prepared | ShoalError]] = lambda outcomes: outcomes
 
-    def prepare(self, items: Sequence[tuple[Batched, AnyItem]]) -> list[Prepared | ShoalError]:
+    def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
         self.jobs.append([item for _, item in items])
         return self.answer(super().prepare(items))
 
@@ -57,15 +57,15 @@ class Desk:
         self.pipeline, self.gate = pipeline or Jobs(), Gate(count)
         self.delivered: list[Outcome] = []
         self.answered = 0
-        self.intake = Intake(
+        self.intake = Preparer(
             self.pipeline, self.gate, self.delivered.extend, lambda: len(self.delivered) - self.answered
         )
 
-    def add(self, *inputs: TextItem) -> Pending:
+    def add(self, *inputs: TextItem) -> RequestState:
         task, ctx = Embed(model="m", inputs=list(inputs)), context()
         estimates = [self.pipeline.estimate(item) for item in task.items]
-        traffic = traffic_of(task, ctx)
-        pending = Pending(task, task.items, ctx, traffic=traffic, now=0.0, estimates=estimates)
+        traffic = classify_traffic(task, ctx)
+        pending = RequestState(task, task.items, ctx, traffic=traffic, now=0.0, estimates=estimates)
         self.intake.add(pending)
         return pending
 
@@ -266,7 +266,7 @@ async def test_bulk_is_prepared_only_so_far_ahead() -> None:
     del desk.delivered[0]
     moved = 0
     while moved < 1000:
-        desk.intake.moved(pending, 1)
+        desk.intake.record_dispatched(pending, 1)
         moved += 1
         await until(lambda: not desk.intake._scheduled)
         assert len(desk.delivered) - moved <= AHEAD
@@ -276,7 +276,7 @@ async def test_bulk_is_prepared_only_so_far_ahead() -> None:
 
 class Light(Jobs):
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "light"
 
 
@@ -297,12 +297,12 @@ async def test_turns_do_not_add_up() -> None:
     for _ in range(5):
         turns += (name := await turn())
         if name == "b":
-            desk.intake.moved(requests[name], JOB_ITEMS)
+            desk.intake.record_dispatched(requests[name], JOB_ITEMS)
     assert (turns, requests["a"].ahead) == ("ababa", 3 * JOB_ITEMS)
-    desk.intake.moved(requests["a"], 3 * JOB_ITEMS)
+    desk.intake.record_dispatched(requests["a"], 3 * JOB_ITEMS)
     for _ in range(8):
         turns += (name := await turn())
-        desk.intake.moved(requests[name], JOB_ITEMS)
+        desk.intake.record_dispatched(requests[name], JOB_ITEMS)
     assert turns == "ababababababa"
     desk.gate.held[0].cancel()
     await until(lambda: not desk.intake._scheduled)
@@ -429,7 +429,7 @@ async def test_a_job_that_gets_no_thread_fails_its_items() -> None:
 
 class Heavy(Jobs):
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkWeight:
         return "heavy"
 
 
@@ -451,7 +451,7 @@ async def test_heavy_items_are_jobs_of_their_own() -> None:
 
 class Holding(Heavy):
     @property
-    def most_held(self) -> int:
+    def max_held_items(self) -> int:
         return 3
 
 
@@ -463,12 +463,12 @@ async def test_as_many_are_held_as_the_pipeline_allows() -> None:
         await until(lambda want=(delivered, in_work): (len(desk.delivered), len(desk.gate.held)) == want)  # type: ignore[misc]
         desk.gate.let_go()
     await until(lambda: len(desk.delivered) == 3)
-    desk.intake.go_on()
+    desk.intake.resume()
     for _ in range(5):
         await asyncio.sleep(0)
     assert not desk.gate.held
     desk.answered = 1
-    desk.intake.go_on()
+    desk.intake.resume()
     await until(lambda: len(desk.gate.held) == 1)
     desk.gate.held.pop().cancel()
 

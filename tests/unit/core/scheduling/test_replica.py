@@ -27,15 +27,15 @@ def run(one: Replica, batches: int) -> None:
 def test_free_means_a_slot_and_a_live_engine() -> None:
     """Every slot taken, a pause or an engine that is not ready keeps work away."""
     one, engine = replica(slots=2)
-    assert one.free(0.0)
+    assert one.is_free(0.0)
     run(one, 1)
-    assert one.free(0.0)
+    assert one.is_free(0.0)
     run(one, 2)
-    assert not one.free(0.0)
-    assert one.usable(0.0)
+    assert not one.is_free(0.0)
+    assert one.is_usable(0.0)
     run(one, 0)
     engine.online = False
-    assert not one.free(0.0)
+    assert not one.is_free(0.0)
 
 
 def test_pauses_grow_while_a_replica_is_lost_and_end_with_a_batch() -> None:
@@ -43,46 +43,46 @@ def test_pauses_grow_while_a_replica_is_lost_and_end_with_a_batch() -> None:
     one, _ = replica()
     now, pause = 50.0, FIRST_PAUSE_S
     for _ in range(8):
-        one.lost(now)
-        assert not one.usable(now + pause - 0.001)
-        assert one.usable(now + pause)
+        one.mark_unreachable(now)
+        assert not one.is_usable(now + pause - 0.001)
+        assert one.is_usable(now + pause)
         now, pause = now + pause, min(2 * pause, LONGEST_PAUSE_S)
     assert pause == LONGEST_PAUSE_S
-    one.finished(32, 0.001)
-    one.lost(now)
-    assert one.usable(now + FIRST_PAUSE_S)
+    one.record_batch(32, 0.001)
+    one.mark_unreachable(now)
+    assert one.is_usable(now + FIRST_PAUSE_S)
 
 
 def test_batches_that_are_lost_together_are_one_loss() -> None:
     """Several slots fail in the same moment: the pause is not doubled for each."""
     one, _ = replica(slots=3)
     for late in (0.0, 0.0, 0.5):
-        one.lost(50.0 + late)
-    assert one.usable(50.0 + FIRST_PAUSE_S)
-    one.lost(60.0)
-    assert not one.usable(60.0 + 2 * FIRST_PAUSE_S - 0.001)
-    assert one.usable(60.0 + 2 * FIRST_PAUSE_S)
+        one.mark_unreachable(50.0 + late)
+    assert one.is_usable(50.0 + FIRST_PAUSE_S)
+    one.mark_unreachable(60.0)
+    assert not one.is_usable(60.0 + 2 * FIRST_PAUSE_S - 0.001)
+    assert one.is_usable(60.0 + 2 * FIRST_PAUSE_S)
 
 
 def test_a_busy_replica_is_left_alone_but_not_given_up() -> None:
     """No batch goes there for as long as it said, else for 0.1 s; requests may still come in, and it is asked again
     when that is over."""
     one, engine = replica(slots=2)
-    one.hold(50.0, None)
-    assert (one.free(50.0), one.usable(50.0)) == (False, True)
-    assert one.again(50.0) == pytest.approx(BUSY_PAUSE_S)
-    assert one.free(50.0 + BUSY_PAUSE_S)
-    one.hold(51.0, 2.0)
-    one.hold(51.5, 0.5)
-    assert not one.free(52.999)
-    assert one.free(53.0)
-    one.hold(60.0, 1.0)
-    one.lost(60.5)
-    assert one.again(60.5) == FIRST_PAUSE_S
+    one.pause(50.0, None)
+    assert (one.is_free(50.0), one.is_usable(50.0)) == (False, True)
+    assert one.next_check_s(50.0) == pytest.approx(BUSY_PAUSE_S)
+    assert one.is_free(50.0 + BUSY_PAUSE_S)
+    one.pause(51.0, 2.0)
+    one.pause(51.5, 0.5)
+    assert not one.is_free(52.999)
+    assert one.is_free(53.0)
+    one.pause(60.0, 1.0)
+    one.mark_unreachable(60.5)
+    assert one.next_check_s(60.5) == FIRST_PAUSE_S
     engine.online = False
-    assert one.again(62.0) == LOOK_AGAIN_S
+    assert one.next_check_s(62.0) == LOOK_AGAIN_S
     run(one, 2)
-    assert one.again(60.5) is None
+    assert one.next_check_s(60.5) is None
 
 
 @pytest.mark.parametrize(("parallel", "idle"), [(0, [3, 1, 0]), (1, [1, 0, 0]), (2, [2, 0, 0])])
@@ -123,8 +123,8 @@ def test_cost_is_learnt() -> None:
     one, engine = replica()
     assert one.facts.cost == engine.facts.cost
     for _ in range(200):
-        one.finished(32, 0.1)
-        one.finished(1024, 0.2)
+        one.record_batch(32, 0.1)
+        one.record_batch(1024, 0.2)
     assert one.facts.cost.seconds(1024) == pytest.approx(0.2, rel=0.05)
 
 
@@ -151,12 +151,12 @@ def test_facts_that_an_engine_changes_are_taken_over() -> None:
     """More slots or a new warm-up replace what was known; the same cost model keeps what was learnt."""
     one, engine = replica()
     for _ in range(200):
-        one.finished(32, 0.1)
+        one.record_batch(32, 0.1)
     learnt = one.facts.cost
     engine._facts = replace(engine._facts, slots=4)
     assert (one.facts.slots, one.facts.cost) == (4, learnt)
     run(one, 3)
-    assert one.free(0.0)
+    assert one.is_free(0.0)
     engine._facts = replace(engine._facts, cost=CostModel(0.5, 0.5))
     assert one.facts.cost == CostModel(0.5, 0.5)
 
@@ -166,5 +166,5 @@ def test_facts_are_made_once_between_batches() -> None:
     one, _ = replica()
     first: EngineFacts = one.facts
     assert one.facts is first
-    one.finished(32, 0.1)
+    one.record_batch(32, 0.1)
     assert one.facts is not first

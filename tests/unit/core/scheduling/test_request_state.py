@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 from shoal.core.protocols import Prepared
-from shoal.core.scheduling.request_state import Item, Pending, Ran
+from shoal.core.scheduling.request_state import BatchRecord, Item, RequestState
 from shoal.errors import DeadlineExceeded, EngineFailed
 from shoal.types import Embedded
 from tests.unit.core.lanes import context, embed
 
 
-def pending(count: int) -> Pending:
+def pending(count: int) -> RequestState:
     """A request of so many inputs that arrived at 10.0, all of them queued then."""
     task = embed(*map(str, range(count)))
-    made = Pending(task, task.items, context(), traffic="interactive", now=10.0, estimates=[1] * count)
+    made = RequestState(task, task.items, context(), traffic="interactive", now=10.0, estimates=[1] * count)
     for index in range(count):
         prepared = Prepared(tensors={}, cost=1, group=(), outputs=(), tokens=1)
         made.items[index] = Item(
@@ -30,8 +30,8 @@ def pending(count: int) -> Pending:
     return made
 
 
-def ran(number: int, size: int, *, seconds: float = 0.0, started: float = 10.0, flush: str = "idle") -> Ran:
-    return Ran(number, size, 1, flush, f"replica-{number}", seconds, started)
+def ran(number: int, size: int, *, seconds: float = 0.0, started: float = 10.0, flush: str = "idle") -> BatchRecord:
+    return BatchRecord(number, size, 1, flush, f"replica-{number}", seconds, started)
 
 
 async def test_facts_are_those_of_the_largest_batch() -> None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.http.fetching.allowed import Allowed
+from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import Fetcher
 from tests.fakes.closing import close
 
@@ -123,7 +123,7 @@ class Names:
 
 def fetcher(server: Web, *, names: Names | None = None, **options: Any) -> Fetcher:
     """One that may fetch from the server as 127.0.0.1 and as images.test."""
-    allowed = Allowed.parse(f"127.0.0.1:{server.port},images.test:{server.port}")
+    allowed = FetchPolicy.parse(f"127.0.0.1:{server.port},images.test:{server.port}")
     return Fetcher(allowed, resolver=names or Names(["127.0.0.1"]), **options)
 
 

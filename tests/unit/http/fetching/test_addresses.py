@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.http.fetching.addresses import address_of, is_local, is_public
+from shoal.http.fetching.addresses import is_local, is_public, parse_ip
 
 PUBLIC = ["8.8.8.8", "1.1.1.1", "93.184.215.14", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
 INNER = [
@@ -72,7 +72,7 @@ def carriers(inner: str) -> list[str]:
 
 @pytest.mark.parametrize("text", PUBLIC)
 def test_public(text: str) -> None:
-    address = address_of(text)
+    address = parse_ip(text)
     assert address is not None
     assert is_public(address)
     assert not is_local(address)
@@ -80,7 +80,7 @@ def test_public(text: str) -> None:
 
 @pytest.mark.parametrize("text", INNER + INNER_V6)
 def test_not_public(text: str) -> None:
-    address = address_of(text)
+    address = parse_ip(text)
     assert address is not None
     assert not is_public(address)
 
@@ -111,21 +111,21 @@ def test_a_public_one_may_be_carried(text: str) -> None:
     ],
 )
 def test_local(text: str) -> None:
-    address = address_of(text)
+    address = parse_ip(text)
     assert address is not None
     assert is_local(address)
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "127.0.0.1", "192.168.1.1", "::1", "fd00::7", "8.8.8.8"])
 def test_stores_may_be_inside(text: str) -> None:
-    address = address_of(text)
+    address = parse_ip(text)
     assert address is not None
     assert not is_local(address)
 
 
 @pytest.mark.parametrize("text", ["", "127.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1", "fe80::1%eth0", "::1%", "a.b"])
 def test_other_spellings_are_no_addresses(text: str) -> None:
-    assert address_of(text) is None
+    assert parse_ip(text) is None
 
 
 @given(st.ip_addresses(v=4))

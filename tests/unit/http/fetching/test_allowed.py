@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from shoal.errors import ConfigError, InvalidValue
-from shoal.http.fetching.addresses import address_of, is_public
-from shoal.http.fetching.allowed import MAX_URL_CHARACTERS, Allowed, Target
+from shoal.http.fetching.addresses import is_public, parse_ip
+from shoal.http.fetching.allowed import MAX_URL_CHARACTERS, FetchPolicy, Target
 
-PUBLIC = Allowed.parse("public")
+PUBLIC = FetchPolicy.parse("public")
 
 REFUSED = [
     # Loopback and other inner addresses
@@ -184,7 +184,7 @@ def the_same_host(text: str, target: Target) -> bool:
     host = other.hostname or ""
     name = URL.build(scheme="http", host=host).raw_host if not host.isascii() else host
     port = other.port or {"http": 80, "https": 443}[other.scheme]
-    left, right = address_of(name or ""), target.address
+    left, right = parse_ip(name or ""), target.address
     return (name == target.host or (left is not None and left == right)) and port == target.port
 
 
@@ -193,7 +193,7 @@ def the_same_host(text: str, target: Target) -> bool:
 def test_refused(url: str, setting: str) -> None:
     """With a next step, and without a character that a terminal or a log would act on."""
     with pytest.raises(InvalidValue) as caught:
-        Allowed.parse(setting).target(url)
+        FetchPolicy.parse(setting).check_url(url)
     assert caught.value.message.isprintable()
     assert any(step in caught.value.message for step in ("write", "check", "leave", "send", "percent-encode"))
 
@@ -218,30 +218,30 @@ def test_refused(url: str, setting: str) -> None:
     ],
 )
 def test_public_hosts(url: str, host: str, port: int) -> None:
-    target = PUBLIC.target(url)
+    target = PUBLIC.check_url(url)
     assert (target.host, target.port, target.listed) == (host, port, False)
     assert (target.url.raw_host, target.url.port) == (host, port)
 
 
 def test_a_dot_at_the_end_is_named() -> None:
     with pytest.raises(InvalidValue, match="ends in a dot: leave that out"):
-        PUBLIC.target("http://images.example.com./")
+        PUBLIC.check_url("http://images.example.com./")
 
 
 def test_a_fragment_is_not_sent() -> None:
-    assert str(PUBLIC.target("http://images.example.com/a.png#@b").url) == "http://images.example.com/a.png"
+    assert str(PUBLIC.check_url("http://images.example.com/a.png#@b").url) == "http://images.example.com/a.png"
 
 
 class TestSetting:
     def test_off(self) -> None:
-        assert not Allowed.parse("")
-        assert not Allowed.parse("  ")
+        assert not FetchPolicy.parse("")
+        assert not FetchPolicy.parse("  ")
         with pytest.raises(InvalidValue, match=r"data URI or base64, or ask the operator to set image_hosts"):
-            Allowed.parse("").target("http://images.example.com/")
+            FetchPolicy.parse("").check_url("http://images.example.com/")
 
     def test_exact_hosts(self) -> None:
         """And no hosts below them, nor ones that end alike."""
-        allowed = Allowed.parse("images.example.com, Store.Internal:9000 ,10.0.0.7:9000,[fd00::7],bücher.example")
+        allowed = FetchPolicy.parse("images.example.com, Store.Internal:9000 ,10.0.0.7:9000,[fd00::7],bücher.example")
         for url in (
             "http://images.example.com/",
             "https://images.example.com/",
@@ -251,7 +251,7 @@ class TestSetting:
             "http://[fd00:0::7]/",
             "http://xn--bcher-kva.example/",
         ):
-            assert allowed.target(url).listed
+            assert allowed.check_url(url).listed
         for url in (
             "http://a.images.example.com/",
             "http://images.example.com.evil.example/",
@@ -265,16 +265,16 @@ class TestSetting:
             "http://93.184.215.14/",
         ):
             with pytest.raises(InvalidValue, match="image_hosts"):
-                allowed.target(url)
+                allowed.check_url(url)
 
     def test_public_beside_hosts(self) -> None:
-        allowed = Allowed.parse("Public,store.internal:9000")
-        assert allowed.target("http://store.internal:9000/").listed
-        assert not allowed.target("http://images.example.com/").listed
+        allowed = FetchPolicy.parse("Public,store.internal:9000")
+        assert allowed.check_url("http://store.internal:9000/").listed
+        assert not allowed.check_url("http://images.example.com/").listed
         with pytest.raises(InvalidValue, match="ports 80 and 443"):
-            allowed.target("http://store.internal:9001/")
+            allowed.check_url("http://store.internal:9001/")
         with pytest.raises(InvalidValue, match="not on the public internet"):
-            allowed.target("http://10.0.0.1/")
+            allowed.check_url("http://10.0.0.1/")
 
     @pytest.mark.parametrize(
         "setting",
@@ -306,7 +306,7 @@ class TestSetting:
     )
     def test_what_is_no_host_is_refused_with_its_name(self, setting: str) -> None:
         with pytest.raises(ConfigError, match="image_hosts: ") as caught:
-            Allowed.parse(setting)
+            FetchPolicy.parse(setting)
         assert any(step in caught.value.message for step in ("write", "check", "leave", "percent-encode"))
 
 
@@ -326,13 +326,13 @@ class TestPermits:
     )
     def test_by_how_the_host_was_allowed(self, address: str, public: bool, listed: bool) -> None:
         """A listed name may be inside; it never leads to metadata."""
-        judged = address_of(address)
+        judged = parse_ip(address)
         assert judged is not None
-        assert PUBLIC.target("http://a.example/").permits(judged) == public
-        assert Allowed.parse("a.example").target("http://a.example/").permits(judged) == listed
+        assert PUBLIC.check_url("http://a.example/").permits(judged) == public
+        assert FetchPolicy.parse("a.example").check_url("http://a.example/").permits(judged) == listed
 
     def test_an_address_may_be_listed_itself(self) -> None:
-        target = Allowed.parse("169.254.7.7").target("http://169.254.7.7/")
+        target = FetchPolicy.parse("169.254.7.7").check_url("http://169.254.7.7/")
         assert target.address is not None
         assert target.permits(target.address)
 
@@ -359,7 +359,7 @@ def test_what_is_fetched_is_what_was_checked(scheme: str, mark: str, parts: list
     """Whatever is let through: its URL, read again by this parser or another, has the judged host and port."""
     text = scheme + mark + "".join(parts)
     try:
-        target = PUBLIC.target(text)
+        target = PUBLIC.check_url(text)
     except InvalidValue:
         return
     again = URL(str(target.url))
@@ -377,7 +377,7 @@ def test_any_text_is_judged(text: str) -> None:
     """And refused in words, or let through as what it is."""
     for url in (text, f"http://{text}", f"http://images.example.com/{text}"):
         try:
-            target = PUBLIC.target(url)
+            target = PUBLIC.check_url(url)
         except InvalidValue as error:
             assert error.message
         else:

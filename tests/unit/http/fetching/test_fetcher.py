@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidValue, Unavailable
-from shoal.http.fetching.allowed import Allowed
+from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import Fetcher
 from shoal.http.fetching.resolving import SystemResolver
 from tests.fakes.certificates import CA, SERVER_CERT, SERVER_KEY
@@ -61,7 +61,7 @@ class TestRequest:
         """And nothing is resolved for it."""
         connections, names = Connections(monkeypatch), Names([GLOBAL])
         with pytest.raises(InvalidValue, match="image_download_headers are sent only"):
-            await Fetcher(Allowed.parse("public"), resolver=names).get(
+            await Fetcher(FetchPolicy.parse("public"), resolver=names).get(
                 "http://a.example/", {"x-key": "1"}, deadline=soon()
             )
         assert names.asked == connections.addresses == []
@@ -99,7 +99,7 @@ class TestAddresses:
     async def test_a_name_that_changes_is_asked_once(self, server: Web, monkeypatch: pytest.MonkeyPatch) -> None:
         """Global when it is checked, inside when it would be asked again: the connection goes where the check was."""
         connections, names = Connections(monkeypatch), Names([GLOBAL], ["127.0.0.1"])
-        made = Fetcher(Allowed.parse("public"), resolver=names)
+        made = Fetcher(FetchPolicy.parse("public"), resolver=names)
         with pytest.raises(InvalidValue, match=r"rebind\.example cannot be reached"):
             await made.get("http://rebind.example/", deadline=soon())
         assert connections.addresses == [(GLOBAL, 80)]
@@ -137,13 +137,13 @@ class TestAddresses:
         """The refusal does not tell which one it was."""
         connections = Connections(monkeypatch)
         with pytest.raises(InvalidValue, match=r"a\.example is not on the public internet") as caught:
-            await Fetcher(Allowed.parse("public"), resolver=Names(answer)).get("http://a.example/", deadline=soon())
+            await Fetcher(FetchPolicy.parse("public"), resolver=Names(answer)).get("http://a.example/", deadline=soon())
         assert connections.addresses == []
         assert not any(each in caught.value.message for each in answer)
 
     async def test_a_listed_name_does_not_lead_to_metadata(self, monkeypatch: pytest.MonkeyPatch) -> None:
         connections = Connections(monkeypatch)
-        made = Fetcher(Allowed.parse("a.example"), resolver=Names(["169.254.169.254"], ["10.0.0.7"]))
+        made = Fetcher(FetchPolicy.parse("a.example"), resolver=Names(["169.254.169.254"], ["10.0.0.7"]))
         with pytest.raises(InvalidValue, match="not on the public internet"):
             await made.get("http://a.example/", deadline=soon())
         with pytest.raises(InvalidValue, match="cannot be reached"):
@@ -153,7 +153,7 @@ class TestAddresses:
     async def test_a_name_in_other_letters(self, server: Web) -> None:
         """Is compared, resolved and sent in one form."""
         names = Names(["127.0.0.1"])
-        made = Fetcher(Allowed.parse(f"Bücher.test:{server.port}"), resolver=names)
+        made = Fetcher(FetchPolicy.parse(f"Bücher.test:{server.port}"), resolver=names)
         assert await made.get(url(server, "BÜCHER.test"), deadline=soon()) == b"picture"
         assert names.asked == [("xn--bcher-kva.test", server.port)]
         assert f"Host: xn--bcher-kva.test:{server.port}\r\n" in server.requests[0]
@@ -167,7 +167,7 @@ class TestAddresses:
     async def test_a_refused_url_is_not_resolved(self, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
         connections, names = Connections(monkeypatch), Names([GLOBAL])
         with pytest.raises(InvalidValue):
-            await Fetcher(Allowed.parse("public"), resolver=names).get(refused, deadline=soon())
+            await Fetcher(FetchPolicy.parse("public"), resolver=names).get(refused, deadline=soon())
         assert names.asked == connections.addresses == []
 
     async def test_a_name_without_addresses(self, server: Web) -> None:
@@ -184,21 +184,21 @@ class TestSystemResolver:
         await names.aclose()
 
     async def test_through_a_fetch(self, server: Web) -> None:
-        made = Fetcher(Allowed.parse(f"localhost:{server.port}"))
+        made = Fetcher(FetchPolicy.parse(f"localhost:{server.port}"))
         assert await made.get(url(server, "localhost"), deadline=soon()) == b"picture"
         await made.aclose()
         with pytest.raises(Unavailable, match="shutting down"):
             await made.get(url(server, "localhost"), deadline=soon())
 
     async def test_a_name_of_this_machine_is_not_public(self) -> None:
-        made = Fetcher(Allowed.parse("public"), slots=1)
+        made = Fetcher(FetchPolicy.parse("public"), slots=1)
         with pytest.raises(InvalidValue, match="localhost is not on the public internet"):
             await made.get("http://localhost/", deadline=soon())
         await made.aclose()
 
     async def test_the_fetcher_closes_its_resolver(self) -> None:
         names = Names([GLOBAL])
-        await Fetcher(Allowed.parse("public"), resolver=names).aclose()
+        await Fetcher(FetchPolicy.parse("public"), resolver=names).aclose()
         assert names.closed
 
 
@@ -215,7 +215,7 @@ class TestTls:
     async def test_the_name_of_the_url_is_asked_for_and_verified(self, tmp_path: Path) -> None:
         serving, knowing = self.contexts(tmp_path)
         async with web(tls=serving) as server:
-            allowed = Allowed.parse(f"localhost:{server.port},images.test:{server.port}")
+            allowed = FetchPolicy.parse(f"localhost:{server.port},images.test:{server.port}")
             made = Fetcher(allowed, resolver=Names(["127.0.0.1"]), tls=knowing)
             assert await made.get(f"https://localhost:{server.port}/", deadline=soon()) == b"picture"
             with pytest.raises(InvalidValue, match=r"images\.test has no certificate for this name") as caught:
@@ -228,7 +228,7 @@ class TestTls:
         """The certificates of the system are the ones that count."""
         serving, _ = self.contexts(tmp_path)
         async with web(tls=serving) as server:
-            made = Fetcher(Allowed.parse(f"localhost:{server.port}"), resolver=Names(["127.0.0.1"]))
+            made = Fetcher(FetchPolicy.parse(f"localhost:{server.port}"), resolver=Names(["127.0.0.1"]))
             with pytest.raises(InvalidValue, match="certificate"):
                 await made.get(f"https://localhost:{server.port}/", deadline=soon())
             assert server.requests == []
@@ -241,7 +241,7 @@ class TestTls:
         async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(InvalidValue, match="certificate"):
-                await Fetcher(Allowed.parse(f"127.0.0.1:{port}")).get(f"https://127.0.0.1:{port}/", deadline=soon())
+                await Fetcher(FetchPolicy.parse(f"127.0.0.1:{port}")).get(f"https://127.0.0.1:{port}/", deadline=soon())
 
 
 class TestAnswers:
@@ -335,7 +335,7 @@ class TestAnswers:
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
             port = held.getsockname()[1]
-            made = Fetcher(Allowed.parse(f"images.test:{port}"), resolver=Names(["127.0.0.1"]))
+            made = Fetcher(FetchPolicy.parse(f"images.test:{port}"), resolver=Names(["127.0.0.1"]))
             with pytest.raises(InvalidValue, match=r"images\.test cannot be reached") as caught:
                 await made.get(f"http://images.test:{port}/", deadline=soon())
         assert "127.0.0.1" not in caught.value.message

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import InvalidValue
-from shoal.http.fetching.headers import MAX_CHARACTERS, MAX_HEADERS, checked
+from shoal.http.fetching.headers import MAX_CHARACTERS, MAX_HEADERS, check_download_headers
 
 
 def test_sane_headers_go_to_listed_hosts() -> None:
     headers = {"Authorization": "Bearer sk-1", "X-Key": "a b", "cookie": "a=1; b=2", "User-Agent": "mine", "x-none": ""}
-    assert checked(headers, listed=True) == headers
+    assert check_download_headers(headers, listed=True) == headers
 
 
 def test_to_nobody_else() -> None:
     """No header at all is nothing to refuse."""
-    assert checked({}, listed=False) == {}
+    assert check_download_headers({}, listed=False) == {}
     with pytest.raises(InvalidValue, match="only to hosts that image_hosts lists") as caught:
-        checked({"authorization": "secret"}, listed=False)
+        check_download_headers({"authorization": "secret"}, listed=False)
     assert caught.value.param == "image_download_headers"
     assert "secret" not in caught.value.message
 
@@ -55,32 +55,32 @@ def test_to_nobody_else() -> None:
 )
 def test_what_the_fetch_decides_on(name: str) -> None:
     with pytest.raises(InvalidValue, match=f"may not hold {name}"):
-        checked({name: "x"}, listed=True)
+        check_download_headers({name: "x"}, listed=True)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a:", "a\r\nHost", "ä", "a\x00", "(a)", "Host ", " Host", ":path"])
 def test_names_are_tokens(name: str) -> None:
     with pytest.raises(InvalidValue, match="no header can carry"):
-        checked({name: "x"}, listed=True)
+        check_download_headers({name: "x"}, listed=True)
 
 
 @pytest.mark.parametrize("value", ["a\r\nHost: evil", "a\nb", "a\rb", "a\x00", "a\x7f", "ä", "a\tb", " a", "a ", "a\n"])
 def test_values_hold_no_control_characters(value: str) -> None:
     with pytest.raises(InvalidValue, match="no header can carry") as caught:
-        checked({"x-key": value}, listed=True)
+        check_download_headers({"x-key": value}, listed=True)
     assert repr(value) not in caught.value.message
     assert caught.value.message.isprintable()
 
 
 def test_a_name_comes_once() -> None:
     with pytest.raises(InvalidValue, match="X-KEY twice"):
-        checked({"x-key": "1", "X-KEY": "2"}, listed=True)
+        check_download_headers({"x-key": "1", "X-KEY": "2"}, listed=True)
 
 
 def test_they_are_few_and_short() -> None:
-    assert len(checked({f"x-{i}": "1" for i in range(MAX_HEADERS)}, listed=True)) == MAX_HEADERS
+    assert len(check_download_headers({f"x-{i}": "1" for i in range(MAX_HEADERS)}, listed=True)) == MAX_HEADERS
     with pytest.raises(InvalidValue, match="send fewer"):
-        checked({f"x-{i}": "1" for i in range(MAX_HEADERS + 1)}, listed=True)
-    assert checked({"x": "a" * (MAX_CHARACTERS - 1)}, listed=True)
+        check_download_headers({f"x-{i}": "1" for i in range(MAX_HEADERS + 1)}, listed=True)
+    assert check_download_headers({"x": "a" * (MAX_CHARACTERS - 1)}, listed=True)
     with pytest.raises(InvalidValue, match="send fewer"):
-        checked({"x": "a" * MAX_CHARACTERS}, listed=True)
+        check_download_headers({"x": "a" * MAX_CHARACTERS}, listed=True)

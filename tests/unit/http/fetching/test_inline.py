@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import EmptyInput, InvalidValue, RequestError
-from shoal.http.fetching.inline import MAX_ESCAPED, MIN_BYTES, Link, picture_of
+from shoal.http.fetching.inline import MAX_ESCAPED, MIN_BYTES, Link, parse_image
 
 PICTURE = bytes(range(256)) + b"\xfb\xff\xbf"
 """Its base64 has "+" and "/" in it, and padding."""
@@ -32,8 +32,8 @@ def test_the_sample_shows_what_it_should() -> None:
 )
 def test_links(url: str) -> None:
     """As they are written: who fetches them judges them."""
-    assert picture_of(url) == Link(url)
-    assert picture_of(f" {url}\n") == Link(url)
+    assert parse_image(url) == Link(url)
+    assert parse_image(f" {url}\n") == Link(url)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_links(url: str) -> None:
     ],
 )
 def test_pictures_inside(text: str) -> None:
-    assert picture_of(text) == PICTURE + b"!"
+    assert parse_image(text) == PICTURE + b"!"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_pictures_inside(text: str) -> None:
 )
 def test_other_schemes_are_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidValue, match=f"never read from '{text.partition(':')[0].lower()}'.*data URI"):
-        picture_of(text)
+        parse_image(text)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_other_schemes_are_refused_by_name(text: str) -> None:
 )
 def test_other_texts_are_refused_with_the_next_step(text: str) -> None:
     with pytest.raises(InvalidValue, match=r"no picture, and files are never opened.*send an http"):
-        picture_of(text)
+        parse_image(text)
 
 
 def test_a_file_that_exists_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +130,13 @@ def test_a_file_that_exists_is_not_opened(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     for text in ("x.png", str(tmp_path / "x.png"), "abcd", f"file://{tmp_path}/x.png"):
         with pytest.raises(InvalidValue):
-            picture_of(text)
+            parse_image(text)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t\r"])
 def test_nothing_is_an_empty_input(text: str) -> None:
     with pytest.raises(EmptyInput, match="send an http"):
-        picture_of(text)
+        parse_image(text)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_nothing_is_an_empty_input(text: str) -> None:
 )
 def test_data_uris_that_cannot_be_read(text: str, why: str) -> None:
     with pytest.raises(InvalidValue, match=why) as caught:
-        picture_of(text)
+        parse_image(text)
     assert any(step in caught.value.message for step in ("write", "send", "use"))
 
 
@@ -176,23 +176,23 @@ class TestLimits:
     def test_base64_to_the_byte(self, form: str) -> None:
         for size in (99, 100, 101):
             text = form.format(base64.b64encode(bytes(size)).decode())
-            assert picture_of(text, max_bytes=size) == bytes(size)
+            assert parse_image(text, max_bytes=size) == bytes(size)
             with pytest.raises(InvalidValue, match=f"more than the {size - 1} bytes .* send a smaller one"):
-                picture_of(text, max_bytes=size - 1)
+                parse_image(text, max_bytes=size - 1)
 
     def test_escapes_to_the_byte(self) -> None:
         text = f"data:image/png,{quote_from_bytes(bytes(100))}"
-        assert picture_of(text, max_bytes=100) == bytes(100)
+        assert parse_image(text, max_bytes=100) == bytes(100)
         with pytest.raises(InvalidValue, match="more than the 99 bytes"):
-            picture_of(text, max_bytes=99)
+            parse_image(text, max_bytes=99)
 
     def test_the_smallest(self) -> None:
         """A data URI says that it is a picture, and may hold any."""
-        assert picture_of(base64.b64encode(bytes(MIN_BYTES)).decode()) == bytes(MIN_BYTES)
+        assert parse_image(base64.b64encode(bytes(MIN_BYTES)).decode()) == bytes(MIN_BYTES)
         short = base64.b64encode(bytes(MIN_BYTES - 1)).decode()
-        assert picture_of(f"data:image/png;base64,{short}") == bytes(MIN_BYTES - 1)
+        assert parse_image(f"data:image/png;base64,{short}") == bytes(MIN_BYTES - 1)
         with pytest.raises(InvalidValue, match="no picture"):
-            picture_of(short)
+            parse_image(short)
 
     @pytest.mark.parametrize(
         "text",
@@ -227,7 +227,7 @@ class TestLimits:
         tracemalloc.start()
         try:
             with pytest.raises(RequestError):
-                picture_of(text)
+                parse_image(text)
             assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
         finally:
             tracemalloc.stop()
@@ -239,19 +239,19 @@ def test_base64_round_trip(data: bytes, urlsafe: bool, padded: bool, width: int)
     encoded = encoded if padded else encoded.rstrip("=")
     wrapped = "\n".join(encoded[i : i + width] for i in range(0, len(encoded), width))
     for text in (encoded, wrapped, f"data:image/webp;base64,{wrapped}"):
-        assert picture_of(text) == data
+        assert parse_image(text) == data
 
 
 @given(st.binary(min_size=1, max_size=200))
 def test_escapes_round_trip(data: bytes) -> None:
-    assert picture_of(f"data:image/gif,{quote_from_bytes(data)}") == data
+    assert parse_image(f"data:image/gif,{quote_from_bytes(data)}") == data
 
 
 @given(st.text(max_size=80))
 def test_any_text_has_an_answer(text: str) -> None:
     for each in (text, f"data:{text}", f"data:image/png;base64,{text}", f"data:image/png,{text}"):
         try:
-            found = picture_of(each, max_bytes=40)
+            found = parse_image(each, max_bytes=40)
         except RequestError as error:
             assert error.message
         else:

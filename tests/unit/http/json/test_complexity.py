@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.http.json import complexity
-from shoal.http.json.complexity import pieces, pieces_in_turns
+from shoal.http.json.complexity import count_pieces, count_pieces_async
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text('{[,"\\a\u20ac', max_size=40),
@@ -36,22 +36,22 @@ def test_what_is_in_strings_is_not_counted(value: Any, step: int, ascii_only: bo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(complexity, "_STEP", step)
         expected = counted(value)
-        assert pieces(raw, expected) == asyncio.run(pieces_in_turns(memoryview(raw), expected)) == expected
-        assert pieces(raw, expected - 1) >= expected
+        assert count_pieces(raw, expected) == asyncio.run(count_pieces_async(memoryview(raw), expected)) == expected
+        assert count_pieces(raw, expected - 1) >= expected
 
 
 async def test_it_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is far too much, not all is looked at twice."""
     looked: list[int] = []
-    marks = complexity._marks
+    marks = complexity._count_marks
 
     def seen(piece: bytes) -> int:
         looked.append(len(piece))
         return marks(piece)
 
-    monkeypatch.setattr(complexity, "_marks", seen)
+    monkeypatch.setattr(complexity, "_count_marks", seen)
     raw = b"[%b[]]" % (b"[]," * 1_000_000)
-    assert await pieces_in_turns(memoryview(raw), 1000) > 1000
+    assert await count_pieces_async(memoryview(raw), 1000) > 1000
     assert sum(looked) <= len(raw) + complexity._STEP
     assert max(looked) <= complexity._STEP
 
@@ -59,4 +59,4 @@ async def test_it_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("raw", [b"", b'"', b'"\\', b'["a', b'{"a\\'])
 def test_what_is_no_json(raw: bytes) -> None:
     """It comes to an end."""
-    assert pieces(raw * 3, -1) >= 0
+    assert count_pieces(raw * 3, -1) >= 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import Malformed, TooLong, WrongType
 from shoal.http.json import decoder
-from shoal.http.json.lists import MOST_IDS, TokenId
+from shoal.http.json.lists import MAX_IDS, TokenId
 from shoal.surfaces.tei import wire as tei_wire
 
 
@@ -118,7 +118,7 @@ async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) 
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (MANY, 7)
     assert turns >= 2
@@ -139,7 +139,7 @@ async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) 
 )
 async def test_large_bodies_of_other_kinds(ids: Any) -> None:
     """What only looks like lists of ids, or is something else, is decoded as ever."""
-    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(msgspec.json.encode({"ids": ids}))
+    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
     assert decoded.ids == ids
 
 
@@ -156,7 +156,7 @@ async def test_large_bodies_of_other_kinds(ids: Any) -> None:
 async def test_a_fault_among_many_ids(ids: Any, message: str) -> None:
     """The error is the one that a small body gets, with its place."""
     with pytest.raises(WrongType) as caught:
-        await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(msgspec.json.encode({"ids": ids}))
+        await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
     assert caught.value.message == message
 
 
@@ -165,7 +165,7 @@ async def test_many_ids_that_are_not_json(broken: bytes) -> None:
     """Splitting a body does not make broken JSON whole."""
     body = b'{"ids":[' + b"[1,2,3]," * 20_000 + broken + b"]}"
     with pytest.raises((Malformed, WrongType)):
-        await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+        await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(body)
 
 
 class Optionals(msgspec.Struct, kw_only=True):
@@ -203,7 +203,7 @@ async def test_large_values_leave_turns_to_others(given: Any, least: int) -> Non
     """However the body is large, it is decoded to what it says, in slices that grow in number with it."""
     body = msgspec.json.encode({"u": [1, {"v": None}], "ids": given, "more": 7})
     task, turns = stepping()
-    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).in_turns(body)
+    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (given, 7)
     assert turns[0] >= least
@@ -213,17 +213,17 @@ async def test_large_values_leave_turns_to_others(given: Any, least: int) -> Non
 async def test_no_more_is_decoded_than_may_be_there(element: bytes) -> None:
     """Of a million elements, ten too many are not looked at: the eleventh is enough to count by."""
     body = b'{"ids":[%b]}' % b",".join([element] * 1_000_000)
-    decoded = await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)
+    decoded = await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)
     assert decoded.ids == [msgspec.json.decode(element)] * 11
 
 
 @pytest.mark.parametrize(
-    ("ids", "place"), [([0] * (MOST_IDS + 1), "'ids'"), ([[1], [0] * (MOST_IDS + 40_000)], "'ids[1]'")]
+    ("ids", "place"), [([0] * (MAX_IDS + 1), "'ids'"), ([[1], [0] * (MAX_IDS + 40_000)], "'ids[1]'")]
 )
 async def test_more_ids_than_any_model_reads(ids: Any, place: str) -> None:
     """The bound of ids is that of one input, not of the request."""
     with pytest.raises(TooLong, match=re.escape(f"{place} holds more than 1048576 token ids")):
-        await decoder.Decoder(Lists, "test", "ids", 10).in_turns(msgspec.json.encode({"ids": ids}))
+        await decoder.Decoder(Lists, "test", "ids", 10).decode_async(msgspec.json.encode({"ids": ids}))
 
 
 @pytest.mark.parametrize(
@@ -240,23 +240,23 @@ async def test_faults_in_large_lists_of_texts(texts: Any, message: str) -> None:
     """As in small ones, with the place."""
     body = msgspec.json.encode({"texts": texts, "more": 7})
     with pytest.raises(WrongType) as caught:
-        await decoder.Decoder(Optionals, "test", "texts", 100).in_turns(body)
+        await decoder.Decoder(Optionals, "test", "texts", 100).decode_async(body)
     assert (caught.value.message, caught.value.param) == (message, "texts")
 
 
 async def test_a_field_that_may_be_missing() -> None:
     """In a large body as in a small one."""
     decode = decoder.Decoder(Optionals, "test", "texts", 100)
-    decoded = await decode.in_turns(msgspec.json.encode({"more": 7, "u": TEXT}))
+    decoded = await decode.decode_async(msgspec.json.encode({"more": 7, "u": TEXT}))
     assert (decoded.texts, decoded.more) == (None, 7)
-    assert (await decode.in_turns(b'{"texts":null,"more":3' + b" " * 100_000 + b"}")).texts is None
+    assert (await decode.decode_async(b'{"texts":null,"more":3' + b" " * 100_000 + b"}")).texts is None
 
 
 async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) -> None:
     """The first alone is named: there may be millions."""
     body = b'{"ids":"a",%b}' % b",".join(b'"u%d":1' % at for at in range(20_000))
     with caplog.at_level(logging.INFO, logger="shoal.http"):
-        assert (await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)).ids == "a"
+        assert (await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)).ids == "a"
     assert [record.getMessage() for record in caplog.records] == ["test: the field 'u0' is not known and was ignored"]
 
 
@@ -267,7 +267,7 @@ async def test_long_texts_are_cut_between_characters(character: str, shift: int,
     """Wherever the slices end, and however the characters are spelled."""
     text = "x" * shift + character * 100_000
     body = json.dumps({"ids": [text, text]}, ensure_ascii=ascii).encode()
-    assert (await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)).ids == [text, text]
+    assert (await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)).ids == [text, text]
 
 
 # Long enough that most go the slow way, with every character that means something to JSON.
@@ -286,7 +286,7 @@ def test_any_value_is_decoded_alike(ids: Any, ascii: bool, indent: int | None) -
     body = json.dumps({"ids": ids, "more": 3}, ensure_ascii=ascii, indent=indent).encode()
     padded = body[:-1] + b" " * decoder.LARGE + b"}"
     decode = decoder.Decoder(Lists, "test", "ids", 100)
-    large, small = asyncio.run(decode.in_turns(padded)), asyncio.run(decode.in_turns(body))
+    large, small = asyncio.run(decode.decode_async(padded)), asyncio.run(decode.decode_async(body))
     assert (large.ids, large.more) == (small.ids, small.more) == (ids, 3)
 
 
@@ -297,7 +297,7 @@ async def test_half_a_character(half: str, after: str, padding: int) -> None:
     """Half an emoji is called that, with the way out, wherever it stands and whatever msgspec says of it."""
     body = f'{{"ids": {" " * padding}"caf\\{half}{after}}}'.encode()
     with pytest.raises(Malformed, match=rf"lone surrogate \\{half}\).*toWellFormed"):
-        await decoder.Decoder(Lists, "test", "ids", 10).in_turns(body)
+        await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shoal.errors import InvalidValue, Malformed, WrongType
 from shoal.http.json import extras
 from shoal.http.json.decoder import LARGE
-from shoal.http.json.extras import Arguments, Extras, check_depth, check_pieces, json_of
+from shoal.http.json.extras import ArgumentsLimit, ExtrasDecoder, check_depth, check_pieces, to_json_bytes
 
 
 class Asked(msgspec.Struct, kw_only=True):
@@ -34,7 +34,7 @@ PAD = {"pad": "x" * LARGE}
 @pytest.mark.parametrize("pad", [{}, PAD])
 async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """Kept as they came, in bodies of any size, and logged once a name; names without end do not fill the log."""
-    decode: Extras[Asked] = Extras(Asked, "x", "items")
+    decode: ExtrasDecoder[Asked] = ExtrasDecoder(Asked, "x", "items")
     body = orjson.dumps({"items": [{"a": "b"}], "size": 7, "more": {"deep": [1, 2]}, **pad})
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         for _ in range(2):
@@ -51,7 +51,7 @@ async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize("pad", [{}, PAD])
 async def test_lists_of_texts(pad: dict[str, str]) -> None:
     """Decoded in turns where they are long; of too many, one more than is allowed."""
-    decode: Extras[Texts] = Extras(Texts, "x", "items", 3)
+    decode: ExtrasDecoder[Texts] = ExtrasDecoder(Texts, "x", "items", 3)
     assert (await decode(orjson.dumps({"items": "one", **pad})))[0].items == "one"
     assert (await decode(orjson.dumps({"items": ["a", "b"], **pad})))[0].items == ["a", "b"]
     long = ["x" * LARGE, "b", "c", "d", "e", "f"]
@@ -73,7 +73,7 @@ async def test_lists_of_texts(pad: dict[str, str]) -> None:
 )
 async def test_bad_bodies(pad: bytes, rest: bytes, error: type[Exception], param: str | None) -> None:
     """Small or large, they are refused for the same reason."""
-    kinds: list[Extras[Any]] = [Extras(Asked, "x", "items"), Extras(Texts, "x", "items", 3)]
+    kinds: list[ExtrasDecoder[Any]] = [ExtrasDecoder(Asked, "x", "items"), ExtrasDecoder(Texts, "x", "items", 3)]
     for decode in kinds:
         with pytest.raises(error) as caught:
             await decode(b"{" + pad + rest)
@@ -83,21 +83,21 @@ async def test_bad_bodies(pad: bytes, rest: bytes, error: type[Exception], param
 async def test_half_a_character() -> None:
     """A text that was cut inside an emoji is told as such."""
     with pytest.raises(Malformed, match="half of a character"):
-        await Extras(Asked, "x", "items")(b'{"items":[{"a":"\\ud800"}]}')
+        await ExtrasDecoder(Asked, "x", "items")(b'{"items":[{"a":"\\ud800"}]}')
 
 
 @pytest.mark.parametrize("body", [b"7", b"[]", b'"x"', b"[%b]" % (b"1," * LARGE + b"1")])
 async def test_what_is_no_object(body: bytes) -> None:
     """Refused, and not decoded far."""
     with pytest.raises(WrongType):
-        await Extras(Asked, "x", "items")(body)
+        await ExtrasDecoder(Asked, "x", "items")(body)
 
 
 async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects without end, or all of a body beside what may be long, would hold the loop while they are decoded."""
-    monkeypatch.setattr(extras, "MOST_PIECES", 100)
-    monkeypatch.setattr(extras, "MOST_BESIDE", LARGE + 100)
-    decode: Extras[Asked] = Extras(Asked, "x", "items")
+    monkeypatch.setattr(extras, "MAX_PIECES", 100)
+    monkeypatch.setattr(extras, "MAX_OTHER_BYTES", LARGE + 100)
+    decode: ExtrasDecoder[Asked] = ExtrasDecoder(Asked, "x", "items")
     text = "{[" * 40  # in a text they are counted too, which a real conversation has room for
     assert (await decode(orjson.dumps({"items": [{"a": text}], **PAD})))[0].items == [{"a": text}]
     with pytest.raises(InvalidValue) as caught:
@@ -148,7 +148,7 @@ class Undecodable:
 )
 async def test_what_is_weighed(fields: dict[str, Any], param: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each field by what is in it, before it is decoded; the field at fault is named."""
-    decode: Extras[Wide] = Extras(Wide, "x", "items", also=("texts",))
+    decode: ExtrasDecoder[Wide] = ExtrasDecoder(Wide, "x", "items", also=("texts",))
     monkeypatch.setattr(decode, "_whole", Undecodable())
     with pytest.raises(InvalidValue) as caught:
         await decode(orjson.dumps(fields))
@@ -158,7 +158,7 @@ async def test_what_is_weighed(fields: dict[str, Any], param: str | None, monkey
 async def test_what_is_not_weighed() -> None:
     """Brackets and commas in texts, fields that stay as they came, and as much as a long conversation holds; texts that
     may be long count for no bytes beside."""
-    decode: Extras[Wide] = Extras(Wide, "x", "items", also=("texts",))
+    decode: ExtrasDecoder[Wide] = ExtrasDecoder(Wide, "x", "items", also=("texts",))
     text = "[{,}]" * 100_000
     asked: dict[str, Any] = {"items": [{"a": text}, *[{}] * 30_000], "more": {"a": text}, "raw": [0] * 200_000}
     value, extras = await decode(orjson.dumps(asked))
@@ -177,30 +177,30 @@ def test_json_that_comes_as_text() -> None:
 
 def test_arguments() -> None:
     """All of one request together: few are not counted, and what is in strings never is."""
-    arguments = Arguments("field")
+    arguments = ArgumentsLimit("field")
     long = '{"a": "%s"}' % ("[,{" * 100_000)
-    assert all(arguments.checked(text) == text for text in ("{}", long, "[%s0]" % ("0," * 40_000)))
+    assert all(arguments.check(text) == text for text in ("{}", long, "[%s0]" % ("0," * 40_000)))
     with pytest.raises(InvalidValue, match="older calls") as caught:
-        arguments.checked("[%s0]" % ("0," * 40_000))
+        arguments.check("[%s0]" % ("0," * 40_000))
     assert caught.value.param == "field"
-    arguments = Arguments("field")
+    arguments = ArgumentsLimit("field")
     with pytest.raises(InvalidValue, match="longer than"):
         for _ in range(10):
-            arguments.checked(long)
+            arguments.check(long)
 
 
 @given(st.dictionaries(st.text(max_size=6), st.integers() | st.none() | st.text(max_size=6), max_size=6))
 async def test_nothing_is_lost(more: dict[str, object]) -> None:
     """Every field is either known or extra."""
     more = {name: value for name, value in more.items() if name not in ("items", "size")}
-    _, extras = await Extras(Asked, "x", "items")(json.dumps({"items": [], **more}).encode())
+    _, extras = await ExtrasDecoder(Asked, "x", "items")(json.dumps({"items": [], **more}).encode())
     assert {name: json.loads(bytes(raw)) for name, raw in extras.items()} == more
 
 
 def test_json_of() -> None:
     """null is as good as nothing."""
-    assert json_of(None) is json_of(msgspec.UNSET) is json_of(msgspec.Raw(b"null")) is None
-    assert json_of(msgspec.Raw(b"{}")) == b"{}"
+    assert to_json_bytes(None) is to_json_bytes(msgspec.UNSET) is to_json_bytes(msgspec.Raw(b"null")) is None
+    assert to_json_bytes(msgspec.Raw(b"{}")) == b"{}"
 
 
 @pytest.mark.parametrize(("depth", "fits"), [(64, True), (65, False)])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from shoal.errors import Malformed, WrongType
 from shoal.http.json import decoder
-from shoal.http.json.fields import Fields
-from shoal.http.json.lists import Lists
-from shoal.http.json.objects import MOST_NESTED, STEP, end_of_object
+from shoal.http.json.fields import FieldsDecoder
+from shoal.http.json.lists import ListDecoder
+from shoal.http.json.objects import MAX_NESTED, STEP, find_object_end
 
 
 class Inner(msgspec.Struct):
@@ -27,7 +27,7 @@ class Both(msgspec.Struct, kw_only=True):
     other: int = 0
 
 
-FIELDS = Fields(Both, "test", ("left", "right"), 4)
+FIELDS = FieldsDecoder(Both, "test", ("left", "right"), 4)
 LONG = "x" * decoder.LARGE
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(),
@@ -40,7 +40,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 async def test_where_an_object_ends(value: dict[str, Any], behind: bytes) -> None:
     """Behind its own brace, whatever is inside of it and whatever follows; escaped or not."""
     for spelled in (orjson.dumps(value), orjson.dumps(value, option=orjson.OPT_INDENT_2), msgspec.json.encode(value)):
-        assert await end_of_object(memoryview(spelled + b"," + behind), 0, "a") == len(spelled)
+        assert await find_object_end(memoryview(spelled + b"," + behind), 0, "a") == len(spelled)
 
 
 @pytest.mark.parametrize("filler", [b"\\\\", b"\\u00e9", "é".encode(), b'\\"', b"{}"])
@@ -48,14 +48,14 @@ async def test_where_an_object_ends(value: dict[str, Any], behind: bytes) -> Non
 async def test_a_text_longer_than_a_step(filler: bytes, shift: int) -> None:
     """Where a step ends inside of an escape, nothing is lost."""
     body = b'{"a":"' + b"y" * shift + filler * (STEP // len(filler) + 9) + b'"}'
-    assert await end_of_object(memoryview(body + b"]"), 0, "a") == len(body)
+    assert await find_object_end(memoryview(body + b"]"), 0, "a") == len(body)
 
 
 async def test_too_many_objects() -> None:
     """Each costs an object in memory: more than any text has parts are refused."""
-    body = b'{"a":[' + b",".join([b"{}"] * (MOST_NESTED + 1)) + b"]}"
+    body = b'{"a":[' + b",".join([b"{}"] * (MAX_NESTED + 1)) + b"]}"
     with pytest.raises(msgspec.ValidationError, match=r"1024 objects - at `\$\.right\[3\]`"):
-        await end_of_object(memoryview(body), 0, "right[3]")
+        await find_object_end(memoryview(body), 0, "right[3]")
 
 
 @settings(max_examples=40)
@@ -118,4 +118,4 @@ async def test_no_more_than_asked_for() -> None:
 async def test_objects_where_none_may_be() -> None:
     """Are refused with their place."""
     with pytest.raises(msgspec.ValidationError, match=r"got `object` - at `\$\.left\[1\]`"):
-        await Lists("left", list[str], 4).decode(memoryview(b'["a", {"text": "b"}]'))
+        await ListDecoder("left", list[str], 4).decode(memoryview(b'["a", {"text": "b"}]'))

@@ -25,12 +25,12 @@ class Asked(msgspec.Struct):
 async def decoded(inputs: Any, limit: int = 10_000) -> Any:
     """As a body that is large by what stands around its list."""
     body = b'{"inputs":%b%b,"more":7}' % (msgspec.json.encode(inputs), PADDING.encode())
-    asked = await decoder.Decoder(Asked, "test", "inputs", limit).in_turns(body)
+    asked = await decoder.Decoder(Asked, "test", "inputs", limit).decode_async(body)
     assert asked.more == 7
     return asked.inputs
 
 
-@given(st.lists(TEXTS | st.lists(TEXTS, max_size=lists.MOST_TEXTS), max_size=8))
+@given(st.lists(TEXTS | st.lists(TEXTS, max_size=lists.MAX_TEXTS), max_size=8))
 async def test_the_same_as_at_once(inputs: list[Any]) -> None:
     """Texts and lists in any mixture, escapes and surrogates included."""
     assert await decoded(inputs) == inputs
@@ -63,7 +63,7 @@ async def test_what_is_no_character(lead: bytes, shift: int) -> None:
     """A text is cut between characters; where none begins near the cut it is not UTF-8."""
     text = b"x" * (lists._STEP - shift) + lead + b"\x80" * 9 + b"x" * 90
     with pytest.raises(Malformed, match="not UTF-8"):
-        await decoder.Decoder(Asked, "test", "inputs", 9).in_turns(b'{"inputs":["%b"]}' % text)
+        await decoder.Decoder(Asked, "test", "inputs", 9).decode_async(b'{"inputs":["%b"]}' % text)
 
 
 @pytest.mark.parametrize("character", ["é", "€", "🐟"])

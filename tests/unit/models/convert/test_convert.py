@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
-from shoal.models.convert.convert import Converted, convert, convert_checked
+from shoal.models.convert.convert import ConversionResult, convert, convert_and_check
 from shoal.models.convert.graphs.text import can_build
 from shoal.models.convert.verify import require, verify
 from shoal.specs import LayerSpec, PartsSpec, ScoreSpec, TextSpec
@@ -29,10 +29,10 @@ def out(folder: Path) -> Path:
 def check(folder: Path, target: Path) -> list[str]:
     """A list that `convert_checked` fills through the second path, as an application would."""
 
-    def run(made: Converted) -> str:
+    def run(made: ConversionResult) -> str:
         return require(verify(folder, made.contract, target, made.spec, onnxruntime_run(target / made.graph))).text
 
-    made, text = convert_checked(folder, target, run)
+    made, text = convert_and_check(folder, target, run)
     return [made.source, made.text, text]
 
 
@@ -141,11 +141,11 @@ def test_a_built_graph_that_disagrees_is_an_error(tmp_path: Path) -> None:
     """There is nothing left to try."""
     folder = checkpoint(tmp_path)
 
-    def refuse(made: Converted) -> None:
+    def refuse(made: ConversionResult) -> None:
         raise VerificationFailed("no")
 
     with pytest.raises(VerificationFailed):
-        convert_checked(folder, out(folder), refuse)
+        convert_and_check(folder, out(folder), refuse)
 
 
 def test_a_shipped_graph_of_an_unknown_architecture(tmp_path: Path) -> None:

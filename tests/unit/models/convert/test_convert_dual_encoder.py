@@ -62,7 +62,7 @@ def test_the_manifest_has_both(store: Store, address: Address) -> None:
     assert manifest.contrast is not None
     assert manifest.verification is not None
     assert manifest.image.verification is not None
-    assert manifest.verified == f"{manifest.verification.text}; {manifest.image.verification.text}"
+    assert manifest.verification_summary == f"{manifest.verification.text}; {manifest.image.verification.text}"
     assert {manifest.graph, manifest.image.graph} <= set(manifest.files)
     assert check_files(stored.path, manifest, full=True) == []
     assert prepare(address, store=store, engine=RUNS["onnxruntime"]) == stored
@@ -71,9 +71,9 @@ def test_the_manifest_has_both(store: Store, address: Address) -> None:
 def test_without_an_engine_nothing_is_verified_yet(store: Store, address: Address) -> None:
     """The first start with one does it."""
     first = prepare(address, store=store)
-    assert first.manifest.verified == ""
+    assert first.manifest.verification_summary == ""
     assert prepare(address, store=store) == first
-    assert prepare(address, store=store, engine=RUNS["onnxruntime"]).manifest.verified
+    assert prepare(address, store=store, engine=RUNS["onnxruntime"]).manifest.verification_summary
 
 
 @pytest.mark.parametrize("wrong", ["model.onnx", "image.onnx"])

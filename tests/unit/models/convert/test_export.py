@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import Cancelled, MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.convert import export as module
-from shoal.models.convert.export import Exported, can_export, export, memory_of
+from shoal.models.convert.export import ExportResult, can_export, export, read_memory
 from shoal.models.progress import Stop
 
 Says = Callable[[str], None]
@@ -42,7 +42,7 @@ def is_dead(tmp_path: Path) -> bool:
     return False
 
 
-def run(tmp_path: Path, **options: object) -> Exported:
+def run(tmp_path: Path, **options: object) -> ExportResult:
     return export(tmp_path / "model", tmp_path / "into", **options)  # type: ignore[arg-type]
 
 
@@ -58,7 +58,7 @@ print('{DONE}'.replace('"x"', '"' + sys.argv[2] + sys.argv[3] + '"'))
     heard: list[tuple[str, float, int]] = []
     found = run(tmp_path, graph=False, progress=lambda stage, at: heard.append((stage, at, threading.get_ident())))
     assert heard == [("load", 0.5, threading.get_ident()), ("export", 1.0, threading.get_ident())]
-    assert found == Exported(
+    assert found == ExportResult(
         folder=f"{tmp_path / 'into'}0", kind="encoder", graph="onnx/model.onnx", verification="fine"
     )
     assert is_dead(tmp_path)
@@ -128,8 +128,8 @@ def test_it_does_not_outlive_who_started_it(tmp_path: Path, says: Says) -> None:
     """A server that is killed cannot stop it: it ends by itself, with all that it started."""
     says(
         """import subprocess
-from shoal.models.convert.export_process import end_with_input
-end_with_input()
+from shoal.models.convert.export_process import exit_with_stdin
+exit_with_stdin()
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print('{"stage": "load", "file": "%d"}' % child.pid, flush=True)
 time.sleep(600)
@@ -203,5 +203,5 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_memory_of_a_process() -> None:
     """Of this one it is known, of none it is 0."""
-    assert memory_of(os.getpid()) > 1 << 20
-    assert memory_of(2**22 + 1) == 0
+    assert read_memory(os.getpid()) > 1 << 20
+    assert read_memory(2**22 + 1) == 0

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.convert import Converted, convert, convert_checked
+from shoal.models.convert.convert import ConversionResult, convert, convert_and_check
 from shoal.models.convert.verify import Verification, require, verify
 from shoal.specs import TextSpec
 from shoal.types import Array, pack, unpack
@@ -44,13 +44,13 @@ MAKES: dict[str, Make] = {
 }
 
 
-def converted(folder: Path) -> tuple[Converted, Path]:
+def converted(folder: Path) -> tuple[ConversionResult, Path]:
     target = folder / "out"
     target.mkdir(exist_ok=True)
     return convert(folder, target), target
 
 
-def judge(folder: Path, made: Converted, target: Path, engine: str = "onnxruntime") -> Verification:
+def judge(folder: Path, made: ConversionResult, target: Path, engine: str = "onnxruntime") -> Verification:
     return verify(folder, made.contract, target, made.spec, RUNS[engine](target / made.graph))
 
 
@@ -198,7 +198,7 @@ def test_a_model_that_cannot_be_built_is_refused_by_what_is_missing(tmp_path: Pa
     folder = splade(tmp_path)
     edit(folder / "config.json", model_type="modernbert")
     with pytest.raises(ModelFileError) as caught:
-        convert_checked(folder, folder, lambda made: None)
+        convert_and_check(folder, folder, lambda made: None)
     assert caught.value.key == "model_type"
 
 

@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import space_of
+from shoal.backends.local.open import compute_space
 from shoal.errors import Cancelled, ModelFileError, SourceError
 from shoal.models import prepare as module
 from shoal.models.address import Address
-from shoal.models.convert.export import Exported
-from shoal.models.convert.pickles import without_pickles
+from shoal.models.convert.export import ExportResult
+from shoal.models.convert.pickles import convert_pickles
 from shoal.models.manifest import check_files, write_manifest
-from shoal.models.prepare import Ways, prepare
+from shoal.models.prepare import Fallbacks, prepare
 from shoal.models.progress import Progress, Stop
-from shoal.models.sources import Access, Fetched
-from shoal.models.store import Store, Stored
+from shoal.models.sources import Access, FetchedModel
+from shoal.models.store import Store, StoredModel
 from tests.unit.models.checkpoints import HIDDEN, checkpoint, dense, write_json
 from tests.unit.models.conftest import Hub, Recorder
 from tests.unit.models.engines import openvino_run
@@ -35,7 +35,7 @@ class Turning:
     def __init__(self) -> None:
         self.asked: list[tuple[str, bool]] = []
 
-    def __call__(self, folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> Exported:
+    def __call__(self, folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> ExportResult:
         made = []
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
@@ -47,7 +47,7 @@ class Turning:
             (into / safe).write_bytes(path.read_bytes())
             made.append(safe)
         progress("read", 1.0)
-        return Exported(folder=str(into), kind="encoder", converted=tuple(made))
+        return ExportResult(folder=str(into), kind="encoder", converted=tuple(made))
 
 
 def pickled(folder: Path) -> Path:
@@ -72,7 +72,7 @@ def address(folder: Path) -> Address:
     return parse_address(f"file:{folder}")
 
 
-def leftovers(stored: Stored) -> list[str]:
+def leftovers(stored: StoredModel) -> list[str]:
     return [
         path.name
         for path in stored.path.rglob("*")
@@ -83,7 +83,9 @@ def leftovers(stored: Stored) -> list[str]:
 def test_they_are_turned_and_not_kept(store: Store, address: Address, folder: Path, recorder: Recorder) -> None:
     """The graph is built from what they were turned into; the manifest keeps the hashes of what was published."""
     turning = Turning()
-    stored = prepare(address, store=store, access=ACCESS, engine=openvino_run, ways=Ways(turning), progress=recorder)
+    stored = prepare(
+        address, store=store, access=ACCESS, engine=openvino_run, ways=Fallbacks(turning), progress=recorder
+    )
     manifest = stored.manifest
     assert turning.asked == [("2_Dense/pytorch_model.bin", False), ("pytorch_model.bin", False)]
     assert (manifest.graph_source, manifest.text_spec.dimension) == ("built", 6)
@@ -103,18 +105,18 @@ def test_they_are_turned_and_not_kept(store: Store, address: Address, folder: Pa
 def test_the_space_outlives_another_conversion(store: Store, address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer converter starts from the safetensors in the store, and the weights are still those that were
     published."""
-    stored = prepare(address, store=store, access=ACCESS, ways=Ways(Turning()))
+    stored = prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning()))
     older = msgspec.structs.replace(stored.manifest, converter=stored.manifest.converter - 1)
     write_manifest(stored.path, older)
-    again = prepare(address, store=store, access=ACCESS, ways=Ways(None))
+    again = prepare(address, store=store, access=ACCESS, ways=Fallbacks(None))
     assert again.manifest.converter == stored.manifest.converter
     assert again.manifest.weights == stored.manifest.weights
-    assert space_of(again) == space_of(stored)
+    assert compute_space(again) == compute_space(stored)
 
 
 def test_another_engine_finds_them_turned(store: Store, address: Address) -> None:
     """What runs a model from its folder runs the one in the store."""
-    stored = prepare(address, store=store, access=ACCESS, ways=Ways(Turning()))
+    stored = prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning()))
     kept = stored.path / module.SOURCE
     assert {path.name for path in kept.glob("*.*")} >= {"config.json", "model.safetensors", "modules.json"}
     assert not (kept / "checkpoint-5").exists()
@@ -128,7 +130,7 @@ def test_links_are_followed(store: Store, tmp_path: Path, folder: Path) -> None:
             place = linked / path.relative_to(folder)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(path)
-    stored = prepare(parse_address(f"file:{linked}"), store=store, access=ACCESS, ways=Ways(Turning()))
+    stored = prepare(parse_address(f"file:{linked}"), store=store, access=ACCESS, ways=Fallbacks(Turning()))
     assert not [path for path in stored.path.rglob("*") if path.is_symlink()]
     assert check_files(stored.path, stored.manifest) == []
 
@@ -149,7 +151,7 @@ def test_from_the_hub(store: Store, hub: Hub, tmp_path: Path, folder: Path) -> N
     with pytest.raises(SourceError, match="convert"):
         prepare(address, store=store, access=Access(hub=hub.url))
     assert not any(path.endswith(".bin") for path in hub.asked)
-    stored = prepare(address, store=store, access=Access(hub=hub.url, pickles=True), ways=Ways(Turning()))
+    stored = prepare(address, store=store, access=Access(hub=hub.url, pickles=True), ways=Fallbacks(Turning()))
     assert set(stored.manifest.weights) == {"pytorch_model.bin", "2_Dense/pytorch_model.bin"}
     assert not leftovers(stored)
     assert not any("checkpoint" in path for path in hub.asked)
@@ -167,10 +169,10 @@ def test_heads_that_are_pickles(store: Store, tmp_path: Path, recorder: Recorder
     plain = prepare(address, store=store, progress=recorder)
     assert plain.manifest.text_spec.kinds == ("dense", "tokens")
     assert any("sparse_linear.pt" in line and "'convert' extra" in line for line in recorder.lines)
-    whole = prepare(address, store=store, access=ACCESS, ways=Ways(Turning()), refresh=True)
+    whole = prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning()), refresh=True)
     assert whole.manifest.text_spec.kinds == ("dense", "sparse", "multi", "tokens")
     assert set(whole.manifest.weights) == {"model.safetensors", "sparse_linear.pt", "colbert_linear.pt"}
-    assert space_of(whole) != space_of(plain)
+    assert compute_space(whole) != compute_space(plain)
 
 
 def test_shards_and_their_index_go(store: Store, tmp_path: Path) -> None:
@@ -180,12 +182,12 @@ def test_shards_and_their_index_go(store: Store, tmp_path: Path) -> None:
     (folder / "pytorch_model-00001-of-00001.bin").write_bytes(content)
     write_json(folder / "pytorch_model.bin.index.json", {"weight_map": {}})
 
-    def export(folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> Exported:
+    def export(folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> ExportResult:
         assert (folder / "pytorch_model.bin.index.json").is_file()
         (into / "model.safetensors").write_bytes((folder / "pytorch_model-00001-of-00001.bin").read_bytes())
-        return Exported(folder=str(into), kind="encoder", converted=("model.safetensors",))
+        return ExportResult(folder=str(into), kind="encoder", converted=("model.safetensors",))
 
-    stored = prepare(parse_address(f"file:{folder}"), store=store, access=ACCESS, ways=Ways(export))
+    stored = prepare(parse_address(f"file:{folder}"), store=store, access=ACCESS, ways=Fallbacks(export))
     assert set(stored.manifest.weights) == {"pytorch_model-00001-of-00001.bin"}
     assert not leftovers(stored)
 
@@ -194,7 +196,7 @@ def test_code_of_its_own_is_refused_before_anything_runs(store: Store, address: 
     write_json(folder / "config.json", {"model_type": "bert", "auto_map": {"AutoModel": "mine.Model"}})
     turning = Turning()
     with pytest.raises(ModelFileError, match=r"auto_map.*never runs"):
-        prepare(address, store=store, access=ACCESS, ways=Ways(turning))
+        prepare(address, store=store, access=ACCESS, ways=Fallbacks(turning))
     assert turning.asked == []
 
 
@@ -209,25 +211,25 @@ def test_code_of_its_own_is_refused_before_anything_runs(store: Store, address: 
 def test_a_failure_leaves_nothing(store: Store, address: Address, error: Exception) -> None:
     """A malicious pickle, a bound, somebody who no longer wants it: no entry, no half of one; the next one works."""
 
-    def fails(*_: object, graph: bool) -> Exported:
+    def fails(*_: object, graph: bool) -> ExportResult:
         raise error
 
     with pytest.raises(type(error)):
-        prepare(address, store=store, access=ACCESS, ways=Ways(fails))
+        prepare(address, store=store, access=ACCESS, ways=Fallbacks(fails))
     assert store.entries() == []
     assert not [path for path in store.home.rglob("*") if path.is_file() and "locks" not in path.parts]
-    assert prepare(address, store=store, access=ACCESS, ways=Ways(Turning())).manifest.graph == "model.onnx"
+    assert prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning())).manifest.graph == "model.onnx"
 
 
 def test_what_is_turned_stays_inside(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "pytorch_model.bin").write_bytes(b"")
-    fetched = Fetched(tmp_path / "source", parse_address("hf:org/tiny"))
+    fetched = FetchedModel(tmp_path / "source", parse_address("hf:org/tiny"))
 
-    def leads_out(folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> Exported:
-        return Exported(folder=str(into), kind="encoder", converted=("../model.safetensors",))
+    def leads_out(folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> ExportResult:
+        return ExportResult(folder=str(into), kind="encoder", converted=("../model.safetensors",))
 
     with pytest.raises(ModelFileError, match="leads out"):
-        without_pickles(fetched, tmp_path, leads_out, Progress().worked, Stop())
+        convert_pickles(fetched, tmp_path, leads_out, Progress().report_work, Stop())
     with pytest.raises(ModelFileError, match="nothing is there that may read it"):
-        without_pickles(fetched, tmp_path, None, Progress().worked, Stop())
+        convert_pickles(fetched, tmp_path, None, Progress().report_work, Stop())

@@ -20,11 +20,11 @@ from shoal.models.convert.variants import (
     Parity,
     Variant,
     compare,
-    key_of,
     make_variant,
-    parity_of,
+    measure_parity,
+    parity_key,
+    quantize,
     require,
-    rounded,
     size_of,
     variant_path,
     write_variant,
@@ -32,7 +32,7 @@ from shoal.models.convert.variants import (
 from shoal.models.convert.verify import Run
 from shoal.models.manifest import FileFacts, Manifest
 from shoal.models.progress import Stop
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from shoal.types import Array
 from tests.unit.models.engines import RUNS
@@ -83,13 +83,13 @@ def tensors(path: Path) -> dict[str, Array]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(path)).graph.initializer}
 
 
-def stored(path: Path) -> Stored:
+def stored(path: Path) -> StoredModel:
     manifest = Manifest(
         id="m", address="hf:m", source="hf:m", revision="1", converter=1, graph=path.name, graph_source="built",
         conversion="", parameters=1, text=SPEC, verification=None, created=1, weights={},
         files={path.name: FileFacts("ab" * 32, 1, 1)},
     )  # fmt: skip
-    return Stored(path.parent, manifest)
+    return StoredModel(path.parent, manifest)
 
 
 @given(
@@ -100,7 +100,7 @@ def stored(path: Path) -> Stored:
 )
 def test_rounding_is_within_half_a_scale(values: Array, axis: int) -> None:
     """For every value; each scale fits the largest of its row or column, and nothing is -128."""
-    numbers, scales = rounded(values, axis=axis)
+    numbers, scales = quantize(values, axis=axis)
     wide = np.expand_dims(scales, axis)
     assert numbers.dtype == np.int8
     assert numbers.min(initial=0) >= -127
@@ -437,12 +437,12 @@ def test_the_key_changes_with_what_it_holds_for(tmp_path: Path) -> None:
     entry = stored(tmp_path / "model.onnx")
     samples = [{"input_ids": IDS}]
     keys = {
-        key_of("openvino 1", entry, samples),
-        key_of("openvino 2", entry, samples),
-        key_of("openvino 1", entry, [{"input_ids": IDS + 1}]),
+        parity_key("openvino 1", entry, samples),
+        parity_key("openvino 2", entry, samples),
+        parity_key("openvino 1", entry, [{"input_ids": IDS + 1}]),
     }
     assert len(keys) == 3
-    assert key_of("openvino 1", entry, samples) in keys
+    assert parity_key("openvino 1", entry, samples) in keys
 
 
 def test_parity_is_measured_once_on_a_machine(tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_parity_is_measured_once_on_a_machine(tmp_path: Path) -> None:
 
     def ask(engine: str) -> Parity:
         samples = [{"input_ids": IDS}]
-        return parity_of(entry, "int8", store=store, engine=engine, samples=samples, open_graph=open_graph)
+        return measure_parity(entry, "int8", store=store, engine=engine, samples=samples, open_graph=open_graph)
 
     found = ask("one")
     assert opened == [("model.onnx", "f32"), ("model.int8.onnx", "int8")]

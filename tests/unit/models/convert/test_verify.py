@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from shoal.errors import VerificationFailed
-from shoal.models.convert.convert import Converted, convert
+from shoal.models.convert.convert import ConversionResult, convert
 from shoal.models.convert.verify import (
     MIN_COSINE,
     PAIRS,
@@ -30,13 +30,13 @@ from tests.unit.models.checkpoints import HIDDEN, KINDS, MEAN, checkpoint, vocab
 from tests.unit.models.engines import onnxruntime_run
 
 
-def converted(folder: Path, **options: Any) -> tuple[Converted, Path]:
+def converted(folder: Path, **options: Any) -> tuple[ConversionResult, Path]:
     target = folder / "out"
     target.mkdir()
     return convert(folder, target, **options), target
 
 
-def judge(folder: Path, made: Converted, target: Path) -> Verification:
+def judge(folder: Path, made: ConversionResult, target: Path) -> Verification:
     return verify(folder, made.contract, target, made.spec, onnxruntime_run(target / made.graph))
 
 
@@ -147,7 +147,7 @@ def lookup(width: int = HIDDEN) -> Any:
     return run
 
 
-def unknown(folder: Path) -> Converted:
+def unknown(folder: Path) -> ConversionResult:
     """A model whose weights Shoal cannot read itself: only its graph can be compared, with itself."""
     made, _ = converted(checkpoint(folder))
     (folder / "model.safetensors").unlink()

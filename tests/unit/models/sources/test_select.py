@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import SourceError
-from shoal.models.sources.select import choose, is_pickle, is_pickle_index, is_weights, left_pickled, module_folders
+from shoal.models.sources.select import (
+    choose_files,
+    find_pickled_heads,
+    is_pickle,
+    is_pickle_index,
+    is_weights,
+    module_folders,
+)
 
 BASE = ["config.json", "tokenizer.json"]
 
@@ -19,7 +26,7 @@ def test_code_pickles_and_other_formats_stay_away() -> None:
         "onnx/model_O3.onnx", "onnx/model_qint8_avx512.onnx", "openvino/openvino_model.xml", "openvino/config.json",
         "adapter_model.safetensors", "checkpoint-5/model.safetensors", ".gitattributes",
     ]  # fmt: skip
-    assert choose(names, ["1_Pooling", "2_Dense"]) == [
+    assert choose_files(names, ["1_Pooling", "2_Dense"]) == [
         "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json", "model.safetensors",
         "modules.json", "onnx/model.onnx", "sentencepiece.bpe.model", "tokenizer.json", "vocab.txt",
     ]  # fmt: skip
@@ -27,13 +34,17 @@ def test_code_pickles_and_other_formats_stay_away() -> None:
 
 def test_folders_count_only_when_a_module_names_them() -> None:
     """A folder that modules.json does not name is another model's."""
-    assert choose([*BASE, "model.safetensors", "3_Dense/config.json"]) == [*BASE[:1], "model.safetensors", BASE[1]]
+    assert choose_files([*BASE, "model.safetensors", "3_Dense/config.json"]) == [
+        *BASE[:1],
+        "model.safetensors",
+        BASE[1],
+    ]
 
 
 def test_shards_come_with_their_index() -> None:
     """Weights in several files are taken whole."""
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
-    assert set(shards) < set(choose([*BASE, *shards]))
+    assert set(shards) < set(choose_files([*BASE, *shards]))
 
 
 @pytest.mark.parametrize(
@@ -42,20 +53,20 @@ def test_shards_come_with_their_index() -> None:
 )
 def test_external_tensors_come_with_their_graph(data: str) -> None:
     """A graph that keeps its tensors in a file beside it is fetched with that file."""
-    assert data in choose([*BASE, "onnx/model.onnx", data])
+    assert data in choose_files([*BASE, "onnx/model.onnx", data])
 
 
 def test_which_graph_is_taken() -> None:
     """onnx/model.onnx is preferred; model.onnx at the top is taken when nothing else is there."""
-    assert choose([*BASE, "model.onnx"])[1] == "model.onnx"
-    assert "model.onnx" not in choose([*BASE, "model.onnx", "onnx/model.onnx"])
-    assert "model.onnx" not in choose([*BASE, "model.onnx", "model.safetensors"])
+    assert choose_files([*BASE, "model.onnx"])[1] == "model.onnx"
+    assert "model.onnx" not in choose_files([*BASE, "model.onnx", "onnx/model.onnx"])
+    assert "model.onnx" not in choose_files([*BASE, "model.onnx", "model.safetensors"])
 
 
 def test_pickled_weights_alone_are_refused_by_name() -> None:
     """A model without safe weights is refused before anything large is fetched."""
     with pytest.raises(SourceError, match=r"pytorch_model\.bin.*safetensors|safetensors.*pytorch_model\.bin"):
-        choose([*BASE, "pytorch_model.bin"])
+        choose_files([*BASE, "pytorch_model.bin"])
 
 
 def test_pickles_are_chosen_where_somebody_turns_them() -> None:
@@ -67,7 +78,7 @@ def test_pickles_are_chosen_where_somebody_turns_them() -> None:
     others = ["optimizer.pt", "training_args.bin", "checkpoint-5/pytorch_model.bin", "3_Dense/pytorch_model.bin"]
 
     def taken(*names: str) -> set[str]:
-        return set(choose([*BASE, *modules, *others, *names], ["2_Dense"], pickles=True)) - {*BASE, *modules}
+        return set(choose_files([*BASE, *modules, *others, *names], ["2_Dense"], pickles=True)) - {*BASE, *modules}
 
     assert taken("pytorch_model.bin") == {"pytorch_model.bin"}
     assert taken(*shards, index) == {*shards, index}
@@ -83,12 +94,12 @@ def test_pickles_are_chosen_where_somebody_turns_them() -> None:
 
 def test_shards_without_an_index_are_nothing() -> None:
     with pytest.raises(SourceError, match="safetensors"):
-        choose([*BASE, "pytorch_model-00001-of-00002.bin"], pickles=True)
+        choose_files([*BASE, "pytorch_model-00001-of-00002.bin"], pickles=True)
 
 
 def test_pickles_are_weights_and_no_settings() -> None:
     names = [*BASE, "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json", "sparse_linear.pt"]
-    assert choose(names, pickles=True, weights=False) == BASE
+    assert choose_files(names, pickles=True, weights=False) == BASE
     assert [name for name in names if is_weights(name)] == [name for name in names if is_pickle(name)]
     assert [name for name in names if is_pickle_index(name)] == ["pytorch_model.bin.index.json"]
     assert not any(map(is_pickle, ("openvino_tokenizer.bin", "optimizer.pt", "model.safetensors")))
@@ -96,24 +107,24 @@ def test_pickles_are_weights_and_no_settings() -> None:
 
 def test_a_pickled_language_model_is_not_fetched_to_be_refused() -> None:
     with pytest.raises(SourceError, match="OpenVINO IR or GGUF"):
-        choose([*BASE, "generation_config.json", "pytorch_model.bin"], pickles=True)
+        choose_files([*BASE, "generation_config.json", "pytorch_model.bin"], pickles=True)
 
 
 def test_what_is_left_out_is_known() -> None:
     """Heads beside an encoder, as long as no safetensors hold the same."""
     names = [*BASE, "model.safetensors", "sparse_linear.pt", "colbert_linear.pt", "old/sparse_linear.pt"]
-    assert left_pickled(names, choose(names)) == ["colbert_linear.pt", "sparse_linear.pt"]
-    assert left_pickled(names, choose(names, pickles=True)) == []
+    assert find_pickled_heads(names, choose_files(names)) == ["colbert_linear.pt", "sparse_linear.pt"]
+    assert find_pickled_heads(names, choose_files(names, pickles=True)) == []
     names.append("sparse_linear.safetensors")
-    assert left_pickled(names, choose(names)) == ["colbert_linear.pt"]
+    assert find_pickled_heads(names, choose_files(names)) == ["colbert_linear.pt"]
 
 
 def test_the_extra_is_named_where_it_would_help() -> None:
     """Not for formats that it does not read."""
     with pytest.raises(SourceError, match=r"pip install -e '\.\[convert\]'"):
-        choose([*BASE, "pytorch_model.bin"])
+        choose_files([*BASE, "pytorch_model.bin"])
     with pytest.raises(SourceError) as caught:
-        choose([*BASE, "tf_model.h5"])
+        choose_files([*BASE, "tf_model.h5"])
     assert "tf_model.h5" in caught.value.message
     assert "convert" not in caught.value.message
 
@@ -121,7 +132,7 @@ def test_the_extra_is_named_where_it_would_help() -> None:
 def test_something_else_is_refused() -> None:
     """Weights without a configuration are no model."""
     with pytest.raises(SourceError, match=r"config\.json"):
-        choose(["model.safetensors"])
+        choose_files(["model.safetensors"])
 
 
 @pytest.mark.parametrize(
@@ -141,18 +152,18 @@ def test_module_folders_stay_inside(text: bytes, folders: list[str]) -> None:
 def test_without_weights_the_settings_are_left() -> None:
     """For a model that runs elsewhere: a tokenizer alone is enough, weights alone are nothing."""
     names = [*BASE, "model.safetensors", "onnx/model.onnx", "2_Dense/config.json", "2_Dense/model.safetensors"]
-    assert choose(names, ["2_Dense"], weights=False) == ["2_Dense/config.json", *BASE]
-    assert choose(["tokenizer.json", "pytorch_model.bin"], weights=False) == ["tokenizer.json"]
+    assert choose_files(names, ["2_Dense"], weights=False) == ["2_Dense/config.json", *BASE]
+    assert choose_files(["tokenizer.json", "pytorch_model.bin"], weights=False) == ["tokenizer.json"]
     with pytest.raises(SourceError, match=r"tokenizer\.json"):
-        choose(["model.safetensors", "vocab.txt"], weights=False)
+        choose_files(["model.safetensors", "vocab.txt"], weights=False)
 
 
 def test_heads_beside_an_encoder_are_taken() -> None:
     """bge-m3's, once they are safetensors; and the settings of a ColBERT of the Stanford library."""
     heads = ["sparse_linear.safetensors", "colbert_linear.safetensors"]
     names = [*BASE, "model.safetensors", *heads, "sparse_linear.pt", "artifact.metadata", "other.metadata"]
-    assert choose(names) == sorted([*BASE, "model.safetensors", *heads, "artifact.metadata"])
-    assert not set(heads) & set(choose(names, weights=False))
+    assert choose_files(names) == sorted([*BASE, "model.safetensors", *heads, "artifact.metadata"])
+    assert not set(heads) & set(choose_files(names, weights=False))
 
 
 class TestOpenClip:
@@ -161,35 +172,35 @@ class TestOpenClip:
     OWN = ("open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json", "vocab.json", "merges.txt")
 
     def test_alone(self) -> None:
-        assert set(choose([*self.OWN, "open_clip_pytorch_model.bin", "README.md"])) == set(self.OWN)
-        assert "open_clip_model.safetensors" not in choose(self.OWN, weights=False)
-        assert choose(["open_clip_config.json"], weights=False) == ["open_clip_config.json"]
+        assert set(choose_files([*self.OWN, "open_clip_pytorch_model.bin", "README.md"])) == set(self.OWN)
+        assert "open_clip_model.safetensors" not in choose_files(self.OWN, weights=False)
+        assert choose_files(["open_clip_config.json"], weights=False) == ["open_clip_config.json"]
         assert is_weights("open_clip_model.safetensors")
 
     def test_beside_transformers_whose_weights_are_taken(self) -> None:
         """Gigabytes are fetched once."""
         theirs = ["config.json", "preprocessor_config.json", "model.safetensors"]
-        chosen = choose([*self.OWN, *theirs, "pytorch_model.bin"])
+        chosen = choose_files([*self.OWN, *theirs, "pytorch_model.bin"])
         assert set(chosen) == {*self.OWN, *theirs} - {"open_clip_model.safetensors"}
 
     @pytest.mark.parametrize("pickles", [False, True])
     def test_beside_transformers_pickles(self, pickles: bool) -> None:
         theirs = ["config.json", "preprocessor_config.json", "pytorch_model.bin"]
-        chosen = choose([*self.OWN, *theirs], pickles=pickles)
+        chosen = choose_files([*self.OWN, *theirs], pickles=pickles)
         assert set(chosen) == {*self.OWN, *theirs} - {"pytorch_model.bin"}
 
     def test_beside_timms_image_tower(self) -> None:
         """Without a processor of transformers config.json and model.safetensors are timm's."""
-        chosen = choose([*self.OWN, "config.json", "model.safetensors"])
+        chosen = choose_files([*self.OWN, "config.json", "model.safetensors"])
         assert set(chosen) == {*self.OWN, "config.json"}
 
     def test_a_pickle_alone_is_refused(self) -> None:
         with pytest.raises(SourceError, match=r"only open_clip_pytorch_model\.bin, a format that can hide code"):
-            choose(["open_clip_config.json", "open_clip_pytorch_model.bin"])
+            choose_files(["open_clip_config.json", "open_clip_pytorch_model.bin"])
 
 
 def test_the_folder_of_two_towers_is_fetched() -> None:
     """sentence-transformers' older layout: all that is read lies in its one module's folder."""
     own = ["config.json", "model.safetensors", "preprocessor_config.json", "vocab.json", "merges.txt"]
     names = ["modules.json", *(f"0_CLIPModel/{name}" for name in (*own, "pytorch_model.bin"))]
-    assert choose(names, ["0_CLIPModel"]) == sorted(["modules.json", *(f"0_CLIPModel/{name}" for name in own)])
+    assert choose_files(names, ["0_CLIPModel"]) == sorted(["modules.json", *(f"0_CLIPModel/{name}" for name in own)])

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.protocols import Decoder, Piece
-from shoal.pipelines.chat.decoder import AnswerDecoder, CumulativeText, Decoding, Gives
-from shoal.pipelines.chat.segments import Reading
+from shoal.pipelines.chat.decoder import AnswerDecoder, CumulativeText, DecodingOptions, Gives
+from shoal.pipelines.chat.segments import AnswerFormat
 from shoal.pipelines.chat.tools import ParserKind, tool_parser
 from shoal.types import Chunk, TokenLogprob, Tool, ToolDelta
 from tests.fixtures import tiny_llama
@@ -23,15 +23,15 @@ from tests.unit.pipelines.chat.chat_kit import PLACES, TEXTS, cut, vocabulary
 WEATHER = Tool(name="get_weather", parameters={"type": "object"})
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 PLAIN_CALL = '{"name": "get_weather", "arguments": {"city": "Köln"}}'
-THINKS = Reading(reasoning=True)
+THINKS = AnswerFormat(reasoning=True)
 
 
 def parser(kind: ParserKind) -> Any:
     return partial(tool_parser, kind, [WEATHER])
 
 
-CALLS = Reading(parser=parser("hermes"))
-BOTH = Reading(reasoning=True, parser=parser("hermes"))
+CALLS = AnswerFormat(parser=parser("hermes"))
+BOTH = AnswerFormat(reasoning=True, parser=parser("hermes"))
 
 
 @dataclass
@@ -79,7 +79,7 @@ def run(decoder: Decoder, pieces: Sequence[Piece], reason: str = "stop") -> Answ
 def decoder(gives: Gives = "delta", **changes: Any) -> AnswerDecoder:
     if gives == "ids":
         changes.setdefault("vocabulary", vocabulary())
-    return AnswerDecoder(7, Decoding(gives=gives, **changes))
+    return AnswerDecoder(7, DecodingOptions(gives=gives, **changes))
 
 
 def deltas(texts: Sequence[str]) -> list[Piece]:
@@ -97,12 +97,12 @@ ANSWERS = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 @given(
     text=ANSWERS,
     places=PLACES,
-    reading=st.sampled_from([Reading(), THINKS, Reading(reasoning=True, opened=True), CALLS, BOTH]),
+    reading=st.sampled_from([AnswerFormat(), THINKS, AnswerFormat(reasoning=True, opened=True), CALLS, BOTH]),
     stops=st.sampled_from([[], ["STOP"], ["STOP", "so"], ["\n"]]),
     include=st.booleans(),
 )
 def test_any_pieces_of_any_kind_make_the_same_answer(
-    text: str, places: list[int], reading: Reading, stops: list[str], include: bool
+    text: str, places: list[int], reading: AnswerFormat, stops: list[str], include: bool
 ) -> None:
     """Texts, ever longer texts, or ids: one answer, however it was cut."""
     make = partial(decoder, stops=stops, include_stop=include, reading=reading)
@@ -154,8 +154,8 @@ def test_a_stop_text_ends_it() -> None:
     assert run(decoder(stops=["STOP"], include_stop=True), deltas(["one STOP two"])).text == "one STOP"
 
 
-@pytest.mark.parametrize("reading", [THINKS, Reading(reasoning=True, opened=True)])
-def test_stop_texts_mean_the_answer_and_not_the_thoughts(reading: Reading) -> None:
+@pytest.mark.parametrize("reading", [THINKS, AnswerFormat(reasoning=True, opened=True)])
+def test_stop_texts_mean_the_answer_and_not_the_thoughts(reading: AnswerFormat) -> None:
     """Those who set them want to cut what they read; an answer that ends in its thoughts would have no text."""
     begin = "" if reading.opened else "<think>"
     answer = run(decoder(stops=["\n"], reading=reading), deltas([f"{begin}a\nb</think>\n\nfour\nfive"]))
@@ -224,12 +224,12 @@ def test_a_demanded_call_may_be_in_the_models_own_form_as_well() -> None:
 
 @pytest.mark.parametrize("text", ["", "  \n", " <think>a</think>b"])
 def test_nothing_that_was_waited_with_is_lost(text: str) -> None:
-    reading = Reading(reasoning=True, guided="{[")
+    reading = AnswerFormat(reasoning=True, guided="{[")
     assert run(decoder(reading=reading), deltas(list(text))).shape == run(decoder(reading=THINKS), deltas([text])).shape
 
 
 def test_guided_json_has_no_thoughts() -> None:
-    reading = Reading(reasoning=True, opened=True, guided="{[")
+    reading = AnswerFormat(reasoning=True, opened=True, guided="{[")
     assert run(decoder(reading=reading), deltas(['{"a"', ": 1}"])).text == '{"a": 1}'
     assert run(decoder(reading=reading), deltas(["hm</think>", "{}"])).shape == ("{}", "hm", {}, "stop")
 
@@ -274,7 +274,7 @@ class TestIds:
 
     def test_they_need_a_vocabulary(self) -> None:
         with pytest.raises(ValueError, match="vocabulary"):
-            AnswerDecoder(0, Decoding(gives="ids"))
+            AnswerDecoder(0, DecodingOptions(gives="ids"))
 
 
 class TestTokens:
@@ -436,7 +436,9 @@ class TestLogprobs:
             ("<think>one two", THINKS, ""),
         ],
     )
-    def test_only_those_of_the_content_are_told(self, whole: bool, text: str, reading: Reading, content: str) -> None:
+    def test_only_those_of_the_content_are_told(
+        self, whole: bool, text: str, reading: AnswerFormat, content: str
+    ) -> None:
         ids = vocabulary().encode(text, special=False)
         pieces = [Piece(ids=[token], logprobs=[logprob(token)]) for token in ids]
         if whole:

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from shoal.errors import InvalidValue
-from shoal.pipelines.chat.demand import DEEPEST, MOST_VALUES, call_schema, check_depth, offered
+from shoal.pipelines.chat.demand import DEEPEST, MOST_VALUES, call_schema, check_depth, select_tools
 from shoal.types import Generate, Tool
 
 CITY = Tool(
@@ -62,8 +62,8 @@ def test_a_tool_without_parameters_takes_an_object() -> None:
 
 def test_a_named_tool_is_the_only_one_offered() -> None:
     task = Generate(model="m", tools=[CITY, LIST], tool_choice="function", tool_name="walk")
-    assert offered(task) == [LIST]
-    assert offered(Generate(model="m", tools=[CITY, LIST], tool_choice="required")) == [CITY, LIST]
+    assert select_tools(task) == [LIST]
+    assert select_tools(Generate(model="m", tools=[CITY, LIST], tool_choice="required")) == [CITY, LIST]
 
 
 def wide(count: int) -> Tool:

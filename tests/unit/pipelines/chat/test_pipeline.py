@@ -410,7 +410,7 @@ def test_backends_are_told_of_stop_texts_only_where_they_mean_all_of_the_text() 
         (None, "think", plain, [], None),
         (None, "think", Generate(model="m", prompts=["x"], sampling=sampling), ["END"], None),
     ):
-        told = pipeline(source, None, tool_parser=parser, reasoning=reasoning).told(task, sampling)
+        told = pipeline(source, None, tool_parser=parser, reasoning=reasoning).to_backend_sampling(task, sampling)
         assert (told.stop, told.skip_special_tokens) == (stop, special)
 
 

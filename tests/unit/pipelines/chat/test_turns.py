@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.pipelines.chat.turns import shorter, turns
+from shoal.pipelines.chat.turns import drop_turns, split_turns
 from shoal.types import Message, ToolCall
 
 ROLES = st.lists(st.sampled_from(["system", "developer", "user", "assistant", "tool"]), max_size=12)
@@ -17,23 +17,23 @@ def said(roles: list[str]) -> list[Message]:
 
 def test_a_turn_is_what_a_user_said_and_all_that_followed() -> None:
     roles = ["system", "user", "assistant", "tool", "assistant", "user", "developer", "assistant", "user"]
-    assert turns(said(roles)) == [[1, 2, 3, 4], [5, 7], [8]]
+    assert split_turns(said(roles)) == [[1, 2, 3, 4], [5, 7], [8]]
 
 
 def test_an_answer_without_a_question_is_a_turn_of_its_own() -> None:
-    assert turns(said(["assistant", "user"])) == [[0], [1]]
+    assert split_turns(said(["assistant", "user"])) == [[0], [1]]
 
 
 @given(roles=ROLES)
 def test_every_message_but_the_instructions_is_in_one_turn(roles: list[str]) -> None:
-    places = [place for turn in turns(said(roles)) for place in turn]
+    places = [place for turn in split_turns(said(roles)) for place in turn]
     assert places == [place for place, role in enumerate(roles) if role not in ("system", "developer")]
 
 
 @given(roles=ROLES, count=st.integers(0, 5))
 def test_leaving_turns_out_keeps_instructions_and_order(roles: list[str], count: int) -> None:
     messages = said(roles)
-    kept = shorter(messages, turns(messages)[:count])
+    kept = drop_turns(messages, split_turns(messages)[:count])
     assert [message for message in messages if message in kept] == kept
     assert [m for m in kept if m.role in ("system", "developer")] == [
         m for m in messages if m.role in ("system", "developer")
@@ -49,6 +49,6 @@ def test_a_result_never_stands_without_its_call(rounds: list[int], count: int) -
             call = ToolCall(id=f"c{len(messages)}", name="f")
             messages.append(Message(role="assistant", tool_calls=[call]))
             messages.append(Message(role="tool", content="!", tool_call_id=call.id))
-    kept = shorter(messages, turns(messages)[:count])
+    kept = drop_turns(messages, split_turns(messages)[:count])
     called = {call.id for message in kept for call in message.tool_calls}
     assert {message.tool_call_id for message in kept if message.role == "tool"} == called

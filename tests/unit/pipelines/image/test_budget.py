@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from shoal.pipelines.image.budget import TOTAL, Budget, Keeping
+from shoal.pipelines.image.budget import TOTAL, Budget, PictureBudget
 
 
 def test_the_total_is_256_mib() -> None:
@@ -18,7 +18,7 @@ def test_the_total_is_256_mib() -> None:
 @pytest.mark.parametrize("size", [-1, 101])
 def test_what_never_fits_is_refused(size: int) -> None:
     """Nobody waits for ever."""
-    with pytest.raises(ValueError, match="never fit"), Budget(100).room(size):
+    with pytest.raises(ValueError, match="never fit"), Budget(100).reserve(size):
         pass
 
 
@@ -26,7 +26,7 @@ def test_room_is_given_back_by_errors_too() -> None:
     """All of it can be lent again."""
     budget = Budget(100)
     for _ in range(3):
-        with pytest.raises(KeyError), budget.room(100):
+        with pytest.raises(KeyError), budget.reserve(100):
             raise KeyError
 
 
@@ -38,7 +38,7 @@ def test_never_more_than_the_total_is_lent() -> None:
     def work(size: int) -> None:
         nonlocal held, most, finished
         for _ in range(50):
-            with budget.room(size):
+            with budget.reserve(size):
                 with guard:
                     held += size
                     most = max(most, held)
@@ -68,12 +68,12 @@ def test_a_large_picture_is_not_overtaken() -> None:
     budget._waiting = Noted()
 
     def work(name: str, size: int) -> None:
-        with budget.room(size):
+        with budget.reserve(size):
             order.append(name)
 
     large = threading.Thread(target=work, args=("large", 90))
     small = threading.Thread(target=work, args=("small", 11))
-    with budget.room(20):
+    with budget.reserve(20):
         assert asked.acquire(timeout=30)
         for thread in (large, small):
             thread.start()
@@ -87,9 +87,9 @@ def test_a_large_picture_is_not_overtaken() -> None:
 def test_what_a_picture_becomes_is_lent_with_its_decoding() -> None:
     """In one go, so that nobody waits for the second part while it holds the first; the rest stays lent."""
     budget = Budget(100)
-    keeping = Keeping(budget, 30)
+    keeping = PictureBudget(budget, 30)
     assert keeping.total == 70
-    with keeping.room(70):
+    with keeping.reserve(70):
         assert keeping.held
         assert not _free(budget, 1)
     assert keeping.held
@@ -102,8 +102,8 @@ def test_what_a_picture_becomes_is_lent_with_its_decoding() -> None:
 def test_a_picture_that_never_fits_keeps_nothing() -> None:
     """Neither does one whose decoding was refused before it began."""
     budget = Budget(100)
-    keeping = Keeping(budget, 30)
-    with pytest.raises(ValueError, match="never fit"), keeping.room(71):
+    keeping = PictureBudget(budget, 30)
+    with pytest.raises(ValueError, match="never fit"), keeping.reserve(71):
         pass
     assert not keeping.held
     assert _free(budget, 100)

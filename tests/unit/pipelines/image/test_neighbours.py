@@ -68,7 +68,7 @@ async def test_an_engine_that_hangs_leaves_room_to_the_models_beside_it() -> Non
     await stuck.begun.wait()
     answer = await second.run(asked(100, 300), Context(id="b", deadline=time.monotonic() + 30, client="b"))
     assert answer.vectors.shape == (100, SPEC.dimension)
-    assert first.queued[0] < 20
+    assert first.queue_size[0] < 20
     assert not waiting.done()
     late.cancel()
     stuck.gate.set()

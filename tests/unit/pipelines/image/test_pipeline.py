@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.core.protocols import EngineFacts, Holding, Pipeline, Prepared
+from shoal.core.protocols import BoundedPipeline, EngineFacts, Pipeline, Prepared
 from shoal.errors import InvalidValue, ShoalError, Unsupported
 from shoal.pipelines.image import ImagePipeline
 from shoal.pipelines.image.budget import Budget
@@ -199,9 +199,9 @@ def test_prepared_pictures_count_until_nothing_holds_them() -> None:
 def test_a_model_holds_half_of_the_budget() -> None:
     """The other half is for the models beside it; a picture that is larger than that is one still."""
     size = 2 * 4 * 3 * 32 * 32
-    assert ImagePipeline(SPEC, budget=Budget(20 * size)).most_held == 10
-    assert ImagePipeline(SPEC, budget=Budget(size)).most_held == 1
-    assert isinstance(ImagePipeline(SPEC), Holding)
+    assert ImagePipeline(SPEC, budget=Budget(20 * size)).max_held_items == 10
+    assert ImagePipeline(SPEC, budget=Budget(size)).max_held_items == 1
+    assert isinstance(ImagePipeline(SPEC), BoundedPipeline)
 
 
 def test_a_bug_gives_the_room_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.pipelines.image import pixels
 from shoal.pipelines.image.budget import Budget
 from shoal.pipelines.image.files import Header
-from shoal.pipelines.image.pixels import channels, decode
+from shoal.pipelines.image.pixels import decode, decode_channels
 from shoal.types import Array
 from tests.unit.pipelines.image.pictures import (
     animation,
@@ -202,13 +202,13 @@ def test_a_picture_waits_for_room() -> None:
     budget = Budget(40 * 30 * 8)
     found: list[Array] = []
     data = saved(drawn(40, 30), "PNG")
-    thread = threading.Thread(target=lambda: found.append(channels(data, _same, budget=budget)))
-    with budget.room(1):
+    thread = threading.Thread(target=lambda: found.append(decode_channels(data, _same, budget=budget)))
+    with budget.reserve(1):
         thread.start()
         assert not found
     thread.join(30)
     assert len(found) == 1
-    with budget.room(budget.total):
+    with budget.reserve(budget.total):
         pass
 
 
@@ -217,8 +217,8 @@ def test_room_is_given_back_by_broken_pictures() -> None:
     budget = Budget(320 * 240 * 10)
     for data in broken().values():
         with pytest.raises(ShoalError):
-            channels(data, _same, budget=budget)
-    with budget.room(budget.total):
+            decode_channels(data, _same, budget=budget)
+    with budget.reserve(budget.total):
         pass
 
 
@@ -233,9 +233,9 @@ def test_room_is_given_back_by_broken_pictures() -> None:
 def test_what_decoders_hold_is_counted(kind: str, options: dict[str, object], each: int) -> None:
     """So many bytes a pixel, and no picture that can never have them waits for them."""
     data = saved(drawn(40, 30), kind, **options)
-    assert channels(data, _same, budget=Budget(40 * 30 * each)).shape == (30, 40, 3)
+    assert decode_channels(data, _same, budget=Budget(40 * 30 * each)).shape == (30, 40, 3)
     with pytest.raises(InvalidValue, match=f"take {1200 * each} bytes of memory, and {1200 * each - 1} are allowed"):
-        channels(data, _same, budget=Budget(40 * 30 * each - 1))
+        decode_channels(data, _same, budget=Budget(40 * 30 * each - 1))
 
 
 def test_coefficients_may_take_all_the_room_there_is() -> None:
@@ -244,10 +244,10 @@ def test_coefficients_may_take_all_the_room_there_is() -> None:
     data = saved(drawn(40, 30), "JPEG", progressive=True, subsampling=0)
     for total, taken in ((40 * 30 * 11, 40 * 30 * 10), (40 * 30 * 9, 40 * 30 * 9)):
         budget = Watched(total)
-        assert channels(data, _same, budget=budget).shape == (30, 40, 3)
+        assert decode_channels(data, _same, budget=budget).shape == (30, 40, 3)
         assert budget.taken == [taken]
     with pytest.raises(InvalidValue, match="take 12000 bytes of memory, and 9599 are allowed"):
-        channels(data, _same, budget=Budget(40 * 30 * 8 - 1))
+        decode_channels(data, _same, budget=Budget(40 * 30 * 8 - 1))
 
 
 class Watched(Budget):
@@ -298,6 +298,6 @@ def test_a_header_that_lies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_alpha_of_large_pictures_is_flattened_in_place() -> None:
     """No second picture of four bytes a pixel."""
     picture = with_alpha(drawn(30, 20))
-    assert pixels._flat(picture) is picture
+    assert pixels._flatten(picture) is picture
     grey = with_alpha(drawn(30, 20)).convert("LA")
-    assert pixels._flat(grey).mode == "L"
+    assert pixels._flatten(grey).mode == "L"

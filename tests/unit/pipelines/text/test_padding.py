@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.core.protocols import EngineFacts, Prepared
-from shoal.pipelines.text.padding import IDS, padded
+from shoal.pipelines.text.padding import IDS, pad_batch
 from shoal.specs import TextSpec
 
 
@@ -21,14 +21,14 @@ def item(*ids: int) -> Prepared:
 @pytest.mark.parametrize("buckets", [(), (4, 32)])
 def test_every_row_is_filled_to_the_stated_length(buckets: tuple[int, ...]) -> None:
     facts = EngineFacts(name="test", inputs=(IDS,), outputs=(), length_buckets=buckets)
-    made = padded([item(1, 2), item(3)], facts, spec(pad_to=16))
+    made = pad_batch([item(1, 2), item(3)], facts, spec(pad_to=16))
     assert [*made] == [IDS]
     assert made[IDS].tolist() == [[1, 2, *[9] * 14], [3, *[9] * 15]]
     whole = item(*range(1, 17))
-    assert padded([whole], facts, spec(pad_to=16))[IDS].tolist() == [[*range(1, 17)]]
+    assert pad_batch([whole], facts, spec(pad_to=16))[IDS].tolist() == [[*range(1, 17)]]
 
 
 def test_without_one_the_longest_text_and_its_bucket_decide() -> None:
     facts = EngineFacts(name="test", inputs=(IDS,), outputs=(), length_buckets=(4, 32))
-    assert padded([item(1, 2), item(3)], facts, spec())[IDS].shape == (2, 4)
-    assert padded([item(*range(6))], facts, spec())[IDS].shape == (1, 16)
+    assert pad_batch([item(1, 2), item(3)], facts, spec())[IDS].shape == (2, 4)
+    assert pad_batch([item(*range(6))], facts, spec())[IDS].shape == (1, 16)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shoal.errors import InvalidValue, ModelFileError
-from shoal.pipelines.probing import frame, pair_frame
-from shoal.pipelines.text.pairing import Framed, PairTokenizer, Reading, longest_first
+from shoal.pipelines.probing import find_frame, find_pair_frame
+from shoal.pipelines.text.pairing import FramedText, PairInput, PairTokenizer, longest_first
 from shoal.pipelines.text.tokenizer import TextTokenizer
 from shoal.types import Direction
 from tests.unit.pipelines import tiny_tokenizers
@@ -91,10 +91,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
     return both
 
 
-def read(ours: TextTokenizer, max_tokens: int, *readings: Reading) -> list[Framed]:
+def read(ours: TextTokenizer, max_tokens: int, *readings: PairInput) -> list[FramedText]:
     found = PairTokenizer(ours, "tokenizer.json", max_tokens).read(readings)
-    assert all(isinstance(one, Framed) for one in found)
-    return [one for one in found if isinstance(one, Framed)]
+    assert all(isinstance(one, FramedText) for one in found)
+    return [one for one in found if isinstance(one, FramedText)]
 
 
 @given(first=st.integers(0, 40), second=st.integers(0, 40), room=st.integers(0, 60))
@@ -123,8 +123,8 @@ def test_pairs_are_those_of_the_library(
     wanted = raw.encode(first, second)
     raw.no_truncation()
     pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
-    (framed,) = pairs.read([Reading(first, second, direction)])
-    assert isinstance(framed, Framed)
+    (framed,) = pairs.read([PairInput(first, second, direction)])
+    assert isinstance(framed, FramedText)
     assert framed.ids == wanted.ids
     assert pairs.types(framed) == wanted.type_ids
     assert framed.total == whole if framed.exact else max_tokens < framed.total <= whole
@@ -145,8 +145,8 @@ def test_long_texts_are_cut_as_if_they_had_been_read_whole(
     ends = [
         ids[:n] if direction == "right" else ids[len(ids) - n :] for ids, n in zip((left, right), kept, strict=True)
     ]
-    (framed,) = pairs.read([Reading(first, second, direction)])
-    assert isinstance(framed, Framed)
+    (framed,) = pairs.read([PairInput(first, second, direction)])
+    assert isinstance(framed, FramedText)
     assert framed.ids == pairs.frame.ids(*ends)
     assert (framed.first, framed.second) == kept
 
@@ -163,8 +163,8 @@ def test_single_texts_are_those_of_the_library(
     wanted = raw.encode(text)
     raw.no_truncation()
     pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
-    (framed,) = pairs.read([Reading(text, None, direction)])
-    assert isinstance(framed, Framed)
+    (framed,) = pairs.read([PairInput(text, None, direction)])
+    assert isinstance(framed, FramedText)
     assert (framed.ids, pairs.types(framed)) == (wanted.ids, [0] * len(wanted.ids))
     assert framed.fits == (not wanted.overflowing)
 
@@ -177,7 +177,7 @@ def test_which_of_two_far_too_long_texts_is_longer_is_found_out(
     """An odd room gives the longer text a token more, though neither is read to its end for its own sake."""
     ours, _ = made["bert"]
     first, second = ("the fox " * length for length in lengths)
-    (framed,) = read(ours, 14, Reading(first, second, direction))
+    (framed,) = read(ours, 14, PairInput(first, second, direction))
     assert (framed.first, framed.second) == ((6, 5) if lengths[0] > lengths[1] else (5, 6))
     assert not framed.exact
 
@@ -189,7 +189,7 @@ def test_texts_that_nobody_reads_whole_are_compared_by_their_characters(
     ours, _ = made["bert"]
     long, longer = "fox " * 20_000, "fox " * 20_001
     for first, second, kept in ((long, longer, (5, 6)), (longer, long, (6, 5)), (long, long, (5, 6))):
-        (framed,) = read(ours, 14, Reading(first, second, "right"))
+        (framed,) = read(ours, 14, PairInput(first, second, "right"))
         assert (framed.first, framed.second) == kept
 
 
@@ -202,7 +202,7 @@ def test_a_document_may_be_cut_by_itself_first(
     ours, raw = made["bert"]
     own = raw.encode(document, add_special_tokens=False).ids
     kept = own[:most] if direction == "right" else own[-most:]
-    (framed,) = read(ours, 21, Reading("the quick fox", document, direction, most))
+    (framed,) = read(ours, 21, PairInput("the quick fox", document, direction, most))
     room = 21 - 3
     first, second = longest_first(3, len(kept), room)
     assert (framed.first, framed.second) == (first, second)
@@ -225,8 +225,8 @@ def test_each_text_of_a_job_is_tokenised_once(made: dict[str, Both], monkeypatch
 
     pairs = PairTokenizer(ours, "tokenizer.json", 16)
     monkeypatch.setattr(ours, "fit", spy)
-    readings = [Reading("the fox", each, "right") for each in ("a dog", "a cat", "a dog", "the fox")]
-    assert len(pairs.read([*readings, Reading("a cat", None, "right")])) == 5
+    readings = [PairInput("the fox", each, "right") for each in ("a dog", "a cat", "a dog", "the fox")]
+    assert len(pairs.read([*readings, PairInput("a cat", None, "right")])) == 5
     assert sorted(seen) == ["a cat", "a dog", "the fox"]
 
 
@@ -242,14 +242,14 @@ def test_far_too_long_queries_are_counted_once(made: dict[str, Both], monkeypatc
 
     monkeypatch.setattr(ours, "count", spy)
     query = "fox " * 200
-    read(ours, 14, *(Reading(query, "dog " * (200 + n), "right") for n in range(4)))
+    read(ours, 14, *(PairInput(query, "dog " * (200 + n), "right") for n in range(4)))
     assert sorted(counted) == [800, 800, 804, 808, 812]
 
 
 def test_no_room_beside_special_tokens_keeps_just_those(made: dict[str, Both]) -> None:
     """A limit below the frame of a pair is that frame."""
     ours, raw = made["bert"]
-    (framed,) = read(ours, 2, Reading("the fox", "a dog", "left"))
+    (framed,) = read(ours, 2, PairInput("the fox", "a dog", "left"))
     assert framed.ids == raw.encode("", "").ids
     assert not framed.fits
 
@@ -261,7 +261,7 @@ def test_a_text_that_cannot_be_read_fails_its_pairs_alone(tmp_path: Path) -> Non
     tiny_tokenizers.save(raw, tmp_path)
     pairs = PairTokenizer(TextTokenizer(tmp_path, "tokenizer.json"), "tokenizer.json", 16)
     texts: list[tuple[str, str | None]] = [("a", "b"), ("c", "a"), ("a", "c"), ("c", None), ("b", None)]
-    readings = [Reading(first, second, "right") for first, second in texts]
+    readings = [PairInput(first, second, "right") for first, second in texts]
     found = pairs.read(readings)
     assert [isinstance(one, InvalidValue) for one in found] == [False, True, True, True, False]
 
@@ -273,7 +273,7 @@ def test_frames_that_cannot_be_kept_are_refused(pair: str) -> None:
     specials = [(token, raw.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     raw.post_processor = processors.TemplateProcessing(single="$A", pair=pair, special_tokens=specials)
     with pytest.raises(ModelFileError, match="post_processor"):
-        pair_frame(raw, "tokenizer.json")
+        find_pair_frame(raw, "tokenizer.json")
 
 
 def template(single: str, pair: str) -> Tokenizer:
@@ -306,7 +306,7 @@ def test_a_processor_that_repeats_a_text_is_refused(pair: str, blind: bool) -> N
     """What one probe leaves over would stand in every pair, also where all that a probe has is unknown."""
     raw = template("[CLS] $A [SEP]", pair)
     with pytest.raises(ModelFileError, match="the second of two texts after the first"):
-        pair_frame(knows_nothing(raw) if blind else raw, "t.json")
+        find_pair_frame(knows_nothing(raw) if blind else raw, "t.json")
 
 
 @pytest.mark.parametrize("blind", [False, True])
@@ -315,11 +315,11 @@ def test_a_processor_that_repeats_a_single_text_is_refused(single: str, blind: b
     """The same of texts alone."""
     raw = template(single, "[CLS] $A [SEP] $B:1 [SEP]:1")
     with pytest.raises(ModelFileError) as caught:
-        frame(knows_nothing(raw) if blind else raw, "t.json")
+        find_frame(knows_nothing(raw) if blind else raw, "t.json")
     assert (caught.value.file, caught.value.key) == ("t.json", "post_processor")
 
 
 def test_a_tokenizer_that_knows_no_probe_is_framed_all_the_same() -> None:
     """Texts of unlike length tell where they stand."""
     raw = knows_nothing(template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"))
-    assert frame(raw, "t.json")[0] and pair_frame(raw, "t.json").size == 3
+    assert find_frame(raw, "t.json")[0] and find_pair_frame(raw, "t.json").size == 3

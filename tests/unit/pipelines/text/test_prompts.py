@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import InvalidValue
-from shoal.pipelines.text.prompts import named, resolve
+from shoal.pipelines.text.prompts import get_prompt, resolve_prompt
 from tests.unit.pipelines.tiny_tokenizers import spec
 
 E5 = {"query": "query: ", "passage": "passage: "}
@@ -33,25 +33,25 @@ def test_the_prompt_of_a_task(
 ) -> None:
     """A name wins over a role, a role over the default; a role without a prompt adds nothing."""
     model = spec(prompts=prompts, default_prompt_name=default)
-    assert resolve(model, prompt_name, input_type) == expected
+    assert resolve_prompt(model, prompt_name, input_type) == expected
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """The error says what the model has, and that prompt_name is at fault."""
     with pytest.raises(InvalidValue, match="'nope'; it has: passage, query") as caught:
-        named(spec(prompts=E5), "nope")
+        get_prompt(spec(prompts=E5), "nope")
     assert caught.value.param == "prompt_name"
 
 
 def test_a_model_without_prompts_says_so() -> None:
     """With no prompts to list, the error says what to do instead."""
     with pytest.raises(InvalidValue, match="has no prompts, so none named 'query': leave it out"):
-        resolve(spec(), "query", None)
+        resolve_prompt(spec(), "query", None)
 
 
 def test_an_unknown_role_is_refused_even_beside_a_name() -> None:
     """input_type has two values; any other is a mistake that must not pass silently."""
     for name in (None, "query"):
         with pytest.raises(InvalidValue, match="query, document") as caught:
-            resolve(spec(prompts=E5), name, "clustering")
+            resolve_prompt(spec(prompts=E5), name, "clustering")
         assert caught.value.param == "input_type"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shoal.core.protocols import Counted, EngineFacts, Prepared
+from shoal.core.protocols import CountedRow, EngineFacts, Prepared
 from shoal.errors import InvalidValue, NotFinite, ShoalError, TooLong, Unsupported
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
@@ -79,7 +79,7 @@ def test_tokens_that_the_server_counts(tokenizer: TextTokenizer) -> None:
     assert batch[0].outputs == ("scores", "token_count")
     rows: dict[str, Array] = {"scores": np.array([[0.5], [np.nan], [0]]), "token_count": np.array([[7], [8], [9]])}
     good, bad = pipeline.finish(rows, batch)
-    assert isinstance(good, Counted)
+    assert isinstance(good, CountedRow)
     assert (good.tokens, np.asarray(good.row).tolist()) == (7, [0.5])
     assert isinstance(bad, NotFinite)
     assert one(made(token_count="token_count", tokenizer=tokenizer), ("q", "d")).outputs == ("scores",)
@@ -90,7 +90,7 @@ class TestScores:
 
     def finished(self, pipeline: StringPairPipeline, *tasks: Rerank) -> list[Array | ShoalError]:
         rows = pipeline.finish({"scores": self.ROWS}, [one(pipeline, ("a", "b"), task) for task in tasks])
-        return [row for row in rows if not isinstance(row, Counted)]
+        return [row for row in rows if not isinstance(row, CountedRow)]
 
     def test_logits_are_activated_here(self) -> None:
         """For who asked for no raw ones; both share a call."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shoal.core.protocols import Counted, EngineFacts, Prepared, VectorSet
+from shoal.core.protocols import CountedRow, EngineFacts, Prepared, VectorSet
 from shoal.errors import EmptyInput, InvalidValue, NotFinite, ShoalError, TooLong, Unsupported
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.strings import StringPipeline, StringSpec
@@ -172,7 +172,7 @@ class TestVectors:
         outputs: dict[str, Array] = {"embedding": rows, "token_count": np.array([[3], [4]], np.int32)}
         first, second = pipeline.finish(outputs, [one(pipeline, "a"), one(pipeline, "b")])
         assert isinstance(first, NotFinite)
-        assert isinstance(second, Counted)
+        assert isinstance(second, CountedRow)
         assert second.tokens == 4
 
 
@@ -198,7 +198,7 @@ class TestUsage:
         assert batch[0].outputs == ("embedding", "token_count")
         outputs: dict[str, Array] = {"embedding": np.ones((3, 8)), "token_count": np.array([7, 9, 0])}
         answers = pipeline.finish(outputs, batch)
-        assert [answer.tokens for answer in answers if isinstance(answer, Counted)] == [7, 9]
+        assert [answer.tokens for answer in answers if isinstance(answer, CountedRow)] == [7, 9]
 
     def test_no_more_than_the_model_reads(self, tokenizer: TextTokenizer) -> None:
         """A text over its limit is said to be cut, and counts as what is left."""
@@ -454,7 +454,7 @@ class TestKinds:
             {"sparse_embedding": self.answer(bad, self.SPARSE), "count": np.array([3, 4])}, batch
         )
         assert isinstance(first, NotFinite)
-        assert isinstance(second, Counted)
+        assert isinstance(second, CountedRow)
         assert second.tokens == 4
         batch = [one(pipeline, "a", outputs=("dense", "sparse"))]
         rows = np.full((1, 8), np.nan, np.float32)

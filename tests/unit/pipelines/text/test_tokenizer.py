@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from shoal.errors import ModelFileError
-from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, DENSE, READ_CHARS, Fitted, TextTokenizer, most_chars
+from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, DENSE, READ_CHARS, FittedText, TextTokenizer, most_chars
 from shoal.types import Direction
 from tests.unit.pipelines import tiny_tokenizers
 
@@ -194,9 +194,9 @@ def test_more_is_read_of_a_text_of_few_tokens(pairs: dict[str, Pair], direction:
     gap = "\u200b" * (limit * DENSE)
     text = f"the {gap} fox"
     whole = ours.encode([text])[0]
-    assert ours.fit([text], [direction], limit)[0] == Fitted(whole, len(whole), True)
+    assert ours.fit([text], [direction], limit)[0] == FittedText(whole, len(whole), True)
     text = f"the {gap * 10} fox" if direction == "right" else f"fox {gap * 10} the"
-    assert ours.fit([text], [direction], limit)[0] == Fitted(ours.encode(["the"])[0], limit + 1, False)
+    assert ours.fit([text], [direction], limit)[0] == FittedText(ours.encode(["the"])[0], limit + 1, False)
     assert most_chars(limit) == limit * 250
 
 
@@ -318,7 +318,7 @@ def test_a_tokenizer_without_an_unknown_token_is_read_whole(tmp_path: Path) -> N
     text = "the fox " * 100
     ours = TextTokenizer(tmp_path, "tokenizer.json")
     assert ours.piece(text, "right", 64) is text
-    assert ours.fit([text], ["left"], 3)[0] == Fitted([1, 0, 1], 200, True)
+    assert ours.fit([text], ["left"], 3)[0] == FittedText([1, 0, 1], 200, True)
 
 
 def test_a_tokenizer_without_a_pre_tokenizer_is_read_whole(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.backends.triton import protocol_pb2 as protocol
-from shoal.surfaces.health.statistics import encoded
-from shoal.types import BatchStats, InferenceStats, MemoryUsage, ModelStats, Spent
+from shoal.surfaces.health.statistics import encode_statistics
+from shoal.types import BatchStats, DurationStat, InferenceStats, MemoryUsage, ModelStats
 
 counts = st.sampled_from([0, 1]) | st.integers(0, 2**64 - 1)
-spent = st.builds(Spent, count=counts, ns=counts)
+spent = st.builds(DurationStat, count=counts, ns=counts)
 inference = st.builds(InferenceStats, **dict.fromkeys(InferenceStats.__struct_fields__, spent))
 batches = st.builds(BatchStats, batch_size=counts, compute_input=spent, compute_infer=spent, compute_output=spent)
 memory = st.builds(MemoryUsage, type=st.sampled_from(["CPU", "GPU"]), id=st.integers(0, 8), byte_size=counts)
@@ -47,7 +47,7 @@ def message(stats: ModelStats) -> Any:
     return made
 
 
-def _set(duration: Any, spent: Spent) -> None:
+def _set(duration: Any, spent: DurationStat) -> None:
     duration.SetInParent()
     duration.count, duration.ns = spent.count, spent.ns
 
@@ -57,10 +57,10 @@ def _set(duration: Any, spent: Spent) -> None:
 def test_as_protobuf_writes_it(stats: list[ModelStats]) -> None:
     """Names, order of nothing, strings for 64 bits and what is left out: all as from a client of Triton."""
     response = protocol.ModelStatisticsResponse(model_stats=[message(each) for each in stats])
-    assert orjson.loads(encoded(stats)) == MessageToDict(response, preserving_proto_field_name=True)
+    assert orjson.loads(encode_statistics(stats)) == MessageToDict(response, preserving_proto_field_name=True)
 
 
 def test_a_model_that_did_nothing() -> None:
     """Its durations are there, and empty."""
-    (model,) = orjson.loads(encoded([ModelStats(name="idle")]))["model_stats"]
+    (model,) = orjson.loads(encode_statistics([ModelStats(name="idle")]))["model_stats"]
     assert model == {"name": "idle", "inference_stats": {name: {} for name in InferenceStats.__struct_fields__}}

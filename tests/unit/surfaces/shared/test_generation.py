@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import EngineFailed
-from shoal.surfaces.openai.events import timings
+from shoal.surfaces.openai.events import compute_timings
 from shoal.surfaces.openai.wire_chat import Timings
 from shoal.surfaces.shared.generation import Answer, collect
 from shoal.types import Chunk, TokenLogprob, ToolCall, ToolDelta, Usage
@@ -107,7 +107,7 @@ async def test_no_text_is_lost(pieces: list[tuple[int, str]]) -> None:
 def test_what_was_held_back(tokens: int, first_s: float, pieces: int, began: float | None) -> None:
     """No time is told that cannot be known, as that of the prompt of an answer that was sent at once."""
     usage = Usage(prompt_tokens=10, completion_tokens=tokens)
-    told = timings(usage, first_s, 1.0, pieces)
+    told = compute_timings(usage, first_s, 1.0, pieces)
     assert (told.prompt_n, told.predicted_n) == (10, tokens)
     if began is None:
         assert told == Timings(prompt_n=10, predicted_n=tokens, cache_n=0)
@@ -126,7 +126,7 @@ def test_what_was_held_back(tokens: int, first_s: float, pieces: int, began: flo
 )
 def test_timings(usage: Usage, first_s: float, seconds: float, expected: tuple[float, ...]) -> None:
     """llama.cpp's names, and nothing divides by zero."""
-    told = timings(usage, first_s, seconds, 6)
+    told = compute_timings(usage, first_s, seconds, 6)
     assert (
         *(told.prompt_n, told.prompt_ms, told.prompt_per_second),
         *(told.predicted_n, told.predicted_ms, told.predicted_per_second, told.cache_n),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.errors import InvalidValue, RequestError, TooManyInputs, WrongType
 from shoal.surfaces.openai.wire_embeddings import EmbeddingsInput
 from shoal.surfaces.shared import input_parsing
-from shoal.surfaces.shared.input_parsing import Picture
+from shoal.surfaces.shared.input_parsing import ImageReference
 from shoal.surfaces.shared.wire_inputs import ImageLink, InputMessage, InputObject
 from shoal.types import Image
 
@@ -30,9 +30,9 @@ FORMS: list[tuple[str, Any]] = [
 @given(st.lists(st.tuples(st.sampled_from(FORMS), LINK), min_size=1, max_size=6))
 def test_every_form_of_a_picture_keeps_its_place(sent: list[tuple[tuple[str, Any], str]]) -> None:
     asked = DECODER.decode(msgspec.json.encode([form(link) for (_, form), link in sent]))
-    wanted = [Picture(link, f"input[{at}]{where}") for at, ((where, _), link) in enumerate(sent)]
-    assert input_parsing.given(asked, 6, "image") == wanted
-    assert input_parsing.given(asked, 6, ["image"] * len(sent)) == wanted
+    wanted = [ImageReference(link, f"input[{at}]{where}") for at, ((where, _), link) in enumerate(sent)]
+    assert input_parsing.parse_inputs(asked, 6, "image") == wanted
+    assert input_parsing.parse_inputs(asked, 6, ["image"] * len(sent)) == wanted
 
 
 VALUES = st.one_of(
@@ -54,40 +54,40 @@ KINDS = st.sampled_from(["text", "image"])
 def test_whatever_is_sent_is_an_input_each_or_refused(asked: list[Any], modality: Any) -> None:
     """Never an input more or less, never an empty text, never two kinds of text; or a refusal that names a field."""
     try:
-        found = input_parsing.given(asked, 3, modality)
+        found = input_parsing.parse_inputs(asked, 3, modality)
     except RequestError as error:
         assert error.param in {"input", "modality"}
         return
     bare = all(isinstance(each, int) for each in asked)
     assert len(found) == (1 if bare else len(asked)) <= 3
     assert all(found)
-    assert len({type(each) for each in found} - {Picture}) <= 1
-    assert input_parsing.has_pictures(found) == any(isinstance(each, Picture) for each in found)
+    assert len({type(each) for each in found} - {ImageReference}) <= 1
+    assert input_parsing.has_images(found) == any(isinstance(each, ImageReference) for each in found)
 
 
 def test_a_plain_list_is_not_copied() -> None:
     """Thousands of texts are looked at, and go on as they are."""
     texts = ["a", "b"]
-    assert input_parsing.given(texts, 2) is texts
-    assert not input_parsing.has_pictures(input_parsing.texts_of(texts, 2))
+    assert input_parsing.parse_inputs(texts, 2) is texts
+    assert not input_parsing.has_images(input_parsing.parse_texts(texts, 2))
     with pytest.raises(TooManyInputs):
-        input_parsing.texts_of(texts, 1)
+        input_parsing.parse_texts(texts, 1)
 
 
 def test_a_long_conversation_is_refused_by_its_first_parts() -> None:
     parts = [InputObject(text="a"), InputObject(image="b"), InputObject()]
     with pytest.raises(InvalidValue, match="more than one"):
-        input_parsing.of_messages([InputMessage(content=parts), InputMessage(content=parts)])
+        input_parsing.parse_messages([InputMessage(content=parts), InputMessage(content=parts)])
     with pytest.raises(WrongType, match=r"messages\[1\].content\[0\]"):
-        input_parsing.of_messages([InputMessage(content=[]), InputMessage(content=parts[2:])])
+        input_parsing.parse_messages([InputMessage(content=[]), InputMessage(content=parts[2:])])
 
 
 def test_tokens_of_texts() -> None:
-    assert input_parsing.text_tokens(["a", Image(b""), [1, 2]], [3, 50, 2]) == 5
+    assert input_parsing.count_text_tokens(["a", Image(b""), [1, 2]], [3, 50, 2]) == 5
 
 
 @pytest.mark.parametrize(
     ("raw", "wanted"), [(msgspec.UNSET, {}), (msgspec.Raw(b"null"), {}), (msgspec.Raw(b'{"a":"b"}'), {"a": "b"})]
 )
 def test_headers(raw: Any, wanted: dict[str, str]) -> None:
-    assert input_parsing.headers_of(raw) == wanted
+    assert input_parsing.parse_headers(raw) == wanted

@@ -24,10 +24,10 @@ def test_served_but_not_loaded(state: str) -> None:
     """Loading is told as it is; what goes away or failed is unloaded, the latter with its reason."""
     model = Model(name="m")
     if state == "failed":
-        model.failed(ModelFileError("is missing", file="config.json"))
+        model.mark_failed(ModelFileError("is missing", file="config.json"))
     elif state == "unloading":
-        model.on("unload")
-    status = listing.served(card(model), ()).status
+        model.transition("unload")
+    status = listing.build_entry(card(model), ()).status
     if state == "failed":
         assert status == ModelStatus(value="unloaded", failed=True, error="config.json: is missing")
     else:
@@ -37,7 +37,7 @@ def test_served_but_not_loaded(state: str) -> None:
 def test_asleep() -> None:
     """A model that rests is sleeping, whatever it is about to do."""
     model = Model(name="m", resting=True, note="making room")
-    assert listing.served(card(model), ()).status == ModelStatus(value="sleeping", note="making room")
+    assert listing.build_entry(card(model), ()).status == ModelStatus(value="sleeping", note="making room")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ async def test_states_of_a_listing(status: str, shown: ModelStatus) -> None:
 
     gateway = Gateway(Registry())
     gateway.lifecycle = Life()  # type: ignore[assignment]
-    (entry,) = await listing.everything(gateway)
+    (entry,) = await listing.list_all_entries(gateway)
     assert entry.status == shown
 
 
@@ -79,7 +79,7 @@ async def test_a_backend_that_fails() -> None:
     registry.add(Model(name="m", aliases=("a",)))
     gateway = Gateway(registry)
     gateway.lifecycle = Life()  # type: ignore[assignment]
-    (shown,) = await listing.listing(gateway)
+    (shown,) = await listing.list_models(gateway)
     assert (shown.name, shown.status, shown.aliases) == ("m", "loading", ("a",))
 
 
@@ -101,8 +101,8 @@ def test_what_goes_in_follows_from_the_facts() -> None:
     """Text alone is not said beside the facts, since every model of Shoal's was that."""
     facts = ModelFacts(source="s", backend="fake", tasks=("embed",), modalities=("text", "image"))
     assert listing._architecture(["embed"], facts).input_modalities == ["text", "image"]
-    entry = listing._entry("m", 0, listing._MUTE)
-    listing._tell(entry, facts)
+    entry = listing._entry("m", 0, listing._UNRESPONSIVE)
+    listing._add_facts(entry, facts)
     assert entry.modalities == ["text", "image"]
-    listing._tell(entry, replace(facts, modalities=("text",)))
+    listing._add_facts(entry, replace(facts, modalities=("text",)))
     assert entry.modalities == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.surfaces.shared import ranking
-from shoal.surfaces.shared.input_types import purpose, role
+from shoal.surfaces.shared.input_types import normalize_role, resolve_purpose
 from tests.unit.surfaces.shared.test_truncation import card
 
 
@@ -19,7 +19,7 @@ from tests.unit.surfaces.shared.test_truncation import card
 def test_order(values: list[int], most: int | None) -> None:
     """Falling, by place where equal, cut to the best; as sorting says it."""
     wanted = sorted(range(len(values)), key=lambda at: (-values[at], at))
-    assert ranking.falling(np.array(values, dtype=np.float32), most) == (wanted[:most] if most else wanted)
+    assert ranking.sort_descending(np.array(values, dtype=np.float32), most) == (wanted[:most] if most else wanted)
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
@@ -27,8 +27,8 @@ def test_order(values: list[int], most: int | None) -> None:
 async def test_an_object_around_a_list(count: int, head: dict[str, Any], tail: dict[str, Any]) -> None:
     """Whole JSON with the keys in order, whatever is around the list and however long it is."""
     scores = np.arange(count, dtype=np.float32) / 10
-    listed = await ranking.listed(range(count), lambda at: {"index": at, "score": scores[at]})
-    body = ranking.between(ranking.opened(head, "rows"), listed, ranking.closed(tail))
+    listed = await ranking.encode_results(range(count), lambda at: {"index": at, "score": scores[at]})
+    body = ranking.wrap_body(ranking.open_object(head, "rows"), listed, ranking.close_object(tail))
     assert isinstance(body, bytes | list)
     assert isinstance(body, list) == (count > 64)
     said = orjson.loads(b"".join(body) if isinstance(body, list) else body)
@@ -39,17 +39,17 @@ async def test_an_object_around_a_list(count: int, head: dict[str, Any], tail: d
 
 def test_roles() -> None:
     """Every dialect's name for a side is one of two; a use that the model has no prompt for changes nothing."""
-    assert [role(name) for name in ("query", "passage", "search_query", "other")] == [
+    assert [normalize_role(name) for name in ("query", "passage", "search_query", "other")] == [
         "query",
         "document",
         "query",
         "other",
     ]
-    assert purpose("search_document", card(1)).input_type == "document"
-    assert purpose("clustering", card(1)) == purpose("clustering", card(1, known=False)) == (None, None)
+    assert resolve_purpose("search_document", card(1)).input_type == "document"
+    assert resolve_purpose("clustering", card(1)) == resolve_purpose("clustering", card(1, known=False)) == (None, None)
 
 
 def test_searches() -> None:
     """A hundred documents are one."""
-    units = [ranking.searched("2", count, 7)["billed_units"]["search_units"] for count in (1, 100, 101)]
+    units = [ranking.search_meta("2", count, 7)["billed_units"]["search_units"] for count in (1, 100, 101)]
     assert units == [1, 1, 2]

@@ -9,7 +9,13 @@ import pytest
 from shoal.core.protocols import ModelFacts
 from shoal.core.registry import ModelCard
 from shoal.errors import InvalidValue, Unsupported
-from shoal.surfaces.shared.truncation import agreed, fits, to_model_length, truncation, whether
+from shoal.surfaces.shared.truncation import (
+    check_token_limit,
+    fits,
+    merge_fields,
+    merge_truncate_fields,
+    parse_truncation,
+)
 
 
 def card(most: int | None, *, known: bool = True) -> ModelCard:
@@ -32,30 +38,30 @@ def card(most: int | None, *, known: bool = True) -> ModelCard:
 )
 def test_words(asked: Any, side: str | None, wanted: Any) -> None:
     """A flag and a direction; a word for the start wins over a side."""
-    assert truncation(asked, side) == wanted
+    assert parse_truncation(asked, side) == wanted
 
 
 def test_limits() -> None:
     """A limit is only what the model does anyway; below that, or where nobody knows, it is refused by name."""
-    assert to_model_length(card(512), None, "n") is None
-    assert to_model_length(card(512), -1, "n") is to_model_length(card(512), 512, "n") is True
-    assert to_model_length(card(None), -1, "n") is True
+    assert check_token_limit(card(512), None, "n") is None
+    assert check_token_limit(card(512), -1, "n") is check_token_limit(card(512), 512, "n") is True
+    assert check_token_limit(card(None), -1, "n") is True
     assert not fits(card(512), 511)
     with pytest.raises(Unsupported, match=r"'n' can only be the model's own length \(512\)") as caught:
-        to_model_length(card(512), 511, "n")
+        check_token_limit(card(512), 511, "n")
     assert caught.value.param == "n"
     for unknown in (card(None), card(512, known=False)):
         with pytest.raises(Unsupported, match="own length or more"):
-            to_model_length(unknown, 4096, "n")
+            check_token_limit(unknown, 4096, "n")
 
 
 def test_two_names_for_one_thing() -> None:
     """None is not said; what is said twice must be the same."""
-    assert agreed(a=None, b=None) is None
-    assert agreed(a=None, b=False) is False
-    assert agreed(a=3, b=3, c=None) == 3
+    assert merge_fields(a=None, b=None) is None
+    assert merge_fields(a=None, b=False) is False
+    assert merge_fields(a=3, b=3, c=None) == 3
     with pytest.raises(InvalidValue, match="'a' and 'c' mean the same and differ") as caught:
-        agreed(a=1, b=None, c=2)
+        merge_fields(a=1, b=None, c=2)
     assert caught.value.param == "a"
 
 
@@ -73,11 +79,11 @@ def test_two_names_for_one_thing() -> None:
 )
 def test_a_word_and_a_flag(truncate: Any, truncation: bool | None, wanted: Any) -> None:
     """The word says more than a flag that agrees with it."""
-    assert whether(truncate, truncation) == wanted
+    assert merge_truncate_fields(truncate, truncation) == wanted
 
 
 @pytest.mark.parametrize(("truncate", "truncation"), [("END", False), ("NONE", True), (True, False), (False, True)])
 def test_a_word_and_a_flag_that_differ(truncate: Any, truncation: bool) -> None:
     """Are refused."""
     with pytest.raises(InvalidValue, match="'truncate' and 'truncation' mean the same and differ"):
-        whether(truncate, truncation)
+        merge_truncate_fields(truncate, truncation)

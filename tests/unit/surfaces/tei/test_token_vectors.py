@@ -81,11 +81,11 @@ async def test_large_ones_are_made_in_turns() -> None:
     matrix = np.ones((2600, 384), np.float32)
     made, count = await turns(token_vectors.encode_matrices([matrix]))
     assert joined(made) == json.dumps([matrix.tolist()], separators=(",", ":")).encode()
-    assert count >= matrix.size // token_vectors.NUMBERS - 1
+    assert count >= matrix.size // token_vectors.SLICE_NUMBERS - 1
     ids = np.arange(50_000, dtype=np.int32)
     made, count = await turns(token_vectors.encode_sparse([SparseVector(ids, np.ones(50_000, np.float32))]))
     assert len(json.loads(joined(made))[0]) == 50_000
-    assert count >= 50_000 // token_vectors.ENTRIES - 1
+    assert count >= 50_000 // token_vectors.SLICE_ENTRIES - 1
     for tiny in (
         token_vectors.encode_matrices([np.ones((1, 1), np.float32)] * 4096),
         token_vectors.encode_sparse([SparseVector(ids[:1], np.ones(1, np.float32))] * 4096),

@@ -16,17 +16,17 @@ import numpy as np
 
 from shoal.backends.local.engine import Lanes, LocalEngine
 from shoal.backends.local.errors import engine_error
-from shoal.backends.local.options import EngineOptions, layout
-from shoal.backends.local.precision import Checked, compare, judged
+from shoal.backends.local.options import EngineOptions, plan_threads
+from shoal.backends.local.precision import PrecisionCheck, compare, to_comparable_rows
 from shoal.backends.local.shapes import WarmUp, is_probe, ladder, length_buckets, shapes, size_buckets
 from shoal.backends.local.slots import Outputs, Slots
-from shoal.backends.local.tensor_inputs import Port, checked
+from shoal.backends.local.tensor_inputs import Port, check_inputs
 from shoal.backends.local.torch.network import Network, published_precision
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra
 from shoal.specs import TextSpec
-from shoal.types import Array, digest_of
+from shoal.types import Array, compute_digest
 
 CUDA_SLOTS = 2
 """One batch computes; the other is copied to the device and queued behind it. A third would only wait."""
@@ -73,12 +73,12 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
             "precision_checked": loaded.checked,
         },
     )
-    pool = ThreadPoolExecutor(device.slots, f"shoal-{name}", initializer=device.enter)
+    pool = ThreadPoolExecutor(device.slots, f"shoal-{name}", initializer=device.init_thread)
     turn = threading.Lock()
-    slots = Slots(_Run(network, device, pool, turn) for _ in range(device.slots))
+    slots = Slots(_NetworkWorker(network, device, pool, turn) for _ in range(device.slots))
 
     async def rebuild() -> Lanes:
-        await asyncio.to_thread(device.prove)
+        await asyncio.to_thread(device.check_alive)
         return Lanes(slots)
 
     def end() -> None:
@@ -113,14 +113,14 @@ class _Device:
     def cuda(self) -> bool:
         return self.name != "cpu"
 
-    def enter(self) -> None:
+    def init_thread(self) -> None:
         """Called once on each thread that computes; the number of threads is kept per thread."""
         import torch
 
         if not self.cuda:
             torch.set_num_threads(self.threads)
 
-    def prove(self) -> None:
+    def check_alive(self) -> None:
         """Raise BackendError when the device does nothing any more, as a GPU does after some errors."""
         import torch
 
@@ -131,33 +131,33 @@ class _Device:
             raise engine_error(error) from error
 
 
-def _device(options: EngineOptions) -> _Device:
+def _pick_device(options: EngineOptions) -> _Device:
     import torch
 
     if torch.cuda.is_available():
         title = f"cuda ({torch.cuda.get_device_name(0)})"
         return _Device("cuda:0", title, options.streams or CUDA_SLOTS, 1, torch.__version__)
-    _, threads = layout(options.streams or 1, options.threads, usable_cores())
+    _, threads = plan_threads(options.streams or 1, options.threads, usable_cores())
     return _Device("cpu", "cpu", options.streams or 1, threads, torch.__version__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedNetwork:
     network: Network
     device: _Device
     reason: str
-    checked: Checked | None
+    checked: PrecisionCheck | None
 
 
-def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOptions) -> _Loaded:
+def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOptions) -> _LoadedNetwork:
     """Load in the precision asked for, or found to agree. Raises ModelFileError and ConfigError."""
-    device = _device(options)
+    device = _pick_device(options)
 
     def network(precision: str) -> Network:
         return Network(folder, spec, precision, device.name)
 
-    def loaded(precision: str, reason: str, found: Checked | None = None) -> _Loaded:
-        return _Loaded(network(precision), device, reason, found)
+    def loaded(precision: str, reason: str, found: PrecisionCheck | None = None) -> _LoadedNetwork:
+        return _LoadedNetwork(network(precision), device, reason, found)
 
     if options.precision != "auto":
         if options.precision == "int8":
@@ -172,39 +172,39 @@ def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOp
         return loaded(published, "as published")
     if not options.samples:
         return loaded("f32", "no samples to check 16 bits with")
-    keys = {_key(device, half, options.samples): half for half in HALVES}
+    keys = {_cache_key(device, half, options.samples): half for half in HALVES}
     kept = options.checked
     if kept is not None and kept.key in keys:
         half = keys[kept.key]
         return loaded(half if kept.agrees else "f32", kept.reason, kept)
     exact = network("f32")
-    right = _rows(exact, ports, options)
+    right = _run_samples(exact, ports, options)
     for key, half in keys.items():
         fast = network(half)
-        found = Checked(key, half, compare(right, _rows(fast, ports, options), spec))
+        found = PrecisionCheck(key, half, compare(right, _run_samples(fast, ports, options), spec))
         if found.agrees:
             exact.free()
-            return _Loaded(fast, device, found.reason, found)
+            return _LoadedNetwork(fast, device, found.reason, found)
         fast.free()
-    return _Loaded(exact, device, found.reason, found)
+    return _LoadedNetwork(exact, device, found.reason, found)
 
 
-def _key(device: _Device, precision: str, samples: Sequence[Tensors]) -> str:
-    return f"torch {device.version}; {device.title}; {precision}; samples {digest_of(samples)}"
+def _cache_key(device: _Device, precision: str, samples: Sequence[Tensors]) -> str:
+    return f"torch {device.version}; {device.title}; {precision}; samples {compute_digest(samples)}"
 
 
-def _rows(network: Network, ports: Sequence[Port], options: EngineOptions) -> list[Mapping[str, Array]]:
+def _run_samples(network: Network, ports: Sequence[Port], options: EngineOptions) -> list[Mapping[str, Array]]:
     """What the network answers for the samples, to be compared."""
     assert options.spec is not None
     rows: list[Mapping[str, Array]] = []
     for sample in options.samples:
-        feeds = checked(sample, ports, options.max_length)
+        feeds = check_inputs(sample, ports, options.max_length)
         answers = network.run(feeds, options.spec.outputs, threading.Event())
-        rows.append(judged({name: one.cpu().numpy() for name, one in answers.items()}, feeds, options.spec))
+        rows.append(to_comparable_rows({name: one.cpu().numpy() for name, one in answers.items()}, feeds, options.spec))
     return rows
 
 
-class _Run:
+class _NetworkWorker:
     """A Worker: one batch at a time on a thread of the pool, which has one for each slot.
 
     `turn` is held while a batch is put onto the device, so that its work there is not mixed with another's.

@@ -24,7 +24,7 @@ class _Index(msgspec.Struct):
 _INDEX = json_decoder(_Index)
 
 
-def parts_of(spec: TextSpec) -> PartsSpec:
+def find_parts(spec: TextSpec) -> PartsSpec:
     """What stands around the encoder. The spec alone says it: the files of the folder are read once, when a model is
     stored, so that two readings cannot differ. Where nobody read them, it is an encoder at the folder's top and its
     pooling, and nothing else.
@@ -47,7 +47,7 @@ def parts_of(spec: TextSpec) -> PartsSpec:
     return parts
 
 
-def weights_of(folder: Path, path: str, tensor: str) -> Path:
+def find_weights(folder: Path, path: str, tensor: str) -> Path:
     """The safetensors file of a module that holds `tensor`: the one of all its weights, or the shard that an index
     names. Raises ModelFileError when there is none."""
     file, index = folder / path / WEIGHTS, folder / path / INDEX

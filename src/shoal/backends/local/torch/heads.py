@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shoal.backends.local.torch.folder import TRUNCATE, parts_of, weights_of
+from shoal.backends.local.torch.folder import TRUNCATE, find_parts, find_weights
 from shoal.errors import ModelFileError
 from shoal.specs import LayerSpec, TextSpec
 
@@ -33,7 +33,7 @@ class Linear:
         self._weight = weight
         self._bias = bias
         self._residual = residual
-        self._activate = activation_of(activation)
+        self._activate = get_activation(activation)
 
     def __call__(self, x: Tensor) -> Tensor:
         from torch.nn import functional
@@ -70,17 +70,17 @@ class Heads:
 
     def __init__(self, folder: Path, spec: TextSpec, device: str) -> None:
         """Raises ModelFileError for weights that are missing, unreadable or of other sizes than the spec's."""
-        parts = parts_of(spec)
+        parts = find_parts(spec)
         self._spec = spec
         self._modes = spec.pooling.split("+")
-        self._after = [_module(folder, step, device) for step in parts.after] if spec.dimension else []
+        self._after = [_load_module(folder, step, device) for step in parts.after] if spec.dimension else []
         self._splade = parts.splade
-        self._sparse = None if parts.token_weights is None else _module(folder, parts.token_weights, device)
+        self._sparse = None if parts.token_weights is None else _load_module(folder, parts.token_weights, device)
         self._multi: list[Module] = []
         if spec.multi is not None:
-            self._multi = [*(_module(folder, step, device) for step in parts.late), normalize]
+            self._multi = [*(_load_module(folder, step, device) for step in parts.late), normalize]
 
-    def of(self, tokens: Tensor, mask: Tensor, pooling_mask: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+    def compute(self, tokens: Tensor, mask: Tensor, pooling_mask: Tensor, wanted: set[str]) -> dict[str, Tensor]:
         """The `wanted` outputs, f32, of token vectors [b, l, width]; masks are integers [b, l]."""
         spec = self._spec
         found: dict[str, Tensor] = {}
@@ -97,7 +97,7 @@ class Heads:
             found[spec.tokens] = tokens.float()
         return found
 
-    def weights(self, logits: Tensor, mask: Tensor) -> Tensor:
+    def splade_weights(self, logits: Tensor, mask: Tensor) -> Tensor:
         """SPLADE's weights, f32 [b, vocabulary], of logits [b, l, vocabulary], which are overwritten.
 
         The logarithm grows with its argument, so where the largest counts it is taken of that alone.
@@ -163,17 +163,17 @@ def _weighted_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     import torch
 
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    weighted = _kept(tokens, mask).float() * weights.unsqueeze(-1)
+    weighted = _zero_masked(tokens, mask).float() * weights.unsqueeze(-1)
     return weighted.sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
 
 
 def _sum(tokens: Tensor, mask: Tensor) -> Tensor:
     import torch
 
-    return _kept(tokens, mask).sum(1, dtype=torch.float32)
+    return _zero_masked(tokens, mask).sum(1, dtype=torch.float32)
 
 
-def _kept(tokens: Tensor, mask: Tensor) -> Tensor:
+def _zero_masked(tokens: Tensor, mask: Tensor) -> Tensor:
     """Zeros where the mask keeps nothing, whatever stands there: it may be NaN."""
     return tokens.masked_fill((mask == 0).unsqueeze(-1), 0.0)
 
@@ -189,7 +189,7 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Pooling mode to f32 [b, width] of token vectors [b, l, width] and an integer mask [b, l]."""
 
 
-def activation_of(name: str) -> Module:
+def get_activation(name: str) -> Module:
     """By the names of `TextSpec.modules`. Raises ModelFileError for one that is not known."""
     import torch
     from torch.nn import functional
@@ -208,27 +208,29 @@ def activation_of(name: str) -> Module:
     return known[name]
 
 
-def _module(folder: Path, step: LayerSpec, device: str) -> Module:
+def _load_module(folder: Path, step: LayerSpec, device: str) -> Module:
     if step.kind == "normalize":
         return normalize
     if step.kind == TRUNCATE:
         return _cut(step.dimension)
     into, out = step.takes, step.dimension
     if step.kind == "layer_norm":
-        return LayerNorm(*(_tensor(folder, step, f"{step.stem}{name}", (out,), device) for name in ("weight", "bias")))
-    weight = _tensor(folder, step, f"{step.stem}weight", (out, into), device)
-    bias = _tensor(folder, step, f"{step.stem}bias", (out,), device) if step.bias else None
+        return LayerNorm(
+            *(_load_tensor(folder, step, f"{step.stem}{name}", (out,), device) for name in ("weight", "bias"))
+        )
+    weight = _load_tensor(folder, step, f"{step.stem}weight", (out, into), device)
+    bias = _load_tensor(folder, step, f"{step.stem}bias", (out,), device) if step.bias else None
     added: Tensor | Literal[True] | None = None
     if step.residual:
-        added = True if into == out else _tensor(folder, step, "residual.weight", (out, into), device)
+        added = True if into == out else _load_tensor(folder, step, "residual.weight", (out, into), device)
     return Linear(weight, bias, step.activation, added)
 
 
-def _tensor(folder: Path, step: LayerSpec, tensor: str, shape: tuple[int, ...], device: str) -> Tensor:
+def _load_tensor(folder: Path, step: LayerSpec, tensor: str, shape: tuple[int, ...], device: str) -> Tensor:
     """One tensor of a module, as f32 on the device. Raises ModelFileError when it is absent or of another shape."""
     from safetensors import SafetensorError, safe_open
 
-    place = folder / step.file if step.file else weights_of(folder, step.path, tensor)
+    place = folder / step.file if step.file else find_weights(folder, step.path, tensor)
     name = place.relative_to(folder).as_posix()
     try:
         with safe_open(place, framework="pt") as file:

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shoal.backends.local.errors import essence
-from shoal.backends.local.torch.folder import parts_of
+from shoal.backends.local.errors import shorten_message
+from shoal.backends.local.torch.folder import find_parts
 from shoal.backends.local.torch.heads import Heads, Tensor
 from shoal.core.protocols import Tensors
 from shoal.errors import ModelFileError
@@ -23,9 +23,9 @@ Model: TypeAlias = Any
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Precision by Shoal's names to torch's."""
 
-NAMED = {name: precision for precision, name in DTYPES.items()}
-_READ = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-_HALVED = ("t5", "mt5", "umt5")
+PRECISIONS = {name: precision for precision, name in DTYPES.items()}
+_INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+_ENCODER_DECODERS = ("t5", "mt5", "umt5")
 """Architectures of an encoder and a decoder, of which embedders have the encoder alone."""
 
 _POSITIONS = ("position_embeddings", "wpe", "embed_positions")
@@ -37,7 +37,7 @@ _loading = threading.RLock()
 process while it builds a model: one load at a time."""
 
 
-class GivenUp(RuntimeError):
+class BatchCancelled(RuntimeError):
     """A batch was stopped on the way, because nobody waits for it any more."""
 
 
@@ -56,7 +56,7 @@ class Network:
         self.positions = _positions(self._model)
         self._here = threading.local()
         for layer in _layers(self._model):
-            layer.register_forward_pre_hook(self._look)
+            layer.register_forward_pre_hook(self._check_cancelled)
 
     @property
     def attention(self) -> str:
@@ -75,23 +75,23 @@ class Network:
     def run(self, feeds: Tensors, outputs: Sequence[str], stop: threading.Event) -> dict[str, Tensor]:
         """The outputs as f32 tensors on the device. On a GPU they may still be under way.
 
-        Raises GivenUp soon after `stop` is set, and whatever torch raises.
+        Raises BatchCancelled soon after `stop` is set, and whatever torch raises.
         """
         import torch
 
         self._here.stop = stop
         mask = feeds["attention_mask"]
-        given = {name: feeds[name] for name in _READ if name in feeds and name in self._takes}
+        given = {name: feeds[name] for name in _INPUT_NAMES if name in feeds and name in self._takes}
         if mask.all():
             given.pop("attention_mask")
         else:
-            given["attention_mask"] = _somewhere(mask)
+            given["attention_mask"] = _fill_empty_rows(mask)
         pooling_mask = feeds.get("pooling_mask", mask)
         with torch.inference_mode():
-            placed = {name: self._place(array) for name, array in given.items()}
-            masks = self._place(mask), self._place(pooling_mask)
+            placed = {name: self._to_device(array) for name, array in given.items()}
+            masks = self._to_device(mask), self._to_device(pooling_mask)
             answer = self._model(**placed)
-            return self._read(answer, masks, set(outputs))
+            return self._read_outputs(answer, masks, set(outputs))
 
     def free(self) -> None:
         """Let go of the weights at once: a model holds cycles, which would keep them until the next collection."""
@@ -103,15 +103,15 @@ class Network:
         if self.device != "cpu":
             torch.cuda.empty_cache()
 
-    def _read(self, answer: Any, masks: tuple[Tensor, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+    def _read_outputs(self, answer: Any, masks: tuple[Tensor, Tensor], wanted: set[str]) -> dict[str, Tensor]:
         spec = self._spec
         if spec.score is not None:
             return {spec.score.output: answer.logits.float()}
         if spec.sparse is not None and spec.sparse.per == "vocabulary":
-            return {spec.sparse.output: self._heads.weights(answer.logits, masks[0])}
-        return self._heads.of(answer.last_hidden_state, *masks, wanted)
+            return {spec.sparse.output: self._heads.splade_weights(answer.logits, masks[0])}
+        return self._heads.compute(answer.last_hidden_state, *masks, wanted)
 
-    def _place(self, array: Any) -> Tensor:
+    def _to_device(self, array: Any) -> Tensor:
         import torch
 
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -119,16 +119,16 @@ class Network:
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def _look(self, *_: Any) -> None:
+    def _check_cancelled(self, *_: Any) -> None:
         stop = getattr(self._here, "stop", None)
         if stop is not None and stop.is_set():
-            raise GivenUp("nobody waits for this batch any more")
+            raise BatchCancelled("nobody waits for this batch any more")
 
 
 def published_precision(folder: Path, spec: TextSpec) -> str:
     """The precision that a model's config.json says its weights have. Raises ModelFileError."""
-    config = _config(folder / parts_of(spec).encoder)
-    return NAMED.get(str(config.dtype).rpartition(".")[2], "f32") if config.dtype is not None else "f32"
+    config = _config(folder / find_parts(spec).encoder)
+    return PRECISIONS.get(str(config.dtype).rpartition(".")[2], "f32") if config.dtype is not None else "f32"
 
 
 def _config(folder: Path) -> Any:
@@ -138,7 +138,7 @@ def _config(folder: Path) -> Any:
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # transformers lets through whatever its own code for a model raises
-            raise _refused(error) from error
+            raise _load_error(error) from error
     if getattr(config, "auto_map", None):
         raise ModelFileError(
             "the model brings its own code, which Shoal never runs; what transformers has under this name is another",
@@ -150,16 +150,16 @@ def _config(folder: Path) -> Any:
 
 def _load(folder: Path, spec: TextSpec, precision: str) -> Model:
     with _loading:
-        return _load_alone(folder, spec, precision)
+        return _load_locked(folder, spec, precision)
 
 
-def _load_alone(folder: Path, spec: TextSpec, precision: str) -> Model:
+def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it would warn of is an error here
-    place = folder / parts_of(spec).encoder
+    place = folder / find_parts(spec).encoder
     config = _config(place)
     optional = ""
     if spec.score is not None:
@@ -167,7 +167,7 @@ def _load_alone(folder: Path, spec: TextSpec, precision: str) -> Model:
     elif spec.sparse is not None and spec.sparse.per == "vocabulary":
         kind = transformers.AutoModelForMaskedLM
     else:
-        halved = config.is_encoder_decoder or config.model_type in _HALVED
+        halved = config.is_encoder_decoder or config.model_type in _ENCODER_DECODERS
         kind = transformers.AutoModelForTextEncoding if halved else transformers.AutoModel
         optional = "pooler."  # nothing reads it here, and many embedders come without
     try:
@@ -181,7 +181,7 @@ def _load_alone(folder: Path, spec: TextSpec, precision: str) -> Model:
             output_loading_info=True,
         )
     except Exception as error:  # transformers lets through whatever its own code for a model raises
-        raise _refused(error) from error
+        raise _load_error(error) from error
     missing = [name for name in told["missing_keys"] if not optional or optional not in name]
     if missing or told["mismatched_keys"]:
         wrong = sorted([*missing, *(str(key[0]) for key in told["mismatched_keys"])])
@@ -194,9 +194,9 @@ def _load_alone(folder: Path, spec: TextSpec, precision: str) -> Model:
     return model
 
 
-def _refused(error: Exception) -> ModelFileError:
+def _load_error(error: Exception) -> ModelFileError:
     return ModelFileError(
-        f"transformers cannot load this model: {essence(str(error)) or type(error).__name__}; it must be of an "
+        f"transformers cannot load this model: {shorten_message(str(error)) or type(error).__name__}; it must be of an "
         "architecture that transformers has, with weights in safetensors",
         file="config.json",
     )
@@ -229,7 +229,7 @@ def _positions(model: Model) -> int:
     return 0
 
 
-def _somewhere(mask: Any) -> Any:
+def _fill_empty_rows(mask: Any) -> Any:
     """The mask with the first token kept in rows that keep none: attention to nothing is NaN."""
     empty = ~mask.any(axis=1)
     if not empty.any():

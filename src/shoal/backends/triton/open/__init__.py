@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 
 from shoal.backends.local.open import prepare_local
-from shoal.backends.triton.open.connections import Tritons
-from shoal.backends.triton.open.host import TritonHost, entry_of
+from shoal.backends.triton.open.connections import TritonConnections
+from shoal.backends.triton.open.host import TritonHost, build_entry_spec
 from shoal.config.settings import Settings
 from shoal.errors import TransportFailed
 from shoal.models.address import Address
@@ -22,12 +22,12 @@ async def publish(address: Address, settings: Settings, progress: Progress | Non
     Answers what was done, in words. Raises SetupError, Forbidden, and what Triton says of the load.
     """
     stored = await asyncio.to_thread(prepare_local, address, settings, progress=progress)
-    tritons = Tritons(settings)
+    tritons = TritonConnections(settings)
     try:
         host = TritonHost(settings, tritons)
         if not settings.triton_url:
             where = await host.write(address.id, stored, settings)
-            platform = (await asyncio.to_thread(entry_of, address.id, stored, settings)).options.platform
+            platform = (await asyncio.to_thread(build_entry_spec, address.id, stored, settings)).options.platform
             return f"written to {where} for the {platform} backend; name a running Triton with --triton-url to load it"
         try:
             where = await host.publish(address.id, stored, settings)
@@ -44,7 +44,7 @@ async def withdraw(name: str, settings: Settings) -> bool:
     False: there is nothing. Raises Forbidden for what Shoal did not make, ConfigError for a folder that cannot be
     used.
     """
-    tritons = Tritons(settings)
+    tritons = TritonConnections(settings)
     try:
         host = TritonHost(settings, tritons)
         if settings.triton_url:

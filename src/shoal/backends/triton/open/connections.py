@@ -10,14 +10,14 @@ from typing import Any
 from shoal.backends.triton.client import Client, Tls
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint
-from shoal.backends.triton.schema import Names
+from shoal.backends.triton.schema import TensorNames
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.closing import close_all
 from shoal.errors import ConfigError
 from shoal.models.address import Address
 
 
-class Tritons:
+class TritonConnections:
     """The connections to Triton servers: one a server, shared by all its models."""
 
     def __init__(self, settings: Settings) -> None:
@@ -25,28 +25,28 @@ class Tritons:
         self._servers: dict[tuple[str, bool], tuple[Client, Control]] = {}
         self._lock = asyncio.Lock()
 
-    async def at(self, target: str, *, tls: bool) -> tuple[Client, Control]:
+    async def connect(self, target: str, *, tls: bool) -> tuple[Client, Control]:
         """The client of `host[:port]`, or of a socket's path. Raises ConfigError for a TLS file that cannot be read."""
         async with self._lock:
             found = self._servers.get((target, tls))
             if found is None:
-                secured = await asyncio.to_thread(self._tls) if tls else None
+                secured = await asyncio.to_thread(self._read_tls) if tls else None
                 client = Client(with_port(target), tls=secured, metadata=self._metadata())
                 found = self._servers[target, tls] = (client, Control(client))
             return found
 
     async def endpoint(self, address: Address, table: ModelTable, settings: Settings) -> Endpoint:
         """What an address with a model stands for."""
-        client, control = await self.at(address.target, tls=address.scheme == "tritons")
+        client, control = await self.connect(address.target, tls=address.scheme == "tritons")
         return Endpoint(
             client=client,
             control=control,
             address=str(address),
             model=address.model,
             version=address.revision,
-            names=Names(
-                inputs=_texts(table.input_names),
-                outputs=_texts(table.output_names),
+            names=TensorNames(
+                inputs=_to_strings(table.input_names),
+                outputs=_to_strings(table.output_names),
                 scores=not {"rerank", "classify"}.isdisjoint(table.tasks),
             ),
             rpc_timeout_s=settings.connect_timeout_s,
@@ -57,16 +57,16 @@ class Tritons:
         servers, self._servers = self._servers, {}
         await close_all(*(client.aclose for client, _ in servers.values()))
 
-    def _tls(self) -> Tls:
+    def _read_tls(self) -> Tls:
         files = (self._settings.triton_ca_file, self._settings.triton_cert_file, self._settings.triton_key_file)
-        return Tls(*(_read(name) for name in files))
+        return Tls(*(_read_file(name) for name in files))
 
     def _metadata(self) -> list[tuple[str, str]]:
         pairs = (line.partition(":") for line in self._settings.triton_metadata)
         return [(name.strip().lower(), value.strip()) for name, _, value in pairs]
 
 
-def _texts(names: Mapping[Any, str]) -> dict[str, str]:
+def _to_strings(names: Mapping[Any, str]) -> dict[str, str]:
     return {str(usual): own for usual, own in names.items()}
 
 
@@ -78,7 +78,7 @@ def with_port(target: str) -> str:
     return target if colon and port.isdigit() and host else f"{target}:8001"
 
 
-def _read(name: str | None) -> bytes | None:
+def _read_file(name: str | None) -> bytes | None:
     if name is None:
         return None
     try:

@@ -8,21 +8,21 @@ from functools import partial
 from shoal.backends.base.backend import Resources, Target
 from shoal.backends.triton.open.host import TritonHost
 from shoal.backends.triton.open.models import open_triton
-from shoal.backends.triton.open.targets import on_servers
-from shoal.core.lifecycle.loading import Report
+from shoal.backends.triton.open.targets import make_target
+from shoal.core.lifecycle.loading import ProgressReporter
 from shoal.core.protocols import Runner
 from shoal.errors import ConfigError
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 
 
-async def open_files(target: Target, host: TritonHost, resources: Resources, report: Report) -> Runner:
+async def open_files(target: Target, host: TritonHost, resources: Resources, report: ProgressReporter) -> Runner:
     """Open a model of files, put into Triton; one that is there already under a bare name is taken as it is. Raises
     SetupError, and what the server says of the load."""
     if len(target.addresses) > 1:
         raise ConfigError(f"{target.name}: in Triton a model has one address, and instances: set triton_instances")
-    await host.reached(report)
-    if await in_repository(target, host, resources):
-        return await _open_held(target, host, resources, None, report)
+    await host.wait_reachable(report)
+    if await is_in_repository(target, host, resources):
+        return await _open_existing(target, host, resources, None, report)
     stored = await resources.prepare(target, await resources.source(target), report)
     if stored.manifest.generation is not None:
         raise ConfigError(
@@ -30,32 +30,32 @@ async def open_files(target: Target, host: TritonHost, resources: Resources, rep
             f'`backend = "local"` in [models."{target.name}"], or see docs/triton-llm.md for Triton\'s own way'
         )
     report("writing the model into Triton's repository")
-    new = await host.held(target.name) is None
+    new = await host.find_entry(target.name) is None
     try:
         await host.publish(target.name, stored, target.settings, text_in=target.options.text_in)
-        return await _open_held(target, host, resources, stored, report)
+        return await _open_existing(target, host, resources, stored, report)
     except BaseException:  # a cancelled load, too, leaves nothing half-made
         if new:  # an older entry may be in use by others
-            await host.take_back(target.name, target.settings)
+            await host.undo_publish(target.name, target.settings)
         raise
 
 
-async def in_repository(target: Target, host: TritonHost, resources: Resources) -> bool:
+async def is_in_repository(target: Target, host: TritonHost, resources: Resources) -> bool:
     """Whether the model is in Triton's repository, to be used as it is: one that Shoal did not make, under a bare
     name, or one that another Shoal made of files which are not here."""
-    if target.bare and await host.foreign(target.name):
+    if target.bare and await host.is_foreign(target.name):
         return True
     source = await resources.source(target)
     if await asyncio.to_thread(resources.store.find, source) is not None:
         return False
-    return await host.usable(target.name, source)
+    return await host.has_model(target.name, source)
 
 
-async def _open_held(
-    target: Target, host: TritonHost, resources: Resources, stored: Stored | None, report: Report
+async def _open_existing(
+    target: Target, host: TritonHost, resources: Resources, stored: StoredModel | None, report: ProgressReporter
 ) -> Runner:
     """A model that lies in Triton's repository, or was pushed. `stored`: what it was made from here."""
     report("waiting for Triton to load the model")
     there = await host.endpoint(target.name, target.table, target.settings)
     lanes, talk = partial(resources.lanes, target), partial(resources.generation, target)
-    return await open_triton(on_servers(target, [there], stored), lanes, talk, report)
+    return await open_triton(make_target(target, [there], stored), lanes, talk, report)

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from shoal.backends.local.open import space_of
-from shoal.backends.triton.control import Control, lasting
+from shoal.backends.local.open import compute_space
+from shoal.backends.triton.control import Control, retry_pauses
 from shoal.backends.triton.engine import RETRY_S, Endpoint
 from shoal.backends.triton.entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
 from shoal.backends.triton.naming import served_name, triton_name
-from shoal.backends.triton.open.connections import Tritons
-from shoal.backends.triton.repository import Held, Pushed, Repository, pushed
+from shoal.backends.triton.open.connections import TritonConnections
+from shoal.backends.triton.repository import ModelPush, Repository, RepositoryEntry, build_pushes
 from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.lifecycle.lifecycle import Entry
@@ -33,14 +33,14 @@ from shoal.errors import (
 )
 from shoal.models.address import Address
 from shoal.models.progress import Progress
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from shoal.pipelines.text.tokenizer import fingerprint
 
 logger = logging.getLogger("shoal.triton")
 
-Note = Callable[[str], None]
+Notify = Callable[[str], None]
 
-_LACKING = "unable to find backend library"
+_NO_BACKEND = "unable to find backend library"
 
 LOOK_S = 2.0
 """For a list: a server that does not answer by then is left out of it."""
@@ -49,10 +49,10 @@ LOOK_S = 2.0
 class TritonHost:
     """`url` is host:port; `repository` its model repository as this machine sees it, None: files are pushed over gRPC.
 
-    `url` is known only once `reached` returned, where Shoal starts the server itself.
+    `url` is known only once `wait_reachable` returned, where Shoal starts the server itself.
     """
 
-    def __init__(self, settings: Settings, tritons: Tritons) -> None:
+    def __init__(self, settings: Settings, tritons: TritonConnections) -> None:
         self.url = settings.triton_url.rpartition("://")[2]
         self._tls = settings.triton_url.startswith("tritons://")
         self._settings = settings
@@ -67,8 +67,8 @@ class TritonHost:
 
     @classmethod
     @asynccontextmanager
-    async def opened(
-        cls, settings: Settings, tritons: Tritons, progress: Progress | None = None
+    async def open_from_settings(
+        cls, settings: Settings, tritons: TritonConnections, progress: Progress | None = None
     ) -> AsyncIterator[TritonHost | None]:
         """The host of the settings: one that is started, one that is named, or None."""
         if not settings.triton and not settings.triton_url:
@@ -79,7 +79,7 @@ class TritonHost:
             try:
                 yield host
             finally:
-                await host._stop_asking()
+                await host._stop_refresh()
             return
         options = TritonOptions(
             home=Path(settings.home),
@@ -124,16 +124,16 @@ class TritonHost:
             self._server.set_exception(error)
             self._server.exception()  # whoever loads a model asks for it; nobody may, and that is no mistake
 
-    async def reached(self, note: Note) -> None:
+    async def wait_reachable(self, note: Notify) -> None:
         """Return once the server answers; `note` is told what is waited for. Raises SetupError when it cannot start."""
         if self._server is not None:
             note("waiting for Triton to start")
             await asyncio.shield(self._server)
         control = await self.control()
-        for pause in lasting(RETRY_S):
+        for pause in retry_pauses(RETRY_S):
             try:
                 # Not whether it is ready: one model that failed to load is enough for it to say no.
-                if await control.client.server_live(deadline=self._soon()):
+                if await control.client.server_live(deadline=self._rpc_deadline()):
                     return
                 reason = "it is not live yet"
             except (TransportFailed, DeadlineExceeded) as error:
@@ -142,36 +142,36 @@ class TritonHost:
             await asyncio.sleep(pause)
 
     async def control(self) -> Control:
-        return (await self._tritons.at(self.url, tls=self._tls))[1]
+        return (await self._tritons.connect(self.url, tls=self._tls))[1]
 
-    async def held(self, name: str) -> Held | None:
+    async def find_entry(self, name: str) -> RepositoryEntry | None:
         """The entry of a served name in the repository's folder; None also where there is no folder to look into."""
         if self.repository is None:
             return None
         return await asyncio.to_thread(self.repository.find, name)
 
-    async def foreign(self, name: str) -> bool:
+    async def is_foreign(self, name: str) -> bool:
         """Whether the server has a model of that name which Shoal did not make."""
         if self.repository is not None:
-            held = await self.held(name)
+            held = await self.find_entry(name)
             return held is not None and not held.managed
         if name in self._pushed:
             return False
         control = await self.control()
-        return any(one.name == triton_name(name) for one in await control.index(deadline=self._soon()))
+        return any(one.name == triton_name(name) for one in await control.index(deadline=self._rpc_deadline()))
 
-    async def usable(self, name: str, source: Address) -> bool:
+    async def has_model(self, name: str, source: Address) -> bool:
         """Whether the repository holds what Shoal made of that source, here or on another machine."""
-        held = await self.held(name)
+        held = await self.find_entry(name)
         return held is not None and held.managed and held.source == str(source)
 
-    async def publish(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
+    async def publish(self, name: str, stored: StoredModel, settings: Settings, *, text_in: bool | None = None) -> str:
         """Put a model of the store where Triton can load it, and load it; answers where that is.
 
         Raises ConfigError, Forbidden (a model of that name is there which Shoal did not make), and what the server says
         of the load.
         """
-        there = await self.held(name)
+        there = await self.find_entry(name)
         try:
             return await self._write_and_load(name, stored, settings, text_in)
         except (ModelFailed, ModelNotFound) as error:
@@ -185,25 +185,25 @@ class TritonHost:
                 ) from error
             raise
 
-    async def _write_and_load(self, name: str, stored: Stored, settings: Settings, text_in: bool | None) -> str:
+    async def _write_and_load(self, name: str, stored: StoredModel, settings: Settings, text_in: bool | None) -> str:
         where = await self.write(name, stored, settings, text_in=text_in)
         try:
             await self.load(name, settings)
             return where
         except ModelFailed as error:
-            if settings.triton_platform != "auto" or self._platforms or _LACKING not in error.message:
+            if settings.triton_platform != "auto" or self._platforms or _NO_BACKEND not in error.message:
                 raise
             # Only a load tells what a Triton on another machine lacks; the PyPI one has the python backend alone.
             logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
             self._platforms = ("python",)
             return await self._write_and_load(name, stored, settings, text_in)
 
-    async def write(self, name: str, stored: Stored, settings: Settings, *, text_in: bool | None = None) -> str:
+    async def write(self, name: str, stored: StoredModel, settings: Settings, *, text_in: bool | None = None) -> str:
         """Put it where Triton can load it, which is the server's memory where there is no folder; answers the folder.
 
         Raises ConfigError and Forbidden.
         """
-        spec = await asyncio.to_thread(entry_of, name, stored, settings, self._platforms, text_in=text_in)
+        spec = await asyncio.to_thread(build_entry_spec, name, stored, settings, self._platforms, text_in=text_in)
         if self.repository is None:
             self._pushed[name] = spec
             return self.url
@@ -221,11 +221,11 @@ class TritonHost:
         except TransportFailed as error:
             logger.info("%s was not unloaded: %s", name, error.message)
 
-    async def take_back(self, name: str, settings: Settings) -> None:
+    async def undo_publish(self, name: str, settings: Settings) -> None:
         """Undo the `publish` of what was not there before, as far as it came: off the server, out of the repository."""
         try:
             spec = self._pushed.get(name)
-            held = await self.held(name)
+            held = await self.find_entry(name)
             if spec is not None:
                 await self._unload_pushed(spec, settings)
                 self.forget(name)
@@ -242,7 +242,7 @@ class TritonHost:
         deadline = time.monotonic() + settings.load_timeout_s
         image = triton_name(name, "image")
         spec = self._pushed.get(name)
-        parts = await asyncio.to_thread(pushed, spec) if spec is not None else ()
+        parts = await asyncio.to_thread(build_pushes, spec) if spec is not None else ()
         both = beside and image in await self._folders(name)
         if spec is None and both:
             await control.load(image, deadline=deadline)
@@ -251,7 +251,7 @@ class TritonHost:
                 await control.load(triton_name(name), deadline=deadline)
             for one in parts:
                 if beside or one.model.name != image:
-                    await _push(control, one, deadline)
+                    await _push_model(control, one, deadline)
         except ModelFailed:
             if both:
                 await self._unload_both(name, control, deadline)
@@ -266,7 +266,7 @@ class TritonHost:
         """What Shoal made for a served name, by the names that Triton knows."""
         if (spec := self._pushed.get(name)) is not None:
             return [one.name for one in await asyncio.to_thread(triton_models, spec)]
-        held = await self.held(name)
+        held = await self.find_entry(name)
         return held.folders if held is not None and held.managed else ()
 
     async def endpoint(self, name: str, table: ModelTable, settings: Settings) -> Endpoint:
@@ -299,7 +299,7 @@ class TritonHost:
             return await asyncio.to_thread(self.repository.remove, name)
         if self._pushed.pop(name, None) is not None:
             return True
-        if self._server is None and await self.foreign(name):
+        if self._server is None and await self.is_foreign(name):
             raise Forbidden(
                 f"{name} is in a model repository that Shoal has no access to: name its folder with triton_repository,"
                 " or delete it there yourself",
@@ -326,19 +326,19 @@ class TritonHost:
             Entry(
                 name=name, source=str(self._address(triton_name(name))), backend="triton", managed=name in self._pushed
             )
-            for name in await self._indexed()
+            for name in await self._index_names()
         ]
 
-    async def _indexed(self) -> list[str]:
+    async def _index_names(self) -> list[str]:
         """The models of the server's index. One that did not answer the last time is asked again behind the caller's
         back: interfaces ask for lists on every page, and must not wait for a dead server on each."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask(), name="triton index")
+            self._asking = asyncio.create_task(self._refresh_index(), name="triton index")
         if self._answers:
             await asyncio.shield(self._asking)
         return self._names
 
-    async def _ask(self) -> None:
+    async def _refresh_index(self) -> None:
         try:
             indexed = await (await self.control()).index(deadline=time.monotonic() + LOOK_S)
         except ShoalError as error:
@@ -348,7 +348,7 @@ class TritonHost:
         self._names = sorted({name for one in indexed if (name := served_name(one.name)) is not None})
         self._answers = True
 
-    async def _stop_asking(self) -> None:
+    async def _stop_refresh(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -356,20 +356,20 @@ class TritonHost:
     def _address(self, model: str) -> Address:
         return Address(scheme="tritons" if self._tls else "triton", target=self.url, model=model)
 
-    def _soon(self) -> float:
+    def _rpc_deadline(self) -> float:
         return time.monotonic() + self._settings.connect_timeout_s
 
 
-async def _push(control: Control, one: Pushed, deadline: float) -> None:
+async def _push_model(control: Control, one: ModelPush, deadline: float) -> None:
     try:
         await control.load(one.model.name, config=one.model.config, files=one.files, deadline=deadline)
     except ModelFailed:
-        if not one.ensemble or not await control.ready(one.model.name, deadline=deadline):
+        if not one.ensemble or not await control.is_ready(one.model.name, deadline=deadline):
             raise
 
 
-def entry_of(
-    name: str, stored: Stored, settings: Settings, platforms: Sequence[str] = (), *, text_in: bool | None = None
+def build_entry_spec(
+    name: str, stored: StoredModel, settings: Settings, platforms: Sequence[str] = (), *, text_in: bool | None = None
 ) -> EntrySpec:
     """What is written for a model of the store. `platforms`: the backends that the server has, where that is known.
 
@@ -396,11 +396,11 @@ def entry_of(
         text=text,
         image=image,
         contrast=manifest.contrast if text is not None and image is not None else None,
-        data=_data_of(graph),
+        data=_find_weights(graph),
         token_width=token_width(stored) if text is not None else -1,
         tokenizer=stored.tokenizer if text is not None else None,
         source=stored.manifest.address,
-        space=space_of(stored),
+        space=compute_space(stored),
         tokenizer_fingerprint=fingerprint(stored.path, text.tokenizer) if text is not None else "",
         options=EntryOptions(
             platform=platform,
@@ -416,21 +416,21 @@ def entry_of(
     )
 
 
-def image_tower(stored: Stored) -> ImageTower | None:
+def image_tower(stored: StoredModel) -> ImageTower | None:
     """Of a model that takes pictures. Blocks."""
     image = stored.manifest.image
     if image is None:
         return None
     graph = stored.path / image.graph
-    return ImageTower(graph=graph, spec=image.spec, data=_data_of(graph))
+    return ImageTower(graph=graph, spec=image.spec, data=_find_weights(graph))
 
 
-def _data_of(graph: Path) -> tuple[Path, ...]:
+def _find_weights(graph: Path) -> tuple[Path, ...]:
     """A graph's external weights."""
     return tuple(path for path in graph.parent.glob(f"{graph.name}*data*") if path.is_file())
 
 
-def token_width(stored: Stored) -> int:
+def token_width(stored: StoredModel) -> int:
     """Of the token vectors of a model's graph, -1 where it has none or leaves it open: a backend of Triton's refuses a
     configuration that knows less of an output than the graph. Blocks."""
     text = stored.manifest.text_spec

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.llm import TritonGenerator
-from shoal.backends.triton.llm_request import Words
+from shoal.backends.triton.llm_request import ModelTokenizer
 from shoal.backends.triton.llm_schema import LlmSchema
-from shoal.backends.triton.open.targets import OnTriton, TritonTarget
+from shoal.backends.triton.open.targets import TritonMixin, TritonTarget
 from shoal.core.generation.runner import GenerationRunner
 from shoal.core.protocols import ChatPipeline, ModelFacts, TextGenerator
 from shoal.errors import ConfigError
@@ -23,21 +23,23 @@ from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER
 from shoal.pipelines.chat.vocabulary import Vocabulary
 
-Talk: TypeAlias = Callable[[ChatPipeline, Sequence[TextGenerator], ModelFacts], GenerationRunner]
+MakeGenerationRunner: TypeAlias = Callable[[ChatPipeline, Sequence[TextGenerator], ModelFacts], GenerationRunner]
 
 
-class TritonTalker(GenerationRunner, OnTriton):
+class TritonGenerationRunner(GenerationRunner, TritonMixin):
     """A language model on Triton behind its generators: as `runner`, which is not to be used any more."""
 
     def __init__(self, runner: GenerationRunner, endpoints: Sequence[Endpoint]) -> None:
         GenerationRunner.__init__(self, runner.pipeline, runner.generators, runner.facts, runner.options)
-        OnTriton.__init__(self, runner.options.model, endpoints)
+        TritonMixin.__init__(self, runner.options.model, endpoints)
 
 
-async def open_llm(target: TritonTarget, talk: Talk, number: int, schema: LlmSchema) -> TritonTalker:
+async def open_llm(
+    target: TritonTarget, talk: MakeGenerationRunner, number: int, schema: LlmSchema
+) -> TritonGenerationRunner:
     """The runner, with the replica of that number in service. Raises SetupError where the model needs a tokenizer that
     is not named or cannot be had, and for adapters that it cannot take."""
-    from shoal.backends.base.chat_pipeline import chat_pipeline  # only now: embedders need no template engine
+    from shoal.backends.base.chat_pipeline import load_chat_pipeline  # only now: embedders need no template engine
 
     own, table = target.table, target.table.for_language_model
     if schema.family == "tokens" and table.tokenizer is None:
@@ -47,14 +49,14 @@ async def open_llm(target: TritonTarget, talk: Talk, number: int, schema: LlmSch
         )
     folder = await asyncio.to_thread(_tokenizer_folder, target, table.tokenizer)
     pipeline = await asyncio.to_thread(
-        chat_pipeline,
+        load_chat_pipeline,
         folder,
         target.settings,
         adapters=tuple(table.adapters),
         context_tokens=own.context_tokens or schema.context_tokens or table.context_tokens,
         cuts="max_tokens" not in schema.parameters,
     )
-    words = words_of(pipeline.vocabulary) if pipeline.vocabulary is not None else None
+    words = to_model_tokenizer(pipeline.vocabulary) if pipeline.vocabulary is not None else None
     generators = [
         TritonGenerator(
             endpoint,
@@ -72,14 +74,14 @@ async def open_llm(target: TritonTarget, talk: Talk, number: int, schema: LlmSch
             opened.push_async_callback(generator.aclose)
             generator.start()
         counted = words is not None
-        runner = TritonTalker(
-            talk(pipeline, generators, facts_of(target, schema, generators, counted)), target.endpoints
+        runner = TritonGenerationRunner(
+            talk(pipeline, generators, build_facts(target, schema, generators, counted)), target.endpoints
         )
         opened.pop_all()
     return runner
 
 
-def facts_of(
+def build_facts(
     target: TritonTarget, schema: LlmSchema, generators: Sequence[TritonGenerator], counted: bool
 ) -> ModelFacts:
     """What is shown of the model. `counted`: there is a tokenizer here."""
@@ -105,9 +107,9 @@ def facts_of(
     )
 
 
-def words_of(vocabulary: Vocabulary) -> Words:
+def to_model_tokenizer(vocabulary: Vocabulary) -> ModelTokenizer:
     """A tokenizer as generators use it."""
-    return Words(
+    return ModelTokenizer(
         encode=lambda text: vocabulary.encode(text, special=False),
         piece=vocabulary.piece,
         ends=tuple(sorted(vocabulary.eos_ids)),

@@ -8,87 +8,89 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from shoal.backends.triton.control import lasting
+from shoal.backends.triton.control import retry_pauses
 from shoal.backends.triton.engine import RETRY_S, Endpoint, Schema, TritonEngine
 from shoal.backends.triton.llm_schema import LlmSchema
-from shoal.backends.triton.open.llm import Talk, TritonTalker, open_llm
-from shoal.backends.triton.open.pictures import ImageReading, beside, check_pair, joined
-from shoal.backends.triton.open.probing import Answered, agrees
-from shoal.backends.triton.open.reading import Reading
-from shoal.backends.triton.open.targets import OnTriton, TritonTarget, offered
-from shoal.backends.triton.pixels import has_pictures
+from shoal.backends.triton.open.llm import MakeGenerationRunner, TritonGenerationRunner, open_llm
+from shoal.backends.triton.open.pictures import ImageReader, check_pair, image_endpoint, merge_facts
+from shoal.backends.triton.open.probing import ProbeResult, check_agreement
+from shoal.backends.triton.open.reading import TextReader
+from shoal.backends.triton.open.targets import TritonMixin, TritonTarget, list_offers
+from shoal.backends.triton.pixels import has_images
 from shoal.backends.triton.schema import Embedder
-from shoal.core.dual_encoder import TowersRunner
-from shoal.core.lane_runner import BatchedRunner
+from shoal.core.dual_encoder import DualEncoderRunner
+from shoal.core.lane_runner import LaneRunner
 from shoal.core.protocols import Engine, ModelFacts, Pipeline, TextCodec
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import ConfigError, DeadlineExceeded, ModelNotFound, TransportFailed
 from shoal.types import Modality
 
-Note = Callable[[str], None]
+Notify = Callable[[str], None]
 """Told what a model waits for, in words."""
 
 MakeLanes = Callable[[Mapping[Modality, tuple[Pipeline, Sequence[Engine]]], ModelFacts], dict[Modality, Lane]]
 """From what each modality's lane is made of."""
 
 
-class TritonRunner(BatchedRunner, OnTriton):
+class TritonRunner(LaneRunner, TritonMixin):
     """A model on Triton that embeds or scores, behind a lane."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, endpoints: Sequence[Endpoint], codec: TextCodec | None) -> None:
-        BatchedRunner.__init__(self, lane, facts, codec)
-        OnTriton.__init__(self, lane.options.model, endpoints)
+        LaneRunner.__init__(self, lane, facts, codec)
+        TritonMixin.__init__(self, lane.options.model, endpoints)
 
 
-class TritonTowers(TowersRunner, OnTriton):
+class TritonDualEncoder(DualEncoderRunner, TritonMixin):
     """A model of texts and pictures on Triton: a tower and a lane for each. `endpoints`: those of both, texts first."""
 
     def __init__(
         self, lanes: Mapping[Modality, Lane], facts: ModelFacts, endpoints: Sequence[Endpoint], codec: TextCodec | None
     ) -> None:
-        TowersRunner.__init__(self, lanes, facts, codec)
+        DualEncoderRunner.__init__(self, lanes, facts, codec)
         name, half = lanes["text"].options.model, len(endpoints) // 2
         names = [f"{name}/text_encoder"] * half + [f"{name}/image_encoder"] * half
-        OnTriton.__init__(self, name, endpoints, names)
+        TritonMixin.__init__(self, name, endpoints, names)
 
 
-OnServers: TypeAlias = TritonRunner | TritonTowers | TritonTalker
+AnyTritonRunner: TypeAlias = TritonRunner | TritonDualEncoder | TritonGenerationRunner
 
 
-async def open_triton(target: TritonTarget, lanes: MakeLanes, talk: Talk, note: Note) -> OnServers:
+async def open_triton(
+    target: TritonTarget, lanes: MakeLanes, talk: MakeGenerationRunner, note: Notify
+) -> AnyTritonRunner:
     """Open a model's replicas, as soon as one of them can serve; the others join when they come and agree with it.
 
     `lanes` and `talk` make what models of vectors or scores, and language models, run behind. While no server is there
     this waits, for ever: `note` is told why. Raises SetupError when a server is there and the model cannot be served.
     """
-    for pause in lasting(RETRY_S):
-        number, schema, brought = await _first(target.endpoints, note)
+    for pause in retry_pauses(RETRY_S):
+        number, schema, brought = await _find_first_server(target.endpoints, note)
         loaded = [target.endpoints[number]] if brought else []
         try:
             if isinstance(schema, LlmSchema):
                 return await open_llm(target, talk, number, schema)
-            both = has_pictures(schema.parameters)
+            both = has_images(schema.parameters)
             if both and target.settings.towers == "both":
-                return await _opened_both(target, lanes, number, schema, loaded)
+                return await _open_dual_encoder(target, lanes, number, schema, loaded)
             if both and target.settings.towers == "image":
                 for endpoint in loaded:
-                    await endpoint.take_back()
-                return await open_triton(_beside(target), lanes, talk, note)
-            return await _opened(target, lanes, number, schema)
+                    await endpoint.undo_load()
+                return await open_triton(_image_target(target), lanes, talk, note)
+            return await _open_single(target, lanes, number, schema)
         except (TransportFailed, DeadlineExceeded) as error:  # it went away before its first answer
             note(f"waiting for {target.endpoints[number].address}: {error.message}")
         except BaseException:  # a cancelled load, too, leaves nothing on the server
             for endpoint in loaded:
-                await endpoint.take_back()
+                await endpoint.undo_load()
             raise
         await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
 
 
-async def _opened(target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder) -> TritonRunner:
+async def _open_single(target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder) -> TritonRunner:
     """The runner, with the replica of that number in service."""
     async with AsyncExitStack() as opened:
-        one = await _tower(target, number, embedder, opened)
+        one = await _open_tower(target, number, embedder, opened)
         (modality,) = one.facts.modalities
         lane = lanes({modality: (one.pipeline, one.engines)}, one.facts)[modality]
         runner = TritonRunner(lane, one.facts, target.endpoints, one.codec)
@@ -96,13 +98,13 @@ async def _opened(target: TritonTarget, lanes: MakeLanes, number: int, embedder:
     return runner
 
 
-async def _opened_both(
+async def _open_dual_encoder(
     target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder, loaded: list[Endpoint]
-) -> TritonTowers:
-    """As `_opened`, of a text tower with an image tower beside it; this is put to `loaded` when it had to be."""
-    pictures = _beside(target)
+) -> TritonDualEncoder:
+    """As `_open_single`, of a text tower with an image tower beside it; this is put to `loaded` when it had to be."""
+    pictures = _image_target(target)
     try:
-        schema, brought = await _found(pictures.endpoints[number])
+        schema, brought = await _find_schema(pictures.endpoints[number])
     except ModelNotFound as error:
         raise ConfigError(
             f"{target.name} reads texts and pictures, and its image tower is not there: {error.message}"
@@ -112,21 +114,21 @@ async def _opened_both(
     assert isinstance(schema, Embedder), "no language model's name ends as an image tower's"
     check_pair(embedder, schema)
     async with AsyncExitStack() as opened:
-        text = await _tower(target, number, embedder, opened)
-        image = await _tower(pictures, number, schema, opened)
-        facts = joined(text.facts, image.facts, embedder)
+        text = await _open_tower(target, number, embedder, opened)
+        image = await _open_tower(pictures, number, schema, opened)
+        facts = merge_facts(text.facts, image.facts, embedder)
         parts: dict[Modality, tuple[Pipeline, Sequence[Engine]]] = {
             "text": (text.pipeline, text.engines),
             "image": (image.pipeline, image.engines),
         }
-        runner = TritonTowers(lanes(parts, facts), facts, [*target.endpoints, *pictures.endpoints], text.codec)
+        runner = TritonDualEncoder(lanes(parts, facts), facts, [*target.endpoints, *pictures.endpoints], text.codec)
         opened.pop_all()
     return runner
 
 
-def _beside(target: TritonTarget) -> TritonTarget:
+def _image_target(target: TritonTarget) -> TritonTarget:
     """The image towers of a model."""
-    return replace(target, endpoints=[beside(endpoint) for endpoint in target.endpoints])
+    return replace(target, endpoints=[image_endpoint(endpoint) for endpoint in target.endpoints])
 
 
 class _Tower(NamedTuple):
@@ -138,19 +140,19 @@ class _Tower(NamedTuple):
     codec: TextCodec | None
 
 
-async def _tower(target: TritonTarget, number: int, embedder: Embedder, opened: AsyncExitStack) -> _Tower:
+async def _open_tower(target: TritonTarget, number: int, embedder: Embedder, opened: AsyncExitStack) -> _Tower:
     """One model on each server, with the replica of that number in service; `opened` closes its engines."""
-    model: Reading | ImageReading
+    model: TextReader | ImageReader
     if embedder.style == "pixels":
-        model = ImageReading(target, embedder)
+        model = ImageReader(target, embedder)
     else:
-        model = await asyncio.to_thread(Reading, target, embedder)
-    reference: list[Answered] = []
+        model = await asyncio.to_thread(TextReader, target, embedder)
+    reference: list[ProbeResult] = []
 
     async def admit(engine: TritonEngine) -> None:
-        answered = await model.probed(engine)
+        answered = await model.probe_engine(engine)
         if reference:
-            agrees(reference[0], answered, engine.facts.name)
+            check_agreement(reference[0], answered, engine.facts.name)
 
     engines = [
         TritonEngine(endpoint, f"{target.name}-{at}", embedder=embedder, admit=admit, serving=at == number)
@@ -158,34 +160,42 @@ async def _tower(target: TritonTarget, number: int, embedder: Embedder, opened: 
     ]
     for engine in engines:
         opened.push_async_callback(engine.aclose)
-    reference.append(await model.probed(engines[number]))
-    pipeline = await asyncio.to_thread(model.settle, reference[0])
-    facts = model.facts(pipeline, reference[0])
+    reference.append(await model.probe_engine(engines[number]))
+    pipeline = await asyncio.to_thread(model.choose_pipeline, reference[0])
+    facts = model.build_facts(pipeline, reference[0])
     for engine in engines:
         engine.start()
-    return _Tower(pipeline, engines, facts, model.codec(pipeline))
+    return _Tower(pipeline, engines, facts, model.make_codec(pipeline))
 
 
-async def _first(endpoints: Sequence[Endpoint], note: Note) -> tuple[int, Schema, bool]:
+async def _find_first_server(endpoints: Sequence[Endpoint], note: Notify) -> tuple[int, Schema, bool]:
     """The first replica that can serve, its schema, and whether it was loaded for that."""
-    for pause in lasting(RETRY_S):
+    for pause in retry_pauses(RETRY_S):
         for number, endpoint in enumerate(endpoints):
             try:
-                return number, *await _found(endpoint)
+                return number, *await _find_schema(endpoint)
             except (TransportFailed, DeadlineExceeded) as error:  # a host that drops packets answers nothing at all
                 note(f"waiting for {endpoint.address}: {error.message}")
         await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
 
 
-async def _found(endpoint: Endpoint) -> tuple[Schema, bool]:
-    served = await endpoint.serving()
+async def _find_schema(endpoint: Endpoint) -> tuple[Schema, bool]:
+    served = await endpoint.is_serving()
     try:
         return await endpoint.find(), not served
     except ConfigError:  # it is there now, and cannot be served
         if not served:
-            await endpoint.take_back()
+            await endpoint.undo_load()
         raise
 
 
-__all__ = ["OnServers", "TritonRunner", "TritonTalker", "TritonTarget", "TritonTowers", "offered", "open_triton"]
+__all__ = [
+    "AnyTritonRunner",
+    "TritonDualEncoder",
+    "TritonGenerationRunner",
+    "TritonRunner",
+    "TritonTarget",
+    "list_offers",
+    "open_triton",
+]

@@ -10,53 +10,55 @@ from dataclasses import replace
 
 import msgspec
 
-from shoal.backends.local.open import limits_of
+from shoal.backends.local.open import describe_limits
 from shoal.backends.triton.engine import Endpoint, TritonEngine
-from shoal.backends.triton.naming import image_of
-from shoal.backends.triton.open.probing import PROBE_S, Answered, Around
+from shoal.backends.triton.naming import image_folder
+from shoal.backends.triton.open.probing import PROBE_S, PipelineWrapper, ProbeResult
 from shoal.backends.triton.open.targets import TritonTarget
-from shoal.backends.triton.pixels import contrast_spec, image_spec
+from shoal.backends.triton.pixels import read_contrast_spec, read_image_spec
 from shoal.backends.triton.schema import Embedder
-from shoal.core.probe import TEXTS, Probed, probe, probe_scores
+from shoal.core.probe import TEXTS, ProbeVectors, probe, probe_scores
 from shoal.core.protocols import ModelFacts, Pipeline, Prepared
 from shoal.errors import ConfigError, ShoalError
 from shoal.pipelines.image import ImagePipeline
-from shoal.types import Batched, Classify, Embed, Image, Item
+from shoal.types import BatchTask, Classify, Embed, Image, Item
 
-SIDE = 32
+IMAGE_SIDE = 32
 """Of the probe's pictures, in pixels."""
 
 
-class ImageReading:
+class ImageReader:
     """One image tower; as `reading.Reading`, for pictures."""
 
     def __init__(self, target: TritonTarget, embedder: Embedder) -> None:
         """Raises SetupError."""
         self.target = target
         self.embedder = embedder
-        self._pipeline = ImagePipeline(image_spec(embedder.name, embedder.parameters), normalize=target.table.normalize)
+        self._pipeline = ImagePipeline(
+            read_image_spec(embedder.name, embedder.parameters), normalize=target.table.normalize
+        )
 
-    async def probed(self, engine: TritonEngine) -> Answered:
+    async def probe_engine(self, engine: TritonEngine) -> ProbeResult:
         """The answers of one replica for a few pictures. Raises what the engine and the pipeline raise."""
-        deadline, pictured = time.monotonic() + PROBE_S, _Pictured(self._pipeline)
+        deadline, pictured = time.monotonic() + PROBE_S, _ImageProbe(self._pipeline)
         if self._pipeline.spec.score is not None:
             return await probe_scores(engine, pictured, deadline, TEXTS)
         return await probe(engine, pictured, deadline)
 
-    def settle(self, answered: Answered) -> Pipeline:
+    def choose_pipeline(self, answered: ProbeResult) -> Pipeline:
         """As Reading's. Raises ConfigError when the dimension is not the one that was expected."""
         expected = self.target.table.dimension
-        if isinstance(answered, Probed) and expected not in (None, answered.dimension):
+        if isinstance(answered, ProbeVectors) and expected not in (None, answered.dimension):
             raise ConfigError(
                 f"{self.target.name} gives vectors of {answered.dimension} dimensions, and the configuration says "
                 f"{expected}: correct it, or leave it out, since the model decides"
             )
         return self._pipeline
 
-    def codec(self, pipeline: Pipeline) -> None:
+    def make_codec(self, pipeline: Pipeline) -> None:
         """Pictures have no tokens to show."""
 
-    def facts(self, pipeline: Pipeline, answered: Answered) -> ModelFacts:
+    def build_facts(self, pipeline: Pipeline, answered: ProbeResult) -> ModelFacts:
         embedder, target, spec = self.embedder, self.target, self._pipeline.spec
         return ModelFacts(
             id=target.name,
@@ -65,14 +67,14 @@ class ImageReading:
             tasks=spec.tasks,
             vectors=("dense",) if spec.score is None else (),
             labels=spec.score.labels if spec.score is not None else (),
-            dimension=answered.dimension if isinstance(answered, Probed) else None,
+            dimension=answered.dimension if isinstance(answered, ProbeVectors) else None,
             precision=embedder.precision,
             space=embedder.parameters.get("shoal_space", "") if spec.score is None else "",
             revision=embedder.version,
             verified=f"{len(TEXTS)} pictures answered, all finite",
             modalities=("image",),
             details={
-                **limits_of(target.settings),
+                **describe_limits(target.settings),
                 "model": target.endpoints[0].model,
                 "servers": [endpoint.address for endpoint in target.endpoints],
                 "schema": embedder.style,
@@ -83,9 +85,9 @@ class ImageReading:
         )
 
 
-def beside(endpoint: Endpoint) -> Endpoint:
+def image_endpoint(endpoint: Endpoint) -> Endpoint:
     """The image tower of the model whose text tower an endpoint is. What was pushed its Control remembers."""
-    model = image_of(endpoint.model)
+    model = image_folder(endpoint.model)
     return replace(endpoint, model=model, address=f"{endpoint.address} ({model})", whole="", load=None, unload=None)
 
 
@@ -100,7 +102,7 @@ def check_pair(text: Embedder, image: Embedder) -> None:
         )
 
 
-def joined(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> ModelFacts:
+def merge_facts(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> ModelFacts:
     """What a model of two towers shows, `embedder` being that of its texts. Raises ConfigError when their vectors
     cannot be compared."""
     if text.dimension != image.dimension:
@@ -112,27 +114,27 @@ def joined(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> ModelFact
     return replace(
         text,
         modalities=("text", "image"),
-        contrast=contrast_spec(embedder.name, embedder.parameters),
+        contrast=read_contrast_spec(embedder.name, embedder.parameters),
         verified=f"{text.verified}; {image.verified}",
         details={**text.details, **instances, "image_model": image.details["model"]},
     )
 
 
-class _Pictured(Around):
+class _ImageProbe(PipelineWrapper):
     """A pipeline of pictures, with one of the probe's in the place of each of its texts."""
 
-    def prepare(self, items: Sequence[tuple[Batched, Item]]) -> list[Prepared | ShoalError]:
-        told = [_untruncated(task) for task, _ in items]
-        return self._pipeline.prepare(list(zip(told, pictures(), strict=True)))
+    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
+        told = [_without_truncation(task) for task, _ in items]
+        return self._pipeline.prepare(list(zip(told, probe_images(), strict=True)))
 
 
-def _untruncated(task: Batched) -> Batched:
+def _without_truncation(task: BatchTask) -> BatchTask:
     """Nobody cuts a picture."""
     assert isinstance(task, Embed | Classify)
     return msgspec.structs.replace(task, truncate=None)
 
 
-def pictures() -> Iterator[Image]:
+def probe_images() -> Iterator[Image]:
     """Four that are unlike each other: models that differ at all differ on one of them. As BMP, which nothing is
     needed to write."""
     for paint in (
@@ -141,7 +143,7 @@ def pictures() -> Iterator[Image]:
         lambda x, y: (0, 160, 64) if (x - 16) ** 2 + (y - 16) ** 2 < 144 else (240, 200, 240),
         lambda x, y: (x * y * 7 % 256, (x + 3 * y) * 5 % 256, x * x % 256),
     ):
-        rows = (bytes(part for x in range(SIDE) for part in paint(x, y)) for y in range(SIDE))
+        rows = (bytes(part for x in range(IMAGE_SIDE) for part in paint(x, y)) for y in range(IMAGE_SIDE))
         body = b"".join(rows)
-        header = struct.pack("<IiiHHIIiiII", 40, SIDE, SIDE, 1, 24, 0, len(body), 0, 0, 0, 0)
+        header = struct.pack("<IiiHHIIiiII", 40, IMAGE_SIDE, IMAGE_SIDE, 1, 24, 0, len(body), 0, 0, 0, 0)
         yield Image(struct.pack("<2sIHHI", b"BM", 54 + len(body), 0, 0, 54) + header + body)

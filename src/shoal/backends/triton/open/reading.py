@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.backends.local.open import limits_of
-from shoal.backends.triton.engine import ANY_BATCH, TritonEngine
-from shoal.backends.triton.open.probing import PROBE_S, Answered, probed
-from shoal.backends.triton.open.scores import TextScorePipeline, head_of, score_spec
-from shoal.backends.triton.open.specs import access_of, check_tokenizer, specified, store_of
+from shoal.backends.local.open import describe_limits
+from shoal.backends.triton.engine import DEFAULT_BATCH_SIZE, TritonEngine
+from shoal.backends.triton.open.probing import PROBE_S, ProbeResult, probe_model
+from shoal.backends.triton.open.scores import TextScorePipeline, read_head, score_spec
+from shoal.backends.triton.open.specs import check_tokenizer, find_spec, make_access, open_store
 from shoal.backends.triton.open.targets import TritonTarget
 from shoal.backends.triton.schema import LOGITS, SENTENCE, TOKENS, Embedder
-from shoal.core.probe import PAIRS, TEXTS, Probed, ProbedScores, probe_token
+from shoal.core.probe import PAIRS, TEXTS, ProbeScores, ProbeVectors, probe_token
 from shoal.core.protocols import ModelFacts, Pipeline, TextCodec
 from shoal.errors import ConfigError, EngineFailed, InputRejected
 from shoal.models.foreign import spec_from_parameters, tokenizer_folder
@@ -31,10 +31,10 @@ from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import ScoreSpec, TextSpec
 from shoal.types import TaskKind, VectorKind
 
-Served: TypeAlias = TextPipeline | PairPipeline | StringPipeline | TextScorePipeline
+ServedPipeline: TypeAlias = TextPipeline | PairPipeline | StringPipeline | TextScorePipeline
 
 
-class Reading:
+class TextReader:
     """One model. `provisional` serves the probe, which tells what its schema left open; `kinds`: the vectors that it
     gives, none where it scores; `pairs`: it is probed with two texts together."""
 
@@ -42,18 +42,18 @@ class Reading:
         """Raises SetupError. Reads files: call it in a thread."""
         self.target = target
         self.embedder = embedder
-        self._specified = specified(target, embedder) if embedder.style == "tokens" else None
+        self._specified = find_spec(target, embedder) if embedder.style == "tokens" else None
         self._own = target.stored is not None or "shoal_text" in embedder.parameters
         self._head = self._specified.head if self._specified is not None else None
-        self._counter = None if self._specified else self._tokenizer()
-        self.provisional = self._pipeline(embedder.dimension, unit=False, final=False)
+        self._counter = None if self._specified else self._load_tokenizer()
+        self.provisional = self._build_pipeline(embedder.dimension, unit=False, final=False)
         spec = self.provisional.spec
         self.kinds: Sequence[VectorKind] = spec.kinds if isinstance(spec, TextSpec | StringSpec) else ()
         self.pairs = _takes_pairs(self.provisional)
 
-    async def probed(self, engine: TritonEngine) -> Answered:
+    async def probe_engine(self, engine: TritonEngine) -> ProbeResult:
         """The answers of one replica for a few inputs. Raises what the engine and the pipeline raise."""
-        found = await probed(engine, self.provisional, self.kinds, pairs=self.pairs)
+        found = await probe_model(engine, self.provisional, self.kinds, pairs=self.pairs)
         if isinstance(self.provisional, TextPipeline) and not self._own and self.kinds:
             await self._check_vocabulary(engine, self.provisional)
         return found
@@ -70,12 +70,12 @@ class Reading:
                 f'tokenizer in [models."{self.target.name}"] of shoal.toml'
             ) from error
 
-    def settle(self, answered: Answered) -> Pipeline:
+    def choose_pipeline(self, answered: ProbeResult) -> Pipeline:
         """The pipeline to serve with. Raises ConfigError when the dimension, or the number of labels, is not the one
         that was expected."""
-        if isinstance(answered, ProbedScores):
-            return self._pipeline(answered.scores.shape[1], unit=False)
-        if not isinstance(answered, Probed) or "dense" not in self.kinds:
+        if isinstance(answered, ProbeScores):
+            return self._build_pipeline(answered.scores.shape[1], unit=False)
+        if not isinstance(answered, ProbeVectors) or "dense" not in self.kinds:
             return self.provisional
         expected = self.target.table.dimension
         if expected is not None and expected != answered.dimension:
@@ -83,62 +83,62 @@ class Reading:
                 f"{self.target.name} gives vectors of {answered.dimension} dimensions, and the configuration says "
                 f"{expected}: correct it, or leave it out, since the model decides"
             )
-        return self._pipeline(answered.dimension, unit=answered.unit)
+        return self._build_pipeline(answered.dimension, unit=answered.unit)
 
-    def codec(self, pipeline: Pipeline) -> TextCodec | None:
+    def make_codec(self, pipeline: Pipeline) -> TextCodec | None:
         if isinstance(pipeline, TextPipeline | PairPipeline):
             return TokenizerCodec(pipeline.tokenizer, pipeline.spec)
         if isinstance(pipeline, StringPipeline) and pipeline.tokenizer is not None:
             return TokenizerCodec(pipeline.tokenizer, pipeline.spec)
         return None
 
-    def facts(self, pipeline: Pipeline, answered: Answered) -> ModelFacts:
+    def build_facts(self, pipeline: Pipeline, answered: ProbeResult) -> ModelFacts:
         embedder, target = self.embedder, self.target
-        assert isinstance(pipeline, Served)
+        assert isinstance(pipeline, ServedPipeline)
         spec = pipeline.spec
-        scores = score_of(pipeline)
+        scores = find_score(pipeline)
         prompted = spec if isinstance(spec, TextSpec | StringSpec) else None
-        dense = "dense" in self.kinds and isinstance(answered, Probed)
+        dense = "dense" in self.kinds and isinstance(answered, ProbeVectors)
         return ModelFacts(
             id=target.name,
             source=target.source,
             backend="triton",
-            tasks=tasks_of(pipeline),
+            tasks=list_tasks(pipeline),
             vectors=tuple(self.kinds),
             labels=scores.labels if scores is not None else (),
-            dimension=answered.dimension if dense and isinstance(answered, Probed) else None,
+            dimension=answered.dimension if dense and isinstance(answered, ProbeVectors) else None,
             max_input_tokens=spec.max_tokens or None,
             precision=embedder.precision,
             pooling=spec.pooling if isinstance(spec, TextSpec) and scores is None else "",
             normalized=not isinstance(spec, TextSpec) or spec.ends_normalized,
-            space=self._space(pipeline) if scores is None else "",
+            space=self._vector_space(pipeline) if scores is None else "",
             revision=embedder.version,
             prompts=dict(prompted.prompts) if prompted is not None else {},
             default_prompt_name=prompted.default_prompt_name if prompted is not None else None,
             verified=f"{len(PAIRS if self.pairs else TEXTS)} {'pairs' if self.pairs else 'texts'} answered, all finite",
             details={
-                **limits_of(target.settings),
+                **describe_limits(target.settings),
                 "model": target.endpoints[0].model,
                 "servers": [endpoint.address for endpoint in target.endpoints],
                 "schema": embedder.style,
                 "instances": embedder.instances,
-                "max_batch_size": min(embedder.max_batch_size or ANY_BATCH, target.settings.max_batch_size),
-                "usage": self._usage(pipeline),
+                "max_batch_size": min(embedder.max_batch_size or DEFAULT_BATCH_SIZE, target.settings.max_batch_size),
+                "usage": self._usage_source(pipeline),
                 **({"activation": scores.activation} if scores is not None else {}),
             },
         )
 
-    def _pipeline(self, size: int | None, *, unit: bool, final: bool = True) -> Served:
+    def _build_pipeline(self, size: int | None, *, unit: bool, final: bool = True) -> ServedPipeline:
         """`size`: of a dense vector, or how many scores there are; None while that is not known. `final` False: for the
         probe."""
         target, settings, embedder = self.target, self.target.settings, self.embedder
         normalize = target.table.normalize
         if self._specified is not None:
-            folder, spec = self._specified.folder, self._fed(self._specified.spec)
+            folder, spec = self._specified.folder, self._with_inputs(self._specified.spec)
             if spec.score is not None:
-                return PairPipeline(folder, self._scored(spec, size), truncate=settings.truncate)
+                return PairPipeline(folder, self._with_labels(spec, size), truncate=settings.truncate)
             if spec.dimension:
-                spec = msgspec.structs.replace(spec, dimension=size or 1, **self._outputs(spec, unit))
+                spec = msgspec.structs.replace(spec, dimension=size or 1, **self._output_changes(spec, unit))
             return TextPipeline(folder, spec, truncate=settings.truncate, normalize=normalize)
         if embedder.outputs[0].canonical == LOGITS:
             return TextScorePipeline(
@@ -161,21 +161,21 @@ class Reading:
         )
         return StringPipeline(strings, truncate=settings.truncate, normalize=normalize, tokenizer=self._counter)
 
-    def _fed(self, spec: TextSpec) -> TextSpec:
+    def _with_inputs(self, spec: TextSpec) -> TextSpec:
         """With the inputs that the served graph has, and the only length that it takes."""
         changes: dict[str, Any] = {"inputs": tuple(port.canonical for port in self.embedder.inputs)}
         if self.embedder.length:
             changes["max_tokens"] = self.embedder.length
         return msgspec.structs.replace(spec, **changes)
 
-    def _scored(self, spec: TextSpec, size: int | None) -> TextSpec:
+    def _with_labels(self, spec: TextSpec, size: int | None) -> TextSpec:
         """With as many labels as there are scores; those of an entry of Shoal's are written in it."""
         if self._own:
             return spec
         score = score_spec(self.target.name, self.target.table, self.embedder, self._head, size)
         return msgspec.structs.replace(spec, score=score)
 
-    def _outputs(self, spec: TextSpec, unit: bool) -> dict[str, Any]:
+    def _output_changes(self, spec: TextSpec, unit: bool) -> dict[str, Any]:
         """Where the dense vectors are, among what the served graph answers; the rest of a TextSpec stays as it is."""
         names = {port.canonical for port in self.embedder.outputs}
         if TOKENS in names and self.embedder.level == "token":
@@ -185,53 +185,53 @@ class Reading:
             return {}
         return {"pooled": SENTENCE, "sentence_embedding": SENTENCE, "ends_normalized": unit}
 
-    def _tokenizer(self) -> TextTokenizer | None:
+    def _load_tokenizer(self) -> TextTokenizer | None:
         """For counting alone, where the model reads text itself. Its files may say what the scores mean."""
         target = self.target
         if target.table.tokenizer is None:
             return None
-        folder = tokenizer_folder(target.table.tokenizer, store=store_of(target), access=access_of(target))
+        folder = tokenizer_folder(target.table.tokenizer, store=open_store(target), access=make_access(target))
         if "shoal_text" in self.embedder.parameters:
             spec = spec_from_parameters(self.embedder.parameters["shoal_text"])
             check_tokenizer(target, self.embedder, folder, spec)
         if self.embedder.outputs[0].canonical == LOGITS:
-            self._head = head_of(folder / SOURCE)
+            self._head = read_head(folder / SOURCE)
         return TextTokenizer(folder, TOKENIZER)
 
-    def _space(self, pipeline: Served) -> str:
+    def _vector_space(self, pipeline: ServedPipeline) -> str:
         known = self._specified.space if self._specified is not None else self.embedder.parameters.get("shoal_space")
-        return known or space_of(self.target, self.embedder, pipeline)
+        return known or compute_space(self.target, self.embedder, pipeline)
 
-    def _usage(self, pipeline: Pipeline) -> str:
+    def _usage_source(self, pipeline: Pipeline) -> str:
         """How tokens are counted: by Shoal, by the model, or guessed from the size of the text."""
         if isinstance(pipeline, TextPipeline | PairPipeline) or self._counter is not None:
             return "counted"
         return "reported" if isinstance(pipeline, StringPipeline) and pipeline.spec.token_count else "estimated"
 
 
-def score_of(pipeline: Served) -> ScoreSpec | None:
+def find_score(pipeline: ServedPipeline) -> ScoreSpec | None:
     """What a model's scores are; None for one of vectors."""
     if isinstance(pipeline, TextScorePipeline):
         return pipeline.score
     return pipeline.spec.score if isinstance(pipeline, PairPipeline) else None
 
 
-def tasks_of(pipeline: Served) -> tuple[TaskKind, ...]:
-    scores = score_of(pipeline)
+def list_tasks(pipeline: ServedPipeline) -> tuple[TaskKind, ...]:
+    scores = find_score(pipeline)
     if scores is None:
         return ("embed",)
     reads_pairs = not isinstance(pipeline, TextScorePipeline) or pipeline.pair
     return ("rerank", "classify") if len(scores.labels) == 1 and reads_pairs else ("classify",)
 
 
-def _takes_pairs(pipeline: Served) -> bool:
+def _takes_pairs(pipeline: ServedPipeline) -> bool:
     if isinstance(pipeline, TextScorePipeline):
         return pipeline.pair
-    scores = score_of(pipeline)
+    scores = find_score(pipeline)
     return scores is not None and scores.pairs
 
 
-def space_of(target: TritonTarget, embedder: Embedder, pipeline: Served) -> str:
+def compute_space(target: TritonTarget, embedder: Embedder, pipeline: ServedPipeline) -> str:
     """16 hex digits for a model whose weights are not known: what a vector depends on, as far as it can be seen.
 
     Name and version stand for the weights, so a new version is a new space; replacing the weights under one version is

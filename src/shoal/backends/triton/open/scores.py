@@ -15,13 +15,13 @@ from shoal.pipelines.passing import PAIR, TEXT
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
 from shoal.specs import Activation, ScoreSpec
-from shoal.types import Array, Batched, Embed, Rerank
+from shoal.types import Array, BatchTask, Embed, Rerank
 
 _VECTORS = frozenset(TOKEN_OUTPUTS) - {"output"}
 """Names of outputs that no scores have."""
 
 
-def head_of(source: Path) -> ScoreSpec | None:
+def read_head(source: Path) -> ScoreSpec | None:
     """What a model's own files say of its scores; None for one that has none. Raises ModelFileError."""
     path = cross_encoder_path(source) if is_cross_encoder(source) else ""
     prefix = f"{path}/" if path else ""
@@ -109,7 +109,7 @@ class TextScorePipeline(StringPairPipeline):
         self.score = score
         self.pair = pair
 
-    def check(self, task: Batched) -> None:
+    def check(self, task: BatchTask) -> None:
         """As StringPairPipeline's; InvalidValue also for two texts where the model reads one, and the other way."""
         super().check(task)
         assert not isinstance(task, Embed)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import prepare_local, prompted
-from shoal.backends.local.open import space_of as space_of_stored
-from shoal.backends.triton.open.scores import gives_scores, head_of, score_spec
+from shoal.backends.local.open import apply_prompts, prepare_local
+from shoal.backends.local.open import compute_space as space_of_stored
+from shoal.backends.triton.open.scores import gives_scores, read_head, score_spec
 from shoal.backends.triton.open.targets import TritonTarget
 from shoal.backends.triton.schema import SENTENCE, SPARSE, TOKENS, Embedder
 from shoal.config.settings import ModelTable
@@ -29,7 +29,7 @@ from shoal.specs import ScoreSpec, SparseSpec, TextSpec
 logger = logging.getLogger("shoal.triton")
 
 
-class Specified(NamedTuple):
+class SpecSource(NamedTuple):
     """`folder` holds the tokenizer. `space` "": that of the model is not known. `head`: what its files say of scores,
     for one that Shoal did not make."""
 
@@ -39,7 +39,7 @@ class Specified(NamedTuple):
     head: ScoreSpec | None = None
 
 
-def specified(target: TritonTarget, embedder: Embedder) -> Specified:
+def find_spec(target: TritonTarget, embedder: Embedder) -> SpecSource:
     """How texts become the tensors of a model that reads tokens, and its outputs vectors or scores.
 
     Blocks. Raises SetupError, and ConfigError with the key of the table to set for what nobody says.
@@ -47,10 +47,10 @@ def specified(target: TritonTarget, embedder: Embedder) -> Specified:
     table, written = target.table, embedder.parameters.get("shoal_text")
     space = embedder.parameters.get("shoal_space", "")
     if target.stored is not None:
-        stored = prompted(target.stored, table)
+        stored = apply_prompts(target.stored, table)
         if stored is not target.stored:
             space = space_of_stored(stored)
-        return Specified(stored.path, given(target.name, stored.manifest.text_spec, embedder), space)
+        return SpecSource(stored.path, drop_missing_heads(target.name, stored.manifest.text_spec, embedder), space)
     if written:
         spec = spec_from_parameters(written)
         own = with_prompts(target.name, spec, table)
@@ -60,15 +60,15 @@ def specified(target: TritonTarget, embedder: Embedder) -> Specified:
         if table.tokenizer is None:
             folder = _written_folder(target, embedder)
         else:
-            folder = tokenizer_folder(table.tokenizer, store=store_of(target), access=access_of(target))
+            folder = tokenizer_folder(table.tokenizer, store=open_store(target), access=make_access(target))
         check_tokenizer(target, embedder, folder, spec)
-        return Specified(folder, given(target.name, own, embedder), space)
+        return SpecSource(folder, drop_missing_heads(target.name, own, embedder), space)
     if table.tokenizer is None:
         raise ConfigError(
             f"{target.name} takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
             f'[models."{target.name}"] of shoal.toml, as "hf:org/name" or a folder'
         )
-    return _foreign(target, embedder, table.tokenizer)
+    return _spec_from_tokenizer(target, embedder, table.tokenizer)
 
 
 def check_tokenizer(target: TritonTarget, embedder: Embedder, folder: Path, spec: TextSpec) -> None:
@@ -92,7 +92,7 @@ def check_tokenizer(target: TritonTarget, embedder: Embedder, folder: Path, spec
     raise ConfigError(f"{target.name}: the tokenizer of {target.table.tokenizer or source} {why}: {remedy}")
 
 
-def given(name: str, spec: TextSpec, embedder: Embedder) -> TextSpec:
+def drop_missing_heads(name: str, spec: TextSpec, embedder: Embedder) -> TextSpec:
     """Without heads whose outputs the served graph lacks. Raises ConfigError where nothing is left."""
     names = {port.canonical for port in embedder.outputs}
     changes: dict[str, Any] = {}
@@ -124,38 +124,38 @@ def with_prompts(name: str, spec: TextSpec, table: ModelTable) -> TextSpec:
     return msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)
 
 
-def store_of(target: TritonTarget) -> Store:
+def open_store(target: TritonTarget) -> Store:
     return Store(target.settings.home)
 
 
-def access_of(target: TritonTarget) -> Access:
+def make_access(target: TritonTarget) -> Access:
     return Access(offline=target.settings.offline, hf_token=target.settings.hf_token)
 
 
 def _written_folder(target: TritonTarget, embedder: Embedder) -> Path:
     """Where the tokenizer of an entry of Shoal's is: with the model in the store, else fetched without the weights."""
     address = parse_address(embedder.parameters.get("shoal_source", ""))
-    stored = store_of(target).find(address)
+    stored = open_store(target).find(address)
     if stored is not None:
         return stored.path
     try:
-        return tokenizer_folder(address, store=store_of(target), access=access_of(target))
+        return tokenizer_folder(address, store=open_store(target), access=make_access(target))
     except ModelFileError as error:
         # Of static models and of some heads the tokenizer cannot be told without reading them as a whole.
         logger.info("%s: the files of %s are read as a whole (%s)", target.name, address, error.message)
         return prepare_local(address, target.settings).path
 
 
-def _foreign(target: TritonTarget, embedder: Embedder, source: str) -> Specified:
+def _spec_from_tokenizer(target: TritonTarget, embedder: Embedder, source: str) -> SpecSource:
     table = target.table
-    folder = tokenizer_folder(source, store=store_of(target), access=access_of(target))
-    head = None if table.labels and table.activation else head_of(folder / SOURCE)
+    folder = tokenizer_folder(source, store=open_store(target), access=make_access(target))
+    head = None if table.labels and table.activation else read_head(folder / SOURCE)
     scores = gives_scores(embedder, head)
     outputs = [port.canonical for port in embedder.outputs]
     dense = [name for name in outputs if name != SPARSE]
     found = foreign_spec(
         source,
-        store=store_of(target),
+        store=open_store(target),
         inputs=[port.canonical for port in embedder.inputs],
         outputs=[SENTENCE] if scores or not dense else dense,
         dimension=0 if scores or not dense else embedder.dimension or 0,
@@ -165,7 +165,7 @@ def _foreign(target: TritonTarget, embedder: Embedder, source: str) -> Specified
             prompts=table.prompts or None,
             default_prompt_name=table.default_prompt_name,
         ),
-        access=access_of(target),
+        access=make_access(target),
     )
     for note in found.notes:
         logger.warning("%s: %s", target.name, note)
@@ -177,4 +177,4 @@ def _foreign(target: TritonTarget, embedder: Embedder, source: str) -> Specified
         changes |= {"sparse": SparseSpec(output=SPARSE)} | ({} if dense else {"dimension": 0})
     if TOKENS in outputs and embedder.level == "sentence" and not scores:
         changes["tokens"] = TOKENS
-    return Specified(folder, msgspec.structs.replace(found.spec, **changes), head=head)
+    return SpecSource(folder, msgspec.structs.replace(found.spec, **changes), head=head)

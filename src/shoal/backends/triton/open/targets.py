@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from shoal.backends.base.backend import Target
-from shoal.backends.triton.engine import Endpoint, Schema, schema_of
+from shoal.backends.triton.engine import Endpoint, Schema, detect_schema
 from shoal.backends.triton.errors import ModelGone
-from shoal.backends.triton.llm_schema import LlmSchema, parts_of
+from shoal.backends.triton.llm_schema import LlmSchema, find_parts
 from shoal.backends.triton.naming import is_part, served_name
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError, ShoalError, TransportFailed
-from shoal.models.address import Address, Served, check_name
-from shoal.models.store import Stored
+from shoal.models.address import Address, ServedModel, check_name
+from shoal.models.store import StoredModel
 from shoal.types import ModelStats
 
 logger = logging.getLogger("shoal.triton")
@@ -31,10 +31,10 @@ class TritonTarget(Target):
     repository, the files that it was made from."""
 
     endpoints: Sequence[Endpoint]
-    stored: Stored | None = None
+    stored: StoredModel | None = None
 
 
-def on_servers(target: Target, endpoints: Sequence[Endpoint], stored: Stored | None = None) -> TritonTarget:
+def make_target(target: Target, endpoints: Sequence[Endpoint], stored: StoredModel | None = None) -> TritonTarget:
     """The model of a target at these endpoints."""
     return TritonTarget(
         name=target.name,
@@ -46,7 +46,7 @@ def on_servers(target: Target, endpoints: Sequence[Endpoint], stored: Stored | N
     )
 
 
-class OnTriton:
+class TritonMixin:
     """A runner of a model on Triton, called `name` here. Closing it leaves the model loaded on its servers; `unload`
     does not. `names`: of each endpoint, where they are not all of one model there."""
 
@@ -75,7 +75,7 @@ class OnTriton:
 
 async def _statistics(endpoint: Endpoint) -> ModelStats | None:
     try:
-        found = await endpoint.control.statistics(endpoint.model, endpoint.version, deadline=endpoint.soon())
+        found = await endpoint.control.statistics(endpoint.model, endpoint.version, deadline=endpoint.rpc_deadline())
     except ShoalError as error:
         logger.debug("no statistics of %s: %s", endpoint.address, error.message)
         return None
@@ -83,24 +83,24 @@ async def _statistics(endpoint: Endpoint) -> ModelStats | None:
     return max(found, key=lambda stats: stats.last_inference, default=None)
 
 
-async def offered(
+async def list_offers(
     server: Endpoint, address: Address, table: Callable[[str], ModelTable] = lambda _: ModelTable()
-) -> dict[str, Served | str]:
+) -> dict[str, ServedModel | str]:
     """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be.
 
     `table`: what the configuration says of a model, by that name. What a model that can be served is made of is left
     out, as is TensorRT-LLM's BLS beside an ensemble over the same engine: one model would be there twice.
     """
-    found: dict[str, Served | str] = {}
+    found: dict[str, ServedModel | str] = {}
     wholes: dict[str, ModelConfig] = {}
-    for one in await server.control.index(deadline=server.soon()):
+    for one in await server.control.index(deadline=server.rpc_deadline()):
         if one.state != "READY" or one.name in found or is_part(one.name):
             continue
         try:
             name = check_name(served_name(one.name) or one.name)
-            config, metadata = await replace(server, model=one.name, version="").described()
-            _check_servable(name, schema_of(config, metadata), table(name))
-            found[name] = Served(name=name, addresses=(msgspec.structs.replace(address, model=one.name),))
+            config, metadata = await replace(server, model=one.name, version="").describe()
+            _check_servable(name, detect_schema(config, metadata), table(name))
+            found[name] = ServedModel(name=name, addresses=(msgspec.structs.replace(address, model=one.name),))
             wholes[one.name] = config
         except ModelGone:  # unloaded meanwhile
             continue
@@ -108,8 +108,8 @@ async def offered(
             raise
         except ShoalError as error:
             found[one.name] = error.message
-    hidden = _parts(wholes)
-    return {name: what for name, what in found.items() if _model(name, what) not in hidden}
+    hidden = _hidden_models(wholes)
+    return {name: what for name, what in found.items() if _server_model(name, what) not in hidden}
 
 
 def _check_servable(name: str, schema: Schema, table: ModelTable) -> None:
@@ -121,14 +121,14 @@ def _check_servable(name: str, schema: Schema, table: ModelTable) -> None:
         )
 
 
-def _parts(wholes: Mapping[str, ModelConfig]) -> set[str]:
+def _hidden_models(wholes: Mapping[str, ModelConfig]) -> set[str]:
     """The models that others are made of, by their names on the server."""
-    ensembles = {name: parts_of(config) for name, config in wholes.items() if config.HasField("ensemble_scheduling")}
+    ensembles = {name: find_parts(config) for name, config in wholes.items() if config.HasField("ensemble_scheduling")}
     used = set().union(*ensembles.values())
-    others = {name: parts_of(config) for name, config in wholes.items() if name not in ensembles}
+    others = {name: find_parts(config) for name, config in wholes.items() if name not in ensembles}
     again = {name for name, parts in others.items() if parts & used}
     return used.union(again, *others.values()) if others else used
 
 
-def _model(name: str, what: Served | str) -> str:
+def _server_model(name: str, what: ServedModel | str) -> str:
     return name if isinstance(what, str) else what.addresses[0].model

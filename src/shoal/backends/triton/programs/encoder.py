@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
-SILENT = 4
+LOG_FATAL_ONLY = 4
 
 
 class TritonPythonModel:
@@ -25,9 +25,9 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         instances = sum(group["count"] for group in config["instance_group"]) or 1
         kind = config["parameters"].get("shoal_kind", {}).get("string_value", "auto")
-        onnxruntime = runtime()
+        onnxruntime = import_onnxruntime()
         settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = SILENT
+        settings.log_severity_level = LOG_FATAL_ONLY
         settings.intra_op_num_threads = max(1, len(os.sched_getaffinity(0)) // instances)
         settings.inter_op_num_threads = 1
         # Threads that wait by spinning would take the cores of the other instances, and of Triton itself.
@@ -77,7 +77,7 @@ class TritonPythonModel:
         return answers
 
 
-def runtime() -> Any:
+def import_onnxruntime() -> Any:
     """The `onnxruntime` package, which reports to its vendor unless the environment says no before it starts."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     import onnxruntime
@@ -87,7 +87,7 @@ def runtime() -> Any:
 
 def providers(kind: str, instance: str, device: str) -> list[Any]:
     """What runs the graph: the GPU that Triton chose, where one is wanted and this ONNX Runtime has CUDA."""
-    found = "CUDAExecutionProvider" in runtime().get_available_providers()
+    found = "CUDAExecutionProvider" in import_onnxruntime().get_available_providers()
     if kind == "gpu" and not found:
         raise pb_utils.TritonModelException(
             "the onnxruntime of Triton's Python has no CUDA: install onnxruntime-gpu there, or load with kind cpu"

@@ -27,7 +27,7 @@ class TritonPythonModel:
         self.pad = spec["pad_id"]
         self.tokenizer = read(Path(__file__).with_name("tokenizer.json"), spec["lower_case"])
         self.tokenizer.enable_truncation(spec["max_tokens"])
-        self.skip = 0 if spec["include_prompt"] or not self.prompt else self.length_of(self.prompt)
+        self.skip = 0 if spec["include_prompt"] or not self.prompt else self.count_tokens(self.prompt)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self.answer(request) for request in requests]
@@ -68,7 +68,7 @@ class TritonPythonModel:
             "pooling_mask": (attended & (positions >= self.skip)).astype(np.int64),
         }
 
-    def length_of(self, prompt: str) -> int:
+    def count_tokens(self, prompt: str) -> int:
         """The tokens of the prompt alone, without a special token at their end, as sentence-transformers counts."""
         ids = self.tokenizer.encode_batch_fast([prompt])[0].ids
         special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}

@@ -149,7 +149,7 @@ def read_activation(config: JsonFile, saved: JsonFile | None, labels: int) -> Sc
        classification does: softmax, also where none is given; sigmoid for multi_label_classification; identity for
        regression.
     """
-    named = _named(config, saved)
+    named = _find_activation(config, saved)
     if named is not None:
         return named
     if labels == 1:
@@ -162,7 +162,7 @@ def read_activation(config: JsonFile, saved: JsonFile | None, labels: int) -> Sc
     return _PROBLEMS[problem]
 
 
-def _named(config: JsonFile, saved: JsonFile | None) -> ScoreActivation | None:
+def _find_activation(config: JsonFile, saved: JsonFile | None) -> ScoreActivation | None:
     own = JsonFile(f"{config.name}: sentence_transformers", config.object("sentence_transformers"))
     places = [(own, "activation_fn"), (config, "sbert_ce_default_activation_function")]
     if saved is not None:

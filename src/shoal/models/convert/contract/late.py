@@ -47,7 +47,7 @@ _EXPANSION = frozenset({"strategy", "attend", "token", "length"})
 _MASK_KEYS = frozenset({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
 
 
-class Read(NamedTuple):
+class LateHead(NamedTuple):
     """The head, and the prompts that a marker which is no token becomes."""
 
     late: Late
@@ -74,7 +74,7 @@ def is_late(folder: Path, entries: tuple[Entry, ...]) -> bool:
     return saved is not None and (saved.data.get("model_type") in MODEL_TYPES or bool(_PYLATE & set(saved.data)))
 
 
-def read_late(folder: Path, entries: tuple[Entry, ...], width: int, sentence: JsonFile | None) -> Read:
+def read_late(folder: Path, entries: tuple[Entry, ...], width: int, sentence: JsonFile | None) -> LateHead:
     """The head over token vectors of `width` (0: not known); `sentence` is the Transformer's own settings.
 
     Raises ModelFileError for modules and settings that would give other vectors.
@@ -86,10 +86,10 @@ def read_late(folder: Path, entries: tuple[Entry, ...], width: int, sentence: Js
     prefix = f"{entries[0].path}/" if entries[0].path else ""
     vocabulary = Vocabulary(folder, prefix)
     layout = _native(sentence, mask) if native else _pylate(saved)
-    return _read(layout, layers, dimension, vocabulary, saved.name)
+    return _build_head(layout, layers, dimension, vocabulary, saved.name)
 
 
-def read_stanford(folder: Path, width: int) -> Read:
+def read_stanford(folder: Path, width: int) -> LateHead:
     """The head of a checkpoint of the Stanford library: `linear.weight` among the encoder's own weights."""
     # Here and not above: that package reads what this one says.
     from shoal.models.convert.graphs.weights import open_weights
@@ -112,7 +112,7 @@ def read_stanford(folder: Path, width: int) -> Read:
         attended=saved.boolean("attend_to_mask_tokens", False),
         words=tuple(string.punctuation) if saved.boolean("mask_punctuation", True) else (),
     )
-    return _read(layout, (layer,), out, Vocabulary(folder), saved.name)
+    return _build_head(layout, (layer,), out, Vocabulary(folder), saved.name)
 
 
 def read_m3(folder: Path, prefix: str, width: int) -> Late | None:
@@ -232,7 +232,9 @@ def _words(config: JsonFile, default: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _read(layout: _Layout, layers: tuple[Dense, ...], dimension: int, vocabulary: Vocabulary, file: str) -> Read:
+def _build_head(
+    layout: _Layout, layers: tuple[Dense, ...], dimension: int, vocabulary: Vocabulary, file: str
+) -> LateHead:
     unknown = vocabulary.unknown
     skipped = {vocabulary.id(word) for word in layout.words} - {None, unknown}
     query, query_prompt = _marker(vocabulary, layout.query_prefix)
@@ -249,7 +251,7 @@ def _read(layout: _Layout, layers: tuple[Dense, ...], dimension: int, vocabulary
     )
     prompts = {"query": query_prompt, "document": document_prompt}
     late = Late(layers=layers, spec=spec, query_length=layout.query_length, document_length=layout.document_length)
-    return Read(late, {name: text for name, text in prompts.items() if text})
+    return LateHead(late, {name: text for name, text in prompts.items() if text})
 
 
 def _marker(vocabulary: Vocabulary, prefix: str) -> tuple[int | None, str]:

@@ -57,10 +57,10 @@ def read_modules(folder: Path, entries: tuple[Entry, ...]) -> Modules:
 
 def after_modules(folder: Path, entries: tuple[Entry, ...]) -> tuple[AfterPooling, ...]:
     """The modules that work on a sentence's vector, in order."""
-    return tuple(module for entry in entries if (module := _after(folder, entry)) is not None)
+    return tuple(module for entry in entries if (module := _read_after_pooling(folder, entry)) is not None)
 
 
-def shortened(modules: tuple[AfterPooling, ...], dimensions: int | None) -> tuple[AfterPooling, ...]:
+def truncate_modules(modules: tuple[AfterPooling, ...], dimensions: int | None) -> tuple[AfterPooling, ...]:
     """The modules with a cut to so many numbers, before a final Normalize: vectors stay of unit length, where
     sentence-transformers cuts them after it."""
     if dimensions is None:
@@ -70,7 +70,7 @@ def shortened(modules: tuple[AfterPooling, ...], dimensions: int | None) -> tupl
     return (*modules, Truncate(dimension=dimensions))
 
 
-def chained(width: int, modules: tuple[AfterPooling, ...]) -> int:
+def compute_output_width(width: int, modules: tuple[AfterPooling, ...]) -> int:
     """The size of vectors of `width` (0: not known) behind the modules. Raises ModelFileError where two do not fit."""
     for module in modules:
         if isinstance(module, Normalize):
@@ -138,7 +138,7 @@ _READERS: dict[str, Callable[[Path, Entry], AfterPooling | None]] = {
 }
 
 
-def _after(folder: Path, entry: Entry) -> AfterPooling | None:
+def _read_after_pooling(folder: Path, entry: Entry) -> AfterPooling | None:
     reader = _READERS.get(entry.kind)
     if reader is None:
         raise ModelFileError(f"a {entry.kind} cannot follow the pooling", file=MODULES, key=entry.where)

@@ -106,14 +106,14 @@ def read_open_clip(folder: Path, path: str = "") -> Towers:
     """Read and check what is in `folder / path`, all but the weights.
 
     Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory, and for an
-    architecture that is not built here (`unbuilt`).
+    architecture that is not built here (`unsupported_error`).
     """
     config = _config(folder, path)
-    refused = _unbuilt(config)
+    refused = _unsupported_error(config)
     if refused is not None:
         raise refused
     model, vision, text = (_section(config, key) for key in (_MODEL, _VISION, _TEXT))
-    _only(model, _MODEL, _READ_MODEL)
+    _refuse_unknown_keys(model, _MODEL, _READ_MODEL)
     dimension = model.integer(f"{_MODEL}.embed_dim", least=1)
     quick = model.boolean(f"{_MODEL}.quick_gelu", False)
     family: TowerFamily = "siglip" if f"{_VISION}.timm_model_name" in vision else "clip"
@@ -143,7 +143,7 @@ def read_open_clip(folder: Path, path: str = "") -> Towers:
     )
 
 
-def unbuilt(folder: Path, path: str = "") -> ModelFileError | None:
+def unsupported_error(folder: Path, path: str = "") -> ModelFileError | None:
     """Why the architecture in `folder / path` is not built here, or not as it is stated, for whoever can have it
     converted; None where it is, whatever else may be wrong. Raises ModelFileError for a file that cannot be read at
     all."""
@@ -175,7 +175,7 @@ def _section(config: JsonFile, name: str) -> JsonFile:
     return JsonFile(config.name, {f"{name}.{key}": value for key, value in data.items() if value is not None})
 
 
-def _only(section: JsonFile, part: str, read: frozenset[str], plain: _Plain | None = None) -> None:
+def _refuse_unknown_keys(section: JsonFile, part: str, read: frozenset[str], plain: _Plain | None = None) -> None:
     """Refuse keys that nobody here knows."""
     known = read | _UNUSED | frozenset(plain or ())
     for key in section.data:
@@ -183,33 +183,33 @@ def _only(section: JsonFile, part: str, read: frozenset[str], plain: _Plain | No
             raise section.refuse(key, f"unknown key, which may change the vectors; {CONVERT_IMAGES}")
 
 
-def _unbuilt(config: JsonFile) -> ModelFileError | None:
+def _unsupported_error(config: JsonFile) -> ModelFileError | None:
     """The refusal of what may be sound, and is neither of the two architectures."""
     model = _section(config, _MODEL)
     for name, other in _OTHER_MODELS.items():
         if f"{_MODEL}.{name}" in model:
-            return _foreign(model, f"{_MODEL}.{name}", other)
+            return _foreign_error(model, f"{_MODEL}.{name}", other)
     vision, text = _section(config, _VISION), _section(config, _TEXT)
     timm = vision.data.get(f"{_VISION}.timm_model_name")
     if timm and not (isinstance(timm, str) and _SIGLIP.fullmatch(timm)):
-        return _foreign(vision, f"{_VISION}.timm_model_name", repr(timm))
+        return _foreign_error(vision, f"{_VISION}.timm_model_name", repr(timm))
     if isinstance(vision.data.get(f"{_VISION}.layers"), list):
-        return _foreign(vision, f"{_VISION}.layers", "a ResNet")
+        return _foreign_error(vision, f"{_VISION}.layers", "a ResNet")
     if not timm and text.data.get(f"{_TEXT}.pool_type", "argmax") not in ("argmax", "eos"):
-        return _foreign(text, f"{_TEXT}.pool_type", repr(text.data[f"{_TEXT}.pool_type"]))
+        return _foreign_error(text, f"{_TEXT}.pool_type", repr(text.data[f"{_TEXT}.pool_type"]))
     return (
-        _varied(vision, _VISION, _PLAIN_TIMM if timm else _PLAIN_VISION)
-        or _varied(text, _TEXT, _PLAIN_TEXT)
-        or _varied(text, _TEXT, _SIGLIP_TEXT if timm else _CLIP_TEXT)
+        _find_deviation(vision, _VISION, _PLAIN_TIMM if timm else _PLAIN_VISION)
+        or _find_deviation(text, _TEXT, _PLAIN_TEXT)
+        or _find_deviation(text, _TEXT, _SIGLIP_TEXT if timm else _CLIP_TEXT)
         or _other_tokens(text)
     )
 
 
-def _varied(section: JsonFile, part: str, plain: _Plain) -> ModelFileError | None:
+def _find_deviation(section: JsonFile, part: str, plain: _Plain) -> ModelFileError | None:
     for name, (wanted, default) in plain.items():
         given = section.data.get(f"{part}.{name}", default)
         if given != wanted and (given or wanted):
-            return _foreign(section, f"{part}.{name}", repr(given))
+            return _foreign_error(section, f"{part}.{name}", repr(given))
     return None
 
 
@@ -218,11 +218,11 @@ def _other_tokens(text: JsonFile) -> ModelFileError | None:
     key = f"{_TEXT}.tokenizer_kwargs"
     for name, value in text.object(key).items():
         if name != "clean" and value:
-            return _foreign(text, f"{key}.{name}", repr(value))
+            return _foreign_error(text, f"{key}.{name}", repr(value))
     return None
 
 
-def _foreign(section: JsonFile, key: str, what: str) -> ModelFileError:
+def _foreign_error(section: JsonFile, key: str, what: str) -> ModelFileError:
     return section.refuse(
         key,
         f"{what} is not built here, where CLIP with a plain ViT and SigLIP are: choose one, or {CONVERT_IMAGES}",
@@ -230,7 +230,7 @@ def _foreign(section: JsonFile, key: str, what: str) -> ModelFileError:
 
 
 def _image_tower(section: JsonFile, *, quick: bool) -> ImageTower:
-    _only(section, _VISION, _READ_VISION, _PLAIN_VISION)
+    _refuse_unknown_keys(section, _VISION, _READ_VISION, _PLAIN_VISION)
     hidden = section.integer(f"{_VISION}.width", 768, least=1)
     head = section.integer(f"{_VISION}.head_width", 64, least=1)
     if hidden % head:
@@ -253,7 +253,7 @@ def _image_tower(section: JsonFile, *, quick: bool) -> ImageTower:
 
 def _timm_tower(section: JsonFile) -> ImageTower:
     """SigLIP's, whose numbers its name stands for."""
-    _only(section, _VISION, _READ_VISION, _PLAIN_TIMM)
+    _refuse_unknown_keys(section, _VISION, _READ_VISION, _PLAIN_TIMM)
     key = f"{_VISION}.timm_model_name"
     name = section.text(key)
     match = _SIGLIP.fullmatch(name)
@@ -275,7 +275,7 @@ def _timm_tower(section: JsonFile) -> ImageTower:
 
 
 def _text_tower(section: JsonFile, *, quick: bool, siglip: bool) -> TextTower:
-    _only(section, _TEXT, _READ_TEXT, {**_PLAIN_TEXT, **_SIGLIP_TEXT})
+    _refuse_unknown_keys(section, _TEXT, _READ_TEXT, {**_PLAIN_TEXT, **_SIGLIP_TEXT})
     hidden = section.integer(f"{_TEXT}.width", 512, least=1)
     heads = section.integer(f"{_TEXT}.heads", 8, least=1)
     if hidden % heads:
@@ -345,7 +345,7 @@ def _clean(section: JsonFile) -> Clean:
 
 
 def _image_spec(section: JsonFile, size: int, dimension: int) -> ImageSpec:
-    _only(section, _PICTURES, _READ_PICTURES)
+    _refuse_unknown_keys(section, _PICTURES, _READ_PICTURES)
     if section.text(f"{_PICTURES}.mode", "RGB") != "RGB":
         raise section.refuse(f"{_PICTURES}.mode", "must be RGB: no other pictures are read")
     stated = {key.removeprefix(f"{_PICTURES}."): value for key, value in section.data.items()}

@@ -12,8 +12,8 @@ from shoal.models.convert.contract.heads import Heads, kind_of, longest, read_he
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.late import SETTINGS as LATE_SETTINGS
 from shoal.models.convert.contract.lengths import Length, shortest
-from shoal.models.convert.contract.modules import Modules, chained, read_modules, shortened
-from shoal.models.convert.contract.saved import Saved, read_saved
+from shoal.models.convert.contract.modules import Modules, compute_output_width, read_modules, truncate_modules
+from shoal.models.convert.contract.saved import SavedSettings, read_saved
 from shoal.models.convert.contract.static import read_static
 from shoal.models.convert.contract.types import Contract, Encoder, Pooling
 
@@ -92,11 +92,11 @@ def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = Fals
     heads = Heads()
     if not classifier and not elsewhere:
         heads = read_heads(folder, kind, entries, config=config, sentence=sentence, width=width)
-    saved = Saved()
+    saved = SavedSettings()
     if crossing or entries or kind != "dense":
         saved = read_saved(folder, "scores" if crossing else kind)
     pooling = modules.pooling if modules else Pooling()
-    after = shortened(modules.after if modules else (), None if elsewhere else saved.dimensions)
+    after = truncate_modules(modules.after if modules else (), None if elsewhere else saved.dimensions)
     limits = longest(heads.late, _stated_lengths(folder, prefix, sentence)) + _positions(encoder, config)
     length = _max_tokens(limits, config, elsewhere)
     return Contract(
@@ -104,7 +104,7 @@ def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = Fals
         encoder=encoder,
         pooling=pooling,
         modules=after,
-        dimension=chained(width * len(pooling.modes), after) if kind == "dense" else 0,
+        dimension=compute_output_width(width * len(pooling.modes), after) if kind == "dense" else 0,
         max_tokens=length.tokens,
         max_tokens_at=(length.file, length.key),
         pad_id=encoder.pad_id if encoder else config.integer("pad_token_id", 0),
@@ -196,16 +196,16 @@ def _positions(encoder: Encoder | None, config: JsonFile) -> list[Length]:
     """The room in the position table, where that is known."""
     if encoder is not None:
         return [Length(encoder.usable_positions, config.name, _POSITIONS)]
-    return [_stated(config, _POSITIONS)] if _POSITIONS in config else []
+    return [_read_length(config, _POSITIONS)] if _POSITIONS in config else []
 
 
 def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> list[Length]:
     if sentence is not None:
         arguments = sentence.object("tokenizer_args") or sentence.object("processor_kwargs")
         if "model_max_length" in arguments:
-            return [_stated(JsonFile(sentence.name, arguments), "model_max_length")]
+            return [_read_length(JsonFile(sentence.name, arguments), "model_max_length")]
         if "max_seq_length" in sentence:
-            return [_stated(sentence, "max_seq_length")]
+            return [_read_length(sentence, "max_seq_length")]
     tokenizer = read_object(folder, f"{prefix}tokenizer_config.json")
     if tokenizer is None or "model_max_length" not in tokenizer:
         return []
@@ -215,5 +215,5 @@ def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> lis
     return [Length(int(stated), tokenizer.name, "model_max_length")] if stated < _ENDLESS else []
 
 
-def _stated(config: JsonFile, key: str) -> Length:
+def _read_length(config: JsonFile, key: str) -> Length:
     return Length(config.integer(key, least=1), config.name, key)

@@ -26,7 +26,7 @@ _WORDS: dict[Kind, str] = {
 _USUAL: dict[Kind, str] = {"dense": "cosine", "sparse": "dot", "late": "maxsim", "scores": "cosine"}
 
 
-class Saved(NamedTuple):
+class SavedSettings(NamedTuple):
     """`dimensions`: how many numbers of a vector are kept, None for all."""
 
     prompts: dict[str, str] = {}
@@ -35,11 +35,11 @@ class Saved(NamedTuple):
     dimensions: int | None = None
 
 
-def read_saved(folder: Path, kind: Kind = "dense") -> Saved:
+def read_saved(folder: Path, kind: Kind = "dense") -> SavedSettings:
     """What the file says, of a model of that kind. Raises ModelFileError for another kind and for malformed values."""
     config = read_object(folder, SAVED)
     if config is None:
-        return Saved(similarity=_USUAL[kind])
+        return SavedSettings(similarity=_USUAL[kind])
     model_type = config.text("model_type", "SentenceTransformer")
     if model_type not in _MODEL_TYPES[kind]:
         raise config.refuse("model_type", f"{model_type!r} is not {_WORDS[kind]}")
@@ -53,7 +53,7 @@ def read_saved(folder: Path, kind: Kind = "dense") -> Saved:
     if default is not None and default not in prompts:
         raise config.refuse("default_prompt_name", f"{default!r} is not among the prompts ({', '.join(prompts)})")
     dimensions = config.integer("truncate_dim", least=1) if "truncate_dim" in config else None
-    return Saved(prompts, default, _similarity(config, kind), dimensions)
+    return SavedSettings(prompts, default, _similarity(config, kind), dimensions)
 
 
 def _similarity(config: JsonFile, kind: Kind) -> str:

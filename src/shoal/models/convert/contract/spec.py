@@ -27,7 +27,7 @@ def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pool
         prompts=contract.prompts,
         default_prompt_name=contract.default_prompt_name,
         pooling="+".join(contract.pooling.modes),
-        modules=tuple(map(_said, contract.modules)),
+        modules=tuple(map(_describe_layer, contract.modules)),
         similarity=contract.similarity,
         sentence_embedding=SENTENCE,
         pooled=pooled,
@@ -73,7 +73,7 @@ def _layer(module: AfterPooling) -> LayerSpec:
     )
 
 
-def _said(module: AfterPooling) -> str:
+def _describe_layer(module: AfterPooling) -> str:
     tag = str(module.__struct_config__.tag)
     if isinstance(module, Truncate):
         return f"{tag}:{module.dimension}"

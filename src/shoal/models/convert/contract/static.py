@@ -15,7 +15,7 @@ from shoal.errors import ModelFileError
 from shoal.models.convert.contract.entries import Entry
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.lengths import Length, shortest
-from shoal.models.convert.contract.modules import after_modules, chained, shortened
+from shoal.models.convert.contract.modules import after_modules, compute_output_width, truncate_modules
 from shoal.models.convert.contract.saved import read_saved
 from shoal.models.convert.contract.types import Contract, Normalize, Pooling, Table
 from shoal.models.convert.contract.vocabulary import Vocabulary
@@ -54,14 +54,14 @@ def read_static(folder: Path, entries: tuple[Entry, ...] | None) -> Contract | N
     else:
         modules = (Normalize(),) if config is not None and config.boolean("normalize", False) else ()
     saved = read_saved(folder)
-    modules = shortened(modules, saved.dimensions)
+    modules = truncate_modules(modules, saved.dimensions)
     length = table_length(folder, table)
     return Contract(
         encoder_path=path,
         encoder=None,
         pooling=Pooling(),
         modules=modules,
-        dimension=chained(table.width, modules),
+        dimension=compute_output_width(table.width, modules),
         max_tokens=length.tokens,
         max_tokens_at=(length.file, length.key),
         vocab_size=table.ids,

@@ -95,7 +95,7 @@ def _spec(  # noqa: PLR0913 - each is a field of the spec
 ) -> ImageSpec:
     if resize == "shortest" and size[0] != size[1]:
         raise config.refuse(f"{at}size", f"{list(size)} is no square, which is only supported for squashed pictures")
-    colours = JsonFile(config.name, {key: _listed(value) for key, value in config.data.items()})
+    colours = JsonFile(config.name, {key: _to_triple(value) for key, value in config.data.items()})
     squash = resize == "squash"
     return ImageSpec(
         size=size,
@@ -117,7 +117,7 @@ def _score(labels: tuple[str, ...]) -> ScoreSpec:
     return ScoreSpec(labels=labels, activation=activation, output=LOGITS, pairs=False)
 
 
-def _listed(value: Any) -> Any:
+def _to_triple(value: Any) -> Any:
     """One number for all channels, or a tuple, as a list of three."""
     if isinstance(value, tuple | list):
         return [*value] * (3 if len(value) == 1 else 1)

@@ -56,7 +56,7 @@ class _Shape(NamedTuple):
     data: tuple[str, ...]
 
 
-class Taken(NamedTuple):
+class ShippedGraph(NamedTuple):
     """A shipped graph, put into service.
 
     `inputs`: what to feed. `pooled`: the output before a final Normalize, or `sentence_embedding` when the graph has
@@ -76,7 +76,7 @@ Axes: TypeAlias = tuple[int | str | None, ...]
 """Of an output, after the batch: a size, a name, or None for one that is not known."""
 
 
-class _Ending(NamedTuple):
+class _GraphOutputs(NamedTuple):
     """What was made of a graph's outputs; `outputs` are (name, axes)."""
 
     kind: Kind
@@ -85,9 +85,9 @@ class _Ending(NamedTuple):
     tokens: str = ""
 
 
-def take_shipped(
+def adapt_shipped_graph(
     folder: Path, name: str, contract: Contract, target: Path, *, progress: Callable[[float], None] | None = None
-) -> Taken:
+) -> ShippedGraph:
     """Write `target` from the graph `folder / name`, ending in `sentence_embedding` and, where it can, `pooled` and
     `token_embeddings`, or in a classifier's logits.
 
@@ -111,10 +111,10 @@ def take_shipped(
     _copy_data(folder / name, name, shape.data, target, progress)
     target.write_bytes(model.SerializeToString(deterministic=True))
     _check(target, name)
-    return Taken(inputs, ending.pooled, ending.tokens, ending.kind, _parameters(model), shape.data)
+    return ShippedGraph(inputs, ending.pooled, ending.tokens, ending.kind, _parameters(model), shape.data)
 
 
-def _end_in_scores(model: ModelProto, graph: Graph, shape: _Shape, classifier: Classifier, name: str) -> _Ending:
+def _end_in_scores(model: ModelProto, graph: Graph, shape: _Shape, classifier: Classifier, name: str) -> _GraphOutputs:
     """The output `logits`, else the only one that there is, as float32 [b, labels]."""
     floats = [port for port in shape.outputs if port.type in _FLOATS]
     output, labels = classifier.spec.output, len(classifier.spec.labels)
@@ -128,13 +128,13 @@ def _end_in_scores(model: ModelProto, graph: Graph, shape: _Shape, classifier: C
             file=name,
             key=scores.name,
         )
-    _give(model, graph, scores, output)
-    return _Ending("scores", ((output, (labels,)),))
+    _expose_output(model, graph, scores, output)
+    return _GraphOutputs("scores", ((output, (labels,)),))
 
 
 def _end_in_weights(
     model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, splade: Splade, name: str
-) -> _Ending:
+) -> _GraphOutputs:
     """The logits of a masked language model [b, l, vocabulary], with SPLADE's pooling after them."""
     logits = next((port for port in shape.outputs if port.name == "logits" and port.type in _FLOATS), None)
     if logits is None or (logits.shape and len(logits.shape) != 3):
@@ -145,12 +145,12 @@ def _end_in_weights(
         raise ModelFileError(f"has {words} words, but the configuration {contract.vocab_size}", file=name, key="logits")
     _rename(model, SPARSE, f"shoal/own_{SPARSE}")
     append_splade(graph, splade, logits.name if logits.type == FLOAT else graph.cast_float(logits.name))
-    return _Ending("sparse", ((SPARSE, (words,)),))
+    return _GraphOutputs("sparse", ((SPARSE, (words,)),))
 
 
 def _end_in_late(
     model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, late: Late, folder: Path, name: str
-) -> _Ending:
+) -> _GraphOutputs:
     """Token vectors as the encoder gives them, with the layers of late interaction after them."""
     found = (port for wanted in TOKEN_LEVEL for port in shape.outputs if port.name == wanted and port.type in _FLOATS)
     tokens = next(found, None)
@@ -165,7 +165,7 @@ def _end_in_late(
             key=tokens.name,
         )
     vectors = tokens.name if tokens.type == FLOAT else graph.cast_float(tokens.name)
-    return _Ending("multi", _token_heads(model, graph, contract, folder, vectors))
+    return _GraphOutputs("multi", _token_heads(model, graph, contract, folder, vectors))
 
 
 def _token_heads(
@@ -179,7 +179,7 @@ def _token_heads(
 
 def _end_in_vectors(
     model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, folder: Path, name: str
-) -> _Ending:
+) -> _GraphOutputs:
     sentence, tokens = _outputs(shape, contract, name)
     if tokens is not None and not contract.pooling.include_prompt:
         sentence = None  # its own pooling cannot leave a prompt out, ours can
@@ -195,11 +195,11 @@ def _end_in_vectors(
     for own in (POOLED,) if sentence is not None else (POOLED, SENTENCE):
         _rename(model, own, f"shoal/own_{own}")
     if sentence is not None:
-        _give(model, graph, sentence, SENTENCE)
+        _expose_output(model, graph, sentence, SENTENCE)
     pooled = SENTENCE
     outputs: list[tuple[str, Axes]] = [(SENTENCE, (contract.dimension,))]
     if tokens is not None:
-        _give(model, graph, tokens, TOKENS)
+        _expose_output(model, graph, tokens, TOKENS)
         if sentence is None or contract.ends_normalized:
             build_head(graph, contract, folder, TOKENS, name=SENTENCE if sentence is None else None)
             pooled = POOLED
@@ -213,10 +213,10 @@ def _end_in_vectors(
             file=name,
         )
     kind: Kind = "token-level" if sentence is None else "pooled"
-    return _Ending(kind, tuple(outputs), pooled, TOKENS if tokens is not None else "")
+    return _GraphOutputs(kind, tuple(outputs), pooled, TOKENS if tokens is not None else "")
 
 
-def _give(model: ModelProto, graph: Graph, port: _Port, name: str) -> None:
+def _expose_output(model: ModelProto, graph: Graph, port: _Port, name: str) -> None:
     """Let the graph's value `port` be called `name`, in float32."""
     if (port.name, port.type) == (name, FLOAT):
         return

@@ -23,7 +23,7 @@ Outputs: TypeAlias = list[tuple[str, tuple[int | str, ...]]]
 """Of a graph: names, and the axes after the batch."""
 
 
-class Built(NamedTuple):
+class BuiltGraph(NamedTuple):
     """`files` are the names of what was written: the graph, and its weights where they are a file of their own."""
 
     parameters: int
@@ -55,7 +55,7 @@ def build_text_graph(
     *,
     inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
-) -> Built:
+) -> BuiltGraph:
     """Write the model's graph to `path`.
 
     An embedder's ends in `sentence_embedding` (all modules) and `pooled` (before a final Normalize), float32
@@ -76,7 +76,7 @@ def build_text_graph(
     files = write_graph(
         graph, path, inputs=graph_inputs(contract), outputs=outputs, inline_bytes=inline_bytes, progress=progress
     )
-    return Built(graph.parameters(), tuple(file.name for file in files))
+    return BuiltGraph(graph.parameters(), tuple(file.name for file in files))
 
 
 def _over_encoder(graph: Graph, contract: Contract, encoder: Encoder, folder: Path) -> Outputs:

@@ -60,7 +60,7 @@ def open_tower_weights(folder: Path, towers: Towers) -> Weights:
     parts = dict(_text(towers, own))
     parts |= _clip_image(towers) if towers.family == "clip" else _timm_image(towers.image)
     parts |= {number: Part(number, None) for number in ("logit_scale", "logit_bias") if stored.has(number)}
-    return stored.renamed(parts)
+    return stored.rename_tensors(parts)
 
 
 def _text(towers: Towers, own: str) -> _Parts:
@@ -74,7 +74,7 @@ def _text(towers: Towers, own: str) -> _Parts:
         yield from _layer(tower, _BLOCK, f"{own}transformer.resblocks.{layer}", f"{ours}.encoder.layers.{layer}")
     yield from _pair(f"{ours}.final_layer_norm", f"{own}ln_final", tower.hidden)
     if towers.family == "clip":
-        yield "text_projection.weight", _turned(f"{own}text_projection", (tower.hidden, towers.dimension))
+        yield "text_projection.weight", _transpose(f"{own}text_projection", (tower.hidden, towers.dimension))
     else:
         yield from _pair(f"{ours}.head", f"{own}text_projection", towers.dimension, tower.hidden)
 
@@ -88,7 +88,7 @@ def _clip_image(towers: Towers) -> dict[str, Part]:
         f"{ours}.embeddings.position_embedding.weight": Part(
             f"{own}.positional_embedding", (tower.patches + 1, tower.hidden)
         ),
-        "visual_projection.weight": _turned(f"{own}.proj", (tower.hidden, towers.dimension)),
+        "visual_projection.weight": _transpose(f"{own}.proj", (tower.hidden, towers.dimension)),
     }
     made |= _pair(f"{ours}.pre_layrnorm", f"{own}.ln_pre", tower.hidden)
     made |= _pair(f"{ours}.post_layernorm", f"{own}.ln_post", tower.hidden)
@@ -141,7 +141,7 @@ def _pair(ours: str, own: str, *shape: int) -> _Parts:
     yield f"{ours}.bias", Part(f"{own}.bias", shape[:1])
 
 
-def _turned(own: str, shape: tuple[int, int]) -> Part:
+def _transpose(own: str, shape: tuple[int, int]) -> Part:
     return Part(own, shape, np.transpose)
 
 

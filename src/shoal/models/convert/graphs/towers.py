@@ -13,7 +13,7 @@ from shoal.models.convert.contract.towers import TEXT_EMBEDS, TextTower, Towers
 from shoal.models.convert.graphs.builder import INLINE_BYTES, Graph, write_graph
 from shoal.models.convert.graphs.head import pick_first
 from shoal.models.convert.graphs.layers import MASKED, LayerNames, Layers
-from shoal.models.convert.graphs.text import Built
+from shoal.models.convert.graphs.text import BuiltGraph
 from shoal.models.convert.graphs.tower_weights import open_tower_weights
 
 TOWER_LAYER = LayerNames(
@@ -36,7 +36,7 @@ def build_text_tower(
     *,
     inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
-) -> Built:
+) -> BuiltGraph:
     """Write the text tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not fit
     the configuration."""
     graph, weights = Graph(), open_tower_weights(folder, towers)
@@ -59,7 +59,7 @@ def build_text_tower(
         inline_bytes=inline_bytes,
         progress=progress,
     )
-    return Built(graph.parameters(), tuple(file.name for file in files))
+    return BuiltGraph(graph.parameters(), tuple(file.name for file in files))
 
 
 def append_layers(layers: Layers, value: str, count: int, bias: str | None = None) -> str:

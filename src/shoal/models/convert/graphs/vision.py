@@ -12,7 +12,7 @@ import numpy as np
 from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, ImageTower, Towers
 from shoal.models.convert.graphs.builder import INLINE_BYTES, Graph, write_graph
 from shoal.models.convert.graphs.layers import KEY_ORDER, QUERY_ORDER, Layers
-from shoal.models.convert.graphs.text import Built
+from shoal.models.convert.graphs.text import BuiltGraph
 from shoal.models.convert.graphs.tower_weights import open_tower_weights
 from shoal.models.convert.graphs.towers import append_layers, project
 from shoal.models.convert.graphs.weights import Floats
@@ -25,7 +25,7 @@ def build_image_tower(
     *,
     inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
-) -> Built:
+) -> BuiltGraph:
     """Write the image tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not
     fit the configuration."""
     graph, tower = Graph(), towers.image
@@ -40,7 +40,7 @@ def build_image_tower(
         inline_bytes=inline_bytes,
         progress=progress,
     )
-    return Built(graph.parameters(), tuple(file.name for file in files))
+    return BuiltGraph(graph.parameters(), tuple(file.name for file in files))
 
 
 def _clip(layers: Layers, tower: ImageTower, dimension: int) -> str:
@@ -71,12 +71,12 @@ def _siglip(layers: Layers, tower: ImageTower) -> str:
     rows = layers.constant("embeddings.position_embedding.weight", (tower.patches, tower.hidden))
     value = graph.op("Add", _patches(layers, tower, bias=True), rows)
     value = layers.norm(append_layers(layers, value, tower.layers), "post_layernorm")
-    value = _gathered(layers, tower, value)
+    value = _attend_probe(layers, tower, value)
     inner = layers.feed_forward(layers.norm(value, "head.layernorm"), "head.mlp.fc1", "head.mlp.fc2")
     return graph.op("Gather", graph.op("Add", inner, value), graph.integer(0), axis=1)
 
 
-def _gathered(layers: Layers, tower: ImageTower, value: str) -> str:
+def _attend_probe(layers: Layers, tower: ImageTower, value: str) -> str:
     """torch's MultiheadAttention of the probe over `value`: [b, 1, hidden]. Its three maps are one matrix, query first;
     the query is the same for every picture and is worked out here."""
     weights, hidden, size = layers.weights, tower.hidden, tower.hidden // tower.heads
@@ -91,14 +91,14 @@ def _gathered(layers: Layers, tower: ImageTower, value: str) -> str:
         scaled = (asked + weights.get(bias, shape[:1])[:hidden]) / np.float32(math.sqrt(size))
         return np.ascontiguousarray(scaled.reshape(1, tower.heads, 1, size), np.float32)
 
-    def mapped(name: str, order: list[int], part: slice) -> str:
+    def map_value(name: str, order: list[int], part: slice) -> str:
         projected = layers.affine(
             value, name, square, lambda: weights.get(matrix, shape)[part], lambda: weights.get(bias, shape[:1])[part]
         )
         return layers.split(projected, order)
 
-    key = mapped("head.attention.key", KEY_ORDER, slice(hidden, 2 * hidden))
-    content = mapped("head.attention.value", QUERY_ORDER, slice(2 * hidden, 3 * hidden))
+    key = map_value("head.attention.key", KEY_ORDER, slice(hidden, 2 * hidden))
+    content = map_value("head.attention.value", QUERY_ORDER, slice(2 * hidden, 3 * hidden))
     asked = layers.graph.weight("head.query", (1, tower.heads, 1, size), query)
     return layers.attend(asked, key, content, None, "head.attention.out_proj")
 

@@ -112,20 +112,20 @@ class Weights:
 
     def get(self, name: str, shape: tuple[int, ...]) -> Floats:
         """The tensor as float32. Raises ModelFileError when it is absent or of another shape."""
-        return _float32(*self._stored(name, shape))
+        return _float32(*self._get_floats(name, shape))
 
     def rows(self, name: str, shape: tuple[int, ...], wanted: npt.NDArray[np.int64]) -> Floats:
         """`get(name, shape)[wanted]`, without reading the other rows."""
-        data, dtype = self._stored(name, shape)
+        data, dtype = self._get_floats(name, shape)
         return _float32(data[wanted], dtype)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise what `get` would, without reading the data."""
-        self._stored(name, shape)
+        self._get_floats(name, shape)
 
     def table(self, name: str) -> tuple[int, int]:
         """Rows and columns of a matrix of floats, or of the int8 that stand for them. Raises as `get` does."""
-        data, dtype = self._any(name)
+        data, dtype = self._get_any(name)
         if not _is_float(dtype) and dtype != "I8":
             raise ModelFileError(f"must hold floats or int8, not {dtype}", file=self._tensors[name].file, key=name)
         shape = data.shape
@@ -135,12 +135,12 @@ class Weights:
 
     def table_rows(self, name: str, wanted: npt.NDArray[np.int64] | slice) -> Floats:
         """Rows of such a matrix as float32."""
-        data, dtype = self._any(name)
+        data, dtype = self._get_any(name)
         return _float32(data[wanted], dtype)
 
     def number(self, name: str) -> float:
         """The one float that a tensor of whatever shape holds. Raises as `get` does."""
-        data, dtype = self._any(name)
+        data, dtype = self._get_any(name)
         if not _is_float(dtype) or data.size != 1:
             raise ModelFileError(
                 f"must hold one float, not {dtype} of shape {list(data.shape)}", file=self._tensors[name].file, key=name
@@ -151,7 +151,7 @@ class Weights:
         """A list of integers, None where there is nothing of that name. Raises ModelFileError for anything else."""
         if name not in self._tensors:
             return None
-        data, dtype = self._any(name)
+        data, dtype = self._get_any(name)
         if _is_float(dtype) or data.ndim != 1:
             raise ModelFileError(
                 f"must be a list of integers, not {dtype} of shape {list(data.shape)}",
@@ -160,16 +160,18 @@ class Weights:
             )
         return data.astype(np.int64)
 
-    def renamed(self, parts: Mapping[str, Part]) -> Weights:
+    def rename_tensors(self, parts: Mapping[str, Part]) -> Weights:
         """The same data under other names and in other pieces, none of it read but where tensors are joined.
 
         Raises as `get` does, by the names that are stored.
         """
         tensors = {}
         for name, part in parts.items():
-            data, dtype = self._any(part.stored) if part.shape is None else self._stored(part.stored, part.shape)
+            data, dtype = (
+                self._get_any(part.stored) if part.shape is None else self._get_floats(part.stored, part.shape)
+            )
             for more, shape in part.then:
-                other, kind = self._stored(more, shape)
+                other, kind = self._get_floats(more, shape)
                 if kind != dtype:
                     raise ModelFileError(
                         f"is {kind}, but {part.stored} is {dtype}; save the model again in one precision",
@@ -180,7 +182,7 @@ class Weights:
             tensors[name] = _Tensor(self._tensors[part.stored].file, dtype, part.take(data))
         return Weights(self.where, tensors)
 
-    def _any(self, name: str) -> tuple[npt.NDArray[Any], str]:
+    def _get_any(self, name: str) -> tuple[npt.NDArray[Any], str]:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelFileError("this tensor is missing", file=self.where, key=name)
@@ -193,8 +195,8 @@ class Weights:
             )
         return tensor.data, tensor.dtype
 
-    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], str]:
-        data, dtype = self._any(name)
+    def _get_floats(self, name: str, shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], str]:
+        data, dtype = self._get_any(name)
         if not _is_float(dtype):
             raise ModelFileError("holds integers, which are no weights", file=self.where, key=name)
         if data.shape != shape:

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 from shoal.pipelines.chat.tools.hermes import HermesParser
 from shoal.pipelines.chat.tools.llama3 import Llama3Parser
 from shoal.pipelines.chat.tools.mistral import MistralParser
-from shoal.pipelines.chat.tools.outlet import Outlet, call_id, short_call_id
+from shoal.pipelines.chat.tools.outlet import DeltaCollector, call_id, short_call_id
 from shoal.pipelines.chat.tools.pythonic import PythonicParser
 from shoal.pipelines.chat.tools.reader import Reader
 from shoal.types import Tool, ToolDelta
@@ -46,7 +46,7 @@ def tool_parser(
 ) -> ToolParser:
     """A fresh parser for one answer. `parallel` False: calls after the first are dropped. `new_id` makes the calls'
     ids, else they are random, in the form that the models' templates want back."""
-    out = Outlet(parallel=parallel, new_id=new_id or (short_call_id if kind == "mistral" else call_id))
+    out = DeltaCollector(parallel=parallel, new_id=new_id or (short_call_id if kind == "mistral" else call_id))
     if kind == "hermes":
         return HermesParser(out, tools)
     if kind == "mistral":

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Container
 
-from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.outlet import DeltaCollector
 
 MAX_NAME = 256
 
@@ -77,7 +77,7 @@ class CallObject:
     - `known`: names that may be called, where any other means that this is no call; None: all.
     """
 
-    def __init__(self, out: Outlet, known: Container[str] | None = None) -> None:
+    def __init__(self, out: DeltaCollector, known: Container[str] | None = None) -> None:
         self.ended = self.broken = self.sent = False
         self._out = out
         self._known = known
@@ -94,13 +94,17 @@ class CallObject:
         """How far it got; it is over, one way or the other, when that is not the end of the text."""
         while at < len(text) and not self.ended and not self.broken:
             sent = self.sent
-            after = self._value(text, at) if self._extent or self._expect == "scalar" else self._structure(text, at)
+            after = (
+                self._read_value(text, at)
+                if self._extent or self._expect == "scalar"
+                else self._read_structure(text, at)
+            )
             if not sent and not self.sent:
-                self._out.begun(text[at:after])
+                self._out.hold_back(text[at:after])
             at = after
         return at
 
-    def _structure(self, text: str, at: int) -> int:
+    def _read_structure(self, text: str, at: int) -> int:
         """Blanks, brackets, commas and colons; sets up the value that begins."""
         match = _BLANK_RUN.match(text, at)
         if match and match.end() > at:
@@ -130,7 +134,7 @@ class CallObject:
         self._extent = Extent()
 
     def _begin_value(self, char: str, at: int) -> int:
-        wanted = self._wanted()
+        wanted = self._classify_value()
         if char == "{" and self._key == "function" and not self._name:
             self._inner += 1
             self._expect = "key or }"
@@ -153,13 +157,13 @@ class CallObject:
             self._expect = "scalar"
         return at
 
-    def _wanted(self) -> str:
+    def _classify_value(self) -> str:
         """What the value of this key is for; "" where it is skipped."""
         if self._key in _NAMES and not self._name:
             return "name"
         return "arguments" if self._key in _ARGUMENTS and self._early is None and not self.sent else ""
 
-    def _value(self, text: str, at: int) -> int:
+    def _read_value(self, text: str, at: int) -> int:
         if self._extent is None:
             found = _SCALAR_END.search(text, at)
             after, ended = (found.start(), True) if found else (len(text), False)
@@ -168,7 +172,7 @@ class CallObject:
             ended = self._extent.ended
         if self._streaming:
             self._out.arguments(text[at:after])
-        elif self._expect == "key" or self._wanted():
+        elif self._expect == "key" or self._classify_value():
             self._captured.append(text[at:after])
         if ended:
             self._end_value()
@@ -179,17 +183,17 @@ class CallObject:
         streamed, self._streaming = self._streaming, False
         captured = "".join(self._captured)
         if self._expect == "key":
-            self._key = _decoded(captured) or ""
+            self._key = _decode_string(captured) or ""
             self._expect = ":"
             return
         self._expect = ", or }"
-        wanted = "" if streamed else self._wanted()
+        wanted = "" if streamed else self._classify_value()
         if wanted == "name":
-            self._name = _decoded(captured) or ""
+            self._name = _decode_string(captured) or ""
             usable = 0 < len(self._name) <= MAX_NAME and self._name.isprintable()
             self.broken = not usable or (self._known is not None and self._name not in self._known)
         elif wanted == "arguments":
-            self._early = _object_text(captured)
+            self._early = _to_object_text(captured)
             self.broken = self._early is None
         if self._name and self._early is not None and not self.sent and not self.broken:
             self._begin_call()
@@ -214,7 +218,7 @@ class CallObject:
         self.sent = True
 
 
-def _decoded(text: str) -> str | None:
+def _decode_string(text: str) -> str | None:
     """The text that a JSON string means; None where it is no JSON string. Line ends may stand in it as they are."""
     try:
         value = json.loads(text, strict=False)
@@ -223,14 +227,14 @@ def _decoded(text: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _object_text(text: str) -> str | None:
+def _to_object_text(text: str) -> str | None:
     """The JSON object that arguments mean: themselves, the content of a text, `{}` for null and an empty text; None
     where they are none."""
     if text.startswith("{"):
         return text
     if text == "null":
         return "{}"
-    inner = _decoded(text)
+    inner = _decode_string(text)
     if inner is None:
         return None
     inner = inner.strip() or "{}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.pipelines.chat.tools.call_object import CallObject
-from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.qwen import FUNCTION, TaggedCall
 from shoal.pipelines.chat.tools.reader import Reader, begins
 from shoal.types import Tool
@@ -26,16 +26,16 @@ class HermesParser(Reader):
     _marks = (OPEN,)
     markup = (OPEN, CLOSE)
 
-    def __init__(self, out: Outlet, tools: Sequence[Tool]) -> None:
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         super().__init__(out)
         self._tools = {tool.name: tool for tool in tools}
         self._call: CallObject | TaggedCall = CallObject(out)
 
-    def _opened(self, text: str, at: int) -> int | None:
+    def _read_opening(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)
         return after if after > at else self._begin(text, at, closes=False)
 
-    def _closing(self, text: str, at: int) -> int | None:
+    def _read_closing(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)
         return after if after > at else self._begin(text, at, closes=True)
 
@@ -52,7 +52,7 @@ class HermesParser(Reader):
             self._step = self._content
             return at + len(CLOSE)
         if mark == FUNCTION:
-            self._out.begun(FUNCTION)
+            self._out.hold_back(FUNCTION)
             self._call, self._step = TaggedCall(self._out, self._tools), self._read_call
             return at + len(FUNCTION)
         self._give_back()
@@ -62,7 +62,7 @@ class HermesParser(Reader):
         call = self._call
         after = call.read(text, at)
         if call.ended or (call.broken and call.sent):
-            self._step = self._closing
+            self._step = self._read_closing
         elif call.broken:
             self._give_back()
         return after

@@ -58,10 +58,10 @@ class _Literals:
                 raise _NoLiteral
             seen.add(name)
             self._expect("=")
-            return f"{_quoted(name)}: {self._value()}"
+            return f"{_quote_json(name)}: {self._value()}"
 
         self._expect("(")
-        json_text = "{" + self._joined(")", argument) + "}"
+        json_text = "{" + self._join_items(")", argument) + "}"
         if self._at < len(self._tokens):
             raise _NoLiteral
         return json_text
@@ -69,7 +69,7 @@ class _Literals:
     def _value(self) -> str:
         kind, text = self._take()
         if kind == "string":
-            return _quoted(self._string(text))
+            return _quote_json(self._string(text))
         if kind == "number":
             return _number(text)
         if kind == "word" and text in _WORDS:
@@ -78,9 +78,9 @@ class _Literals:
             raise _NoLiteral
         self._depth += 1
         if text == "{":
-            json_text = "{" + self._joined("}", self._pair) + "}"
+            json_text = "{" + self._join_items("}", self._pair) + "}"
         else:
-            json_text = "[" + self._joined("]" if text == "[" else ")", self._value) + "]"
+            json_text = "[" + self._join_items("]" if text == "[" else ")", self._value) + "]"
         self._depth -= 1
         return json_text
 
@@ -88,18 +88,18 @@ class _Literals:
         kind, text = self._take()
         if kind != "string":
             raise _NoLiteral
-        key = _quoted(self._string(text))
+        key = _quote_json(self._string(text))
         self._expect(":")
         return f"{key}: {self._value()}"
 
     def _string(self, text: str) -> str:
         """Strings side by side are one."""
-        parts = [_unescaped(text)]
+        parts = [_unescape(text)]
         while self._peek()[0] == "string":
-            parts.append(_unescaped(self._take()[1]))
+            parts.append(_unescape(self._take()[1]))
         return "".join(parts)
 
-    def _joined(self, close: str, item: Callable[[], str]) -> str:
+    def _join_items(self, close: str, item: Callable[[], str]) -> str:
         parts = []
         while self._peek() != ("mark", close):
             parts.append(item())
@@ -152,21 +152,21 @@ def _number(text: str) -> str:
     return repr(value)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     try:
-        return _ESCAPE.sub(_escaped, text[1:-1])
+        return _ESCAPE.sub(_decode_escape, text[1:-1])
     except (ValueError, OverflowError):  # \U above the last code point
         raise _NoLiteral from None
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _decode_escape(match: re.Match[str]) -> str:
     code = match[1]
     if code[0] in "xuU":
         return chr(int(code[1:], 16))
     return chr(int(code, 8)) if code.isdecimal() else _LETTERS.get(code, code)
 
 
-def _quoted(text: str) -> str:
+def _quote_json(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:  # halves of surrogate pairs have no bytes, but an escape in JSON

@@ -10,7 +10,7 @@ import re
 from collections.abc import Container
 
 from shoal.pipelines.chat.tools.call_object import CallObject
-from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import Reader, begins
 
 OPEN = ("<|python_tag|>", "<|python_start|>")
@@ -28,7 +28,7 @@ class Llama3Parser(Reader):
     _marks = OPEN
     markup = (*OPEN, CLOSE)
 
-    def __init__(self, out: Outlet, names: Container[str]) -> None:
+    def __init__(self, out: DeltaCollector, names: Container[str]) -> None:
         super().__init__(out)
         self._names = names
         self._known: Container[str] | None = names
@@ -48,7 +48,7 @@ class Llama3Parser(Reader):
             self._give_back()
         return at
 
-    def _opened(self, text: str, at: int) -> int | None:
+    def _read_opening(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)
         if after > at:
             return after

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME, CallObject, Extent
-from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import Reader, begins
 
 OPEN = "[TOOL_CALLS]"
@@ -26,7 +26,7 @@ class MistralParser(Reader):
     _marks = (OPEN,)
     markup = (OPEN, ARGS, CALL_ID)
 
-    def __init__(self, out: Outlet) -> None:
+    def __init__(self, out: DeltaCollector) -> None:
         super().__init__(out)
         self._call = CallObject(out)
         self._extent = Extent()
@@ -37,14 +37,14 @@ class MistralParser(Reader):
     def _between_calls(self) -> bool:
         return self._told and self._step == self._next
 
-    def _opened(self, text: str, at: int) -> int | None:
+    def _read_opening(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)
         if after > at:
             return after
         self._array = text[at] == "["
         self._told = False
         if self._array:
-            self._out.begun("[")
+            self._out.hold_back("[")
             self._step = self._next
             return at + 1
         if text[at] == "{":
@@ -104,7 +104,7 @@ class MistralParser(Reader):
         if not mark:
             self._give_back()
             return at
-        self._out.begun(mark)
+        self._out.hold_back(mark)
         if mark == CALL_ID:
             self._step = self._read_id
         return at + len(mark)

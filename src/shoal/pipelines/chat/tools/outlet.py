@@ -25,10 +25,10 @@ def short_call_id() -> str:
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
-class Outlet:
+class DeltaCollector:
     """Collects the content and the deltas of one answer, numbers the calls and tidies blanks up.
 
-    - Text is `begun` while it may become a call: it comes back as content with `give_back`, or goes with `drop` or the
+    - Text is `hold_back` while it may become a call: it comes back as content with `give_back`, or goes with `drop` or the
       call's `begin`.
     - Blanks that touch a call are no content, unless they stand between two pieces of content: then those after the
       call are kept, or if there are none those before it.
@@ -63,7 +63,7 @@ class Outlet:
         self._spoke, self._called, self._renew = True, False, False
         self._hold(body[end:])
 
-    def begun(self, text: str) -> None:
+    def hold_back(self, text: str) -> None:
         """Text that belongs to a call, if it is one."""
         self._begun.append(text)
         self.begun_size += len(text)

@@ -10,7 +10,7 @@ from collections.abc import Container
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent
 from shoal.pipelines.chat.tools.literals import arguments_json
-from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import Reader, begins
 
 OPEN = ("<|python_start|>", "<|python_tag|>", "<|tool_call_start|>")
@@ -29,7 +29,7 @@ class PythonicParser(Reader):
     _marks = OPEN
     markup = (*OPEN, *CLOSE)
 
-    def __init__(self, out: Outlet, names: Container[str]) -> None:
+    def __init__(self, out: DeltaCollector, names: Container[str]) -> None:
         super().__init__(out)
         self._names = names
         self._known: Container[str] | None = names
@@ -45,7 +45,7 @@ class PythonicParser(Reader):
     def _start(self, text: str, at: int) -> int | None:
         return self._begin(text, at, self._names)
 
-    def _opened(self, text: str, at: int) -> int | None:
+    def _read_opening(self, text: str, at: int) -> int | None:
         return self._begin(text, at, None)
 
     def _begin(self, text: str, at: int, known: Container[str] | None) -> int:
@@ -55,7 +55,7 @@ class PythonicParser(Reader):
         if text[at] != "[":
             self._give_back()
             return at
-        self._out.begun("[")
+        self._out.hold_back("[")
         self._known, self._told = known, False
         self._step = self._next
         return at + 1
@@ -67,7 +67,7 @@ class PythonicParser(Reader):
             return after
         if text[at] == "]" and self._told:
             self._out.drop()
-            self._step = self._closing
+            self._step = self._read_closing
             return at + 1
         self._name = []
         self._step = self._read_name
@@ -90,7 +90,7 @@ class PythonicParser(Reader):
     def _read_arguments(self, text: str, at: int) -> int | None:
         after = self._extent.read(text, at)
         self._arguments.append(text[at:after])
-        self._out.begun(text[at:after])
+        self._out.hold_back(text[at:after])
         if self._extent.ended:
             found = arguments_json("".join(self._arguments))
             self._arguments = []
@@ -103,7 +103,7 @@ class PythonicParser(Reader):
                 self._step = self._next
         return after
 
-    def _closing(self, text: str, at: int) -> int | None:
+    def _read_closing(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)
         if after > at:
             return after

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME
-from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import begins, overlap
 from shoal.types import Tool
 
@@ -39,7 +39,7 @@ class TaggedCall:
     first parameter or its end. The end tag of the call ends the function too.
     """
 
-    def __init__(self, out: Outlet, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, out: DeltaCollector, tools: Mapping[str, Tool]) -> None:
         self.ended = self.broken = self.sent = False
         self._out = out
         self._tools = tools
@@ -61,14 +61,14 @@ class TaggedCall:
         match = _NAME_RUN.match(text, at)
         after = match.end() if match else at
         head.append(text[at:after])
-        self._out.begun(text[at:after])
+        self._out.hold_back(text[at:after])
         if after == len(text):
             return after
         name = "".join(head).strip()
         if text[after] != ">" or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
             self.broken = True
             return after
-        self._out.begun(">")
+        self._out.hold_back(">")
         self._head = None
         if self._name:
             self._key, self._value = name, []
@@ -79,19 +79,19 @@ class TaggedCall:
     def _read_between(self, text: str, at: int) -> int | None:
         match = _BLANK_RUN.match(text, at)
         if match and match.end() > at:
-            self._out.begun(match[0])
+            self._out.hold_back(match[0])
             return match.end()
         mark = begins(text, at, _BETWEEN)
         if mark is None:
             return None
         if mark == _PARAMETER:
-            self._out.begun(mark)
+            self._out.hold_back(mark)
             self._head = []
             return at + len(mark)
         if not mark:
             self.broken = True
             return at
-        self._tell("{}" if not self.sent else "}")
+        self._emit("{}" if not self.sent else "}")
         self.ended = True
         return at + len(mark) if mark == _END_FUNCTION else at
 
@@ -100,22 +100,22 @@ class TaggedCall:
         if end < 0:
             after = len(text) - overlap(text, at, (_END_PARAMETER,))
             value.append(text[at:after])
-            self._out.begun(text[at:after])
+            self._out.hold_back(text[at:after])
             return after if after > at else None
         value.append(text[at:end])
-        json_text = self._typed("".join(value))
-        self._tell(f"{', ' if self.sent else '{'}{_quoted(self._key)}: {json_text}")
+        json_text = self._to_json_value("".join(value))
+        self._emit(f"{', ' if self.sent else '{'}{_quote_json(self._key)}: {json_text}")
         self._value = None
         return end + len(_END_PARAMETER)
 
-    def _tell(self, fragment: str) -> None:
+    def _emit(self, fragment: str) -> None:
         if not self.sent:
             self._out.begin(self._name)
             self.sent = True
         self._out.drop()
         self._out.arguments(fragment)
 
-    def _typed(self, text: str) -> str:
+    def _to_json_value(self, text: str) -> str:
         """The JSON of a value, as its schema wants it. The line ends beside the tags are not part of it."""
         text = text.removeprefix("\r").removeprefix("\n").removesuffix("\n").removesuffix("\r")
         tool = self._tools.get(self._name)
@@ -129,9 +129,9 @@ class TaggedCall:
             try:
                 json.loads(bare, parse_constant=_refuse)
             except (ValueError, RecursionError):
-                return _quoted(text)
+                return _quote_json(text)
             return bare
-        return _quoted(text)
+        return _quote_json(text)
 
 
 def _types(schema: Any) -> set[str]:
@@ -149,7 +149,7 @@ def _types(schema: Any) -> set[str]:
     return {one["type"] for one in choices if isinstance(one, dict) and isinstance(one.get("type"), str)}
 
 
-def _quoted(text: str) -> str:
+def _quote_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeAlias
 
-from shoal.pipelines.chat.tools.outlet import MAX_BEGUN, Outlet
+from shoal.pipelines.chat.tools.outlet import MAX_BEGUN, DeltaCollector
 from shoal.types import ToolDelta
 
 Step: TypeAlias = Callable[[str, int], int | None]
@@ -43,14 +43,14 @@ class Reader(ABC):
     read once, and an answer of n characters takes time proportional to n however it is cut. Steps decide by what was
     read, never by where a fragment ends: the outcome does not depend on that either.
 
-    `_marks`: what begins a call in the midst of content; the text after one is read by `_opened`. `markup`: all marks
+    `_marks`: what begins a call in the midst of content; the text after one is read by `_read_opening`. `markup`: all marks
     of the format.
     """
 
     _marks: tuple[str, ...] = ()
     markup: tuple[str, ...] = ()
 
-    def __init__(self, out: Outlet) -> None:
+    def __init__(self, out: DeltaCollector) -> None:
         self._out = out
         self._kept = ""
         self._step: Step = self._content
@@ -99,15 +99,15 @@ class Reader(ABC):
         found = self._pattern.search(text, at)
         if found:
             self._out.content(text[at : found.start()])
-            self._out.begun(found[0])
-            self._step = self._opened
+            self._out.hold_back(found[0])
+            self._step = self._read_opening
             return found.end()
         end = len(text) - overlap(text, at, self._marks)
         self._out.content(text[at:end])
         return end if end > at else None
 
     @abstractmethod
-    def _opened(self, text: str, at: int) -> int | None:
+    def _read_opening(self, text: str, at: int) -> int | None:
         """The step behind a mark."""
 
     def _between_calls(self) -> bool:
@@ -123,5 +123,5 @@ class Reader(ABC):
         """Behind the blanks, or what else the pattern takes; they belong to what was begun."""
         match = pattern.match(text, at)
         end = match.end() if match else at
-        self._out.begun(text[at:end])
+        self._out.hold_back(text[at:end])
         return end

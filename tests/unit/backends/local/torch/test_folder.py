@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.backends.local import engines
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.backends.local.torch import engine
-from shoal.backends.local.torch.folder import parts_of, weights_of
+from shoal.backends.local.torch.folder import find_parts, find_weights
 from shoal.errors import MissingExtra, ModelFileError
 from shoal.models.convert.contract import read_contract
 from shoal.models.convert.contract.spec import text_spec
@@ -35,13 +35,13 @@ def spec(*modules: str, **more: Any) -> TextSpec:
 
 def test_a_plain_checkpoint_is_its_own_encoder() -> None:
     """Where nobody read the folder there is nothing but the encoder."""
-    assert parts_of(spec()) == PartsSpec()
-    assert parts_of(spec(dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid"))) == PartsSpec()
+    assert find_parts(spec()) == PartsSpec()
+    assert find_parts(spec(dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid"))) == PartsSpec()
 
 
 def test_the_spec_says_what_stands_around_the_encoder() -> None:
     parts = PartsSpec(encoder="0_T", after=(DENSE, LayerSpec(kind="normalize")))
-    assert parts_of(spec("dense:tanh", "normalize", parts=parts)) is parts
+    assert find_parts(spec("dense:tanh", "normalize", parts=parts)) is parts
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_spec_says_what_stands_around_the_encoder() -> None:
 def test_parts_that_nobody_read_are_refused(unsaid: TextSpec) -> None:
     """What the manifest does not say would be guessed, and give other vectors."""
     with pytest.raises(ModelFileError, match=r"manifest\.json: parts: .*pull the model again"):
-        parts_of(unsaid)
+        find_parts(unsaid)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_the_contract_read_is_what_the_spec_says(tmp_path: Path, make: Call
     """Of every kind of head: nothing is left for a second reading."""
     folder = make(tmp_path / "model")
     contract = read_contract(folder)
-    parts = parts_of(text_spec(contract, tokenizer="t", inputs=SPEC.inputs, pooled="pooled"))
+    parts = find_parts(text_spec(contract, tokenizer="t", inputs=SPEC.inputs, pooled="pooled"))
     assert len(parts.after) == modules
     layers = [*parts.late, *([parts.token_weights] if parts.token_weights else [])]
     read = [*(contract.late.layers if contract.late else ())]
@@ -90,13 +90,13 @@ def test_what_the_contract_read_is_what_the_spec_says(tmp_path: Path, make: Call
 def test_pickled_weights_are_no_weights(tmp_path: Path) -> None:
     """The error says that the file is there and why it is not read."""
     with pytest.raises(ModelFileError, match=r"1_D/model\.safetensors: is missing; serve a revision"):
-        weights_of(tmp_path, "1_D", "linear.weight")
+        find_weights(tmp_path, "1_D", "linear.weight")
     (tmp_path / "1_D").mkdir()
     (tmp_path / "1_D" / "pytorch_model.bin").touch()
     with pytest.raises(ModelFileError, match="can hide code"):
-        weights_of(tmp_path, "1_D", "linear.weight")
+        find_weights(tmp_path, "1_D", "linear.weight")
     (tmp_path / "1_D" / "model.safetensors").touch()
-    assert weights_of(tmp_path, "1_D", "linear.weight") == tmp_path / "1_D" / "model.safetensors"
+    assert find_weights(tmp_path, "1_D", "linear.weight") == tmp_path / "1_D" / "model.safetensors"
 
 
 def test_an_index_names_the_shard(tmp_path: Path) -> None:
@@ -104,10 +104,10 @@ def test_an_index_names_the_shard(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "../x"}}))
     (tmp_path / "one.safetensors").touch()
-    assert weights_of(tmp_path, "", "a") == tmp_path / "one.safetensors"
+    assert find_weights(tmp_path, "", "a") == tmp_path / "one.safetensors"
     for name, complaint in (("b", "no file beside it"), ("c", "no file beside it"), ("d", "in no shard")):
         with pytest.raises(ModelFileError, match=complaint):
-            weights_of(tmp_path, "", name)
+            find_weights(tmp_path, "", name)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -125,7 +125,7 @@ def test_any_index_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
     """Never another error than ModelFileError, and never a place outside of the folder."""
     (tmp_path / "model.safetensors.index.json").write_bytes(data)
     try:
-        found = weights_of(tmp_path, "", "a")
+        found = find_weights(tmp_path, "", "a")
     except ModelFileError:
         return
     assert found.parent == tmp_path
@@ -138,17 +138,17 @@ async def test_without_its_packages_the_extra_is_named(
     """Importing the engine needs neither of them; opening it says how to install both."""
     monkeypatch.setattr(engine, "find_spec", lambda name: None if name == absent else object())
     with pytest.raises(MissingExtra, match=r"\[torch\]"):
-        await opener("torch")(tmp_path, name="x", options=EngineOptions(spec=SPEC))
+        await load_opener("torch")(tmp_path, name="x", options=EngineOptions(spec=SPEC))
 
 
 def test_torch_is_chosen_last_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs folders, so it is what is left where no engine for graphs is installed."""
     installed = {"torch", "onnxruntime"}
     monkeypatch.setattr(engines, "find_spec", lambda name: object() if name in installed else None)
-    assert engines.choose() == "onnxruntime"
-    assert engines.choose("torch") == "torch"
+    assert engines.choose_engine() == "onnxruntime"
+    assert engines.choose_engine("torch") == "torch"
     installed.remove("onnxruntime")
-    assert engines.choose() == "torch"
+    assert engines.choose_engine() == "torch"
     installed.clear()
     with pytest.raises(MissingExtra, match=r"\[torch\]"):
-        engines.choose("torch")
+        engines.choose_engine("torch")

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.backends import parse_address, parse_served
 from shoal.backends.base.http_client import MAX_CARD_BYTES
-from shoal.backends.openai.open import client_of, offered, served_name
+from shoal.backends.openai.open import list_offers, make_client, served_name
 from shoal.config.settings import Settings
 from shoal.core.protocols import Replicated, Runner
 from shoal.core.scheduling.ejection import MAX_FAILURES
@@ -27,7 +27,7 @@ from shoal.errors import (
     UpstreamFailed,
     UpstreamRefused,
 )
-from shoal.models.address import Served
+from shoal.models.address import ServedModel
 from shoal.types import Array, Chunk, Context, Generate, Message
 from tests.fakes.openai_server import DIMENSION, Exchange, FakeUpstream, Script, answer, vector_of
 from tests.unit.backends.openai.open.kit import NO_MODEL, NO_ROUTE, Open, chats, embed
@@ -366,8 +366,8 @@ class TestOffered:
         ids = ["org/name", "llama3:latest", "llama3:8b", "gpt-4o", "accounts/fw/models/llama", "sse", "/m/x.gguf"]
         async with FakeUpstream(*ids) as server:
             address = parse_address(f"openai+http://{server.target}")
-            found = await offered(address, Settings())
-        served = {name: one for name, one in found.items() if isinstance(one, Served)}
+            found = await list_offers(address, Settings())
+        served = {name: one for name, one in found.items() if isinstance(one, ServedModel)}
         assert {name: one.addresses[0].model for name, one in served.items()} == {
             "org/name": "org/name",
             "llama3": "llama3:latest",
@@ -384,8 +384,8 @@ class TestOffered:
         """The one that keeps its name has it; the other is named by hand."""
         async with FakeUpstream("a:b", "a-b", "a-b") as server:
             address = parse_address(f"openai+http://{server.target}")
-            found = await offered(address, Settings())
-        assert isinstance(found["a-b"], Served)
+            found = await list_offers(address, Settings())
+        assert isinstance(found["a-b"], ServedModel)
         assert found["a-b"].addresses[0].model == "a-b"
         assert found["a:b"] == f"another model is served as a-b already: name this one, NAME={address}#a:b"
 
@@ -393,16 +393,16 @@ class TestOffered:
         address = parse_address(f"openai+http://{server.target}")
         server.on("/models", NO_ROUTE)
         with pytest.raises(ConfigError, match="does not list its models: name the one to serve"):
-            await offered(address, Settings())
+            await list_offers(address, Settings())
         server.on("/models", answer({"error": "key"}, 401))
         with pytest.raises(ConfigError, match="upstream_api_key"):
-            await offered(address, Settings())
+            await list_offers(address, Settings())
         server.on("/models", answer(b"", 503))
         with pytest.raises(TransportFailed, match="status 503"):
-            await offered(address, Settings())
+            await list_offers(address, Settings())
         await server.stop()
         with pytest.raises(TransportFailed, match="not reachable"):
-            await offered(address, Settings())
+            await list_offers(address, Settings())
 
     @pytest.mark.parametrize(
         ("model", "name"),
@@ -423,13 +423,15 @@ class TestAddresses:
         ],
     )
     async def test_where_they_lead(self, address: str, base: str) -> None:
-        client = client_of(parse_address(address), Settings())
+        client = make_client(parse_address(address), Settings())
         assert client.base == base
         await client.aclose()
 
     async def test_a_key_that_cannot_be_sent(self) -> None:
         with pytest.raises(ConfigError, match="upstream_api_key"):
-            client_of(parse_address("openai+http://gpu#m"), msgspec.structs.replace(Settings(), upstream_api_key="a b"))
+            make_client(
+                parse_address("openai+http://gpu#m"), msgspec.structs.replace(Settings(), upstream_api_key="a b")
+            )
 
 
 WRONG_WIDTH = {"object": "list", "data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.backends.tei.open import TeiModel
 from shoal.core.protocols import Runner
-from shoal.types import Batched, Context, Embed, Embedded, Scored
+from shoal.types import BatchTask, Context, Embed, Embedded, Scored
 from tests.fakes.tei import FakeTei
 
 Open = Callable[..., Coroutine[Any, Any, TeiModel]]
@@ -26,7 +26,7 @@ async def embed(runner: Runner, *texts: Any, client: str = "", **fields: Any) ->
     return answer
 
 
-async def score(runner: Runner, task: Batched) -> Scored:
+async def score(runner: Runner, task: BatchTask) -> Scored:
     answer = await runner.run(task, soon())
     assert isinstance(answer, Scored)
     return answer

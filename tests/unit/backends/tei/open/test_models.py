@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address, parse_served
-from shoal.backends.tei.open import link_of, offered
+from shoal.backends.tei.open import list_offers, make_link
 from shoal.config.settings import Settings
 from shoal.core.protocols import TextCodec
 from shoal.errors import (
@@ -20,7 +20,7 @@ from shoal.errors import (
     InvalidValue,
     TransportFailed,
 )
-from shoal.models.address import Served
+from shoal.models.address import ServedModel
 from shoal.types import Classify, Rerank
 from tests.fakes.tei import FakeTei, Refusal
 from tests.fakes.tei_model import Script, dense_of, logits_of, sparse_of, tokens_of
@@ -268,22 +268,22 @@ class TestOffers:
     async def test_its_model_under_its_name(self, model_id: str, name: str) -> None:
         async with FakeTei(Script(model_id=model_id)) as server:
             address = parse_address(f"tei+http://{server.target}")
-            assert await offered(address, Settings()) == {name: Served(name=name, addresses=(address,))}
+            assert await list_offers(address, Settings()) == {name: ServedModel(name=name, addresses=(address,))}
 
     async def test_a_name_that_cannot_be(self) -> None:
         async with FakeTei(Script(model_id="load")) as server:
             address = parse_address(f"tei+http://{server.target}")
-            found = await offered(address, Settings())
+            found = await list_offers(address, Settings())
             assert isinstance(found["load"], str)
             assert f"NAME={address}" in found["load"]
 
     async def test_one_that_is_not_there(self, server: FakeTei) -> None:
         await server.stop()
         with pytest.raises(TransportFailed):
-            await offered(parse_address(f"tei+http://{server.target}"), Settings())
+            await list_offers(parse_address(f"tei+http://{server.target}"), Settings())
 
     async def test_connections(self) -> None:
-        client = link_of(parse_address("tei+https://host:8443/behind/a/proxy"), Settings())
+        client = make_link(parse_address("tei+https://host:8443/behind/a/proxy"), Settings())
         assert client.base == "https://host:8443/behind/a/proxy"
         await client.aclose()
 

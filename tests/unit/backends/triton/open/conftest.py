@@ -15,16 +15,16 @@ from shoal.backends.triton import control as control_module
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton.open import connections, models
 from shoal.backends.triton.open import host as host_module
-from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.host import TritonHost
-from shoal.backends.triton.open.models import OnServers, TritonTarget, open_triton
+from shoal.backends.triton.open.models import AnyTritonRunner, TritonTarget, open_triton
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.generation.runner import GenerationOptions, GenerationRunner
 from shoal.core.protocols import ChatPipeline, Engine, ModelFacts, Observer, Pipeline, TextGenerator
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.scheduling.planner import Limits
 from shoal.core.threads import Threads
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.types import Modality
 from tests.fakes.triton import FakeTriton
 from tests.unit.backends.triton.open.kit import Open, grpc_in_use, reads, stored_model
@@ -47,14 +47,14 @@ async def triton() -> AsyncIterator[FakeTriton]:
 
 
 @pytest.fixture
-async def tritons(triton: FakeTriton) -> AsyncIterator[Tritons]:
-    made = Tritons(Settings())
+async def tritons(triton: FakeTriton) -> AsyncIterator[TritonConnections]:
+    made = TritonConnections(Settings())
     yield made
     await made.aclose()
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Stored:
+def stored(tmp_path: Path) -> StoredModel:
     return stored_model(Store(tmp_path / "home"))
 
 
@@ -78,12 +78,12 @@ def writing(settings: Settings, folder: Path) -> Settings:
 
 
 @pytest.fixture
-def pushing(settings: Settings, tritons: Tritons) -> TritonHost:
+def pushing(settings: Settings, tritons: TritonConnections) -> TritonHost:
     return TritonHost(settings, tritons)
 
 
 @pytest.fixture
-def host(writing: Settings, tritons: Tritons, triton: FakeTriton, folder: Path) -> TritonHost:
+def host(writing: Settings, tritons: TritonConnections, triton: FakeTriton, folder: Path) -> TritonHost:
     reads(triton, folder)
     return TritonHost(writing, tritons)
 
@@ -104,9 +104,9 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def opened(tritons: Tritons, triton: FakeTriton, offline: Settings) -> AsyncIterator[Open]:
+async def opened(tritons: TritonConnections, triton: FakeTriton, offline: Settings) -> AsyncIterator[Open]:
     """Opens models of these servers (one: `triton`); they are closed at the end."""
-    runners: list[OnServers] = []
+    runners: list[AnyTritonRunner] = []
     threads = Threads("prepare", 1)
 
     async def open_(

@@ -18,7 +18,7 @@ from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.models.manifest import Manifest, measure
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import TextSpec
 from shoal.types import Array, Context, Embed, Embedded
 from tests.fakes.triton import FakeModel, FakeTriton, embedder, reply
@@ -96,7 +96,7 @@ def token_model(
 
 def stored_model(
     store: Store, address: str = "hf:org/mini", *, dimension: int = checkpoints.HIDDEN, created: int = 1
-) -> Stored:
+) -> StoredModel:
     """A model of the store whose graph nobody can run, and whose tokenizer everybody can."""
     parsed = parse_address(address)
     with store.working(parsed) as partial:

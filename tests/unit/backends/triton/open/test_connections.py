@@ -12,15 +12,15 @@ import pytest
 from shoal.backends import parse_address
 from shoal.backends.triton.client import Client, Tls
 from shoal.backends.triton.open import connections
-from shoal.backends.triton.open.connections import Tritons, with_port
+from shoal.backends.triton.open.connections import TritonConnections, with_port
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError
 from tests.fakes.triton import FakeTriton
 
 
 @pytest.fixture
-async def tritons(triton: FakeTriton) -> AsyncIterator[Tritons]:
-    made = Tritons(Settings(triton_metadata=("triton-grpc-protocol-model: se:cret", "x: y")))
+async def tritons(triton: FakeTriton) -> AsyncIterator[TritonConnections]:
+    made = TritonConnections(Settings(triton_metadata=("triton-grpc-protocol-model: se:cret", "x: y")))
     yield made
     await made.aclose()
 
@@ -41,18 +41,18 @@ def test_tritons_port_is_the_default(target: str, expected: str) -> None:
     assert with_port(target) == expected
 
 
-async def test_a_server_has_one_connection(tritons: Tritons) -> None:
+async def test_a_server_has_one_connection(tritons: TritonConnections) -> None:
     """However many ask at once; with TLS it is another one."""
-    found = await asyncio.gather(*(tritons.at("gpu1", tls=False) for _ in range(5)))
+    found = await asyncio.gather(*(tritons.connect("gpu1", tls=False) for _ in range(5)))
     assert len({id(client) for client, _ in found}) == 1
-    assert (await tritons.at("gpu1", tls=True))[0] is not found[0][0]
-    assert (await tritons.at("gpu2", tls=False))[0] is not found[0][0]
+    assert (await tritons.connect("gpu1", tls=True))[0] is not found[0][0]
+    assert (await tritons.connect("gpu2", tls=False))[0] is not found[0][0]
 
 
-async def test_metadata_goes_with_every_call(triton: FakeTriton, tritons: Tritons) -> None:
+async def test_metadata_goes_with_every_call(triton: FakeTriton, tritons: TritonConnections) -> None:
     """Only the first colon parts a name from its value."""
     triton.key = ("triton-grpc-protocol-model", "se:cret")
-    client, _ = await tritons.at(triton.target, tls=False)
+    client, _ = await tritons.connect(triton.target, tls=False)
     assert await client.server_live(deadline=asyncio.get_running_loop().time() + 30)
     assert triton.metadata[0]["x"] == "y"
 
@@ -68,19 +68,19 @@ async def test_files_of_tls_are_read_when_they_are_needed(tmp_path: Path, monkey
     monkeypatch.setattr(connections, "Client", client)
     for name in ("ca", "cert"):
         (tmp_path / name).write_bytes(name.encode())
-    tritons = Tritons(Settings(triton_ca_file=str(tmp_path / "ca"), triton_cert_file=str(tmp_path / "cert")))
-    await tritons.at("gpu1", tls=False)
-    await tritons.at("gpu1", tls=True)
+    tritons = TritonConnections(Settings(triton_ca_file=str(tmp_path / "ca"), triton_cert_file=str(tmp_path / "cert")))
+    await tritons.connect("gpu1", tls=False)
+    await tritons.connect("gpu1", tls=True)
     assert made == [None, Tls(b"ca", b"cert", None)]
     await tritons.aclose()
-    absent = Tritons(Settings(triton_ca_file=str(tmp_path / "absent")))
-    await absent.at("gpu1", tls=False)
+    absent = TritonConnections(Settings(triton_ca_file=str(tmp_path / "absent")))
+    await absent.connect("gpu1", tls=False)
     with pytest.raises(ConfigError, match=r"absent cannot be read: No such file"):
-        await absent.at("gpu1", tls=True)
+        await absent.connect("gpu1", tls=True)
     await absent.aclose()
 
 
-async def test_an_address_becomes_a_target(tritons: Tritons) -> None:
+async def test_an_address_becomes_a_target(tritons: TritonConnections) -> None:
     """With the model's version, the names of its table and the times of the settings."""
     table = ModelTable(input_names={"input_ids": "ids"}, output_names={"embedding": "out"})
     settings = Settings(connect_timeout_s=2.0, load_timeout_s=20.0)
@@ -93,11 +93,11 @@ async def test_an_address_becomes_a_target(tritons: Tritons) -> None:
     assert (await tritons.endpoint(parse_address("tritons://gpu1#n"), table, settings)).client is not target.client
 
 
-async def test_closing_closes_every_connection(tritons: Tritons) -> None:
+async def test_closing_closes_every_connection(tritons: TritonConnections) -> None:
     """Also when one of them fails to."""
     closed: list[str] = []
     for name in ("a", "b"):
-        client, _ = await tritons.at(name, tls=False)
+        client, _ = await tritons.connect(name, tls=False)
 
         async def aclose(name: str = name) -> None:
             closed.append(name)

@@ -11,11 +11,11 @@ import pytest
 
 from shoal.backends import parse_address
 from shoal.backends.triton.control import Control
-from shoal.backends.triton.open.connections import Tritons
-from shoal.backends.triton.open.host import TritonHost, entry_of
+from shoal.backends.triton.open.connections import TritonConnections
+from shoal.backends.triton.open.host import TritonHost, build_entry_spec
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, Forbidden, ModelFailed, TransportFailed
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from shoal.specs import ScoreSpec
 from tests.fakes.triton import FakeTriton, Refused
 from tests.unit.backends.triton.open.kit import LACKING, asked, reads, text_model, token_model
@@ -31,72 +31,72 @@ def foreign(folder: Path, name: str = "theirs") -> None:
 
 class TestPublishing:
     async def test_an_entry_is_written_and_loaded(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings, folder: Path
     ) -> None:
         await host.publish(NAME, stored, writing)
         assert triton.models[FOLDER].state == "READY"
         assert (folder / FOLDER / "1" / "model.onnx").read_bytes() == b"graph"
-        held = await host.held(NAME)
+        held = await host.find_entry(NAME)
         assert held is not None
         assert (held.managed, held.source) == (True, "hf:org/mini")
 
     async def test_what_cannot_be_loaded_is_not_left(
-        self, writing: Settings, tritons: Tritons, triton: FakeTriton, stored: Stored, folder: Path
+        self, writing: Settings, tritons: TritonConnections, triton: FakeTriton, stored: StoredModel, folder: Path
     ) -> None:
         """A new entry goes again; the server's own reason is told."""
         reads(triton, folder, load_error="the graph is broken")
         host = TritonHost(writing, tritons)
         with pytest.raises(ModelFailed, match="the graph is broken"):
             await host.publish(NAME, stored, writing)
-        assert await host.held(NAME) is None
+        assert await host.find_entry(NAME) is None
 
     async def test_an_entry_that_was_there_stays(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
         """Somebody else may have it loaded."""
         await host.publish(NAME, stored, writing)
         triton.models[FOLDER].load_error = "out of memory"
         with pytest.raises(ModelFailed, match="out of memory"):
             await host.publish(NAME, stored, writing)
-        assert await host.held(NAME) is not None
+        assert await host.find_entry(NAME) is not None
 
     async def test_what_was_published_in_vain_is_taken_back(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
         """Off the server and out of the repository; a second time there is nothing to do."""
         await host.publish(NAME, stored, writing)
-        await host.take_back(NAME, writing)
+        await host.undo_publish(NAME, writing)
         assert triton.models[FOLDER].state == "UNAVAILABLE"
-        assert await host.held(NAME) is None
-        await host.take_back(NAME, writing)
+        assert await host.find_entry(NAME) is None
+        await host.undo_publish(NAME, writing)
 
     async def test_what_others_made_is_not_taken_back(
         self, host: TritonHost, triton: FakeTriton, writing: Settings, folder: Path
     ) -> None:
         foreign(folder)
         triton.add(text_model("theirs"))
-        await host.take_back("theirs", writing)
+        await host.undo_publish("theirs", writing)
         assert triton.models["theirs"].state == "READY"
         assert (folder / "theirs").is_dir()
 
     async def test_what_was_pushed_in_vain_is_taken_back(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         """Also while the server is away, which then has it no longer."""
         await pushing.publish(NAME, stored, settings)
-        await pushing.take_back(NAME, settings)
+        await pushing.undo_publish(NAME, settings)
         assert triton.models[FOLDER].state != "READY"
         assert not await pushing.remove(NAME)
         await pushing.write(NAME, stored, settings)
         await triton.stop()
-        await pushing.take_back(NAME, settings)
+        await pushing.undo_publish(NAME, settings)
 
     async def test_a_server_without_onnxruntime_gets_python(
         self,
         writing: Settings,
-        tritons: Tritons,
+        tritons: TritonConnections,
         triton: FakeTriton,
-        stored: Stored,
+        stored: StoredModel,
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -121,9 +121,9 @@ class TestPublishing:
     async def test_a_backend_that_was_asked_for_is_not_replaced(
         self,
         writing: Settings,
-        tritons: Tritons,
+        tritons: TritonConnections,
         triton: FakeTriton,
-        stored: Stored,
+        stored: StoredModel,
         folder: Path,
         platform: Any,
     ) -> None:
@@ -134,17 +134,17 @@ class TestPublishing:
         with pytest.raises(ModelFailed, match="unable to find backend"):
             await host.publish(NAME, stored, chosen)
         assert triton.calls["RepositoryModelLoad"] == (2 if platform == "auto" else 1)
-        assert await host.held(NAME) is None
+        assert await host.find_entry(NAME) is None
 
     async def test_what_shoal_did_not_make_is_left_alone(
-        self, host: TritonHost, stored: Stored, writing: Settings, folder: Path
+        self, host: TritonHost, stored: StoredModel, writing: Settings, folder: Path
     ) -> None:
         foreign(folder)
         with pytest.raises(Forbidden, match="not made by Shoal"):
             await host.publish("theirs", stored, writing)
 
     async def test_without_a_folder_files_are_pushed(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         """With the configuration; after a restart of the server they are pushed again."""
         assert await pushing.write(NAME, stored, settings) == triton.target
@@ -158,7 +158,7 @@ class TestPublishing:
         assert triton.models[FOLDER].state == "READY"
 
     async def test_what_was_pushed_and_did_not_load_is_forgotten(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         triton.add(token_model(FOLDER, loaded=False, pushed=True, load_error="broken"))
         with pytest.raises(ModelFailed):
@@ -166,7 +166,7 @@ class TestPublishing:
         assert not await pushing.remove(NAME)
 
     async def test_an_ensemble_is_pushed_whole(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         """Its own load is refused and works all the same, so that readiness decides."""
         load = triton._load
@@ -186,7 +186,7 @@ class TestPublishing:
         ]
 
     async def test_an_ensemble_that_is_not_ready_has_failed(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         triton.add(token_model(FOLDER, loaded=False, pushed=True, load_error="parts do not fit"))
         with pytest.raises(ModelFailed):
@@ -194,24 +194,24 @@ class TestPublishing:
 
 
 class TestWhoseItIs:
-    async def test_by_the_folder(self, host: TritonHost, stored: Stored, writing: Settings, folder: Path) -> None:
+    async def test_by_the_folder(self, host: TritonHost, stored: StoredModel, writing: Settings, folder: Path) -> None:
         foreign(folder)
         await host.publish(NAME, stored, writing)
-        assert [await host.foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
+        assert [await host.is_foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
         source = parse_address("hf:org/mini")
-        assert await host.usable(NAME, source)
-        assert not await host.usable(NAME, parse_address("hf:org/other"))
-        assert not await host.usable("theirs", source)
-        assert not await host.usable("nobody", source)
+        assert await host.has_model(NAME, source)
+        assert not await host.has_model(NAME, parse_address("hf:org/other"))
+        assert not await host.has_model("theirs", source)
+        assert not await host.has_model("nobody", source)
 
     async def test_by_the_index(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         """What was pushed from here is ours; there is nothing of another Shoal's to be used."""
         triton.add(text_model("theirs", loaded=False))
         await pushing.write(NAME, stored, settings)
-        assert [await pushing.foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
-        assert not await pushing.usable(NAME, parse_address("hf:org/mini"))
+        assert [await pushing.is_foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
+        assert not await pushing.has_model(NAME, parse_address("hf:org/mini"))
 
 
 class TestTarget:
@@ -221,7 +221,7 @@ class TestTarget:
         assert target.address == f"triton://{triton.target}#{FOLDER}"
 
     async def test_texts_are_tokenised_here_all_the_same(
-        self, host: TritonHost, pushing: TritonHost, stored: Stored, writing: Settings, settings: Settings
+        self, host: TritonHost, pushing: TritonHost, stored: StoredModel, writing: Settings, settings: Settings
     ) -> None:
         """Of a model that takes texts there, the encoder is asked; it is unloaded whole."""
         await host.write(NAME, stored, writing, text_in=True)
@@ -231,7 +231,7 @@ class TestTarget:
             assert (target.model, target.whole) == (f"{FOLDER}~~encoder", FOLDER)
 
     async def test_it_loads_by_the_served_name(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
         await host.write(NAME, stored, writing)
         target = await host.endpoint(NAME, ModelTable(), writing)
@@ -239,7 +239,7 @@ class TestTarget:
         await target.load()
         assert triton.models[FOLDER].state == "READY"
 
-    async def test_with_tls(self, settings: Settings, tritons: Tritons) -> None:
+    async def test_with_tls(self, settings: Settings, tritons: TritonConnections) -> None:
         host = TritonHost(msgspec.structs.replace(settings, triton_url="tritons://gpu1:9"), tritons)
         assert host.url == "gpu1:9"
         assert (await host.endpoint(NAME, ModelTable(), settings)).address == f"tritons://gpu1:9#{FOLDER}"
@@ -248,7 +248,7 @@ class TestTarget:
 
 class TestEntries:
     async def test_of_the_folder(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings, folder: Path
     ) -> None:
         foreign(folder)
         await host.write(NAME, stored, writing)
@@ -267,7 +267,7 @@ class TestEntries:
         ]
 
     async def test_of_the_index(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         """Parts of an ensemble are no models of their own."""
         for name in ("b", "a", "a~~encoder", "a~~tokenizer"):
@@ -312,7 +312,9 @@ class TestEntries:
 
 
 class TestRemoving:
-    async def test_what_shoal_wrote(self, host: TritonHost, stored: Stored, writing: Settings, folder: Path) -> None:
+    async def test_what_shoal_wrote(
+        self, host: TritonHost, stored: StoredModel, writing: Settings, folder: Path
+    ) -> None:
         foreign(folder)
         await host.write(NAME, stored, writing)
         assert await host.remove(NAME)
@@ -321,7 +323,7 @@ class TestRemoving:
             await host.remove("theirs")
 
     async def test_what_was_pushed(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
         """What lies in a repository that nobody here can write is not ours to delete."""
         triton.add(text_model("theirs"))
@@ -331,12 +333,16 @@ class TestRemoving:
         with pytest.raises(Forbidden, match="name its folder with triton_repository"):
             await pushing.remove("theirs")
 
-    async def test_forgetting_what_was_unloaded(self, pushing: TritonHost, stored: Stored, settings: Settings) -> None:
+    async def test_forgetting_what_was_unloaded(
+        self, pushing: TritonHost, stored: StoredModel, settings: Settings
+    ) -> None:
         await pushing.write(NAME, stored, settings)
         pushing.forget(NAME)
         assert not await pushing.remove(NAME)
 
-    async def test_unloading(self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings) -> None:
+    async def test_unloading(
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
+    ) -> None:
         """A server that is away has nothing loaded."""
         await host.publish(NAME, stored, writing)
         await host.unload(NAME, writing)
@@ -346,11 +352,11 @@ class TestRemoving:
 
 
 class TestEntry:
-    def test_what_the_settings_say(self, stored: Stored) -> None:
+    def test_what_the_settings_say(self, stored: StoredModel) -> None:
         settings = Settings(
             max_batch_size=16, triton_instances=2, triton_kind="gpu", triton_fp16=True, triton_accelerator="tensorrt"
         )
-        spec = entry_of(NAME, stored, settings)
+        spec = build_entry_spec(NAME, stored, settings)
         options = spec.options
         assert (options.platform, options.max_batch_size, options.instances) == ("onnxruntime", 16, 2)
         assert (options.kind, options.fp16, options.accelerator) == ("gpu", True, "tensorrt")
@@ -366,34 +372,39 @@ class TestEntry:
             ("openvino", ("python",), "openvino"),
         ],
     )
-    def test_the_platform(self, stored: Stored, wanted: Any, platforms: tuple[str, ...], expected: str) -> None:
-        assert entry_of(NAME, stored, Settings(triton_platform=wanted), platforms).options.platform == expected
+    def test_the_platform(self, stored: StoredModel, wanted: Any, platforms: tuple[str, ...], expected: str) -> None:
+        assert build_entry_spec(NAME, stored, Settings(triton_platform=wanted), platforms).options.platform == expected
 
-    def test_plans_are_not_made_here(self, stored: Stored) -> None:
+    def test_plans_are_not_made_here(self, stored: StoredModel) -> None:
         with pytest.raises(ConfigError, match="trtexec") as caught:
-            entry_of(NAME, stored, Settings(triton_platform="tensorrt"))
+            build_entry_spec(NAME, stored, Settings(triton_platform="tensorrt"))
         assert caught.value.param == "triton_platform"
 
-    def test_an_ensemble_of_texts_is_over_dense_vectors(self, stored: Stored) -> None:
+    def test_an_ensemble_of_texts_is_over_dense_vectors(self, stored: StoredModel) -> None:
         """Nothing else is what a client without a tokenizer could make sense of."""
         text = msgspec.structs.replace(
             stored.manifest.text_spec, dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid")
         )
-        other = Stored(stored.path, msgspec.structs.replace(stored.manifest, text=text))
-        assert entry_of(NAME, other, Settings()).space == ""
+        other = StoredModel(stored.path, msgspec.structs.replace(stored.manifest, text=text))
+        assert build_entry_spec(NAME, other, Settings()).space == ""
         with pytest.raises(ConfigError, match="gives no dense vectors: load it without text_in") as caught:
-            entry_of(NAME, other, Settings(triton_text_in=True))
+            build_entry_spec(NAME, other, Settings(triton_text_in=True))
         assert caught.value.param == "triton_text_in"
 
-    def test_what_was_asked_with_the_load_wins(self, stored: Stored) -> None:
+    def test_what_was_asked_with_the_load_wins(self, stored: StoredModel) -> None:
         settings = Settings(triton_text_in=True)
-        assert [entry_of(NAME, stored, settings, text_in=each).options.text_in for each in (None, False, True)] == [
+        assert [
+            build_entry_spec(NAME, stored, settings, text_in=each).options.text_in for each in (None, False, True)
+        ] == [
             True,
             False,
             True,
         ]
 
-    def test_external_weights_go_along(self, stored: Stored) -> None:
+    def test_external_weights_go_along(self, stored: StoredModel) -> None:
         (stored.path / "model.onnx_data").write_bytes(b"x")
         (stored.path / "model.onnx.data").write_bytes(b"x")
-        assert {path.name for path in entry_of(NAME, stored, Settings()).data} == {"model.onnx_data", "model.onnx.data"}
+        assert {path.name for path in build_entry_spec(NAME, stored, Settings()).data} == {
+            "model.onnx_data",
+            "model.onnx.data",
+        }

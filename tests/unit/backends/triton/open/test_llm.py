@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 from shoal.backends import parse_address
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.open.connections import Tritons
-from shoal.backends.triton.open.models import TritonTalker
-from shoal.backends.triton.open.targets import offered
+from shoal.backends.triton.open.connections import TritonConnections
+from shoal.backends.triton.open.models import TritonGenerationRunner
+from shoal.backends.triton.open.targets import list_offers
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, InvalidValue, ModelFileError, TransportFailed, Unsupported
-from shoal.models.address import Served
+from shoal.models.address import ServedModel
 from shoal.types import Chunk, Embed, Generate, Message, Sampling
 from tests.fakes.triton import FakeModel, FakeTriton
 from tests.fakes.triton_llm import Script, Talker, talker
@@ -34,7 +34,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
-async def chunks(runner: TritonTalker, **fields: Any) -> list[Chunk]:
+async def chunks(runner: TritonGenerationRunner, **fields: Any) -> list[Chunk]:
     async with aclosing(runner.stream(Generate(model="m", **fields), soon())) as found:
         return [chunk async for chunk in found]
 
@@ -200,9 +200,11 @@ class TestReplicas:
 
 
 class TestOffered:
-    async def offers(self, triton: FakeTriton, tritons: Tritons, **tables: ModelTable) -> dict[str, Served | str]:
+    async def offers(
+        self, triton: FakeTriton, tritons: TritonConnections, **tables: ModelTable
+    ) -> dict[str, ServedModel | str]:
         address = parse_address(f"triton://{triton.target}")
-        return await offered(
+        return await list_offers(
             await tritons.endpoint(address, ModelTable(), Settings()),
             address,
             lambda name: tables.get(name, ModelTable()),
@@ -222,7 +224,7 @@ class TestOffered:
             triton.add(FakeModel(part, config=config))
         triton.add(talker("tokens", name="tensorrt_llm"))
 
-    async def test_both_kinds(self, triton: FakeTriton, tritons: Tritons) -> None:
+    async def test_both_kinds(self, triton: FakeTriton, tritons: TritonConnections) -> None:
         triton.add(text_model("emb"))
         triton.add(talker("vllm"))
         found = await self.offers(triton, tritons)
@@ -231,7 +233,7 @@ class TestOffered:
             f"llm=triton://{triton.target}#llm",
         ]
 
-    async def test_parts_are_left_out(self, triton: FakeTriton, tritons: Tritons) -> None:
+    async def test_parts_are_left_out(self, triton: FakeTriton, tritons: TritonConnections) -> None:
         """Of an ensemble, and of a BLS, which is left out itself beside an ensemble over the same engine."""
         self.add_parts(triton)
         self.add_ensemble(triton)
@@ -242,21 +244,23 @@ class TestOffered:
         del triton.models["ensemble"]
         assert list(await self.offers(triton, tritons)) == ["tensorrt_llm_bls"]
 
-    async def test_parts_of_what_cannot_be_served_have_their_say(self, triton: FakeTriton, tritons: Tritons) -> None:
+    async def test_parts_of_what_cannot_be_served_have_their_say(
+        self, triton: FakeTriton, tritons: TritonConnections
+    ) -> None:
         self.add_parts(triton)
         self.add_ensemble(triton, "load")
         found = await self.offers(triton, tritons)
         assert set(found) == {"preprocessing", "postprocessing", "tensorrt_llm", "load"}
         assert all(isinstance(each, str) for each in found.values())
 
-    async def test_tokens_want_a_tokenizer(self, triton: FakeTriton, tritons: Tritons) -> None:
+    async def test_tokens_want_a_tokenizer(self, triton: FakeTriton, tritons: TritonConnections) -> None:
         triton.add(talker("tokens"))
         found = await self.offers(triton, tritons)
         assert 'set `tokenizer` in [models."llm"]' in str(found["llm"])
         found = await self.offers(triton, tritons, llm=ModelTable(tokenizer="hf:org/llm"))
-        assert isinstance(found["llm"], Served)
+        assert isinstance(found["llm"], ServedModel)
 
-    async def test_what_nobody_knows_how_to_ask(self, triton: FakeTriton, tritons: Tritons) -> None:
+    async def test_what_nobody_knows_how_to_ask(self, triton: FakeTriton, tritons: TritonConnections) -> None:
         config = pb.ModelConfig(name="llm", backend="vllm")
         config.input.add(name="text_input", data_type=pb.TYPE_STRING, dims=[1])
         triton.add(FakeModel("llm", config=config))

@@ -15,7 +15,7 @@ from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError, NotFinite, Unsupported
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
 from shoal.types import Embed
@@ -126,7 +126,7 @@ class TestTextModels:
 
 def nim(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """Says in its vectors what it was told beside the text."""
-    told = {key: codec.parameter(request.parameters, key) for key in request.parameters}
+    told = {key: codec.get_parameter(request.parameters, key) for key in request.parameters}
     texts = [each.decode() for each in codec.read_inputs(request)["text"].ravel()]
     width = int(told.get("dimensions", DIMENSION))  # type: ignore[arg-type]
     rows = np.stack([vector_of(f"{told.get('input_type')}|{text}", DIMENSION)[:width] for text in texts])
@@ -148,7 +148,7 @@ class TestOtherStyles:
         cut = await ask(runner, "abc", input_type="document", dimensions=3)
         assert np.array_equal(cut.vectors[0], vector_of("passage|abc")[:3])
         sent = asked(triton, "ModelInfer")[-1].parameters
-        assert codec.parameter(sent, "truncate") == "END"
+        assert codec.get_parameter(sent, "truncate") == "END"
 
     async def test_litellms_names(self, triton: FakeTriton, opened: Open) -> None:
         """input_text in; the one float output is the vector."""
@@ -271,7 +271,7 @@ class TestTokenModels:
         )
         manifest = type("Made", (), {"text_spec": spec})()
         triton.add(token_model("tok", checkpoints.HIDDEN))
-        runner = await opened("tok", stored=Stored(source, manifest))
+        runner = await opened("tok", stored=StoredModel(source, manifest))
         assert runner.facts.max_input_tokens == 9
         assert isinstance(pipeline_of(runner), TextPipeline)
 

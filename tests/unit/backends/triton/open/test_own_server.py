@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from shoal.backends.triton.open import host as host_module
-from shoal.backends.triton.open.connections import Tritons
+from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.host import TritonHost
 from shoal.backends.triton.repository import Repository
 from shoal.backends.triton.server import TritonOptions
 from shoal.config.settings import Settings
 from shoal.errors import InternalError, SetupError
 from shoal.models.progress import Progress
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from tests.fakes.triton import FakeTriton
 from tests.unit.backends.triton.open.kit import reads, until
 
@@ -33,7 +33,7 @@ class TestReaching:
         """Readiness is no condition: one model that failed to load takes it from the whole server."""
         triton.ready = False
         notes: list[str] = []
-        await pushing.reached(notes.append)
+        await pushing.wait_reachable(notes.append)
         assert notes == []
 
     async def test_why_it_is_waited_for(
@@ -42,7 +42,7 @@ class TestReaching:
         triton.live = False
         await triton.stop()
         notes: list[str] = []
-        waiting = asyncio.create_task(pushing.reached(notes.append))
+        waiting = asyncio.create_task(pushing.wait_reachable(notes.append))
         await until(lambda: any("is not reachable" in note for note in notes))
         await triton.start()
         await until(lambda: notes[-1] == f"waiting for Triton at {triton.target}: it is not live yet")
@@ -50,7 +50,7 @@ class TestReaching:
         await waiting
 
     async def test_a_server_that_answers_nothing(
-        self, settings: Settings, tritons: Tritons, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+        self, settings: Settings, tritons: TritonConnections, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is waited for as one that is away."""
         call, hung = triton.call, True
@@ -63,7 +63,7 @@ class TestReaching:
         monkeypatch.setattr(triton, "call", hang)
         host = TritonHost(msgspec.structs.replace(settings, connect_timeout_s=0.02), tritons)
         notes: list[str] = []
-        waiting = asyncio.create_task(host.reached(notes.append))
+        waiting = asyncio.create_task(host.wait_reachable(notes.append))
         await until(lambda: any("did not answer" in note for note in notes))
         hung = False
         await waiting
@@ -104,15 +104,15 @@ class TestItsOwnServer:
         return Settings(home=str(tmp_path / "home"), triton=True, offline=True)
 
     async def test_it_runs_as_long_as_the_host(
-        self, own: Own, alone: Settings, tritons: Tritons, triton: FakeTriton, tmp_path: Path
+        self, own: Own, alone: Settings, tritons: TritonConnections, triton: FakeTriton, tmp_path: Path
     ) -> None:
         """On ports that are free and over a repository of Shoal's own, which can be looked into before."""
-        async with TritonHost.opened(alone, tritons) as host:
+        async with TritonHost.open_from_settings(alone, tritons) as host:
             assert host is not None
-            assert await host.held(NAME) is None
-            assert not await host.foreign(NAME)
+            assert await host.find_entry(NAME) is None
+            assert not await host.is_foreign(NAME)
             notes: list[str] = []
-            waiting = asyncio.create_task(host.reached(notes.append))
+            waiting = asyncio.create_task(host.wait_reachable(notes.append))
             await until(lambda: notes == ["waiting for Triton to start"])
             own.there.set()
             await waiting
@@ -124,15 +124,21 @@ class TestItsOwnServer:
         assert (own.options.grpc_port, own.options.http_port, own.options.offline) == (0, 0, True)
 
     async def test_its_backends_are_known(
-        self, own: Own, alone: Settings, tritons: Tritons, triton: FakeTriton, stored: Stored, folder: Path
+        self,
+        own: Own,
+        alone: Settings,
+        tritons: TritonConnections,
+        triton: FakeTriton,
+        stored: StoredModel,
+        folder: Path,
     ) -> None:
         """No attempt is lost on one that it lacks."""
         chosen = msgspec.structs.replace(alone, triton_repository=str(folder))
         reads(triton, folder)
         own.there.set()
-        async with TritonHost.opened(chosen, tritons) as host:
+        async with TritonHost.open_from_settings(chosen, tritons) as host:
             assert host is not None
-            await host.reached(print)
+            await host.wait_reachable(print)
             await host.publish(NAME, stored, chosen)
         assert (folder / FOLDER / "1" / "model.py").is_file()
         assert triton.calls["RepositoryModelLoad"] == 1
@@ -142,28 +148,32 @@ class TestItsOwnServer:
         [(SetupError("no Triton for this machine"), SetupError), (ZeroDivisionError("a bug"), InternalError)],
     )
     async def test_every_load_says_why_it_cannot_start(
-        self, own: Own, alone: Settings, tritons: Tritons, error: Exception, raised: type[Exception]
+        self, own: Own, alone: Settings, tritons: TritonConnections, error: Exception, raised: type[Exception]
     ) -> None:
         """Shoal goes on without it."""
         own.error = error
         own.there.set()
-        async with TritonHost.opened(alone, tritons) as host:
+        async with TritonHost.open_from_settings(alone, tritons) as host:
             assert host is not None
             for _ in range(2):
                 with pytest.raises(raised, match=str(error)):
-                    await host.reached(print)
+                    await host.wait_reachable(print)
             assert not await host.remove(NAME)
 
-    async def test_leaving_stops_one_that_is_starting(self, own: Own, alone: Settings, tritons: Tritons) -> None:
+    async def test_leaving_stops_one_that_is_starting(
+        self, own: Own, alone: Settings, tritons: TritonConnections
+    ) -> None:
         before = asyncio.all_tasks()
-        async with TritonHost.opened(alone, tritons):
+        async with TritonHost.open_from_settings(alone, tritons):
             await until(lambda: own.options is not None)
         assert asyncio.all_tasks() <= before
 
-    async def test_without_one_there_is_no_host(self, alone: Settings, settings: Settings, tritons: Tritons) -> None:
+    async def test_without_one_there_is_no_host(
+        self, alone: Settings, settings: Settings, tritons: TritonConnections
+    ) -> None:
         """A server that is named is taken as it is."""
-        async with TritonHost.opened(Settings(), tritons) as host:
+        async with TritonHost.open_from_settings(Settings(), tritons) as host:
             assert host is None
-        async with TritonHost.opened(settings, tritons) as host:
+        async with TritonHost.open_from_settings(settings, tritons) as host:
             assert host is not None
             assert host.url == settings.triton_url

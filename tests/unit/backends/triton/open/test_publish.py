@@ -11,7 +11,7 @@ import shoal.backends.triton.open
 from shoal.backends import parse_address
 from shoal.backends.triton.open import publish, withdraw
 from shoal.config.settings import Settings
-from shoal.models.store import Stored
+from shoal.models.store import StoredModel
 from tests.fakes.triton import FakeTriton
 from tests.unit.backends.triton.open.kit import reads
 
@@ -23,7 +23,7 @@ class TestCommandLine:
     """What `shoal pull --to triton` and `shoal rm` do, without a server of Shoal's."""
 
     @pytest.fixture(autouse=True)
-    def prepared(self, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepared(self, stored: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shoal.backends.triton.open, "prepare_local", lambda *args, **options: stored)
 
     async def test_published_and_loaded(self, writing: Settings, triton: FakeTriton, folder: Path) -> None:

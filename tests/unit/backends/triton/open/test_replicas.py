@@ -13,12 +13,12 @@ import pytest
 from shoal.backends import parse_address
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.open.connections import Tritons
-from shoal.backends.triton.open.models import offered
+from shoal.backends.triton.open.connections import TritonConnections
+from shoal.backends.triton.open.models import list_offers
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.scheduling.ejection import MAX_FAILURES
 from shoal.errors import ModelFailed, TransportFailed, UpstreamFailed
-from shoal.models.address import Served
+from shoal.models.address import ServedModel
 from shoal.types import ModelStats
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, empty, reply
 from tests.unit.backends.triton.open.kit import DIMENSION, Open, asked, text_model, until, vector_of, vectors
@@ -193,11 +193,11 @@ class TestRunner:
 
 
 class TestOffered:
-    async def offers(self, triton: FakeTriton, tritons: Tritons) -> dict[str, Served | str]:
+    async def offers(self, triton: FakeTriton, tritons: TritonConnections) -> dict[str, ServedModel | str]:
         address = parse_address(f"triton://{triton.target}")
-        return await offered(await tritons.endpoint(address, ModelTable(), Settings()), address)
+        return await list_offers(await tritons.endpoint(address, ModelTable(), Settings()), address)
 
-    async def test_every_loaded_embedder_by_its_name(self, triton: FakeTriton, tritons: Tritons) -> None:
+    async def test_every_loaded_embedder_by_its_name(self, triton: FakeTriton, tritons: TritonConnections) -> None:
         """Under the names that Shoal gives to folders of its own; what is not loaded is not offered."""
         triton.add(text_model("emb"))
         triton.add(text_model("org~mini"))
@@ -205,10 +205,10 @@ class TestOffered:
         found = await self.offers(triton, tritons)
         assert list(found) == ["emb", "org/mini"]
         mini = found["org/mini"]
-        assert isinstance(mini, Served)
+        assert isinstance(mini, ServedModel)
         assert str(mini) == f"org/mini=triton://{triton.target}#org~mini"
 
-    async def test_what_cannot_be_served_has_a_reason(self, triton: FakeTriton, tritons: Tritons) -> None:
+    async def test_what_cannot_be_served_has_a_reason(self, triton: FakeTriton, tritons: TritonConnections) -> None:
         """A model that generates text, and one whose name no model may have."""
         config = pb.ModelConfig(name="llm", backend="vllm")
         config.input.add(name="text_input", data_type=pb.TYPE_STRING, dims=[1])
@@ -219,7 +219,7 @@ class TestOffered:
         assert "reserved" in str(found["load"])
 
     async def test_versions_of_one_model_are_one(
-        self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch
+        self, triton: FakeTriton, tritons: TritonConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         triton.add(text_model("emb"))
         index = triton._index
@@ -233,7 +233,7 @@ class TestOffered:
         assert list(await self.offers(triton, tritons)) == ["emb"]
 
     async def test_a_model_that_goes_meanwhile_is_not_offered(
-        self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch
+        self, triton: FakeTriton, tritons: TritonConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nor loaded again by being looked at."""
         for name in ("emb", "stays"):
@@ -250,7 +250,7 @@ class TestOffered:
         assert not triton.calls["RepositoryModelLoad"]
 
     async def test_a_server_that_goes_meanwhile_is_away(
-        self, triton: FakeTriton, tritons: Tritons, monkeypatch: pytest.MonkeyPatch
+        self, triton: FakeTriton, tritons: TritonConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """That is no property of a model."""
         triton.add(text_model("emb"))

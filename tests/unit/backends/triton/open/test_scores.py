@@ -17,8 +17,8 @@ from shoal.backends.triton.open.models import TritonRunner
 from shoal.backends.triton.open.scores import TextScorePipeline
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError, InvalidValue, Unsupported
-from shoal.pipelines.scores import activated
-from shoal.pipelines.text.pairing import PairTokenizer, Reading
+from shoal.pipelines.scores import apply_activation
+from shoal.pipelines.text.pairing import PairInput, PairTokenizer
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokenizer import TextTokenizer
 from shoal.specs import Activation
@@ -68,7 +68,7 @@ def expected(files: Path, pairs: Sequence[tuple[str, str | None]], labels: int =
     tokenizer = TextTokenizer(files, "tokenizer.json")
     pairing = PairTokenizer(tokenizer, "tokenizer.json", 30)
     rows = []
-    for framed in pairing.read([Reading(first, second, "right") for first, second in pairs]):
+    for framed in pairing.read([PairInput(first, second, "right") for first, second in pairs]):
         assert not isinstance(framed, Exception)
         types = pairing.types(framed) if framed.second is not None else [0] * len(framed.ids)
         rows.append(logits_of([(one + 7 * kind) % VOCAB for one, kind in zip(framed.ids, types, strict=True)], labels))
@@ -94,7 +94,7 @@ class TestTokenModels:
         assert isinstance(runner.lane.pipeline, PairPipeline)
         wanted = await asyncio.to_thread(expected, files, PAIRS)
         np.testing.assert_allclose(await scores(runner), wanted, rtol=1e-5)
-        np.testing.assert_allclose(await scores(runner, raw=False), activated(wanted, "sigmoid"), rtol=1e-4)
+        np.testing.assert_allclose(await scores(runner, raw=False), apply_activation(wanted, "sigmoid"), rtol=1e-4)
         alone = await asyncio.to_thread(expected, files, [("fish", None)])
         np.testing.assert_allclose(await scores(runner, ["fish"]), alone, rtol=1e-5)
         task = Rerank(model="m", queries=["42"], documents=["fish"], raw_scores=True)
@@ -190,7 +190,7 @@ class TestTextModels:
         assert isinstance(runner.lane.pipeline, TextScorePipeline)
         logits = np.array([[score_of(*pair)] for pair in PAIRS], np.float32)
         before = len(asked(triton, "ModelInfer"))
-        np.testing.assert_allclose(await scores(runner, raw=False), activated(logits, activation), rtol=1e-5)
+        np.testing.assert_allclose(await scores(runner, raw=False), apply_activation(logits, activation), rtol=1e-5)
         assert len(asked(triton, "ModelInfer")) == before + 1
         if activation == "identity":
             with pytest.raises(Unsupported, match="raw"):

@@ -15,17 +15,17 @@ import onnxruntime
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import prompted, space_of
+from shoal.backends.local.open import apply_prompts, compute_space
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.entry import TritonModel, triton_models
-from shoal.backends.triton.open.host import entry_of
+from shoal.backends.triton.open.host import build_entry_spec
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, ModelFileError
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokenizer import read_tokenizer
 from shoal.pipelines.text.tokens import TextPipeline
@@ -61,7 +61,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 class Made(NamedTuple):
     """A model of the store, its entry, and its graph at work."""
 
-    stored: Stored
+    stored: StoredModel
     entry: TritonModel
     session: Any
 
@@ -78,7 +78,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     for name, make in MAKERS.items():
         address = parse_address(f"file:{make(folder / name)}")
         stored = prepare(address, store=Store(folder / "home"), access=Access(offline=True))
-        (entry,) = triton_models(entry_of(name, stored, Settings()))
+        (entry,) = triton_models(build_entry_spec(name, stored, Settings()))
         session = onnxruntime.InferenceSession(str(stored.graph), providers=["CPUExecutionProvider"])
         found[name] = Made(stored, entry, session)
     return found
@@ -143,7 +143,7 @@ class TestEntries:
         assert (facts.tasks, facts.vectors) == (tasks, kinds) == (spec.tasks, spec.kinds)
         assert facts.labels == (spec.score.labels if spec.score else ())
         assert (facts.dimension or 0, facts.max_input_tokens) == (spec.dimension, spec.max_tokens)
-        assert facts.space == space_of(stored)
+        assert facts.space == compute_space(stored)
         assert isinstance(runner.lane.pipeline, PairPipeline if spec.score else TextPipeline)
         assert runner.lane.pipeline.spec == spec
         assert facts.verified == f"4 {'pairs' if name == 'cross' else 'texts'} answered, all finite"
@@ -177,7 +177,7 @@ class TestEntries:
             for home in (stored.path.parents[2], tmp_path / f"home-{name}"):
                 settings = Settings(home=str(home), offline=True)
                 facts = (await opened(name, settings=settings)).facts
-                assert (facts.tasks, facts.vectors, facts.space) == (spec.tasks, spec.kinds, space_of(stored))
+                assert (facts.tasks, facts.vectors, facts.space) == (spec.tasks, spec.kinds, compute_space(stored))
 
     async def test_heads_that_the_server_lacks_are_not_offered(
         self, triton: FakeTriton, opened: Open, made: dict[str, Made]
@@ -243,7 +243,7 @@ class TestPrompts:
             found = await embed(runner, "fish", outputs=("dense",))
             np.testing.assert_allclose(found.vectors, meant.vectors, atol=1e-6)
         spaces = [runner.facts.space for runner in (*runners, plain)]
-        assert spaces[0] == space_of(prompted(stored, self.TABLE))
+        assert spaces[0] == compute_space(apply_prompts(stored, self.TABLE))
         assert len(set(spaces)) == 3
 
     async def test_a_default_that_is_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
@@ -302,7 +302,7 @@ class TestTokenizersThatDoNotFit:
         triton.add(written(made["plain"]))
         same = checkpoint(tmp_path / "same")
         facts = (await opened("m", table=ModelTable(tokenizer=str(same)))).facts
-        assert facts.space == space_of(made["plain"].stored)
+        assert facts.space == compute_space(made["plain"].stored)
         (tmp_path / "other").mkdir()
         write_tokenizer(tmp_path / "other")
         with pytest.raises(ConfigError, match=rf"m: the tokenizer of {tmp_path}/other makes other token ids"):

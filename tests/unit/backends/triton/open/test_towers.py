@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.backends.local.open import space_of
-from shoal.backends.triton.open.connections import Tritons
-from shoal.backends.triton.open.host import TritonHost, entry_of
-from shoal.backends.triton.open.models import TritonRunner, TritonTowers
-from shoal.backends.triton.open.pictures import pictures
-from shoal.backends.triton.open.targets import offered
+from shoal.backends.local.open import compute_space
+from shoal.backends.triton.open.connections import TritonConnections
+from shoal.backends.triton.open.host import TritonHost, build_entry_spec
+from shoal.backends.triton.open.models import TritonDualEncoder, TritonRunner
+from shoal.backends.triton.open.pictures import probe_images
+from shoal.backends.triton.open.targets import list_offers
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, InvalidValue, ModelFailed
 from shoal.models.address import Address
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.specs import ScoreSpec
 from shoal.types import Classify, Embed, Image
 from tests.fakes.triton import FakeTriton
@@ -36,11 +36,11 @@ from tests.unit.backends.triton.open.towers_kit import (
     stored_towers,
 )
 
-PICTURES = list(pictures())
+PICTURES = list(probe_images())
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Stored:
+def stored(tmp_path: Path) -> StoredModel:
     return stored_towers(Store(tmp_path / "home"))
 
 
@@ -51,7 +51,9 @@ def failing() -> dict[str, str]:
 
 
 @pytest.fixture
-def host(writing: Settings, tritons: Tritons, triton: FakeTriton, folder: Path, failing: dict[str, str]) -> TritonHost:
+def host(
+    writing: Settings, tritons: TritonConnections, triton: FakeTriton, folder: Path, failing: dict[str, str]
+) -> TritonHost:
     loads(triton, folder, failing)
     return TritonHost(writing, tritons)
 
@@ -71,7 +73,7 @@ async def embed(runner: Any, *items: Any, **fields: Any) -> Any:
 
 class TestPublished:
     async def test_the_image_tower_first(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, folder: Path
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings, folder: Path
     ) -> None:
         """So nobody who looks meets a text tower whose other half is not there."""
         await host.publish(NAME, stored, writing)
@@ -80,14 +82,14 @@ class TestPublished:
         assert (folder / TEXT / "1" / "model.onnx").read_bytes() == b"text graph"
 
     async def test_found_again_and_listed_as_one(
-        self, host: TritonHost, stored: Stored, writing: Settings, tritons: Tritons
+        self, host: TritonHost, stored: StoredModel, writing: Settings, tritons: TritonConnections
     ) -> None:
         await host.publish(NAME, stored, writing)
         again = TritonHost(writing, tritons)
-        held = await again.held(NAME)
+        held = await again.find_entry(NAME)
         assert held is not None
         assert held.folders == (TEXT, IMAGE)
-        assert await again.usable(NAME, Address(scheme="hf", target="org/mini"))
+        assert await again.has_model(NAME, Address(scheme="hf", target="org/mini"))
         assert [entry.name for entry in await again.entries()] == [NAME]
 
     @pytest.mark.parametrize("part", [TEXT, IMAGE])
@@ -95,7 +97,7 @@ class TestPublished:
         self,
         host: TritonHost,
         triton: FakeTriton,
-        stored: Stored,
+        stored: StoredModel,
         writing: Settings,
         failing: dict[str, str],
         part: str,
@@ -104,10 +106,10 @@ class TestPublished:
         with pytest.raises(ModelFailed, match="out of memory"):
             await host.publish(NAME, stored, writing)
         assert "READY" not in states(triton)
-        assert await host.held(NAME) is None
+        assert await host.find_entry(NAME) is None
 
     async def test_a_new_half_beside_an_old_one_does_not_serve(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings, failing: dict[str, str]
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings, failing: dict[str, str]
     ) -> None:
         """The new image tower is there already when the text tower fails."""
         await host.publish(NAME, stored, writing)
@@ -117,7 +119,7 @@ class TestPublished:
         assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
 
     async def test_unloaded_and_removed_together(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
         await host.publish(NAME, stored, writing)
         await host.unload(NAME, writing)
@@ -126,15 +128,15 @@ class TestPublished:
         assert await host.entries() == []
 
     async def test_taken_back_together(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
         await host.publish(NAME, stored, writing)
-        await host.take_back(NAME, writing)
+        await host.undo_publish(NAME, writing)
         assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
-        assert await host.held(NAME) is None
+        assert await host.find_entry(NAME) is None
 
     async def test_pushed(
-        self, pushing: TritonHost, triton: FakeTriton, stored: Stored, settings: Settings, folder: Path
+        self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings, folder: Path
     ) -> None:
         loads(triton, folder)
         await pushing.publish(NAME, stored, settings)
@@ -143,7 +145,7 @@ class TestPublished:
         assert "READY" not in states(triton)
 
     async def test_a_target_loads_its_own_tower(
-        self, host: TritonHost, triton: FakeTriton, stored: Stored, writing: Settings
+        self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
         """The other one has an engine that looks after it."""
         await host.write(NAME, stored, writing)
@@ -160,15 +162,17 @@ class TestPublished:
             ("image", False, ["image.onnx"]),
         ],
     )
-    def test_only_the_tower_that_is_wanted(self, stored: Stored, towers: Any, text: bool, graphs: list[str]) -> None:
-        spec = entry_of(NAME, stored, Settings(towers=towers))
+    def test_only_the_tower_that_is_wanted(
+        self, stored: StoredModel, towers: Any, text: bool, graphs: list[str]
+    ) -> None:
+        spec = build_entry_spec(NAME, stored, Settings(towers=towers))
         assert (spec.text is not None, spec.contrast is not None) == (text, towers == "both")
         assert [spec.graph.name, *([spec.image.graph.name] if spec.image and text else [])][::-1] == graphs
 
-    def test_external_weights_of_each(self, stored: Stored) -> None:
+    def test_external_weights_of_each(self, stored: StoredModel) -> None:
         for name in ("model.onnx.data", "image.onnx.data"):
             (stored.path / name).write_bytes(b"weights")
-        spec = entry_of(NAME, stored, Settings())
+        spec = build_entry_spec(NAME, stored, Settings())
         assert spec.image is not None
         assert [[path.name for path in data] for data in (spec.data, spec.image.data)] == [
             ["model.onnx.data"],
@@ -178,45 +182,45 @@ class TestPublished:
     def test_a_model_of_pictures_alone(self, tmp_path: Path) -> None:
         """Whatever tower is wanted: it has one."""
         alone = stored_towers(Store(tmp_path / "home"), texts=False)
-        spec = entry_of(NAME, alone, Settings(towers="text"))
+        spec = build_entry_spec(NAME, alone, Settings(towers="text"))
         assert spec.image is not None
         assert (spec.text, spec.tokenizer, spec.graph) == (None, None, spec.image.graph)
 
 
 class TestOpened:
-    async def test_texts_and_pictures_in_order(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_texts_and_pictures_in_order(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         """Each goes to its own tower, by the parameters of the entries alone."""
         await added(triton, stored)
         runner = await opened(TEXT)
-        assert isinstance(runner, TritonTowers)
+        assert isinstance(runner, TritonDualEncoder)
         rows = await embed(runner, "fish", PICTURES[1], [5, 6], PICTURES[0])
         np.testing.assert_allclose(rows[1], expected(PICTURES[1]), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(rows[2], mean_of([5, 6]), rtol=1e-5)
         np.testing.assert_allclose(rows[3], expected(PICTURES[0]), rtol=1e-4, atol=1e-4)
 
-    async def test_facts(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_facts(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
         facts = (await opened(TEXT)).facts
         assert (facts.modalities, facts.contrast, facts.dimension) == (("text", "image"), CONTRAST, DIMENSION)
-        assert facts.space == space_of(stored)
+        assert facts.space == compute_space(stored)
         assert (facts.tasks, facts.details["model"], facts.details["image_model"]) == (("embed",), TEXT, IMAGE)
         assert "texts answered" in facts.verified
         assert "pictures answered" in facts.verified
 
-    async def test_a_broken_picture_is_named(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_a_broken_picture_is_named(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
         runner = await opened(TEXT)
         with pytest.raises(InvalidValue, match=r"input 1: the picture cannot be read"):
             await embed(runner, "fish", Image(b"nothing"))
         assert len(await embed(runner, "fish", PICTURES[0])) == 2
 
-    async def test_both_are_loaded(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_both_are_loaded(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         """An address of a model that lies in the repository and is not loaded."""
         await added(triton, stored, loaded=False)
         await opened(TEXT)
         assert states(triton) == ["READY", "READY"]
 
-    async def test_both_come_back_after_a_restart(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_both_come_back_after_a_restart(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
         runner = await opened(TEXT)
         forgotten(triton)
@@ -224,7 +228,7 @@ class TestOpened:
         await until(runner.ready)
         assert len(await embed(runner, "fish", PICTURES[0])) == 2
 
-    async def test_both_are_unloaded_and_counted(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_both_are_unloaded_and_counted(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
         runner = await opened(TEXT)
         assert [each.name for each in await runner.statistics()] == ["m/text_encoder", "m/image_encoder"]
@@ -232,7 +236,7 @@ class TestOpened:
         await runner.unload(5.0)
         assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
 
-    async def test_without_its_image_tower(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_without_its_image_tower(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         """The reason names what is missing; what was loaded for it goes again."""
         await added(triton, stored, loaded=False)
         del triton.models[IMAGE]
@@ -240,7 +244,7 @@ class TestOpened:
             await opened(TEXT)
         assert states(triton) == ["UNAVAILABLE", ""]
 
-    async def test_halves_of_two_models(self, opened: Open, triton: FakeTriton, stored: Stored) -> None:
+    async def test_halves_of_two_models(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         """As after a load that was cut off between the two. Nothing that was loaded stays."""
         await added(triton, stored, loaded=False)
         triton.models[IMAGE].config.parameters["shoal_space"].string_value = "another"
@@ -263,7 +267,7 @@ class TestOpened:
         assert (await opened(TEXT, table=ModelTable(dimension=8))).facts.dimension == 8
 
     async def test_a_replica_of_other_pictures_stays_out(
-        self, opened: Open, triton: FakeTriton, second: FakeTriton, stored: Stored
+        self, opened: Open, triton: FakeTriton, second: FakeTriton, stored: StoredModel
     ) -> None:
         """Its texts agree, and its pictures do not."""
         await added(triton, stored)
@@ -280,7 +284,7 @@ class TestOpened:
 
     @pytest.mark.parametrize(("towers", "left"), [("text", ["READY", ""]), ("image", ["UNAVAILABLE", "READY"])])
     async def test_one_tower(
-        self, opened: Open, triton: FakeTriton, stored: Stored, offline: Settings, towers: Any, left: list[str]
+        self, opened: Open, triton: FakeTriton, stored: StoredModel, offline: Settings, towers: Any, left: list[str]
     ) -> None:
         """The other one is not loaded."""
         await added(triton, stored, loaded=False)
@@ -303,11 +307,13 @@ class TestOpened:
         assert found.scores.shape == (4, 3)
         np.testing.assert_allclose(found.scores.sum(axis=1), 1, rtol=1e-5)
 
-    async def test_a_server_offers_it_as_one(self, tritons: Tritons, triton: FakeTriton, stored: Stored) -> None:
+    async def test_a_server_offers_it_as_one(
+        self, tritons: TritonConnections, triton: FakeTriton, stored: StoredModel
+    ) -> None:
         await added(triton, stored)
         address = Address(scheme="triton", target=triton.target)
         target = await tritons.endpoint(msgspec.structs.replace(address, model=TEXT), ModelTable(), Settings())
-        assert list(await offered(target, address)) == [NAME]
+        assert list(await list_offers(target, address)) == [NAME]
 
 
 def test_the_probe_has_pictures_unlike_each_other() -> None:

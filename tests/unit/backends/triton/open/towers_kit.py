@@ -14,10 +14,10 @@ from shoal.backends import parse_address
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.entry import triton_models
-from shoal.backends.triton.open.host import entry_of
+from shoal.backends.triton.open.host import build_entry_spec
 from shoal.config.settings import Settings
 from shoal.models.manifest import ImagePart, Manifest, measure
-from shoal.models.store import Store, Stored
+from shoal.models.store import Store, StoredModel
 from shoal.pipelines.image import ImagePipeline
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 from shoal.types import Array, Embed, Image
@@ -30,7 +30,7 @@ SPEC = ImageSpec(size=(4, 6), dimension=DIMENSION, resize="squash", mean=(0.5, 0
 CONTRAST = ContrastSpec(scale=50.0)
 
 
-def stored_towers(store: Store, *, texts: bool = True, image: ImageSpec = SPEC, created: int = 1) -> Stored:
+def stored_towers(store: Store, *, texts: bool = True, image: ImageSpec = SPEC, created: int = 1) -> StoredModel:
     """A model of the store whose graphs nobody can run."""
     parsed = parse_address("hf:org/mini")
     with store.working(parsed) as partial:
@@ -99,9 +99,9 @@ def expected(image: Image, seed: int = 0) -> Array:
     return np.asarray(vectors_of(prepared.tensors["pixel_values"][None], config, seed)[0])
 
 
-async def added(triton: FakeTriton, stored: Stored, settings: Settings | None = None, **fields: Any) -> None:
+async def added(triton: FakeTriton, stored: StoredModel, settings: Settings | None = None, **fields: Any) -> None:
     """Put the models of an entry on a server."""
-    spec = await asyncio.to_thread(entry_of, NAME, stored, settings or Settings())
+    spec = await asyncio.to_thread(build_entry_spec, NAME, stored, settings or Settings())
     for model in triton_models(spec):
         triton.add(tower_of(model.config, **fields))
 

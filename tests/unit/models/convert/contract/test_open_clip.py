@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, normalizers
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import open_clip as reader
 from shoal.models.convert.contract.json_file import JsonFile
-from shoal.models.convert.contract.open_clip import read_open_clip, unbuilt
+from shoal.models.convert.contract.open_clip import read_open_clip, unsupported_error
 from shoal.models.convert.contract.towers import has_towers, read_contrast, read_towers
 from shoal.specs import ContrastSpec
 from tests.unit.models.checkpoints import write_json
@@ -180,7 +180,7 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path, model: dict[str
     message = refused(open_clip(tmp_path, model=model))
     assert message.startswith(f"{CONFIG}: model_cfg.{key}: {what}")
     assert "the 'convert-images' extra" in message
-    found = unbuilt(tmp_path)
+    found = unsupported_error(tmp_path)
     assert found is not None
     assert found.message == message
     assert has_towers(tmp_path)
@@ -231,7 +231,7 @@ def test_other_words_for_the_same_are_taken(tmp_path: Path) -> None:
     found = read_towers(folder)
     assert (found.text.eos_id, found.text.activation, found.text.norm_eps) == (29, "gelu_tanh", 1e-6)
     assert (found.image.activation, found.image.norm_eps) == ("gelu", 1e-5)
-    assert unbuilt(folder) is None
+    assert unsupported_error(folder) is None
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ class TestBothLayouts:
         with pytest.raises(ModelFileError, match=rf"^{CONFIG}: is not readable as JSON"):
             read_towers(tmp_path)
         with pytest.raises(ModelFileError, match=rf"^nowhere/{CONFIG}: is missing"):
-            unbuilt(tmp_path, "nowhere")
+            unsupported_error(tmp_path, "nowhere")
 
 
 def test_nulls_are_what_is_not_there(tmp_path: Path) -> None:

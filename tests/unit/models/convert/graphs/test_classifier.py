@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import read_contract
-from shoal.models.convert.graphs.shipped import Taken, take_shipped
+from shoal.models.convert.graphs.shipped import ShippedGraph, adapt_shipped_graph
 from shoal.models.convert.graphs.text import build_text_graph, graph_inputs
 from shoal.models.convert.reference import score
 from shoal.types import Array
@@ -116,10 +116,10 @@ def ship(
     onnx.save(model, folder / "onnx" / "model.onnx")
 
 
-def take(folder: Path) -> tuple[Taken, Path]:
+def take(folder: Path) -> tuple[ShippedGraph, Path]:
     (folder / "out").mkdir(exist_ok=True)
     target = folder / "out" / "model.onnx"
-    return take_shipped(folder, "onnx/model.onnx", read_contract(folder), target), target
+    return adapt_shipped_graph(folder, "onnx/model.onnx", read_contract(folder), target), target
 
 
 @pytest.mark.parametrize("name", ["logits", "scores"])

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import read_contract
-from shoal.models.convert.graphs.shipped import take_shipped
+from shoal.models.convert.graphs.shipped import adapt_shipped_graph
 from shoal.models.convert.graphs.text import build_text_graph, can_build, graph_inputs
 from shoal.models.convert.verify import Run
 from shoal.types import Array
@@ -59,7 +59,7 @@ def built(folder: Path, engine: str = "onnxruntime") -> Run:
 
 def taken(folder: Path, engine: str = "onnxruntime") -> tuple[str, Run]:
     target = folder / "taken.onnx"
-    kind = take_shipped(folder, "onnx/model.onnx", read_contract(folder), target).kind
+    kind = adapt_shipped_graph(folder, "onnx/model.onnx", read_contract(folder), target).kind
     return kind, RUNS[engine](target)
 
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, read_contract
-from shoal.models.convert.graphs.shipped import Taken, take_shipped
+from shoal.models.convert.graphs.shipped import ShippedGraph, adapt_shipped_graph
 from shoal.types import Array
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, layer_norm, vocabulary
 from tests.unit.models.engines import RUNS, onnxruntime_run
@@ -76,11 +76,11 @@ def nodes_output(nodes: list[Any], stem: str) -> str:
     return str(next(node.output[0] for node in reversed(nodes) if node.output[0].startswith(stem)))
 
 
-def take(folder: Path) -> tuple[Contract, Taken, Path]:
+def take(folder: Path) -> tuple[Contract, ShippedGraph, Path]:
     contract = read_contract(folder)
     (folder / "out").mkdir(exist_ok=True)
     target = folder / "out" / "model.onnx"
-    return contract, take_shipped(folder, NAME, contract, target), target
+    return contract, adapt_shipped_graph(folder, NAME, contract, target), target
 
 
 def mean(ids: Array, mask: Array) -> Array:
@@ -103,7 +103,7 @@ def test_token_vectors_are_pooled(tmp_path: Path, opset: int, engine: str) -> No
     before = (folder / NAME).read_bytes()
     _, taken, target = take(folder)
     inputs, outputs = ("input_ids", "attention_mask"), ("sentence_embedding", "pooled", "token_embeddings")
-    assert taken == Taken(inputs, "pooled", "token_embeddings", "token-level", TABLE.size, ())
+    assert taken == ShippedGraph(inputs, "pooled", "token_embeddings", "token-level", TABLE.size, ())
     got = RUNS[engine](target)({"input_ids": IDS, "attention_mask": MASK}, outputs)
     assert np.array_equal(got["token_embeddings"], TABLE[IDS])
     assert np.abs(got["pooled"] - mean(IDS, MASK)).max() < 1e-5

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from shoal.pipelines.chat.tools.outlet import Outlet
+from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.types import ToolDelta
 
 
-def outlet(*, parallel: bool = True) -> Outlet:
+def outlet(*, parallel: bool = True) -> DeltaCollector:
     ids = itertools.count()
-    return Outlet(parallel=parallel, new_id=lambda: f"id{next(ids)}")
+    return DeltaCollector(parallel=parallel, new_id=lambda: f"id{next(ids)}")
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_fragments_of_one_call_are_joined_until_they_are_taken() -> None:
 
 def test_what_was_begun_comes_back_or_goes() -> None:
     out = outlet()
-    out.begun("<tool")
-    out.begun("_call>")
+    out.hold_back("<tool")
+    out.hold_back("_call>")
     assert out.begun_size == 11
     assert out.take() == ("", [])
     out.give_back()
     assert out.begun_size == 0
     assert out.take() == ("<tool_call>", [])
-    out.begun("<tool_call>")
+    out.hold_back("<tool_call>")
     out.begin("f")
     out.give_back()
-    out.begun("</tool_call>")
+    out.hold_back("</tool_call>")
     out.drop()
     out.give_back()
     assert out.take() == ("", [ToolDelta(index=0, id="id0", name="f")])
