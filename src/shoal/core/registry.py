@@ -151,7 +151,8 @@ class Model:
 class Registry:
     """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
     hears the name of each that was removed; one that was unloaded is spoken of as such. `waiting`: servers that were
-    named at start and whose models are not known yet, or, of those in `reported_places`, still loading, with the reason.
+    named at start and whose models are not known yet, or, of those in `reported_places`, still loading, with the
+    reason.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
     to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.

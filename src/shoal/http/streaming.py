@@ -27,9 +27,9 @@ WRITE_INTERVAL_S = 0.001
 class StreamEncoder(Protocol):
     """How a dialect writes a stream; all bytes are whole events or lines.
 
-    `encode_chunk` may answer nothing. `encode_end` is asked for once, after the last chunk; `encode_error` instead of it when something
-    went wrong, and then nothing else follows: it holds whatever ends a stream in this dialect. `heartbeat`: what
-    readers skip; empty where the dialect has no such thing.
+    `encode_chunk` may answer nothing. `encode_end` is asked for once, after the last chunk; `encode_error` instead of
+    it when something went wrong, and then nothing else follows: it holds whatever ends a stream in this dialect.
+    `heartbeat`: what readers skip; empty where the dialect has no such thing.
     """
 
     heartbeat: bytes
@@ -55,9 +55,9 @@ async def open_stream_body(
 
 
 class StreamBody(AsyncIterator[bytes]):
-    """Each piece is all that was ready when it was asked for. A task of its own reads the chunks, at most MAX_BUFFERED_CHUNKS
-    or MOST_BYTES ahead. `first`: the chunk that it began with, None after a heartbeat. `encode_error`: the kind of the error
-    that ended it in mid-stream, "" where none did."""
+    """Each piece is all that was ready when it was asked for. A task of its own reads the chunks, at most
+    MAX_BUFFERED_CHUNKS or MOST_BYTES ahead. `first`: the chunk that it began with, None after a heartbeat.
+    `encode_error`: the kind of the error that ended it in mid-stream, "" where none did."""
 
     def __init__(
         self, chunks: AsyncGenerator[Chunk], frames: StreamEncoder, heartbeat_s: float, request_id: str

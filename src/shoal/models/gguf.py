@@ -131,7 +131,8 @@ class _Reader:
         if made.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise made.refuse(
-                f"{_shorten(made.architecture)} is not run from GGUF, only {known}: use a model with openvino_model.xml",
+                f"{_shorten(made.architecture)} is not run from GGUF, only {known}: use a model with "
+                f"openvino_model.xml",
                 "general.architecture",
             )
         parts = metadata.get("split.count", 0)

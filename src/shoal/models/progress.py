@@ -10,8 +10,8 @@ from shoal.errors import Cancelled
 class Progress:
     """What a caller may want to see, as no-ops to override; called from the thread that does the work, never raises.
 
-    `report_fetch`: bytes of `what` so far, of `total` (None: not known). `report_work`: `stage` is done to `fraction` of 1.
-    `report_note`: one line worth reading, such as a source that was passed over.
+    `report_fetch`: bytes of `what` so far, of `total` (None: not known). `report_work`: `stage` is done to `fraction`
+    of 1. `report_note`: one line worth reading, such as a source that was passed over.
     """
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None: ...

@@ -50,8 +50,8 @@ MAX_IDLE_CLOSES = 32
 
 
 class Drainable(Protocol):
-    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing; `abort_generations`
-    ends the streams that go on when their time is over, in words that their clients can read."""
+    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing;
+    `abort_generations` ends the streams that go on when their time is over, in words that their clients can read."""
 
     draining: bool
 

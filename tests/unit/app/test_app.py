@@ -81,7 +81,7 @@ def opening(
     prepared: Callable[..., Awaitable[Any]] = at_hand,
 ) -> None:
     """Stand in for what a local model goes through: its files, then its engines."""
-    monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
+    monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
     monkeypatch.setattr(shoal.backends.local.open, "open_local", open_)
 
 
@@ -278,7 +278,7 @@ async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeyp
         "prepare_local",
         lambda *args, **options: cast(StoredModel, SimpleNamespace(space=next(stored))),
     )
-    monkeypatch.setattr(shoal.backends.local.open, "space_of", lambda one: one.space)
+    monkeypatch.setattr(shoal.backends.local.open, "compute_space", lambda one: one.space)
     addresses = [Address(scheme="hf", target="org/one"), Address(scheme="hf", target="org/other")]
     with pytest.raises(AddressError, match=r"x: .*same weights.*name of its own"):
         await open_local("x", addresses, Settings(home=str(tmp_path)))

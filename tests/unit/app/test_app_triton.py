@@ -193,7 +193,7 @@ async def test_a_triton_of_its_own_takes_local_models(
         there = await asyncio.to_thread(store.find, address)
         return there or await asyncio.to_thread(stored_model, store, str(address))
 
-    monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
+    monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
     monkeypatch.setattr(host_module, "run_triton", run_triton)
     chosen = await settings(tmp_path, triton=True, home=str(tmp_path / "home"))
     async with open_app(chosen, [LOCAL]) as app:

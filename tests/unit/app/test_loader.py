@@ -183,7 +183,7 @@ def prepares(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
         progress.report_work("converting", 1.0)
         return await asyncio.to_thread(put, address)
 
-    monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
+    monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
     return asked
 
 
@@ -346,7 +346,7 @@ class TestFetching:
             finally:
                 over = True
 
-        monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
+        monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
         loader = await asyncio.to_thread(make)
         before = asyncio.all_tasks()
         fetching = asyncio.create_task(loader.fetch(loader.resolve("org/name", LoadOptions()), notes))
@@ -390,7 +390,7 @@ class TestOpening:
         async def prepared(*_: Any) -> Any:
             return SimpleNamespace(manifest=SimpleNamespace(generation=None, image=None))
 
-        monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
+        monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
         monkeypatch.setattr(shoal.backends.local.open, "open_local", open_local)
         await asyncio.to_thread(stored_model, store, "pypi:small")
         loader = await asyncio.to_thread(make)
@@ -421,7 +421,7 @@ class TestOpening:
         async def prepared(*_: Any) -> Any:
             return SimpleNamespace(manifest=SimpleNamespace(generation=object(), image=None), path=tmp_path)
 
-        monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
+        monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
         monkeypatch.setattr(shoal.backends.genai.open, "open_llm", open_llm)
         loader = await asyncio.to_thread(make, '[models."org/talks".sampling]\ntemperatur = 0.5\n')
         with pytest.raises(ConfigError, match="'temperatur' is no sampling field"):

@@ -394,7 +394,7 @@ def test_a_bug_ends_the_writing_and_says_so(
         raise ZeroDivisionError
 
     cache = make()
-    monkeypatch.setattr(files, "encoded", broken)
+    monkeypatch.setattr(files, "encode_record", broken)
     cache.put("k", row(1))
     settled(writer)
     assert "ZeroDivisionError" in caplog.text

@@ -97,7 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return SimpleNamespace(spec=SPEC, graph="model.onnx", source="built", parameters=5, text="built by a test")
 
     monkeypatch.setattr("shoal.models.convert.convert.convert", convert)
-    monkeypatch.setattr("shoal.backends.local.open.choose", choose)
+    monkeypatch.setattr("shoal.backends.local.open.choose_engine", choose)
     model = tmp_path / "tiny"
     model.mkdir()
     (model / "config.json").write_text("{}")

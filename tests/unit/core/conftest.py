@@ -19,7 +19,8 @@ class _Selector(selectors.SelectSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        # Not ahead of the real clock, which deadlines of HTTP requests are read from: it begins with the machine's start.
+        # Not ahead of the real clock, which deadlines of HTTP requests are read from: it begins with the machine's
+        # start.
         self.now = min(1000.0, time.monotonic())
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -59,7 +59,7 @@ async def test_much_work_is_done_in_a_thread_and_little_is_not(monkeypatch: pyte
         threads.append(threading.current_thread())
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(image_text_scoring, "compared", watched)
+    monkeypatch.setattr(image_text_scoring, "compute_scores", watched)
     few = await score_image_texts(Eyes().run, "m", [Image(b"up")], ["up", "left"], CTX, SOFTMAX)
     monkeypatch.setattr(image_text_scoring, "INLINE", 3)
     many = await score_image_texts(Eyes().run, "m", [Image(b"up")], ["up", "left"], CTX, SOFTMAX)

@@ -223,5 +223,5 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return converted, check(converted)
 
     monkeypatch.setattr("shoal.models.convert.convert.convert", convert)
-    monkeypatch.setattr("shoal.models.convert.convert.convert_checked", convert_checked)
+    monkeypatch.setattr("shoal.models.convert.convert.convert_and_check", convert_checked)
     return seen

@@ -138,7 +138,8 @@ class Client:
         return await _with_deadline(self._exchange("GET", path, b"", deadline, MAX_CARD_BYTES), deadline, self.base)
 
     async def post(self, path: str, body: bytes, deadline: float, *, most: int | None = None) -> Answer:
-        """As `get`. `most`: the bytes that were asked for at most, as `bytes_for_numbers` says; MAX_ANSWER_BYTES without."""
+        """As `get`. `most`: the bytes that were asked for at most, as `bytes_for_numbers` says; MAX_ANSWER_BYTES
+        without."""
         most = MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES)
         return await _with_deadline(self._exchange("POST", path, body, deadline, most), deadline, self.base)
 

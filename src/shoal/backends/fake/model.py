@@ -159,8 +159,8 @@ def tokenize_item(item: Item) -> list[int]:
 
 
 def compute_scores(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
-    """The scores of a token sequence, float32 [labels]: `compute_vector` its ids, scaled to -4..4, as they are, or under a
-    sigmoid (one label) or a softmax."""
+    """The scores of a token sequence, float32 [labels]: `compute_vector` its ids, scaled to -4..4, as they are, or
+    under a sigmoid (one label) or a softmax."""
     logits: Array = (compute_vector(ids, labels) - 128) / 32
     if raw:
         return logits

@@ -65,7 +65,8 @@ class GuideCompiler:
         return structured
 
     def prepare(self, guide: Guide, then: Callable[[ShoalError | None], None]) -> None:
-        """Compile it on a thread, which calls `then` with what came of it; `structured_output` finds it ready afterwards."""
+        """Compile it on a thread, which calls `then` with what came of it; `structured_output` finds it ready
+        afterwards."""
 
         def compile_it() -> None:
             try:

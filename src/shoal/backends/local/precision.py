@@ -81,7 +81,8 @@ def _format_bound(name: str, value: float) -> str:
 def compare(
     exact: Sequence[Mapping[str, Array]], fast: Sequence[Mapping[str, Array]], spec: TextSpec | None
 ) -> dict[str, float]:
-    """The figures of two runs over the same batches, each batch as `to_comparable_rows` gives it; of several outputs the worst."""
+    """The figures of two runs over the same batches, each batch as `to_comparable_rows` gives it; of several outputs
+    the worst."""
     if spec is not None and spec.score is not None:
         output = spec.score.output
         return compare_scores([one[output] for one in exact], [one[output] for one in fast], spec.score.activation)

@@ -26,9 +26,11 @@ class RouteCalls(Protocol):
 
     - `group`: equal for items that may share a call; None for an item that this route does not take.
     - `body`: what is posted to `path` for items of one group.
-    - `response_limit`: what an answer for `count` items may have at most, where `sent` is the body, and `width` the numbers of a
+    - `response_limit`: what an answer for `count` items may have at most, where `sent` is the body, and `width` the
+    numbers of a
       vector, once they are known.
-    - `adapt_to_refusal`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise, from now on.
+    - `adapt_to_refusal`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise,
+    from now on.
     - `read` raises UpstreamFailed for what is not one row for each item.
     """
 

@@ -183,8 +183,8 @@ async def _find_first_server(target: Target, clients: Sequence[Client], note: No
 
 
 async def _discover(client: Client, model: str, table: ModelTable, number: int) -> _Discovery:
-    """Raises TransportFailed, DeadlineExceeded, EngineFailed and _NotReadyYet while it cannot be told, ConfigError where it
-    can and the model cannot be served."""
+    """Raises TransportFailed, DeadlineExceeded, EngineFailed and _NotReadyYet while it cannot be told, ConfigError
+    where it can and the model cannot be served."""
     answer = await client.get("/models", time.monotonic() + ASK_S)
     if answer.status in BUSY:
         raise _NotReadyYet(f"/models answers status {answer.status}{quote_message(answer)}")
@@ -224,7 +224,8 @@ def _raise_if_unsure(unsure: Sequence[Answer], client: Client, task: str) -> Non
     for answer in unsure:
         key = rejected_key_error(answer, client.base)
         raise _NotReadyYet(
-            f"{key.message if key else f'it answers status {answer.status}{quote_message(answer)}'}, asked whether it can {task}"
+            f"{key.message if key else f'it answers status {answer.status}{quote_message(answer)}'}, asked whether "
+            f"it can {task}"
         )
 
 
@@ -249,7 +250,8 @@ def _no_task_message(client: Client, model: str, told: Answer | bool, names: Seq
     if names and model not in names:
         return f"the server at {client.base} has no model {model!r}; it has {', '.join(names[:20])}"
     return (
-        f"{model} at {client.base} neither embeds, scores nor chats{quote_message(told)}: check the name and the path, and "
+        f"{model} at {client.base} neither embeds, scores nor chats{quote_message(told)}: check the name and the "
+        f"path, and "
         "say what it can do with `tasks` in its table of shoal.toml"
     )
 

@@ -119,7 +119,8 @@ def parse_info(answer: Answer, where: str) -> Info:
         raise UpstreamFailed(f"{where}/info answers status {answer.status}{quote_message(answer)}: it may be starting")
     if answer.status != 200:
         raise ConfigError(
-            f"{where}/info answers status {answer.status}{quote_message(answer)}: this is no text-embeddings-inference server; "
+            f"{where}/info answers status {answer.status}{quote_message(answer)}: this is no "
+            f"text-embeddings-inference server; "
             "check the address (one that speaks OpenAI's API is openai+http://HOST:PORT/v1)"
         )
     try:

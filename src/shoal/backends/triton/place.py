@@ -20,7 +20,8 @@ _PARTIAL = ".partial-"
 class Progress(Protocol):
     """What a caller may want to see; called from the thread that does the work.
 
-    `report_fetch`: bytes of `what` so far, of `total` (None: not known). `report_work`: `stage` is done to `fraction` of 1.
+    `report_fetch`: bytes of `what` so far, of `total` (None: not known). `report_work`: `stage` is done to `fraction`
+    of 1.
     """
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None: ...

@@ -116,8 +116,9 @@ class Embedder:
     leading -1: any size), "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items a call, 0 for any
     number. `instances`: calls that the server computes side by side. `dimension` of its first output (of scores, how
     many labels there are); None: only an answer tells. `level` "token": it gives a vector for each token, and none for
-    the text. `length`: the only sequence length that it takes, 0 for any. `has_mask`: padding does not count. `precision`
-    "": not known. `parameters`: those of Shoal's repository writer (`shoal_source`, ...). `version`: the newest loaded.
+    the text. `length`: the only sequence length that it takes, 0 for any. `has_mask`: padding does not count.
+    `precision` "": not known. `parameters`: those of Shoal's repository writer (`shoal_source`, ...). `version`: the
+    newest loaded.
     """
 
     name: str

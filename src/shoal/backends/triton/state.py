@@ -79,8 +79,8 @@ def process_start(pid: int) -> int | None:
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`. `choose_socket`: the
-    path of the server's gRPC socket, its only one; empty where its ports are open."""
+    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`.
+    `choose_socket`: the path of the server's gRPC socket, its only one; empty where its ports are open."""
 
     owner: Literal["up", "serve"]
     supervisor: Process

@@ -13,9 +13,9 @@ class StreamTimeout:
     """Breaks off a wait that lasts too long. Around each wait `listen()` and `heard()`; around all of them `with`.
 
     `first_s` bounds the first wait, `between_s` each later one, `total_s` all together from now on. Time between
-    `end_wait` and the next `start_wait` is the reader's own, and counts only against the whole. What is awaited is cancelled,
-    and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged. `abort` ends it for
-    another reason.
+    `end_wait` and the next `start_wait` is the reader's own, and counts only against the whole. What is awaited is
+    cancelled, and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged. `abort` ends it
+    for another reason.
     """
 
     __slots__ = ("_between_s", "_end", "_loop", "_since", "_task", "_timer", "_wait_s", "_why")

@@ -40,8 +40,8 @@ Outcome = tuple[RequestState, int, Prepared | ShoalError]
 class Preparer:
     """Feeds `deliver` with one outcome for every item of every request added, in no promised order.
 
-    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding); `resume` is to
-    be called when they have become fewer.
+    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding); `resume` is
+    to be called when they have become fewer.
     """
 
     def __init__(

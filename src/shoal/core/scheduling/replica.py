@@ -19,8 +19,8 @@ BUSY_PAUSE_S = 0.1
 @dataclass(slots=True, eq=False)
 class SlotLease:
     """A batch on the replica. `began`: when it was computed from, as far as can be told from here: at once, or when one
-    before it ended. `shared`: another batch was in flight beside it for a while. `isolate_batches`: it has the replica for
-    itself, since one of the batches of now is somebody's ruin. `seconds`: what it was predicted to take."""
+    before it ended. `shared`: another batch was in flight beside it for a while. `isolate_batches`: it has the replica
+    for itself, since one of the batches of now is somebody's ruin. `seconds`: what it was predicted to take."""
 
     began: float
     waits: bool

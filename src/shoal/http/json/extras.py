@@ -97,7 +97,8 @@ class ExtrasDecoder(Generic[T]):
         size = sum(len(memoryview(getattr(peeked, name) or b"")) for name in self._may_be_long)
         if len(body) - size > MAX_OTHER_BYTES:
             raise InvalidValue(
-                f"The body holds more than {MAX_OTHER_BYTES} bytes beside '{self._long}'; send smaller tools and schemas."
+                f"The body holds more than {MAX_OTHER_BYTES} bytes beside '{self._long}'; send smaller tools and "
+                f"schemas."
             )
         await asyncio.sleep(0)
 

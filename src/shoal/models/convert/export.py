@@ -105,7 +105,8 @@ def export(
     max_memory_mb: int = 0,
     timeout_s: float = TIMEOUT_S,
 ) -> ExportResult:
-    """Make the empty folder `into` the model of `folder`, as `ExportResult` says; without `graph` only pickles are turned.
+    """Make the empty folder `into` the model of `folder`, as `ExportResult` says; without `graph` only pickles are
+    turned.
 
     `progress` hears (stage, fraction), on this thread. `max_memory_mb` is of the process (0: three quarters of the
     machine's). Blocks, for minutes with a large model. Raises MissingExtra, ModelFileError (it cannot be exported, or

@@ -131,8 +131,8 @@ def choose_files(
     external data, of which onnx/model.onnx is preferred and one beside safetensors is left. With `pickles` also those
     that stand for weights which are there in no other form: pytorch_model.bin or its shards with their index, and
     bge-m3's heads. Without `weights` only the settings and vocabularies are taken, and a tokenizer.json alone is
-    enough. Of a language model its graph is taken (see `find_generative_graph`) with the settings and, for an OpenVINO graph, its
-    tokenizer's. Raises SourceError when there is nothing to load.
+    enough. Of a language model its graph is taken (see `find_generative_graph`) with the settings and, for an OpenVINO
+    graph, its tokenizer's. Raises SourceError when there is nothing to load.
     """
     known = set(names)
     chosen: set[str] = set()

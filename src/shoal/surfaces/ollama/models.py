@@ -84,7 +84,8 @@ def _source_names(card: ModelCard) -> list[str]:
 
 
 async def find_or_load(gateway: Gateway, request: Request, name: str, task: TaskKind) -> tuple[str, str]:
-    """As `find_model`, but a model that lies on disk is loaded first, as Ollama does; that needs the right to load models.
+    """As `find_model`, but a model that lies on disk is loaded first, as Ollama does; that needs the right to load
+    models.
 
     Raises what its loading failed with, too.
     """

@@ -36,7 +36,8 @@ class AnswerHeader(NamedTuple):
 
 
 class CompletionEvents:
-    """The frames of a stream of completions, but for how a chunk of a choice is told: that is the subclass's `_encode_choice_chunk`.
+    """The frames of a stream of completions, but for how a chunk of a choice is told: that is the subclass's
+    `_encode_choice_chunk`.
 
     The event that finishes the last choice waits for the usage, which comes next, so that it can carry the timings
     where nobody asked for an event of the usage itself. `choices`: how many will finish.

@@ -51,7 +51,8 @@ async def resolve_token_ids(
         return list(await asyncio.to_thread(_decode, ids, TABLES[name])), _build_header(b"decoded")
     if policy == "refuse":
         raise Unsupported(
-            f"token ids are not taken here, since most are of another tokenizer than this model's: {ALTERNATIVE} (for ids "
+            f"token ids are not taken here, since most are of another tokenizer than this model's: {ALTERNATIVE} "
+            f"(for ids "
             "that the model's own tokenizer made, the operator sets token_ids to accept)",
             param="input",
         )

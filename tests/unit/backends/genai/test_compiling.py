@@ -156,7 +156,7 @@ class TestTrials:
         self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
     ) -> None:
         """Good or bad, until others took its place; the field is each request's own."""
-        monkeypatch.setattr(compiling, "KEPT", 2)
+        monkeypatch.setattr(compiling, "MAX_REMEMBERED", 2)
         prepared: Prepared = trials._prepare  # type: ignore[assignment]
         for _ in range(3):
             await trials.check(regex("a"))
@@ -174,7 +174,7 @@ class TestTrials:
         self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
     ) -> None:
         """A busy machine may have made it; afterwards the guide is tried again."""
-        monkeypatch.setattr(compiling, "REFUSED_S", -1.0)
+        monkeypatch.setattr(compiling, "REJECTION_TTL_S", -1.0)
         with pytest.raises(InvalidValue):
             await trials.check(regex("["))
         asked: list[Guide] = []
@@ -183,7 +183,7 @@ class TestTrials:
             asked.append(guide)
             return Verdict()
 
-        monkeypatch.setattr(trials, "_verdict", passed)
+        monkeypatch.setattr(trials, "_read_verdict", passed)
         await trials.check(regex("["))
         await trials.check(regex("["))
         assert len(asked) == 1
@@ -195,7 +195,7 @@ class TestTrials:
 
     async def test_one_that_leaves(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
         """It frees its place in the queue, and what was begun ends by itself."""
-        monkeypatch.setattr(compiling, "WAITING", 2)
+        monkeypatch.setattr(compiling, "MAX_WAITING", 2)
         await trials.check(regex("a"))
         checks = [asyncio.create_task(trials.check(regex(text))) for text in (SLOW, "queued")]
         await until(lambda: any(running.begun for running in trials._running.values()))

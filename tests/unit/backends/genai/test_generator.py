@@ -493,7 +493,7 @@ class TestLife:
         """A prompt of many steps, in which nothing is said, is no silence."""
         made = await start_generator(IR, name="long", options=EXACT)
         heard: list[bool] = []
-        monkeypatch.setattr(made._watch, "heard", lambda *, owes: heard.append(owes))
+        monkeypatch.setattr(made._watch, "record_message", lambda *, owes: heard.append(owes))
         _, last = await answer(made, [5] * 1500, max_tokens=1, temperature=0.0)
         await made.aclose()
         assert last.finish_reason

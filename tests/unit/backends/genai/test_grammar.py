@@ -65,7 +65,7 @@ class TestTrying:
 
     def test_no_more_are_kept_than_that(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
         """The oldest that nobody used gives way."""
-        monkeypatch.setattr(grammar, "KEPT", 2)
+        monkeypatch.setattr(grammar, "MAX_REMEMBERED", 2)
         grammars._good.clear()
         for text in ("a", "b", "a", "c"):
             grammars.structured_output(regex(text))
@@ -95,7 +95,7 @@ class TestPreparing:
         def full(guide: Guide) -> None:
             raise MemoryError
 
-        monkeypatch.setattr(grammars, "structure", full)
+        monkeypatch.setattr(grammars, "structured_output", full)
         assert isinstance(self.prepared(grammars, regex("a")), OutOfMemory)
 
     def test_what_is_known_waits_for_nobody(self, grammars: GuideCompiler) -> None:

@@ -140,7 +140,7 @@ def test_without_an_engine_files_are_prepared_unverified(
         raise MissingExtra("install an engine", extra="openvino")
 
     monkeypatch.setattr(shoal.backends.local.open, "prepare", prepare)
-    monkeypatch.setattr(shoal.backends.local.open, "choose", lacking)
+    monkeypatch.setattr(shoal.backends.local.open, "choose_engine", lacking)
     prepare_local(ADDRESS, settings, refresh=True)
     assert (asked["address"], asked["engine"], asked["refresh"]) == (ADDRESS, None, True)
     assert asked["access"].offline
@@ -164,8 +164,8 @@ def test_where_one_is_installed_they_are_verified_with_it(settings: Settings, mo
         raise SetupError("it does not agree")
 
     monkeypatch.setattr(shoal.backends.local.open, "prepare", prepare)
-    monkeypatch.setattr(shoal.backends.local.open, "choose", lambda engine: "openvino")
-    monkeypatch.setattr(shoal.backends.local.open, "opener", lambda engine: open_)
+    monkeypatch.setattr(shoal.backends.local.open, "choose_engine", lambda engine: "openvino")
+    monkeypatch.setattr(shoal.backends.local.open, "load_opener", lambda engine: open_)
     with pytest.raises(SetupError, match="does not agree"):
         prepare_local(ADDRESS, settings)
     assert (precisions, engines[0].ready()) == (["f32"], False)
@@ -185,9 +185,9 @@ class Openings:
         async def prepared(*args: Any) -> StoredModel:
             return next(found)
 
-        monkeypatch.setattr(shoal.backends.local.open, "prepared", prepared)
-        monkeypatch.setattr(shoal.backends.local.open, "choose", lambda engine: "openvino")
-        monkeypatch.setattr(shoal.backends.local.open, "opener", lambda engine: self.open)
+        monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
+        monkeypatch.setattr(shoal.backends.local.open, "choose_engine", lambda engine: "openvino")
+        monkeypatch.setattr(shoal.backends.local.open, "load_opener", lambda engine: self.open)
 
     async def open(self, graph: Path, *, name: str, options: EngineOptions) -> Any:
         if len(self.engines) == self.fails_at:
@@ -280,9 +280,9 @@ async def test_an_engine_of_folders_gets_the_folder(
         expected = stored.path / "source"
         await asyncio.to_thread(expected.mkdir)
     openings = Openings(monkeypatch, StoredModel(stored.path, manifest))
-    monkeypatch.setattr(shoal.backends.local.open, "choose", lambda engine: "torch")
+    monkeypatch.setattr(shoal.backends.local.open, "choose_engine", lambda engine: "torch")
     asked: list[Path] = []
-    monkeypatch.setattr(shoal.backends.local.open, "check_folder", lambda folder, *_, **__: asked.append(folder))
+    monkeypatch.setattr(shoal.backends.local.open, "verify_published", lambda folder, *_, **__: asked.append(folder))
     await open_local("m", [ADDRESS], settings)
     assert openings.graphs == asked == [expected]
 
@@ -294,7 +294,7 @@ async def test_an_engine_of_folders_is_compared_once(
     address = parse_address(f"file:{await asyncio.to_thread(checkpoint, tmp_path / 'mini')}")
     stored = await asyncio.to_thread(prepare_local, address, settings)
     openings = Openings(monkeypatch, stored, stored, stored, stored)
-    monkeypatch.setattr(shoal.backends.local.open, "choose", lambda engine: "torch")
+    monkeypatch.setattr(shoal.backends.local.open, "choose_engine", lambda engine: "torch")
     broken = [True, False]
 
     def opened(self: object, folder: Path, *, spec: TextSpec) -> Run:
@@ -347,7 +347,7 @@ def test_a_graph_is_verified_by_an_engine_of_graphs(
         return engine
 
     verifiers: list[str | None] = []
-    monkeypatch.setattr(shoal.backends.local.open, "choose", choose)
+    monkeypatch.setattr(shoal.backends.local.open, "choose_engine", choose)
     monkeypatch.setattr(
         shoal.backends.local.open, "prepare", lambda address, *, engine, **options: verifiers.append(engine)
     )

@@ -347,7 +347,7 @@ class TestWatching:
                     raise ValueError("bug")
                 await check_health(client)
 
-            monkeypatch.setattr(replicas_module, "look", fails)
+            monkeypatch.setattr(replicas_module, "check_health", fails)
             runner._fleet.start()
             await until(runner._fleet, ready=False)
             assert looks >= 3

@@ -296,7 +296,7 @@ class TestCards:
         """It is asked again, as a server that is starting is."""
         link = link_to(server)
         with monkeypatch.context() as patch:
-            patch.setattr(grpc_link, "QUESTION", question)
+            patch.setattr(grpc_link, "PROBE_TEXT", question)
             server.change(misbehaves=misbehaves)
             with pytest.raises(EngineFailed, match=words):
                 await link.info(time.monotonic() + 10)

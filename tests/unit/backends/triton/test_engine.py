@@ -276,7 +276,7 @@ class TestWatch:
             await go_on.wait()
             return True
 
-        monkeypatch.setattr(engine.endpoint.control, "ready", ready)
+        monkeypatch.setattr(engine.endpoint.control, "is_ready", ready)
         engine.start()
         await looking.wait()
         model = triton.models["emb"]

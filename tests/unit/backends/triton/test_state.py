@@ -113,7 +113,7 @@ def test_the_tail_of_a_log(folder: RunFolder) -> None:
 def test_claiming_clears_what_a_killed_one_left(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its state says."""
     cleared: list[State] = []
-    monkeypatch.setattr("shoal.backends.triton.state.clear", cleared.append)
+    monkeypatch.setattr("shoal.backends.triton.state.remove_remains", cleared.append)
     folder.path.mkdir(parents=True)
     left = state(shm_prefix="shoal_triton_2_ab_")
     folder.write(left)

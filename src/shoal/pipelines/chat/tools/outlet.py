@@ -28,7 +28,8 @@ def short_call_id() -> str:
 class DeltaCollector:
     """Collects the content and the deltas of one answer, numbers the calls and tidies blanks up.
 
-    - Text is `hold_back` while it may become a call: it comes back as content with `give_back`, or goes with `drop` or the
+    - Text is `hold_back` while it may become a call: it comes back as content with `give_back`, or goes with `drop` or
+    the
       call's `begin`.
     - Blanks that touch a call are no content, unless they stand between two pieces of content: then those after the
       call are kept, or if there are none those before it.

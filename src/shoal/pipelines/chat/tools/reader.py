@@ -43,8 +43,8 @@ class Reader(ABC):
     read once, and an answer of n characters takes time proportional to n however it is cut. Steps decide by what was
     read, never by where a fragment ends: the outcome does not depend on that either.
 
-    `_marks`: what begins a call in the midst of content; the text after one is read by `_read_opening`. `markup`: all marks
-    of the format.
+    `_marks`: what begins a call in the midst of content; the text after one is read by `_read_opening`. `markup`: all
+    marks of the format.
     """
 
     _marks: tuple[str, ...] = ()
