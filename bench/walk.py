@@ -1,0 +1,225 @@
+"""The way of one request: the calls of Shoal's own functions and the files that they lie in, in their order.
+
+A server of its own on a thread of this process answers real HTTP requests; of one of them, after some that warm it up,
+`sys.setprofile` sees every call in every thread. A coroutine counts once, however often it is resumed, and a
+comprehension, which newer versions of Python inline, is no call.
+
+    python bench/walk.py                     one embedding of the embedded engine
+    python bench/walk.py fake: --task chat   one token more of a streamed answer
+
+`tests/unit/bench/test_walk.py` holds the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import inspect
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from opcode import opmap
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import uvloop
+
+import shoal
+from shoal.app import open_app
+from shoal.config import load
+from shoal.server import HttpServer, bind
+
+SOURCE = str(Path(shoal.__file__).parent) + "/"
+GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+NO_FUNCTIONS = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>"}
+WARM_UP = 20
+TOKENS = (8, 40)
+WORDS = "the quick brown fox jumps over the lazy dog while nobody looks at number"
+
+
+@dataclass(slots=True)
+class Walk:
+    """What one request called: `steps` are (depth, place) in their order, of each thread by itself."""
+
+    steps: list[tuple[int, str]] = field(default_factory=list)
+    generators: Counter[str] = field(default_factory=Counter)
+    """How often each generator was asked for its next value, or went on after waiting."""
+
+    @property
+    def calls(self) -> int:
+        return len(self.steps)
+
+    @property
+    def files(self) -> set[str]:
+        return {place.partition(":")[0] for _, place in self.steps}
+
+    @property
+    def functions(self) -> Counter[str]:
+        return Counter(place for _, place in self.steps)
+
+
+class Recorder:
+    """A profile function for `threading.setprofile`, which notes nothing until it is switched on."""
+
+    def __init__(self) -> None:
+        self.walk: Walk | None = None
+        self._places: dict[CodeType, str | None] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if self.walk is None or event != "call":
+            return
+        place = self._place(frame.f_code)
+        if place is None:
+            return
+        if _is_resumed(frame):
+            if frame.f_code.co_flags & GENERATORS:
+                self.walk.generators[place] += 1
+        else:
+            self.walk.steps.append((self._depth(frame), place))
+
+    def _place(self, code: CodeType) -> str | None:
+        if code not in self._places:
+            name = code.co_filename
+            own = name.startswith(SOURCE) and code.co_name not in NO_FUNCTIONS
+            self._places[code] = f"{name.removeprefix(SOURCE)}:{code.co_qualname}" if own else None
+        return self._places[code]
+
+    def _depth(self, frame: FrameType) -> int:
+        depth, above = 0, frame.f_back
+        while above is not None:
+            depth += self._place(above.f_code) is not None
+            above = above.f_back
+        return depth
+
+
+def _is_resumed(frame: FrameType) -> bool:
+    """Whether a generator or coroutine goes on: at its start the argument of RESUME is 0."""
+    code = frame.f_code.co_code
+    at = frame.f_lasti
+    return code[at] == opmap["RESUME"] and code[at + 1] & 3 != 0
+
+
+@contextmanager
+def recorded() -> Iterator[Recorder]:
+    """A recorder of every thread that is started inside."""
+    recorder = Recorder()
+    threading.setprofile(recorder)
+    try:
+        yield recorder
+    finally:
+        threading.setprofile(None)
+
+
+@contextmanager
+def serving(address: str, **settings: str) -> Iterator[int]:
+    """The port of a server on a thread of this process, once its model is ready."""
+    loop = uvloop.new_event_loop()
+    ports: list[int] = []
+    ready, stop = threading.Event(), asyncio.Event()
+    failures: list[BaseException] = []
+
+    async def main() -> None:
+        loaded = load({}, {f"SHOAL_{name.upper()}": value for name, value in settings.items()})
+        sockets = bind("127.0.0.1", 0)
+        async with open_app(loaded, [address] if address else []) as app:
+            await app.wait_until_loaded()
+            server = HttpServer(
+                app.asgi, sockets, app.asgi.render_error, drain_delay_s=0.0, drain_timeout_s=5.0, drain_idle_s=0.0
+            )
+            running = asyncio.create_task(server.run(app.gateway, stop))
+            ports.append(sockets[0].getsockname()[1])
+            ready.set()
+            await running
+
+    def work() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(main())
+        except BaseException as error:  # told by whoever waits
+            failures.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=work, name="server")
+    thread.start()
+    ready.wait()
+    try:
+        if failures:
+            raise failures[0]
+        yield ports[0]
+    finally:
+        if not failures:
+            loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+def walk_embedding(address: str, **settings: str) -> Walk:
+    """One short text to POST /v1/embeddings, as an OpenAI client sends it."""
+    with recorded() as recorder, serving(address, **settings) as port:
+        return _record(recorder, port, "/v1/embeddings", [{"input": f"{WORDS} {at}"} for at in range(WARM_UP + 1)])
+
+
+def walk_tokens(address: str, **settings: str) -> tuple[Walk, Walk]:
+    """Two streamed chats that differ by TOKENS alone."""
+    chat = {"messages": [{"role": "user", "content": WORDS}], "stream": True}
+    with recorded() as recorder, serving(address, **settings) as port:
+        few, many = (
+            _record(recorder, port, "/v1/chat/completions", [{**chat, "max_tokens": number}] * WARM_UP)
+            for number in TOKENS
+        )
+        return few, many
+
+
+def _record(recorder: Recorder, port: int, path: str, bodies: Sequence[dict[str, Any]]) -> Walk:
+    """The walk of the last of these requests; the others warm up."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        model = _ask(connection, "GET", "/v1/models")["data"][0]["id"]
+        for body in bodies[:-1]:
+            _ask(connection, "POST", path, {"model": model, **body})
+        time.sleep(0.2)  # what goes on in the background after a start
+        recorder.walk = walk = Walk()
+        _ask(connection, "POST", path, {"model": model, **bodies[-1]})
+        recorder.walk = None
+    finally:
+        connection.close()
+    return walk
+
+
+def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: object = None) -> Any:
+    connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+    with connection.getresponse() as answer:
+        text = answer.read()
+    if answer.status != 200:
+        raise SystemExit(f"{answer.status}: {text.decode()}")
+    return json.loads(text) if answer.getheader("content-type") == "application/json" else text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address", nargs="?", default="")
+    parser.add_argument("--task", choices=["embed", "chat"], default="embed")
+    arguments = parser.parse_args()
+    if arguments.task == "embed":
+        walk = walk_embedding(arguments.address)
+        for depth, place in walk.steps:
+            print("  " * depth + place)
+        print(f"{walk.calls} calls of {len(walk.functions)} functions in {len(walk.files)} files")
+    else:
+        few, many = walk_tokens(arguments.address)
+        number = TOKENS[1] - TOKENS[0]
+        for what in ("functions", "generators"):
+            print(what)
+            for place, count in (getattr(many, what) - getattr(few, what)).most_common():
+                print(f"{count / number:6.2f}  {place}")
+        print(f"{(many.calls - few.calls) / number:.1f} calls a token")
+
+
+if __name__ == "__main__":
+    main()
