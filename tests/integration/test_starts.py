@@ -51,9 +51,9 @@ at_once(lambda: compile_graph(Path(sys.argv[1]), EngineOptions(precision="f32"))
 """
 
 DTYPES = """
-from shoal.backends.local.compile import _port, runtime
-model = runtime().Core().read_model(sys.argv[1])
-at_once(lambda: [_port(given) for given in model.inputs])
+from shoal.backends.local.compile import _to_port, import_openvino
+model = import_openvino().Core().read_model(sys.argv[1])
+at_once(lambda: [_to_port(given) for given in model.inputs])
 """
 
 

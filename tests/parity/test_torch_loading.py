@@ -127,7 +127,7 @@ from pathlib import Path
 seen = []
 FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 sys.addaudithook(lambda event, args: seen.append((event, args)) if event in FORBIDDEN else None)
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 from shoal.backends.local.tensor_inputs import Port
 from shoal.specs import TextSpec
 import numpy as np
@@ -135,7 +135,7 @@ import numpy as np
 async def main():
     spec = TextSpec(tokenizer="", inputs=("input_ids", "attention_mask"), dimension=32, max_tokens=512,
                     ends_normalized=False)
-    engine = await opener("torch")(Path(sys.argv[1]), name="x", options=EngineOptions(warm_up_s=0.0, spec=spec))
+    engine = await load_opener("torch")(Path(sys.argv[1]), name="x", options=EngineOptions(warm_up_s=0.0, spec=spec))
     ones = np.ones((1, 3), np.int64)
     await engine.infer({"input_ids": ones, "attention_mask": ones}, ["pooled"], {}, time.monotonic() + 30)
     await engine.aclose()

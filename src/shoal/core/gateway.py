@@ -107,16 +107,17 @@ class Gateway:
         kind = task_kind(task)
         model = self._find_model(task.model, kind)
         started = self._clock()
-        self._observer.accepted(model.name, kind, count_items(task), classify_traffic(task, ctx))
+        items = count_items(task)
+        self._observer.accepted(model.name, kind, items, classify_traffic(ctx, items))
         outcome = "cancelled"
         result: Result | None = None
         model.enter()
         try:
-            runner = _get_runner(model, task)
-            _check_items(task)
+            runner = _get_runner(model, task, kind)
+            _check_items(task, items)
             _check_deadline(ctx, started)
             if runner is None:
-                runner = await self._wake_runner(model, task, ctx)
+                runner = await self._wake_runner(model, task, kind, ctx)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
                 result = await similarity.rerank(runner, task, ctx, threads=self._threads, clock=self._clock)
             else:
@@ -143,15 +144,15 @@ class Gateway:
         """
         model = self._find_model(task.model, "generate")
         started = self._clock()
-        self._observer.accepted(model.name, "generate", task.choices, classify_traffic(task, ctx))
+        self._observer.accepted(model.name, "generate", task.choices, ctx.traffic or "interactive")
         outcome, first, pieces = "cancelled", None, 0
         usage: Usage | None = None
         model.enter()
         try:
-            runner = _get_runner(model, task)
+            runner = _get_runner(model, task, "generate")
             _check_deadline(ctx, started)
             if runner is None:
-                runner = await self._wake_runner(model, task, ctx)
+                runner = await self._wake_runner(model, task, "generate", ctx)
             places = self._get_stream_limit(model)
             if not places.free and isinstance(runner, SupportsCheck):
                 runner.check(task)  # a refusal waits for nobody; where nobody waits, the stream says it at once
@@ -302,11 +303,11 @@ class Gateway:
         for silence in list(self._active_timeouts):
             silence.abort(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
 
-    async def _wake_runner(self, model: Model, task: Task, ctx: Context) -> Runner:
+    async def _wake_runner(self, model: Model, task: Task, kind: TaskKind, ctx: Context) -> Runner:
         if self.lifecycle is not None:
             await self.lifecycle.wake(model, ctx)
         runner = model.ready_runner()
-        _check_task(model.name, task, runner.facts)
+        _check_task(model.name, task, kind, runner.facts)
         return runner
 
     def _find_model(self, name: str, task: TaskKind) -> Model:
@@ -324,23 +325,21 @@ def _get_codec(model: Model) -> TextCodec:
     return runner
 
 
-def _get_runner(model: Model, task: Task) -> Runner | None:
+def _get_runner(model: Model, task: Task, kind: TaskKind) -> Runner | None:
     """Its runner, None while it sleeps; refused at once is what it cannot do, as far as that is known of a sleeper."""
     runner = None if model.resting else model.ready_runner()
     facts = runner.facts if runner is not None else model.facts
     if facts is not None:
-        _check_task(model.name, task, facts)
+        _check_task(model.name, task, kind, facts)
     return runner
 
 
-def _check_task(name: str, task: Task, facts: ModelFacts) -> None:
-    kind = task_kind(task)
+def _check_task(name: str, task: Task, kind: TaskKind, facts: ModelFacts) -> None:
     if kind not in facts.tasks and not (kind == "rerank" and similarity.can_rerank(facts)):
         raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
     if not isinstance(task, Generate):
         _check_modalities(name, task, facts)
-    lacking = set(task.outputs) - set(facts.vectors) if isinstance(task, Embed) else ()
-    if lacking:
+    if isinstance(task, Embed) and (lacking := set(task.outputs).difference(facts.vectors)):
         raise Unsupported(
             f"the model {name!r} has no {sorted(lacking)[0]} vectors; it has: {', '.join(facts.vectors)}", param="model"
         )
@@ -364,8 +363,8 @@ def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
     )
 
 
-def _check_items(task: BatchTask) -> None:
-    if not count_items(task):
+def _check_items(task: BatchTask, items: int) -> None:
+    if not items:
         raise EmptyInput("there is no input: send at least one", param="input")
     if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
         raise InvalidValue(

@@ -21,7 +21,7 @@ import numpy as np
 from shoal.core.batch_facts import merge_batch_facts
 from shoal.core.input_errors import parse_input_index
 from shoal.core.protocols import ModelFacts, Runner
-from shoal.core.scheduling.admission import classify_traffic
+from shoal.core.scheduling.admission import classify_traffic, count_items
 from shoal.core.threads import Threads
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError, Unsupported
 from shoal.types import Array, BatchFacts, Context, Embed, Embedded, Rerank, Scored, Vectors
@@ -79,7 +79,7 @@ class _Ranking:
         self._runner = runner
         self._task = task
         # Its chunks are small, and yet it stays what it is to others.
-        self._ctx = msgspec.structs.replace(ctx, traffic=classify_traffic(task, ctx))
+        self._ctx = msgspec.structs.replace(ctx, traffic=classify_traffic(ctx, count_items(task)))
         self._threads = threads
         self._clock = clock
         self._multi = "multi" in runner.facts.vectors

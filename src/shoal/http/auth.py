@@ -63,6 +63,10 @@ PROXY_PREFIXES = (
 """Headers that proxies, load balancers, CDNs and tunnels add. A proxy on this machine hides who is behind it."""
 
 
+BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site"})
+"""What a request that a page sends to another site has: one of them at least."""
+
+
 class Caller(NamedTuple):
     """`client` is who fairness counts; `traffic` the class that the operator gave to the key, if any."""
 
@@ -124,7 +128,12 @@ class Gate:
                     "This Host is not the address that the server is bound to; call it as localhost, "
                     "or set --api-key or --host to serve other names."
                 )
-        if key is None and request.method not in _SAFE_METHODS and self._is_foreign(request.headers):
+        if (
+            key is None
+            and request.method not in _SAFE_METHODS
+            and not BROWSER_HEADERS.isdisjoint(request.headers)
+            and self._is_foreign(request.headers)
+        ):
             raise Forbidden(
                 "The request comes from a page of another site, and this server has no keys; list the page's origin in "
                 "cors_origins, or set --api-key."

@@ -80,6 +80,7 @@ def host_name(host: bytes) -> bytes | None:
     return found[1].lower()
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: bytes) -> bool:
     """A Host header that can only mean this machine."""
     name = host_name(host)

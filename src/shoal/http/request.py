@@ -162,7 +162,8 @@ class Request:
     def context(self) -> Context:
         """For the gateway, which from here on counts what becomes of the request."""
         self.handed_over = True
-        return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=self.traffic)
+        traffic = self.traffic if b"x-shoal-class" in self.headers else self.key_class
+        return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=traffic)
 
     def require_access(self, access: Access) -> None:
         """Ask for more than the route does, once it is known what the body wants. Raises Unauthorized or Forbidden."""

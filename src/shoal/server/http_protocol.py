@@ -179,7 +179,7 @@ class Connection(HttpToolsProtocol):
 
     def _skip_upgrade(self) -> None:
         """Read on after a head with an offer, by a parser that is told the same head without it."""
-        framing = [(name, value) for name, value in self.headers if name in _FRAMING]
+        framing = [(name, value) for name, value in self.scope["headers"] if name in _FRAMING]
         if self.scope["method"] == "CONNECT":
             # What follows would be for another server: it is no body, and nothing after it is a request.
             framing = [(b"connection", b"close")]

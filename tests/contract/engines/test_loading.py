@@ -40,7 +40,7 @@ seen = []
 FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.sendto", "os.fork", "os.posix_spawn", "subprocess.Popen")
 sys.addaudithook(lambda event, args: seen.append((event, args)) if event in FORBIDDEN else None)
 
-from shoal.backends.local.engines import EngineOptions, opener
+from shoal.backends.local.engines import EngineOptions, load_opener
 import numpy as np
 
 def sockets():
@@ -49,7 +49,8 @@ def sockets():
 
 async def main():
     before = sockets()
-    engine = await opener(sys.argv[1])(Path(sys.argv[2]), name="x", options=EngineOptions(streams=1, warm_up_s=0.0))
+    options = EngineOptions(streams=1, warm_up_s=0.0)
+    engine = await load_opener(sys.argv[1])(Path(sys.argv[2]), name="x", options=options)
     ones = np.ones((1, 3), np.int64)
     await engine.infer({"input_ids": ones, "attention_mask": ones}, ["pooled"], {}, time.monotonic() + 30)
     await engine.aclose()

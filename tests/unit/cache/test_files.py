@@ -305,14 +305,14 @@ def test_processes_in_one_folder(tmp_path: Path) -> None:
         from pathlib import Path
         import numpy as np
         from shoal.core.cache import MemoryCache
-        from shoal.core.protocols import Counted
+        from shoal.core.protocols import CountedRow
         from shoal.cache.files import DiskCache
 
         folder, start = Path(sys.argv[1]), int(sys.argv[2])
         with ThreadPoolExecutor(1) as writer:
             cache = DiskCache(folder, "model", MemoryCache(0), max_bytes=1 << 20, writer=writer)
             for number in range(start, start + 3000):
-                cache.put(("k", number), Counted(np.full(250, number, np.float32), number))
+                cache.put(("k", number), CountedRow(np.full(250, number, np.float32), number))
                 if number % 200 == 0:
                     writer.submit(lambda: None).result()
             writer.submit(lambda: None).result()

@@ -21,7 +21,6 @@ from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, Unsupported
 from shoal.types import (
     Classify,
     Embed,
-    Generate,
     Rerank,
     Result,
     TaskKind,
@@ -206,9 +205,8 @@ def test_size_decides_the_class(virtual: Run[None]) -> None:
     async def main() -> None:
         many = rerank(*("d" for _ in range(BULK_ABOVE + 1)))
         assert count_items(many) == BULK_ABOVE + 1
-        assert classify_traffic(many, context()) == "bulk"
-        assert classify_traffic(Classify(model="", inputs=["x"] * BULK_ABOVE), context()) == "interactive"
-        assert classify_traffic(Generate(model="", prompts=["x"] * 99), context()) == "interactive"
+        assert classify_traffic(context(), count_items(many)) == "bulk"
+        assert classify_traffic(context(), count_items(Classify(model="", inputs=["x"] * BULK_ABOVE))) == "interactive"
 
     virtual(main)
 

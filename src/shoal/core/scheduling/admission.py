@@ -10,7 +10,7 @@ from random import random
 
 from shoal.core.scheduling.planner import WEIGHTS
 from shoal.errors import Overloaded
-from shoal.types import BatchTask, Context, Generate, Rerank, Task, TrafficClass
+from shoal.types import BatchTask, Context, Rerank, TrafficClass
 
 RATE_WINDOW_S = 10.0
 """How far back the drain rate looks: long enough for some batches of a slow model, short enough to follow a change."""
@@ -24,13 +24,9 @@ def count_items(task: BatchTask) -> int:
     return len(task.documents) if isinstance(task, Rerank) else len(task.inputs)
 
 
-def classify_traffic(task: Task, ctx: Context) -> TrafficClass:
-    """The class that a request travels in: what its key or header says, else its size decides."""
-    if ctx.traffic is not None:
-        return ctx.traffic
-    if isinstance(task, Generate):
-        return "interactive"
-    return "bulk" if count_items(task) > BULK_ABOVE else "interactive"
+def classify_traffic(ctx: Context, items: int) -> TrafficClass:
+    """The class that a request of so many items travels in: what its key or header says, else its size decides."""
+    return ctx.traffic or ("bulk" if items > BULK_ABOVE else "interactive")
 
 
 RESERVED_PART = 8
@@ -82,11 +78,6 @@ class _AdmittedCounts:
     items: int = 0
     tokens: int = 0
 
-    def add(self, requests: int, items: int, tokens: int) -> None:
-        self.requests += requests
-        self.items += items
-        self.tokens += tokens
-
 
 class _SustainedDelay:
     """Whether a queue has taken longer than `limit` seconds for `patience` seconds."""
@@ -114,23 +105,15 @@ class _Demand:
         self._at = 0.0
         self._asked = self._left = 0.0
 
-    def record_demand(self, items: int, now: float) -> None:
-        self._fade(now)
-        self._asked += items
-
-    def record_departure(self, items: int, now: float) -> None:
-        self._fade(now)
-        self._left += items
+    def record(self, now: float, *, asked: int = 0, left: int = 0) -> None:
+        part = exp((self._at - now) / self._memory)
+        self._asked = self._asked * part + asked
+        self._left = self._left * part + left
+        self._at = now
 
     def is_overloaded(self) -> bool:
         """Whether clearly more is asked for than leaves."""
         return self._asked > OVERLOAD * self._left
-
-    def _fade(self, now: float) -> None:
-        part = exp((self._at - now) / self._memory)
-        self._asked *= part
-        self._left *= part
-        self._at = now
 
 
 class Admission:
@@ -183,17 +166,18 @@ class Admission:
         """Take a permit, or raise Overloaded with `retry_after` from the rate at which items leave."""
         flow = (client, traffic)
         if self._demand is not None and traffic == "interactive":
-            self._demand.record_demand(items, self._clock())
+            self._demand.record(self._clock(), asked=items)
         own = self._flows.get(flow)
         mine = own.items if own is not None else 0
         kept = self.max_items // RESERVED_PART if traffic == "bulk" else 0
         most = self.max_items - kept
-        if self.items and self.items + items > most:
+        inside = self._all.items
+        if inside and inside + items > most:
             but = f", {kept} of them kept for interactive requests" if kept else ""
             raise Overloaded(
-                f"{self.items} items are queued or running and {items} more exceed the limit of {self.max_items} "
+                f"{inside} items are queued or running and {items} more exceed the limit of {self.max_items} "
                 f"(max_queue_items){but}: try again later, or send smaller requests",
-                retry_after=self._retry_after(self.items + items - most),
+                retry_after=self._retry_after(inside + items - most),
             )
         if mine and mine + items > self.max_items // 2:
             raise Overloaded(
@@ -201,12 +185,11 @@ class Admission:
                 f"{self.max_items // 2}: wait for answers before sending more",
                 retry_after=self._retry_after(mine + items - self.max_items // 2),
             )
-        if self.items:
+        if inside:
             self._check_time(own or _AdmittedCounts(), traffic, tokens, deadline)
         if own is None:
             own = self._flows[flow] = _AdmittedCounts()
-        for each in (self._all, self._classes[traffic], own):
-            each.add(1, items, tokens)
+        self._count(flow, own, 1, items, tokens)
         return Permit(flow, items, tokens)
 
     def correct(self, permit: Permit, tokens: int) -> None:
@@ -225,16 +208,23 @@ class Admission:
             return
         permit.held = False
         own = self._flows[permit.flow]
-        for each in (self._all, self._classes[permit.flow[1]], own):
-            each.add(-1, -permit.items, -permit.tokens)
+        self._count(permit.flow, own, -1, -permit.items, -permit.tokens)
         if not own.requests:
             del self._flows[permit.flow]
         now = self._clock()
         if self._demand is not None and permit.flow[1] == "interactive":
-            self._demand.record_departure(permit.items, now)
+            self._demand.record(now, left=permit.items)
         self._left.append((now, permit.items))
         self._left_items += permit.items
         self._forget()
+
+    def _count(
+        self, flow: tuple[str, TrafficClass], own: _AdmittedCounts, requests: int, items: int, tokens: int
+    ) -> None:
+        for each in (self._all, self._classes[flow[1]], own):
+            each.requests += requests
+            each.items += items
+            each.tokens += tokens
 
     def _check_time(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int, deadline: float) -> None:
         seconds = self._estimate_seconds(self._tokens_ahead(own, traffic, tokens))

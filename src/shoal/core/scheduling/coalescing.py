@@ -32,7 +32,8 @@ class Coalescer:
         """It waits in the queue, for the first time or again."""
         key = item.prepared.key
         if key is not None:
-            self.forget(item)
+            if self._in_flight.get(key) is item:  # it failed, and waits again
+                del self._in_flight[key]
             self._queued.setdefault(key, {})[item.request] = item
 
     def dequeue(self, items: Sequence[Item]) -> tuple[list[Item], list[tuple[Item, Item]]]:

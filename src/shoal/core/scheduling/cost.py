@@ -24,17 +24,15 @@ class OnlineCost:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """One batch of so many padded tokens took so long on a slot."""
-        for name in ("_weight", "_x", "_y", "_xx", "_xy"):
-            setattr(self, name, getattr(self, name) * DECAY)
-        self._add(float(tokens), seconds, 1.0)
+        self._add(float(tokens), seconds, 1.0, DECAY)
         self.model = self._fit()
 
-    def _add(self, x: float, y: float, weight: float) -> None:
-        self._weight += weight
-        self._x += weight * x
-        self._y += weight * y
-        self._xx += weight * x * x
-        self._xy += weight * x * y
+    def _add(self, x: float, y: float, weight: float, decay: float = 1.0) -> None:
+        self._weight = self._weight * decay + weight
+        self._x = self._x * decay + weight * x
+        self._y = self._y * decay + weight * y
+        self._xx = self._xx * decay + weight * x * x
+        self._xy = self._xy * decay + weight * x * y
 
     def _fit(self) -> CostModel:
         mean_x, mean_y = self._x / self._weight, self._y / self._weight

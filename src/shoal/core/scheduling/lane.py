@@ -128,7 +128,7 @@ class Lane:
         self._observer = observer or Observer()
         self._clock = clock
         self._planner: Planner[Item] = Planner(options.limits, engines[0].facts.length_buckets)
-        self._preparer = Preparer(pipeline, threads, self._enqueue, self._count_held_items)
+        self._preparer = Preparer(pipeline, threads, self._accept_prepared, self._count_held_items)
         self._parts: deque[_BatchPart] = deque()
         self._coalescer = Coalescer()
         self._requests: set[RequestState] = set()
@@ -173,8 +173,8 @@ class Lane:
             raise Unavailable(
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
-        traffic = classify_traffic(task, ctx)
         asked = task.items
+        traffic = classify_traffic(ctx, len(asked))
         estimates = [self.pipeline.estimate(item) for item in asked]
         permit = self.admission.admit(ctx.client, traffic, len(asked), sum(estimates), ctx.deadline)
         pending = RequestState(task, asked, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
@@ -204,6 +204,13 @@ class Lane:
         if self._timer is not None:
             self._timer.cancel()
         await close_all(*(replica.engine.aclose for replica in self.replicas))
+
+    def _accept_prepared(self, outcomes: list[Outcome]) -> None:
+        try:
+            self._enqueue(outcomes)
+        except Exception as error:  # as in `_pump`
+            self._fail_lane(error)
+        self._pump()
 
     def _enqueue(self, outcomes: list[Outcome]) -> None:
         now, cache = self._clock(), self.options.cache
@@ -240,7 +247,6 @@ class Lane:
             self._planner.add(item, now)
             tokens += item.cost
         self._observer.queued(self.options.model, len(outcomes), tokens)
-        self._pump()
 
     def _count_held_items(self) -> int:
         """Items that are prepared and not answered."""
@@ -305,16 +311,15 @@ class Lane:
             if again is not None:
                 self._schedule_pump(again)
             return False
-        if self._launch_part(free, now):
+        if self._parts and self._launch_part(free, now):
             return True
         if not self._planner.items:
             if self._parts:  # they wait for another replica, of which nobody tells when it is free
                 self._schedule_pump(LOOK_AGAIN_S)
             return False
-        replica = min(free, key=Replica.load)
-        decision, late = self._planner.take(
-            replica.facts, now, share=max(1, sum(map(Replica.idle_cores, free))), behind=replica.backlog_s(now)
-        )
+        replica = free[0] if len(free) == 1 else min(free, key=Replica.load)
+        share = max(1, sum(map(Replica.idle_cores, free))) if self._planner.items > 1 else 1
+        decision, late = self._planner.take(replica.facts, now, share=share, behind=replica.backlog_s(now))
         for item in late:
             self._coalescer.forget(item)
             for pending, _ in item.waiters:

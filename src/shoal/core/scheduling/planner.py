@@ -322,7 +322,8 @@ class Planner(Generic[E]):
                     hasty.append(entry)
                 else:
                     draft.add(entry, round_up(entry.cost, facts.length_buckets))
-        self._restore()
+        if self._parked:
+            self._restore()
         if hasty and not (draft.entries or behind):
             # Nothing else wants the slot: a prediction that is too long must be able to learn that it is.
             last = max(hasty, key=lambda entry: entry.deadline)
@@ -334,7 +335,10 @@ class Planner(Generic[E]):
     def _match(self, flow: _Flow[E], draft: _Draft[E]) -> tuple[Hashable, int] | None:
         """The flow's queue whose head should join: the draft's own bucket, else the nearest worth its padding."""
         if not draft.entries:
-            return min(flow.heads(), key=lambda head: head[1].sequence, default=(None, None))[0]
+            heads = flow.heads()
+            if len(heads) > 1:
+                return min(heads, key=lambda head: head[1].sequence)[0]
+            return heads[0][0] if heads else None
         leader = draft.entries[0]
         own = (leader.group, draft.length)
         same = flow.head(own)
@@ -358,7 +362,10 @@ class Planner(Generic[E]):
         entry = flow.queues[key].popleft()
         self._remove(entry)
         lane.vtime += entry.cost / lane.weight
-        flow.head(key)
+        if flow.queues[key]:
+            flow.head(key)
+        else:
+            del flow.queues[key]
         if flow.queues:
             client.charge_top(entry.cost, next(self._sequence))
         else:

@@ -87,7 +87,7 @@ class Preparer:
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _put(self, pending: RequestState) -> None:
-        large = self._heavy or (not self._light and _next_tokens(pending) > JOB_TOKENS)
+        large = self._heavy or (not self._light and pending.estimates[pending.cursor] > JOB_TOKENS)
         (self._large if large else self._waiting[pending.traffic]).append(pending)
         pending.waiting = True
 
@@ -115,7 +115,7 @@ class Preparer:
                 self._submit(job, large=True)
                 self._put_back(pending)
         while self._jobs < threads:
-            job, tokens = self._collect(JOB_TOKENS)
+            job, tokens = self._collect(JOB_TOKENS) if any(self._waiting.values()) else ([], 0)
             if not job:
                 self._fresh.clear()
                 return
@@ -166,7 +166,8 @@ class Preparer:
                     piece, taken = _take_items(pending, JOB_ITEMS - len(job), most - tokens)
                     tokens += taken
                     job += piece
-                    self._put_back(pending)
+                    if pending.cursor < len(pending.tokens):
+                        self._put_back(pending)
         return job, tokens
 
     def _put_back(self, pending: RequestState) -> None:

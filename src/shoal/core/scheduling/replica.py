@@ -30,12 +30,14 @@ class SlotLease:
 
 
 class Replica:
-    """Facts are the engine's own, narrowed by what was learnt: its cost online, its memory the hard way."""
+    """Facts are the engine's own, narrowed by what was learnt: its cost online, its memory the hard way. `cores`: how
+    many batches it computes side by side."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._turns: list[SlotLease] = []
         self._stated = engine.facts
+        self.cores = self._stated.parallel or self._stated.slots
         self._cost = OnlineCost(self._stated.cost)
         self._most_tokens: int | None = None
         self.ejection = Ejection()
@@ -56,6 +58,7 @@ class Replica:
             if stated.cost != self._stated.cost:
                 self._cost = OnlineCost(stated.cost)
             self._stated = stated
+            self.cores = stated.parallel or stated.slots
             self._facts = None
         if self._facts is None:
             most = self._most_tokens if self._most_tokens is not None else stated.max_batch_tokens
@@ -84,11 +87,11 @@ class Replica:
 
     def idle_cores(self) -> int:
         """Batches that could start now and be computed side by side with what runs."""
-        return max(0, self.cores - self.running)
+        return max(0, self.cores - len(self._turns))
 
     def load(self) -> float:
         """Orders free replicas: the one that would answer a short text first."""
-        return self.facts.cost.seconds(32) * (1 + self.running)
+        return self.facts.cost.seconds(32) * (1 + len(self._turns))
 
     def backlog_s(self, now: float) -> float:
         """Seconds that a batch which is sent now waits for those before it, as far as they can be predicted."""
@@ -136,10 +139,6 @@ class Replica:
     @property
     def _slots(self) -> int:
         return 1 if self._suspects else self._stated.slots
-
-    @property
-    def cores(self) -> int:
-        return self._stated.parallel or self._stated.slots
 
     def mark_unreachable(self, now: float) -> None:
         """The replica was not there: leave it alone for a while, longer each time."""

@@ -33,6 +33,8 @@ class ReplicaPool(list[Replica]):
     def serving_replicas(self, now: float) -> list[Replica]:
         """Those that get work, busy or not."""
         there = [replica for replica in self if replica.is_usable(now)]
+        if len(there) <= 1:
+            return there
         return [replica for replica in there if replica.ejection.is_healthy(now)] or there
 
     def next_check_s(self, now: float) -> float | None:

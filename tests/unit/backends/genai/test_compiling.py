@@ -183,7 +183,7 @@ class TestTrials:
             asked.append(guide)
             return Verdict()
 
-        monkeypatch.setattr(trials, "_read_verdict", passed)
+        monkeypatch.setattr(trials, "_get_verdict", passed)
         await trials.check(regex("["))
         await trials.check(regex("["))
         assert len(asked) == 1
@@ -276,7 +276,7 @@ class TestTrials:
         async def worn(guide: Guide, patience_s: float) -> Any:
             return Verdict(refused=(await ask(guide, patience_s)).refused, worn=True)
 
-        monkeypatch.setattr(child.result(), "ask", worn)
+        monkeypatch.setattr(child.result(), "try_guide", worn)
         await trials.check(regex("b"))
         await trials.check(regex("c"))
         assert gone(pid)

@@ -38,7 +38,7 @@ for _ in range(3):
 def test_a_limit_from_outside_stays() -> None:
     """The operator's own limit is not raised."""
     code = """
-limit = confine.sizes()[0] + 2**25
+limit = confine.memory_sizes()[0] + 2**25
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 confine.limit_growth(2**30)
 print(resource.getrlimit(resource.RLIMIT_AS) == (limit, limit))
@@ -48,7 +48,7 @@ print(resource.getrlimit(resource.RLIMIT_AS) == (limit, limit))
 
 def test_first_to_go() -> None:
     """The kernel's own figure for this process is the highest."""
-    assert run('confine.first_to_go(); print(Path("/proc/self/oom_score_adj").read_text())') == "1000"
+    assert run('confine.prefer_oom_kill(); print(Path("/proc/self/oom_score_adj").read_text())') == "1000"
 
 
 def test_sizes() -> None:

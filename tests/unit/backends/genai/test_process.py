@@ -31,14 +31,14 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux: a process 
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from shoal.backends.genai.messages import Open, frame
+from shoal.backends.genai.messages import Open, encode_frame
 from shoal.backends.genai.process import Worker
 from tests.unit.backends.genai.conftest import EXACT, IR
 
 async def main():
     worker = await Worker.spawn("tiny")
-    worker.say(0, frame(Open(path=str(IR), options=EXACT)))
-    await worker.opened()
+    worker.enqueue(0, encode_frame(Open(path=str(IR), options=EXACT)))
+    await worker.wait_opened()
     print(worker.process.pid, flush=True)
     await asyncio.sleep(60)
 

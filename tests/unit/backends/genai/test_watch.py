@@ -114,7 +114,7 @@ def test_a_gateway_that_was_held_up_blames_nobody() -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("end", [Watch.close, lambda watch: watch.heard(owes=False)])
+@pytest.mark.parametrize("end", [Watch.close, lambda watch: watch.record_message(owes=False)])
 def test_it_may_end_before_it_began(end: Callable[[Watch], None]) -> None:
     """A word that nobody asked for is a word."""
 

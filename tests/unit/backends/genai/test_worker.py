@@ -222,7 +222,7 @@ class TestLostPlaces:
     def test_a_guided_one_that_spoke_fails(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Its form cannot be taken up in the middle."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
-        library.grammars = SimpleNamespace(structure=lambda guide: guide)
+        library.grammars = SimpleNamespace(structured_output=lambda guide: guide)
         told = run(library, ends, start(1, 1, guide=Guide(kind="json_object")))
         assert told[-1].error is not None
         assert told[-1].error[0] == "out_of_memory"
@@ -364,7 +364,7 @@ def test_a_socket_with_a_high_number() -> None:
 def test_nothing_is_sent_to_anybody() -> None:
     """The vendor's package that sends an event on import is absent where the libraries are imported."""
     code = (
-        "import sys; from shoal.backends.genai.pipeline import libraries; libraries(); "
+        "import sys; from shoal.backends.genai.pipeline import import_libraries; import_libraries(); "
         "import socket; assert sys.modules['openvino_telemetry'] is None; "
         "assert 'requests' not in sys.modules and 'urllib3' not in sys.modules"
     )

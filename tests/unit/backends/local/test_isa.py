@@ -15,9 +15,9 @@ MAKEFILE = Path(__file__).parents[4] / "Makefile"
 PROGRAM = """
 import json
 import numpy as np
-from shoal.backends.local.compile import runtime
+from shoal.backends.local.compile import import_openvino
 
-openvino = runtime()
+openvino = import_openvino()
 core = openvino.Core()
 rows = openvino.opset13.parameter([-1, 64], np.float32)
 weights = np.ones((64, 64), np.float32)

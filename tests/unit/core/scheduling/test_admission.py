@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shoal.core.scheduling.admission import BULK_ABOVE, RATE_WINDOW_S, Admission, Permit, classify_traffic
 from shoal.errors import Overloaded
-from shoal.types import Context, Embed, Generate, TrafficClass
+from shoal.types import Context, TrafficClass
 
 
 class Clock:
@@ -36,12 +36,12 @@ def admission(max_items: int = 16) -> tuple[Admission, Clock]:
 def test_size_decides_the_class_unless_it_is_told(items: int, told: TrafficClass | None, expected: str) -> None:
     """More than BULK_ABOVE inputs travel as bulk; what a key or header says stands above that."""
     context = Context(id="r", deadline=0.0, traffic=told)
-    assert classify_traffic(Embed(model="m", inputs=["x"] * items), context) == expected
+    assert classify_traffic(context, items) == expected
 
 
 def test_generation_is_interactive() -> None:
     """A stream has one prompt, whatever its length."""
-    assert classify_traffic(Generate(model="m", prompts=["x " * 100]), Context(id="r", deadline=0.0)) == "interactive"
+    assert classify_traffic(Context(id="r", deadline=0.0), 1) == "interactive"
 
 
 def test_bulk_is_told_the_setting_and_what_it_leaves_free() -> None:

@@ -64,7 +64,7 @@ class Desk:
     def add(self, *inputs: TextItem) -> RequestState:
         task, ctx = Embed(model="m", inputs=list(inputs)), context()
         estimates = [self.pipeline.estimate(item) for item in task.items]
-        traffic = classify_traffic(task, ctx)
+        traffic = classify_traffic(ctx, len(inputs))
         pending = RequestState(task, task.items, ctx, traffic=traffic, now=0.0, estimates=estimates)
         self.intake.add(pending)
         return pending
