@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.core.similarity import cosines, max_sims
-from shoal.models.convert.samples import SENTENCE_PAIRS
+from shoal.models.convert.samples import load_sentence_pairs
 from shoal.models.convert.verify import min_cosine
 from shoal.types import Array, SparseVector
 
-PAIRS = list(SENTENCE_PAIRS)
+PAIRS = list(load_sentence_pairs())
 FIRSTS, SECONDS = [first for first, _ in PAIRS], [second for _, second in PAIRS]
 GROUPS = {first: [second for _, second in pairs] for first, pairs in groupby(PAIRS, key=lambda pair: pair[0])}
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mappi
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
 from shoal.errors import ShoalError
 from shoal.specs import ContrastSpec
 from shoal.types import (
@@ -114,8 +116,7 @@ class Engine(Protocol):
     async def aclose(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """One item, ready for an engine.
 
     `tensors`: this item's own arrays by input name, without a batch axis. `cost`: its length in tokens. `group`: equal
@@ -133,11 +134,10 @@ class Prepared:
     truncated: bool = False
     key: Hashable | None = None
     extra: Any = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class VectorSet:
+class VectorSet(msgspec.Struct, frozen=True):
     """The row of an input that was asked for more or other than its dense vector: float32 arrays [dimension] and
     [l, width], None for what its task did not ask for."""
 
@@ -151,8 +151,7 @@ Row = Array | VectorSet
 """One item's answer: a 1-D float32 array (its dense vector; its scores, one a label), or all its vectors."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountedRow:
+class CountedRow(msgspec.Struct, frozen=True):
     """A result row whose tokens only the model's answer tells: they replace what `Prepared.tokens` said."""
 
     row: Row
@@ -363,8 +362,7 @@ class Prompt:
     opened: bool = False
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct):
     """What a model brought forth since its last piece: text or ids, as its facts say.
 
     `text` of a generator that gives "cumulative" text is all of it so far. `tokens`: how many tokens are new, where the
@@ -533,8 +531,7 @@ class Surface(Protocol):
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class BatchReport:
+class BatchReport(msgspec.Struct, frozen=True):
     """One engine call, for observers: sizes in items and tokens, times in seconds."""
 
     model: str
@@ -547,8 +544,7 @@ class BatchReport:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationReport:
+class GenerationReport(msgspec.Struct, frozen=True):
     """One generation request that ended, for observers: tokens as its usage says, seconds from its acceptance to the
     first chunk (None: there was none) and to the last."""
 

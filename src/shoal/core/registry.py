@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import count
 
+import msgspec
+
 from shoal.core.lifecycle.loading import Plan
 from shoal.core.lifecycle.states import State, StateEvent, next_state
 from shoal.core.protocols import ModelFacts, Runner
@@ -19,8 +21,7 @@ LONGEST_SHOWN = 200
 """Characters of an unknown name that are looked at and shown: more than any model's name has."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelCard(msgspec.Struct, frozen=True):
     """What anybody may know of a served model. `created` is in Unix seconds; `facts` come with the first load and stay
     while it sleeps. `note`: what it does or waits for, "" when there is nothing to say. `sleeping`: not loaded now, and
     loaded again by the next request. `broken`: it was loaded, and stopped."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import parse_qsl
+
+import msgspec
 
 from shoal.core.protocols import Access
 from shoal.errors import Forbidden, InternalError, ShoalError, Unauthorized
@@ -68,12 +70,11 @@ class Options:
         return cls(**values, metrics=metrics, pictures=pictures)
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(msgspec.Struct):
     """`body` is sent in one piece, in the given pieces under one content-length, or piece by piece as they come."""
 
     status: int = 200
-    headers: Headers = field(default_factory=list)
+    headers: Headers = msgspec.field(default_factory=list)
     body: Body = b""
 
 

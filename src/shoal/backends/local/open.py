@@ -37,7 +37,7 @@ from shoal.models.address import Address, parse_source
 from shoal.models.convert.as_published import verify_published
 from shoal.models.convert.export import ExportResult, can_export, export
 from shoal.models.convert.export_dual_encoder import ExportedTowers, can_export_towers, export_towers
-from shoal.models.convert.samples import ALONE, LONGEST, PAIRS
+from shoal.models.convert.samples import LONGEST, load_single_texts, load_text_pairs
 from shoal.models.convert.variants import VARIANTS, Variant, make_variant, measure_parity, variant_path
 from shoal.models.convert.verify import Run
 from shoal.models.manifest import Verdict
@@ -384,10 +384,10 @@ def precision_samples(pipeline: TextPipeline | PairPipeline) -> list[Tensors]:
     own."""
     score = pipeline.spec.score
     task: BatchTask = Embed(model="", inputs=[], truncate=True, outputs=pipeline.spec.kinds[:1])
-    items: tuple[Item, ...] = (*ALONE, LONGEST)
+    items: tuple[Item, ...] = (*load_single_texts(), LONGEST)
     if score is not None:
         task = Classify(model="", inputs=[], truncate=True)
-        items = (*PAIRS, (LONGEST, LONGEST)) if score.pairs else items
+        items = (*load_text_pairs(), (LONGEST, LONGEST)) if score.pairs else items
     answers = pipeline.prepare([(task, item) for item in items])
     *rest, longest = sorted((one for one in answers if not isinstance(one, ShoalError)), key=lambda one: one.cost)
     nothing = EngineFacts(name="samples", inputs=(), outputs=())

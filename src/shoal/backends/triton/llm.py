@@ -11,6 +11,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from shoal.backends.triton import engine
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.errors import ModelGone
@@ -185,7 +187,7 @@ class TritonGenerator:
         """A model that tells neither its tokens nor why it ended may have been cut at the length that was asked for:
         then whoever counts the tokens says the reason."""
         tells = bool(self.schema.flags) or self.schema.family == "tokens"
-        return last if tells or sampling.max_tokens is None else replace(last, finish_reason=None)
+        return last if tells or sampling.max_tokens is None else msgspec.structs.replace(last, finish_reason=None)
 
     def _to_error(self, error: ShoalError) -> ShoalError:
         """The error as a generator may raise it; a replica that is gone is looked after."""

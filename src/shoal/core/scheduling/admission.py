@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import exp, inf
 from random import random
 
+import msgspec
+
 from shoal.core.scheduling.planner import WEIGHTS
 from shoal.errors import Overloaded
 from shoal.types import BatchTask, Context, Rerank, TrafficClass
@@ -60,8 +62,7 @@ def wait_before_retry(seconds: float, jitter: Callable[[], float] = random) -> f
     return min(max(seconds, 1.0), 30.0) * (1 + jitter() / 2)
 
 
-@dataclass(slots=True)
-class Permit:
+class Permit(msgspec.Struct):
     """The right of `items` items of one client to be inside; given back exactly once, whatever happened to them."""
 
     flow: tuple[str, TrafficClass]

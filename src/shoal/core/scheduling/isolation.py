@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import Literal
+
+import msgspec
 
 from shoal.errors import (
     BackendError,
@@ -49,8 +50,7 @@ class RetryBudget:
         return True
 
 
-@dataclass(slots=True)
-class RetryState:
+class RetryState(msgspec.Struct):
     """Extra engine calls that one failed batch and all its parts may still cost: 2 log2(n) + 2 finds one culprit.
     `first`: the replica on which it failed before it was tried on another one; `judged`: it failed on both."""
 

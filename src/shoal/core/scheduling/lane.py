@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import overload
 
+import msgspec
+
 from shoal.core.closing import close_all
 from shoal.core.protocols import (
     BatchReport,
@@ -59,8 +61,7 @@ _batch_ids = count(1)
 _NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
 
 
-@dataclass(slots=True, eq=False)
-class _InFlightBatch:
+class _InFlightBatch(msgspec.Struct, eq=False):
     """One batch on one replica. Of an engine call that came back: the `padded` tokens that it computed, its `seconds`,
     and those of them that it did not wait behind another."""
 
@@ -78,8 +79,7 @@ class _InFlightBatch:
     finish_seconds: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class _BatchPart:
+class _BatchPart(msgspec.Struct, eq=False):
     """A piece of a failed batch that runs before anything that is queued."""
 
     items: list[Item]

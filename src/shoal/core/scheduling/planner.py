@@ -11,9 +11,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
+
+import msgspec
 
 from shoal.core.protocols import CostModel, EngineFacts, round_up
 from shoal.types import TrafficClass
@@ -46,8 +48,7 @@ LOOK_AGAIN_S = 0.05
 """How soon to look again where only time can tell."""
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """One item in the queue. `cost` in tokens; `alone` keeps it out of any batch with others (poison isolation)."""
 
     cost: int
@@ -82,8 +83,7 @@ def longest_batch_s(limits: Limits, cost: CostModel) -> float:
     return max(limits.max_batch_ms / 1000, cost.fixed * 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch(Generic[E]):
+class Batch(msgspec.Struct, Generic[E], frozen=True):
     """Entries for one slot. `length` is the padded length of each row, `tokens` the sum of the true lengths."""
 
     entries: list[E]
@@ -92,8 +92,7 @@ class Batch(Generic[E]):
     flush: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Nothing to run yet; look again at `until` (None: when something arrives)."""
 
     until: float | None
@@ -181,17 +180,16 @@ class _Class(Generic[E]):
     items: int = 0
 
 
-@dataclass(slots=True)
-class _Draft(Generic[E]):
+class _Draft(msgspec.Struct, Generic[E]):
     """The batch being filled, and what joining it would cost. `seconds` is how long it may be predicted to take."""
 
     facts: EngineFacts
     limits: Limits
     seconds: float = 0.0
-    entries: list[E] = field(default_factory=list)
+    entries: list[E] = msgspec.field(default_factory=list)
     length: int = 0
     tokens: int = 0
-    waste: dict[int, int] = field(default_factory=dict)
+    waste: dict[int, int] = msgspec.field(default_factory=dict)
     limited: bool = False
     full: bool = False
 

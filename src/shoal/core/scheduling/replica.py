@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
+
+import msgspec
 
 from shoal.core.protocols import Engine, EngineFacts, ReplicaStatus
 from shoal.core.scheduling.cost import OnlineCost
@@ -16,8 +18,7 @@ BUSY_PAUSE_S = 0.1
 """How long a replica is left alone that was too busy and did not say for how long it will be."""
 
 
-@dataclass(slots=True, eq=False)
-class SlotLease:
+class SlotLease(msgspec.Struct, eq=False):
     """A batch on the replica. `began`: when it was computed from, as far as can be told from here: at once, or when one
     before it ended. `shared`: another batch was in flight beside it for a while. `isolate_batches`: it has the replica
     for itself, since one of the batches of now is somebody's ruin. `seconds`: what it was predicted to take."""

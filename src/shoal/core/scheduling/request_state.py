@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
 
+import msgspec
 import numpy as np
 
 from shoal.core.protocols import Prepared, Row, VectorSet
@@ -28,8 +28,7 @@ from shoal.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRecord:
+class BatchRecord(msgspec.Struct, frozen=True):
     """The batch that an item ran in, for the request's facts; times in seconds."""
 
     id: int
@@ -41,15 +40,14 @@ class BatchRecord:
     started: float
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Item(Entry):
+class Item(Entry, eq=False, kw_only=True):
     """One piece of engine work and everybody who waits for it: (request, index) pairs; none left means nobody cares.
 
     `dispatched`: its request's intake was told that it left the queue.
     """
 
     prepared: Prepared
-    waiters: list[tuple[RequestState, int]] = field(default_factory=list)
+    waiters: list[tuple[RequestState, int]] = msgspec.field(default_factory=list)
     attempts: int = 0
     dispatched: bool = False
 

@@ -1,8 +1,8 @@
 """Texts, and pairs of them, on which an engine's lower precision is compared with float32 before `auto` takes it.
 
 TEXTS are as unlike as what users send: from one word to the model's longest input, prose, questions, code, figures,
-lists, markup, capitals, many languages and scripts. SENTENCES are alike in groups, so that a precision which changes
-the order of near neighbors shows it, and PASSAGES are longer. Changing them changes the check: outcomes kept for other
+lists, markup, capitals, many languages and scripts. Sentence pairs are alike in groups, so that a precision which changes
+the order of near neighbors shows it, and passages made of them are longer. Changing them changes the check: outcomes kept for other
 samples are not used.
 """
 
@@ -10,6 +10,7 @@ samples are not used.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -140,27 +141,30 @@ TEXTS = (
 LONGEST = " ".join(TEXTS[::-1])
 """Long enough to be cut by most models: the comparison at the model's full length."""
 
-SENTENCE_PAIRS = tuple(
-    (first, second)
-    for first, second in (
-        line.split("\t")
-        for line in Path(__file__).with_name("sentence_pairs.tsv").read_text(encoding="utf-8").splitlines()
+
+@cache
+def load_sentence_pairs() -> tuple[tuple[str, str], ...]:
+    """Sentences with five others each: of the same meaning, a related one, the opposite, an unrelated one. Reads a
+    file: not for the event loop."""
+    lines = Path(__file__).with_name("sentence_pairs.tsv").read_text(encoding="utf-8").splitlines()
+    return tuple((first, second) for first, second in (line.split("\t") for line in lines))
+
+
+def load_single_texts() -> tuple[str, ...]:
+    """For models that read a text at a time. Reads a file, as `load_sentence_pairs`."""
+    pairs = load_sentence_pairs()
+    groups = {first: [second for _, second in some] for first, some in groupby(pairs, key=lambda pair: pair[0])}
+    sentences = dict.fromkeys(sentence for pair in pairs for sentence in pair)
+    return (*TEXTS, *sentences, *(" ".join((first, *others)) for first, others in groups.items()))
+
+
+def load_text_pairs() -> tuple[tuple[str, str], ...]:
+    """For models that read two texts together: the same, neighbours, and a short one with a long one. A cross-encoder
+    gives its highest scores to the first kind and its lowest to the last, so that they span what users will see. Reads
+    a file, as `load_sentence_pairs`."""
+    return (
+        *load_sentence_pairs()[::2],
+        *((text, text) for text in TEXTS[::3]),
+        *pairwise(TEXTS),
+        *zip(TEXTS[::2], TEXTS[-1:20:-2], strict=False),
     )
-)
-"""Sentences with five others each: of the same meaning, a related one, the opposite, an unrelated one."""
-
-_GROUPS = {first: [second for _, second in pairs] for first, pairs in groupby(SENTENCE_PAIRS, key=lambda pair: pair[0])}
-SENTENCES = tuple(dict.fromkeys(sentence for pair in SENTENCE_PAIRS for sentence in pair))
-PASSAGES = tuple(" ".join((first, *others)) for first, others in _GROUPS.items())
-
-ALONE = (*TEXTS, *SENTENCES, *PASSAGES)
-"""For models that read a text at a time."""
-
-PAIRS = (
-    *SENTENCE_PAIRS[::2],
-    *((text, text) for text in TEXTS[::3]),
-    *pairwise(TEXTS),
-    *zip(TEXTS[::2], TEXTS[-1:20:-2], strict=False),
-)
-"""For models that read two texts together: the same, neighbours, and a short one with a long one. A cross-encoder gives
-its highest scores to the first kind and its lowest to the last, so that they span what users will see."""

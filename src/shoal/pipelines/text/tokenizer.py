@@ -15,9 +15,9 @@ import json
 import re
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from tokenizers import Regex, Tokenizer
 from tokenizers.normalizers import Lowercase, Normalizer, Replace, Strip
 from tokenizers.normalizers import Sequence as Normalizers
@@ -58,8 +58,7 @@ def most_chars(max_tokens: int) -> int:
     return max(READ_CHARS, max_tokens * SPARSE)
 
 
-@dataclass(frozen=True, slots=True)
-class FittedText:
+class FittedText(msgspec.Struct, frozen=True):
     """`ids`: what is kept, special tokens included. `total`: the text's tokens; a lower bound when not `exact`.
 
     A text that was not read to its end counts as one that is too long.

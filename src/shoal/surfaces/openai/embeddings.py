@@ -60,7 +60,7 @@ class Embeddings:
         asked = await self._decode(request.body)
         if not (asked.model or self._any_model):
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
-        extended = self._is_extended(asked)
+        extended = _is_extended(asked)
         if extended:
             _check_supported(asked)
         inputs = _parse_inputs(asked, self._limit)
@@ -95,16 +95,6 @@ class Embeddings:
         headers, body = await written.encode_reply(result, card.name, tokens)
         return Reply(200, [*headers, *batch_headers.batch_headers(request, result), *token_headers], body)
 
-    def _is_extended(self, asked: EmbeddingsRequest) -> bool:
-        """Whether it has fields that are not OpenAI's own: one comparison of structs in place of a look at each."""
-        return asked.dimensions == 0 or asked != self.request(
-            model=asked.model,
-            input=asked.input,
-            encoding_format=asked.encoding_format,
-            dimensions=asked.dimensions,
-            user=asked.user,
-        )
-
     async def _resolve_model(self, request: Request, name: str) -> tuple[ModelCard, str, str | None]:
         """The model, its name as the client wrote it, and the role of the texts that the name ended in."""
         found = self._gateway.registry.get(name)
@@ -127,6 +117,18 @@ class Embeddings:
             if not self._any_model:
                 raise
             return self._gateway.model("")
+
+
+def _is_extended(asked: EmbeddingsRequest) -> bool:
+    """Whether it has fields that are not OpenAI's own: one comparison of structs in place of a look at each."""
+    plain = type(asked)(  # the decoder's own subtype: structs of two types are never equal
+        model=asked.model,
+        input=asked.input,
+        encoding_format=asked.encoding_format,
+        dimensions=asked.dimensions,
+        user=asked.user,
+    )
+    return asked.dimensions == 0 or asked != plain
 
 
 def _check_supported(asked: EmbeddingsRequest) -> None:

@@ -29,7 +29,7 @@ from shoal.backends.local.open import (
 from shoal.config.settings import Settings
 from shoal.errors import AddressError, MissingExtra, SetupError, VerificationFailed
 from shoal.models.convert.convert import convert
-from shoal.models.convert.samples import ALONE, PAIRS, TEXTS
+from shoal.models.convert.samples import TEXTS, load_single_texts, load_text_pairs
 from shoal.models.convert.verify import Run
 from shoal.models.progress import Progress
 from shoal.models.store import Store, StoredModel
@@ -63,7 +63,7 @@ def test_every_sample_text_is_in_the_check_once(tmp_path: Path) -> None:
         inputs["attention_mask"] for inputs in precision_samples(TextPipeline(target, spec, truncate=False))
     ]
     assert longest.shape == (1, spec.max_tokens)
-    assert sum(len(batch) for batch in batches) == len(ALONE)
+    assert sum(len(batch) for batch in batches) == len(load_single_texts())
     assert max(len(batch) for batch in batches) <= SAMPLE_ROWS
     lengths = [length for batch in batches for length in batch.sum(axis=1)]
     assert lengths == sorted(lengths)
@@ -77,17 +77,20 @@ def test_what_scores_is_checked_with_what_it_reads(tmp_path: Path, labels: int, 
     spec = convert(classifier(tmp_path / "model", labels=labels), target).spec
     batches = precision_samples(PairPipeline(target, spec, truncate=False))
     assert batches[-1]["input_ids"].shape == (1, spec.max_tokens)
-    assert sum(len(inputs["input_ids"]) for inputs in batches) == len(PAIRS if pairs else ALONE) + 1
+    assert (
+        sum(len(inputs["input_ids"]) for inputs in batches)
+        == len(load_text_pairs() if pairs else load_single_texts()) + 1
+    )
     assert max(int(inputs["token_type_ids"].max()) for inputs in batches) == pairs
     assert all(set(inputs) == set(spec.inputs) for inputs in batches)
 
 
 def test_pairs_of_the_check_span_what_users_send() -> None:
     """Each kind of text is in one; some are the same twice, most are not, and short ones stand beside long ones."""
-    assert {text for pair in PAIRS for text in pair} > {*TEXTS}
-    same = [pair for pair in PAIRS if pair[0] == pair[1]]
-    assert len(TEXTS) // 4 < len(same) < len(PAIRS) // 3
-    assert any(len(first) < 20 and len(second) > 250 for first, second in PAIRS)
+    assert {text for pair in load_text_pairs() for text in pair} > {*TEXTS}
+    same = [pair for pair in load_text_pairs() if pair[0] == pair[1]]
+    assert len(TEXTS) // 4 < len(same) < len(load_text_pairs()) // 3
+    assert any(len(first) < 20 and len(second) > 250 for first, second in load_text_pairs())
 
 
 async def test_preparing_gives_up_the_loop_and_not_its_result(

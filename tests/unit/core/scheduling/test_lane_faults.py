@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript, tokenize_item
 from shoal.core.protocols import CountedRow, Prepared, Row, Tensors

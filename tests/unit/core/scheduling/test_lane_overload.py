@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript
 from shoal.core.protocols import CountedRow, Prepared, Tensors

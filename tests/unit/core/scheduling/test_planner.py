@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +18,7 @@ FACTS = EngineFacts(
 )
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Work(Entry):
+class Work(Entry, eq=False, kw_only=True):
     cost: int = 8
     group: Any = ()
     traffic: TrafficClass = "interactive"
@@ -27,7 +26,7 @@ class Work(Entry):
     request: Any = 0
     arrived: float = 0.0
     deadline: float = 1e9
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] = msgspec.field(default_factory=list)
 
 
 def planner(**limits: Any) -> Planner[Work]:

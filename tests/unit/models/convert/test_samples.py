@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 
-from shoal.models.convert.samples import ALONE, LONGEST, TEXTS
+from shoal.models.convert.samples import LONGEST, TEXTS, load_single_texts
 
 
 def test_they_are_many_and_different() -> None:
     """Hundreds of texts, none twice, from a single character to a paragraph: a hundredth of them are several."""
-    assert len(set(ALONE)) == len(ALONE) >= 300
-    lengths = sorted(map(len, ALONE))
+    assert len(set(load_single_texts())) == len(load_single_texts()) >= 300
+    lengths = sorted(map(len, load_single_texts()))
     assert (lengths[0], lengths[len(lengths) // 10] < 30, lengths[-1] > 300) == (1, True, True)
 
 

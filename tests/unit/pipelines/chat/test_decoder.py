@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,7 +131,7 @@ def test_what_is_never_met_changes_nothing(text: str, places: list[int], gives: 
         else make(cut(text, places))
     )
     if counted:
-        given = [replace(piece, tokens=2) for piece in given]
+        given = [msgspec.structs.replace(piece, tokens=2) for piece in given]
     plain, watched = decoder(gives), decoder(gives, stops=["\0 never said \0"])
     one, other = run(plain, given), run(watched, given)
     assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
