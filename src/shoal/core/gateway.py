@@ -349,7 +349,7 @@ def _check_modalities(name: str, task: BatchTask, facts: ModelFacts) -> None:
     pictures = 0 if isinstance(task, Rerank) else list(map(type, task.inputs)).count(Image)
     if pictures:
         _check_modality(name, "image", facts)
-    if not pictures or pictures < len(task.items):
+    if "text" not in facts.modalities and (not pictures or pictures < len(task.items)):
         _check_modality(name, "text", facts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer
 from shoal.types import BatchStats, DurationStat, InferenceStats, ModelStats, Result, TaskKind, TrafficClass
@@ -16,13 +16,14 @@ MAX_MODELS = 1000
 class _Tally:
     """Times in seconds; each pair is [how often, how long in all]."""
 
-    __slots__ = ("fail", "finish", "infer", "items", "last", "prepare", "queue", "sizes", "success")
+    __slots__ = ("fail", "finish", "items", "last", "sizes", "stages", "success")
 
     def __init__(self) -> None:
         self.last = 0.0
         self.items = 0
         self.success, self.fail = [0, 0.0], [0, 0.0]
-        self.queue, self.prepare, self.infer, self.finish = [0, 0.0], [0, 0.0], [0, 0.0], [0, 0.0]
+        self.stages = [0, 0.0, 0.0, 0.0]  # how often, then queue, prepare, infer
+        self.finish = [0, 0.0]
         self.sizes: dict[int, list[float]] = {}
 
 
@@ -31,7 +32,7 @@ def _add(pair: list[float], seconds: float) -> None:
     pair[1] += seconds
 
 
-def _spent(pair: list[float]) -> DurationStat:
+def _spent(pair: Sequence[float]) -> DurationStat:
     return DurationStat(count=int(pair[0]), ns=round(pair[1] * 1e9))
 
 
@@ -51,6 +52,7 @@ class Counts(Observer):
     def stats_for(self, model: str) -> ModelStats:
         """What is known of a model, all zeros when it has done nothing."""
         tally = self._tallies.get(model) or _Tally()
+        answered, queue, prepare, infer = tally.stages
         cached = self._caches().get(model, CacheCounts())
         return ModelStats(
             name=model,
@@ -60,9 +62,9 @@ class Counts(Observer):
             inference_stats=InferenceStats(
                 success=_spent(tally.success),
                 fail=_spent(tally.fail),
-                queue=_spent(tally.queue),
-                compute_input=_spent(tally.prepare),
-                compute_infer=_spent(tally.infer),
+                queue=_spent((answered, queue)),
+                compute_input=_spent((answered, prepare)),
+                compute_infer=_spent((answered, infer)),
                 compute_output=_spent(tally.finish),
                 cache_hit=DurationStat(count=cached.hits),
                 cache_miss=DurationStat(count=cached.misses),
@@ -114,9 +116,11 @@ class Counts(Observer):
             tally.items += 1
             tally.last = time.time()
             return
-        _add(tally.queue, result.facts.queue_ms / 1e3)
-        _add(tally.prepare, result.facts.prepare_ms / 1e3)
-        _add(tally.infer, result.facts.infer_ms / 1e3)
+        facts = result.facts
+        tally.stages[0] += 1
+        tally.stages[1] += facts.queue_ms / 1e3
+        tally.stages[2] += facts.prepare_ms / 1e3
+        tally.stages[3] += facts.infer_ms / 1e3
 
     def _tally(self, model: str) -> _Tally:
         tally = self._tallies.get(model)

@@ -146,13 +146,14 @@ class Application:
         assert isinstance(body, bytes | list)
         pieces = body if isinstance(body, list) else [body]
         length = sum(map(len, pieces))
-        headers = self._build_headers(request, reply)
+        unread = not request.body_read and has_unread_body(request)
+        headers = self._build_headers(request, reply, unread=unread)
         if reply.status != 204:
             headers.append((b"content-length", b"%d" % length))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if request.method == "HEAD":
             pieces = [b""]
-        if has_unread_body(request) and b"expect" not in request.headers:
+        if unread and b"expect" not in request.headers:
             await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
             await linger(receive)
             pieces = [b""]
@@ -165,7 +166,7 @@ class Application:
     ) -> int:
         try:
             request.begun = True
-            headers = self._build_headers(request, reply)
+            headers = self._build_headers(request, reply, unread=has_unread_body(request))
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             if request.method != "HEAD":
                 async for piece in body:
@@ -180,9 +181,11 @@ class Application:
         await send({"type": "http.response.body", "body": b""})
         return reply.status
 
-    def _build_headers(self, request: Request, reply: Reply) -> Headers:
-        headers = [*reply.headers, (b"x-request-id", request.id.encode()), _NOSNIFF, *self._cors.headers(request)]
-        if reply.status in _CLOSING_STATUSES or has_unread_body(request):
+    def _build_headers(self, request: Request, reply: Reply, *, unread: bool) -> Headers:
+        headers = [*reply.headers, (b"x-request-id", request.id.encode()), _NOSNIFF]
+        if self._options.cors_origins:
+            headers += self._cors.headers(request)
+        if unread or reply.status in _CLOSING_STATUSES:
             headers.append(_CLOSE)
         return headers
 

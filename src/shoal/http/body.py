@@ -46,7 +46,8 @@ def check_head(request: Request, limit: int, json: bool, form: bool = False) -> 
             raise Malformed("Content-Length is not a number.")
         if int(length[:20]) > limit:
             raise _too_large_error(limit)
-        _PENDING_BODIES.check(0, int(length))
+        if len(length) > 4:  # shorter ones are never too much
+            _PENDING_BODIES.check(0, int(length))
 
 
 def _is_curl_form(request: Request) -> bool:
@@ -108,7 +109,8 @@ async def read_body(receive: Receive, limit: int, unfinished: PendingBodies = _P
             size += len(piece)
             pieces.append(piece)
     finally:
-        unfinished.remove(size)
+        if size:
+            unfinished.remove(size)
 
 
 def has_unread_body(request: Request) -> bool:

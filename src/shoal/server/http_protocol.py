@@ -155,7 +155,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(b"400 Bad Request", "The body's chunks or trailers hold too little data for their size.")
             return
         if not self._is_idle():
-            self._cancel_head_timer()
+            if self._head_timer is not None:
+                self._cancel_head_timer()
         elif before is _ParserState.BODY and self._at is _ParserState.BETWEEN:
             # The end of a body that was answered before it was read: what follows is a pause like any other.
             self._cancel_head_timer()
@@ -198,18 +199,13 @@ class Connection(HttpToolsProtocol):
         self._head_new = True  # the packet that it begins in may hold much else
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if (
-            self._at is _ParserState.HEAD
-        ):  # afterwards it is a trailer, which must not change what was decided by the headers
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         authority = _AUTHORITY.match(self.url)
         if authority is not None and all(authority[1].lower() != host.lower() for host in self._hosts()):
             # The target names a host as well. Whoever judges the headers sees both, and refuses two.
             self.headers.append((b"host", authority[1]))
         super().on_headers_complete()
+        self.headers = []  # trailers, which nobody reads: they must not change what the headers decided
         self._at = _ParserState.BODY
         self._framing = 0
         if not self.parser.should_keep_alive():  # uvicorn before 0.54 overlooks a `close` beside other options

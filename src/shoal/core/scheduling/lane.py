@@ -24,6 +24,7 @@ from shoal.core.protocols import (
     Cache,
     CountedRow,
     Engine,
+    EngineFacts,
     Observer,
     Pipeline,
     Prepared,
@@ -62,8 +63,8 @@ _NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
 
 
 class _InFlightBatch(msgspec.Struct, eq=False):
-    """One batch on one replica. Of an engine call that came back: the `padded` tokens that it computed, its `seconds`,
-    and those of them that it did not wait behind another."""
+    """One batch on one replica, whose `facts` are those of its start. Of an engine call that came back: the `padded`
+    tokens that it computed, its `seconds`, and those of them that it did not wait behind another."""
 
     id: int
     items: list[Item]
@@ -72,6 +73,7 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     trial: RetryState
     started: float
     turn: SlotLease
+    facts: EngineFacts
     task: asyncio.Task[None] | None = None
     padded: int = 0
     seconds: float = 0.0
@@ -218,7 +220,7 @@ class Lane:
         for pending, index, outcome in outcomes:
             if isinstance(outcome, ShoalError):
                 pending.fail_at(index, outcome)
-            if isinstance(outcome, ShoalError) or pending.done:
+            if isinstance(outcome, ShoalError) or pending.future.done():
                 continue
             pending.tokens[index] = outcome.tokens
             pending.truncated += outcome.truncated
@@ -294,15 +296,13 @@ class Lane:
             self._timer.cancel()
             self._timer = None
         try:
-            while self._launch_next():
+            while (self._planner.items or self._parts) and self._launch_next():
                 pass
         except Exception as error:  # whatever it is, requests must not hang on a driver that stopped
             self._fail_lane(error)
         self._preparer.resume()
 
     def _launch_next(self) -> bool:
-        if not (self._planner.items or self._parts):
-            return False
         now = self._clock()
         free = self.replicas.free_replicas(now)
         if not free:
@@ -371,7 +371,8 @@ class Lane:
     def _launch(self, replica: Replica, items: list[Item], flush: str, trial: RetryState) -> None:
         now = self._clock()
         tokens = sum([item.cost for item in items])
-        run = _InFlightBatch(next(_batch_ids), items, replica, flush, trial, now, replica.start(now, tokens))
+        turn = replica.start(now, tokens)
+        run = _InFlightBatch(next(_batch_ids), items, replica, flush, trial, now, turn, replica.facts)
         for item in items:
             self._mark_dispatched(item)
         self._in_flight.add(run)
@@ -410,7 +411,7 @@ class Lane:
 
     async def _infer(self, run: _InFlightBatch) -> Sequence[Row | CountedRow | ShoalError]:
         prepared = [item.prepared for item in run.items]
-        engine, facts = run.replica.engine, run.replica.facts
+        engine, facts = run.replica.engine, run.facts
         wanted = prepared[0].outputs
         if len(prepared) > 1 and any(item.outputs != wanted for item in prepared):
             wanted = tuple(sorted({name for item in prepared for name in item.outputs}))
@@ -438,7 +439,7 @@ class Lane:
         now, items = self._clock(), run.items
         serving = self.replicas.serving_replicas(now)
         tokens = sum([item.cost for item in items])
-        batch = FinishedBatch(run.replica.facts, len(items), tokens, run.padded, run.flush == "full")
+        batch = FinishedBatch(run.facts, len(items), tokens, run.padded, run.flush == "full")
         cores = sum([replica.cores for replica in serving])
         self._drain.record_batch(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
 
@@ -478,9 +479,9 @@ class Lane:
         self._observer.batched(
             BatchReport(
                 model=self.options.model,
-                replica=run.replica.facts.name,
+                replica=run.facts.name,
                 items=len(run.items),
-                tokens=sum(item.cost for item in run.items),
+                tokens=sum([item.cost for item in run.items]),
                 padded_tokens=padded,
                 flush=run.flush,
                 seconds=seconds,
@@ -491,7 +492,7 @@ class Lane:
     def _deliver(self, run: _InFlightBatch, rows: Sequence[Row | CountedRow | ShoalError]) -> None:
         requests = len({id(pending) for item in run.items for pending, _ in item.waiters})
         took = self._clock() - run.started
-        ran = BatchRecord(run.id, len(run.items), requests, run.flush, run.replica.facts.name, took, run.started)
+        ran = BatchRecord(run.id, len(run.items), requests, run.flush, run.facts.name, took, run.started)
         for item, row in zip(run.items, rows, strict=True):
             self._coalescer.forget(item)
             if isinstance(row, ShoalError):
@@ -519,12 +520,12 @@ class Lane:
         if not items:
             return
         # What counts is how many ran together: the culprit may be one whose caller has left meanwhile.
-        ready, shared, merges = run.replica.engine.ready(), run.turn.shared, run.replica.facts.merges
+        ready, shared, merges = run.replica.engine.ready(), run.turn.shared, run.facts.merges
         elsewhere = self.replicas.blame(run.replica, run.trial, error, self._clock())
         step = next_step(
             error, len(run.items), run.trial, replica_ready=ready, shared=shared, merges=merges, elsewhere=elsewhere
         )
-        logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.replica.facts.name, step, error.message)
+        logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.facts.name, step, error.message)
         waiting = len(self._parts)
         self._apply_step(step, items, run.trial, error)
         if merges and step in ("apart", "halve"):

@@ -162,7 +162,7 @@ class Preparer:
                 if len(job) == JOB_ITEMS:
                     return job, tokens
                 pending = self._pop(queue)
-                if not pending.done:
+                if not pending.future.done():
                     piece, taken = _take_items(pending, JOB_ITEMS - len(job), most - tokens)
                     tokens += taken
                     job += piece

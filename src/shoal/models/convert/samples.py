@@ -1,9 +1,9 @@
 """Texts, and pairs of them, on which an engine's lower precision is compared with float32 before `auto` takes it.
 
 TEXTS are as unlike as what users send: from one word to the model's longest input, prose, questions, code, figures,
-lists, markup, capitals, many languages and scripts. Sentence pairs are alike in groups, so that a precision which changes
-the order of near neighbors shows it, and passages made of them are longer. Changing them changes the check: outcomes kept for other
-samples are not used.
+lists, markup, capitals, many languages and scripts. Sentence pairs are alike in groups, so that a precision which
+changes the order of near neighbors shows it, and passages made of them are longer. Changing them changes the check:
+outcomes kept for other samples are not used.
 """
 
 # ruff: noqa: RUF001  # words of other languages are meant

@@ -1,0 +1,24 @@
+"""The way of a request through the code stays short: `bench/walk.py` counts it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+WALK = Path(__file__).parents[3] / "bench" / "walk.py"
+
+MAX_CALLS = 265
+MAX_FILES = 42
+"""What `fake:` takes today is 250 and 40. Lower them with the way; the aim is 120 calls in 25 files."""
+
+
+def test_one_embedding() -> None:
+    ran = subprocess.run([sys.executable, WALK, "fake:"], capture_output=True, text=True, check=True, timeout=120)
+    *_, last = ran.stdout.splitlines()
+    found = re.fullmatch(r"(\d+) calls of \d+ functions in (\d+) files", last)
+    assert found is not None, last
+    calls, files = map(int, found.groups())
+    assert calls <= MAX_CALLS, ran.stdout
+    assert files <= MAX_FILES, ran.stdout
