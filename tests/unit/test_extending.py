@@ -1,0 +1,129 @@
+"""The backend and the dialect of docs/extending.md: each is a folder of examples/extending and one line of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+import shoal.backends
+import shoal.surfaces
+from shoal.app import App, open_app
+from shoal.backends import BACKENDS
+from shoal.config import load
+from tests.surfaces.surface_kit import Answer, Exchange, request_scope
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
+DIMENSION = 3
+
+
+@pytest.fixture
+def extended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders lie where Shoal's own do, and each has its line."""
+    for package, folder in ((shoal.backends, "backends"), (shoal.surfaces, "surfaces")):
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(EXAMPLES / folder)])
+    monkeypatch.setitem(BACKENDS, "reef", ("reef",))
+    plain = import_module("shoal.surfaces.plain").Plain
+    monkeypatch.setattr(shoal.surfaces, "SURFACES", (*shoal.surfaces.SURFACES, plain))
+
+
+class Reef:
+    """A Reef server: vectors count letters, answers repeat the prompt's words."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.app = web.Application()
+        self.app.add_routes(
+            [web.get("/models", self.models), web.post("/vectors", self.vectors), web.post("/complete", self.complete)]
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        listed = [{"name": "words", "kind": "embed", "dimension": DIMENSION}, {"name": "parrot", "kind": "chat"}]
+        return web.json_response({"models": listed})
+
+    async def vectors(self, request: web.Request) -> web.Response:
+        texts = (await request.json())["texts"]
+        if "poison" in texts:
+            return web.json_response({"error": "poison"}, status=422)
+        self.batches.append(texts)
+        return web.json_response({"vectors": [[len(text), text.count("a"), 1] for text in texts]})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        response = web.StreamResponse(headers={"content-type": "text/plain"})
+        await response.prepare(request)
+        for word in asked["prompt"].split()[: asked["max_tokens"]]:
+            await response.write(f"{word} ".encode())
+        return response
+
+
+@asynccontextmanager
+async def reef_server() -> AsyncIterator[tuple[Reef, str]]:
+    reef = Reef()
+    runner = web.AppRunner(reef.app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield reef, f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def post(app: App, path: str, body: object) -> Answer:
+    exchange = Exchange([json.dumps(body).encode()])
+    sent = {"host": "127.0.0.1:8080", "content-type": "application/json"}
+    await app.asgi(request_scope("POST", path, sent), exchange.receive, exchange.send)
+    return exchange.answer()
+
+
+async def test_a_backend_and_a_dialect_of_a_folder_each(extended: None, tmp_path: Path) -> None:
+    """Every model that the server lists is served, over every dialect and the new one."""
+    async with (
+        reef_server() as (reef, place),
+        open_app(load({"home": str(tmp_path)}, {}), [f"reef://{place}"]) as app,
+    ):
+        await app.wait_until_loaded()
+        cards = {card.name: card for card in app.gateway.models()}
+        assert {name: card.state for name, card in cards.items()} == {"words": "ready", "parrot": "ready"}
+
+        answer = await post(app, "/v1/embeddings", {"model": "words", "input": ["abba", "b"], "normalize": False})
+        assert answer.status == 200, answer.body
+        assert [each["embedding"] for each in answer.json()["data"]] == [[4.0, 2.0, 1.0], [1.0, 0.0, 1.0]]
+        assert reef.batches == [["abba", "b"]]
+
+        answer = await post(app, "/v1/embeddings", {"model": "words", "input": ["fine", "poison"]})
+        assert answer.status == 400, answer.body
+        assert "input 1" in answer.json()["error"]["message"]
+
+        answer = await post(app, "/plain", {"text": "a"})
+        assert answer.status == 200, answer.body
+        assert len(answer.json()) == DIMENSION
+        answer = await post(app, "/plain", {"text": 1})
+        assert answer.status == 400
+        assert list(answer.json()) == ["msg"]
+
+        asked = {"model": "parrot", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 3}
+        answer = await post(app, "/v1/chat/completions", asked)
+        assert answer.status == 200, answer.body
+        assert answer.json()["choices"][0]["message"]["content"].split() == ["user:", "one", "two"]
+
+
+def test_the_guide_shows_the_dialect() -> None:
+    """As it is in its file."""
+    guide = (EXAMPLES.parents[1] / "docs" / "extending.md").read_text()
+    assert (EXAMPLES / "surfaces" / "plain" / "__init__.py").read_text() in guide
+
+
+def code_lines(folder: Path) -> int:
+    return sum(bool(line.strip()) for path in folder.rglob("*.py") for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("folder", ["backends/reef", "surfaces/plain"])
+def test_they_stay_small(folder: str) -> None:
+    assert code_lines(EXAMPLES / folder) < 250
