@@ -85,7 +85,7 @@ def test_a_model_that_reads_tokens(triton: Triton, tmp_path: Path, pooling: str,
     folder = checkpoint(tmp_path / "tokenizer")
     config = f"""
 [models.tokens]
-backends = ["triton://{triton.url}#to_tokens"]
+backends = ["triton://{triton.url}#tokens_in"]
 tokenizer = "{folder}"
 pooling = "{pooling}"
 max_tokens = 12

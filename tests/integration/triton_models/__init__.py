@@ -1,7 +1,7 @@
 """Models of Triton's python backend that behave as a test needs; the modules beside this one are their `model.py`.
 
 near_free   text -> embedding [1024], at next to no cost; see `near_free_vector`
-to_tokens   input_ids, attention_mask -> token_embeddings [length, 16]; see `token_vectors`
+tokens_in   input_ids, attention_mask -> token_embeddings [length, 16]; see `token_vectors`
 slow        text (milliseconds) -> embedding [8], unless it is cancelled; notes what it saw
 failing     text -> embedding [8]; words in the text make it fail, see the module
 big         text (millions of bytes) -> embedding, so large
@@ -154,5 +154,5 @@ def near_free_vector(text: str) -> Array:
 
 
 def token_vectors(ids: list[int]) -> Array:
-    """What `to_tokens` answers for tokens that are not masked: [length, 16] float32."""
+    """What `tokens_in` answers for tokens that are not masked: [length, 16] float32."""
     return np.array([[math.sin(number * (place + 1) / 7) for place in range(16)] for number in ids], np.float32)
