@@ -443,7 +443,10 @@ def test_queue_is_bounded_and_one_client_gets_half(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_driver_that_dies_fails_everybody_and_says_so(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["add", "take"])
+def test_driver_that_dies_fails_everybody_and_says_so(
+    virtual: Run[None], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     """A bug in the planner is an error for all who wait and the end of readiness, never a hang."""
 
     async def main() -> None:
@@ -452,7 +455,7 @@ def test_driver_that_dies_fails_everybody_and_says_so(virtual: Run[None], monkey
         def explode(*args: Any, **kwargs: Any) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(lane._planner, "take", explode)
+        monkeypatch.setattr(lane._planner, method, explode)
         with pytest.raises(InternalError):
             await lane.run(embed("a"), context())
         assert not lane.ready()
