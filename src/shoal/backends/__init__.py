@@ -1,7 +1,7 @@
-"""The places where a model runs: one folder each, and the table of their schemes.
+"""The places where models run: one folder per backend, and the table of their address schemes.
 
-A backend is its folder and its line in the table. The folder's package has its class as `BACKEND`, and its module
-`address` the parsers of its schemes as `SCHEMES`; both import little, and only once they are asked for.
+A backend is a folder and a line in the table. The folder's package has its class as `BACKEND`, and the package's module
+`address` has the parsers of its schemes as `SCHEMES`. Both import little, and are imported only when needed.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "openai": ("openai+http", "openai+https"),
     "fake": ("fake",),
 }
-"""The folder of each backend, which is also its name, and the schemes of its addresses."""
+"""Maps each backend's folder, which is also its name, to the schemes of its addresses."""
 
 FILE_BACKENDS = ("local", "triton")
-"""Backends that run models of files: what the setting `backend` may name. The last that can is used where it names
-none."""
+"""Backends that run file-based models, and the valid values of the setting `backend`. If it is unset, the last one that
+can run them is used."""
 
 
 def backend_for_scheme(scheme: str) -> str | None:
-    """The name of the backend that the addresses of a scheme belong to; None for an unknown scheme."""
+    """Return the name of the backend of a scheme, or None for an unknown scheme."""
     return next((name for name, schemes in BACKENDS.items() if scheme in schemes), None)
 
 
 def backend_class(name: str) -> type[Backend]:
-    """The class of a backend of the table."""
+    """Return the class of a backend in the table."""
     found: type[Backend] = import_module(f"shoal.backends.{name}").BACKEND
     return found
 
 
 def file_backend(settings: Settings) -> str:
-    """The backend that models of files run on where nothing else is said."""
+    """Return the backend that runs file-based models by default."""
     return next(name for name in reversed(FILE_BACKENDS) if not backend_class(name).explain_no_files(settings))
 
 
 def load_scheme(name: str) -> Scheme:
-    """How addresses of a scheme of the table read."""
+    """Return the address parser of a scheme in the table."""
     schemes: Mapping[str, Scheme] = import_module(f"shoal.backends.{backend_for_scheme(name)}.address").SCHEMES
     return schemes[name]
 
 
 def parse_address(text: str) -> Address:
-    """Parse one address of any backend. Raises AddressError that says what to write instead."""
+    """Parse one address of any backend. Raises AddressError, which says what to write instead."""
     return _address_grammar().parse_model_address(text)
 
 
@@ -67,7 +67,7 @@ def _address_grammar() -> Grammar:
 
 
 class Backends:
-    """The backends in use, by name; one is made when it is first asked for."""
+    """The backends in use, by name. Each is created on first access."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -79,13 +79,13 @@ class Backends:
         return self._made[name]
 
     def for_address(self, address: Address) -> Backend:
-        """The backend that the address belongs to."""
+        """Return the backend of an address."""
         name = backend_for_scheme(address.scheme)
         assert name is not None, f"{address.scheme} is no scheme of the table"
         return self[name]
 
     def for_files(self, settings: Settings) -> list[Backend]:
-        """Those that run models of files under these settings."""
+        """Return the backends that can run file-based models with these settings."""
         return [self[name] for name in FILE_BACKENDS if not backend_class(name).explain_no_files(settings)]
 
     async def aclose(self) -> None:

@@ -1,5 +1,5 @@
-"""The caches of a server's models: in memory, and on disk where that is asked for. Off unless `cache_mb` or
-`cache_disk_mb` says otherwise."""
+"""The caches of a server's models, in memory and optionally on disk. Off unless `cache_mb` or `cache_disk_mb` is
+set."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _log = logging.getLogger("shoal")
 
 
 class RowCaches:
-    """One cache a model, under its served name; those on disk lie in `home`/rows, one folder a model, and are written
-    by one thread, which begins with the first of them."""
+    """One cache per model, by served name.
+
+    Disk caches are in `home`/rows, one folder per model. A single thread writes them; it starts with the first disk
+    cache.
+    """
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -33,10 +36,10 @@ class RowCaches:
         self._caches: dict[str, MemoryCache | DiskCache] = {}
 
     def open(self, name: str, settings: Settings, facts: ModelFacts, precision: str) -> Cache | None:
-        """The cache of a model that begins to run; None where the settings ask for none.
+        """Open the cache of a model that starts to run; return None if the settings disable it.
 
-        On disk are only rows of a model whose `space` is known: nothing else would tell when another model stands
-        behind the same name.
+        Only models with a known `space` are cached on disk. Without it, nothing would reveal that the name now stands
+        for another model.
         """
         self.close(name)
         memory = MemoryCache(settings.cache_mb * MB)
@@ -59,17 +62,17 @@ class RowCaches:
         return cache
 
     def close(self, name: str) -> None:
-        """The model does not run any more: its memory is free again, its files stay."""
+        """Close the cache of a model that no longer runs: its memory is freed, its files stay."""
         cache = self._caches.pop(name, None)
         if isinstance(cache, DiskCache):
             cache.close()
 
     def counts(self) -> Mapping[str, CacheCounts]:
-        """By model, of those that have a cache now."""
+        """Return counts by model, for the models that have a cache now."""
         return {name: cache.counts() for name, cache in self._caches.items()}
 
     async def aclose(self) -> None:
-        """Return once everything that waits is written."""
+        """Close all caches and return once pending rows are written."""
         for name in list(self._caches):
             self.close(name)
         if self._writer is not None:
@@ -82,5 +85,6 @@ class RowCaches:
 
 
 def _prefix(facts: ModelFacts, precision: str) -> Hashable:
-    """All that rows of equal keys may still differ by. Another version of Shoal may compute them otherwise."""
+    """Return what distinguishes rows with equal keys. It includes Shoal's version, since another may compute
+    differently."""
     return (__version__, facts.backend, facts.space, facts.revision, facts.precision, precision, facts.answers)

@@ -1,10 +1,10 @@
-"""Rows that were computed before, on disk: under the memory's cache, and there again after a restart.
+"""A disk cache of computed rows, below the memory cache, that survives restarts.
 
-    <folder>/<nanoseconds>-<process>.rows     a segment of records, as `shoal.cache.records` says
+    <folder>/<nanoseconds>-<process>.rows     a segment of records, in the format of `shoal.cache.records`
 
-Segments are only ever appended to, by the one process that holds the file's lock, in a thread; the event loop reads one
-record by one `pread` at a place that it knows. diskcache and other libraries over SQLite lock and commit on every call,
-and LMDB and its like share one writer between processes: both make a reader on the loop wait for somebody's disk.
+Segments are append-only. The one process that holds a file's lock writes it, in a thread; the event loop reads a record
+with one `pread` at a known offset. diskcache and other SQLite libraries lock and commit on every call, and LMDB and the
+like share one writer between processes: with both, a reader on the loop would wait for another's disk I/O.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from shoal.downloads.disk import try_lock
 
 SUFFIX = ".rows"
 MOST_WAITING = 64 << 20
-"""Bytes that wait for the writer; more are not written: a disk that is too slow must not fill the memory."""
+"""Maximum bytes queued for the writer; further rows are not written, so that a slow disk cannot fill the memory."""
 SEGMENTS = 8
 SMALLEST_SEGMENT = 1 << 16
-"""A cache is thrown away in eighths of itself, none of them smaller than this."""
+"""A cache evicts whole segments: an eighth of its size each, but at least this many bytes."""
 
 _NO_SEGMENT = frozenset({errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO})
-"""Of opening what is gone, a link, a folder, or a socket."""
+"""Errors of opening a missing file, a link, a folder or a socket."""
 
 _log = logging.getLogger("shoal")
 
 
 class _Segment:
-    """A file of records. Its descriptor is closed with the last reference, so that nobody reads from one that has been
-    given to another file meanwhile."""
+    """A file of records. Its descriptor closes with the last reference, so that no reader uses a number that has been
+    reused for another file."""
 
     def __init__(self, path: Path, fd: int, size: int) -> None:
         self.path = path
@@ -55,14 +55,14 @@ class _Segment:
 
 
 class DiskCache:
-    """Cache over `memory` and, below it, files of about `max_bytes` in `folder`; what is found there goes up again.
+    """A cache that backs `memory` with about `max_bytes` of files in `folder`; rows found on disk are copied to
+    `memory`.
 
-    `prefix` says what a row depends on beside its key: model, revision, precision. Files are opened, written and thrown
-    away in `writer`, which runs one call at a time; until it has read what lies there, `get` finds nothing of it. The
-    oldest segment goes first, except those that another process writes: several may share a folder, and see of each
-    other what was there when they began. A record whose checksum does not fit counts as not there. Errors of the disk
-    are logged once and end the writing; they are nobody's answer. About 170 bytes of memory are needed for each row on
-    disk.
+    `prefix` holds what a row depends on besides its key: model, revision, precision. `writer` opens, writes and deletes
+    files, one call at a time; until it has read the existing files, `get` does not find their rows. Eviction removes
+    the oldest segment, except those that another process writes. Several processes may share a folder, and each sees
+    the others' rows that existed when it started. A record with a wrong checksum counts as missing. Disk errors are
+    logged once and stop further writes; they never fail a request. Each row on disk takes about 170 bytes of memory.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class DiskCache:
         self._segments: dict[int, _Segment] = {}
         self._index: dict[bytes, int] = {}
         self._waiting: deque[tuple[bytes, CountedRow, int]] = deque()
-        self._queued = 0  # bytes, counted up by the loop alone, and
-        self._drained = 0  # these by the writer: their difference waits
+        self._queued = 0  # bytes, incremented only by the loop
+        self._drained = 0  # bytes, incremented by the writer; the difference is pending
         self._scheduled = False
         self._active: int | None = None
         self._next = 0
@@ -95,7 +95,7 @@ class DiskCache:
         return CacheCounts(self._hits, self._misses, memory.evicted, memory.memory_bytes, disk)
 
     def get(self, key: Hashable) -> CountedRow | None:
-        """As Cache.get."""
+        """Implement Cache.get."""
         found = self.memory.get(key) or self._read(key)
         if found is None:
             self._misses += 1
@@ -104,7 +104,7 @@ class DiskCache:
         return found
 
     def put(self, key: Hashable, found: CountedRow) -> None:
-        """As Cache.put. Returns at once; the writer comes to it when it can."""
+        """Implement Cache.put. Returns at once; the writer stores the row later."""
         self.memory.put(key, found)
         arrays = collect_arrays(found.row)
         size = sum(array.nbytes for array in arrays)
@@ -121,7 +121,7 @@ class DiskCache:
                 self._writer.submit(self._run_guarded, self._flush)
 
     def close(self) -> None:
-        """Take no more rows, and let go of the files once those that wait are written."""
+        """Accept no more rows, and close the files once pending rows are written."""
         if not self._closed:
             self._closed = True
             self._writer.submit(self._run_guarded, self._close_segments)
@@ -129,10 +129,10 @@ class DiskCache:
     def _digest(self, key: Hashable) -> bytes | None:
         try:
             return blake2b(key_bytes(key), digest_size=DIGEST_BYTES, key=self._prefix).digest()
-        except TypeError:  # a key of another kind is the memory's alone
+        except TypeError:  # keys of other types are cached only in memory
             return None
 
-    # -- what the loop reads
+    # -- runs on the event loop
 
     def _read(self, key: Hashable) -> CountedRow | None:
         if not self._index:
@@ -155,7 +155,7 @@ class DiskCache:
         self.memory.put(key, found)
         return found
 
-    # -- what the writer does
+    # -- runs on the writer's thread
 
     def _run_guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -164,13 +164,13 @@ class DiskCache:
             self._failed = True
             self._waiting.clear()
             _log.warning("rows are no longer cached in %s: %s", self.folder, error.strerror or error)
-        except Exception:  # a bug must not end the writing of every other model's rows unseen
+        except Exception:  # a bug must not silently stop the shared writer for other models
             self._failed = True
             self._waiting.clear()
             _log.exception("rows are no longer cached in %s", self.folder)
 
     def _open(self) -> None:
-        """Read the places of all records; go on with the newest segment that nobody writes and that has room."""
+        """Index all records, and continue with the newest segment if nobody writes it and it has room."""
         self.folder.mkdir(parents=True, exist_ok=True)
         opened = [
             (path, fd) for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (fd := _open_segment(path)) is not None
@@ -183,7 +183,7 @@ class DiskCache:
 
     def _load_segment(self, segment: _Segment, *, last: bool) -> None:
         fd, number = segment.fd, self._next_number()
-        owned = last and try_lock(fd)  # first of all: it is not to grow, or to go, while it is looked at
+        owned = last and try_lock(fd)  # before reading: nobody may extend or delete it meanwhile
         found = os.fstat(fd)
         if not found.st_nlink:
             return
@@ -195,7 +195,7 @@ class DiskCache:
         self._segments[number] = segment
         if owned:
             self._active = number
-            if end < segment.size:  # cut off in its middle, which would hide all that comes after it
+            if end < segment.size:  # a truncated record would hide all later ones
                 os.ftruncate(fd, end)
             if end == len(MAGIC):
                 os.ftruncate(fd, 0)
@@ -227,7 +227,7 @@ class DiskCache:
                 self._index[digest] = _pack_place(number, offset, length)
 
     def _get_writable_segment(self) -> tuple[_Segment, int]:
-        """The segment that is written, or a new one when that is full."""
+        """Return the active segment, or a new one if it is full."""
         if self._active is not None:
             segment = self._segments[self._active]
             if segment.size < self._segment_bytes:
@@ -244,12 +244,12 @@ class DiskCache:
         return segment, self._active
 
     def _seal(self, number: int) -> None:
-        """Write no more to it, and let anybody throw it away."""
+        """Stop writing to a segment, and release its lock so that any process may delete it."""
         fcntl.flock(self._segments[number].fd, fcntl.LOCK_UN)
         self._active = None
 
     def _make_room(self) -> None:
-        """Throw the oldest segments away until one more fits, and forget those that another process threw away."""
+        """Delete the oldest segments until a new one fits, and forget those that another process deleted."""
         sizes = {
             path: size for path in sorted(self.folder.glob(f"*{SUFFIX}")) if (size := _segment_size(path)) is not None
         }
@@ -282,7 +282,7 @@ class DiskCache:
 
 
 def _pack_place(number: int, offset: int, size: int) -> int:
-    """A place as one integer, a third of a tuple's size."""
+    """Pack a record's location into one integer, a third of the size of a tuple."""
     return number << 80 | offset << 32 | size
 
 
@@ -291,9 +291,10 @@ def _unpack_place(place: int) -> tuple[int, int, int]:
 
 
 def _open_segment(path: Path) -> int | None:
-    """A segment to read and write; None for what is none of them, or gone: nothing of it may be changed."""
+    """Open a segment to read and write; return None if it is missing or not a segment, and leave such a file
+    untouched."""
     try:
-        # A pipe must not be waited for, nor a link followed to what is not ours.
+        # Neither block on a pipe nor follow a link to a foreign file.
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _NO_SEGMENT:
@@ -306,7 +307,7 @@ def _open_segment(path: Path) -> int | None:
 
 
 def _segment_size(path: Path) -> int | None:
-    """The bytes of a segment; None for what is none, or gone."""
+    """Return the bytes of a segment; None if it is missing or not a segment."""
     fd = _open_segment(path)
     if fd is None:
         return None
@@ -317,7 +318,7 @@ def _segment_size(path: Path) -> int | None:
 
 
 def _delete_segment(path: Path) -> bool:
-    """Delete a segment; False when another process writes it."""
+    """Delete a segment. Returns False if another process writes it."""
     fd = _open_segment(path)
     if fd is None:
         return True

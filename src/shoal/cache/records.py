@@ -1,7 +1,7 @@
-"""How cached rows are written down: keys as bytes, records in a file, rows as MessagePack.
+"""Serialization of cached rows: keys as bytes, records in a file, rows as MessagePack.
 
-segment: MAGIC, then records
-record: crc32 u32, size u32, digest 16 bytes, payload; little-endian; the checksum is of all that follows it
+segment: MAGIC, then records record: crc32 u32, size u32, digest 16 bytes, payload; little-endian; the checksum covers
+everything after it
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.types import Array, SparseVector
 MAGIC = b"shoalr1\n"
 DIGEST_BYTES = 16
 LARGEST = 1 << 20
-"""Bytes of the largest row that is written: reading it takes the loop a fraction of a millisecond."""
+"""Maximum bytes of a stored row, so that the event loop reads it in a fraction of a millisecond."""
 
 _HEAD = struct.Struct("<II16s")
 _CRC = struct.Struct("<I")
@@ -30,10 +30,10 @@ _DTYPES = ("<f4", "<i4")
 
 
 def key_bytes(key: Hashable) -> bytes:
-    """A key's content, the same in every process: equal keys give equal bytes, different ones different bytes.
+    """Serialize a key identically in every process: equal keys give equal bytes, different keys different bytes.
 
-    Keys are None, integers, texts, bytes and tuples of these; True counts as 1, as it does in a dictionary. Raises
-    TypeError for anything else.
+    Keys are None, integers, strings, bytes and tuples of these; True counts as 1, as in a dictionary. Raises TypeError
+    for anything else.
     """
     match key:
         case None:
@@ -52,8 +52,8 @@ def key_bytes(key: Hashable) -> bytes:
 
 
 def read_records(fd: int, size: int) -> Iterator[tuple[bytes, int, int]]:
-    """(digest, offset, size) of each record, up to where the file is cut off or is none of ours. Their contents are
-    checked when they are read."""
+    """Yield (digest, offset, size) of each record up to the first truncated or foreign one. Payloads are not verified
+    here."""
     if os.pread(fd, len(MAGIC), 0) != MAGIC:
         return
     offset = len(MAGIC)
@@ -80,7 +80,7 @@ def encode_record(digest: bytes, found: CountedRow) -> bytes:
 
 
 def decode_record(record: bytes, digest: bytes) -> CountedRow | None:
-    """None for a record that is cut off, was changed, or is of another key."""
+    """Decode a record; return None if it is truncated, corrupt or belongs to another key."""
     if len(record) < _HEAD.size:
         return None
     checksum, length, named = _HEAD.unpack_from(record)
@@ -88,12 +88,13 @@ def decode_record(record: bytes, digest: bytes) -> CountedRow | None:
         return None
     try:
         return _DECODER.decode(record[_HEAD.size :]).to_row()
-    except (msgspec.DecodeError, ValueError, TypeError):  # whole, but not what this version writes
+    except (msgspec.DecodeError, ValueError, TypeError):  # intact, but not in this version's format
         return None
 
 
 class _StoredRow(msgspec.Struct, array_like=True):
-    """A row as MessagePack: `alone` says that it is one array, then `dense`. Arrays are (dtype, shape, bytes)."""
+    """A row as MessagePack. `alone` means that the row is one array, held in `dense`. Arrays are (dtype, shape,
+    bytes)."""
 
     tokens: int
     alone: bool
@@ -120,7 +121,7 @@ class _StoredRow(msgspec.Struct, array_like=True):
         )
 
     def to_row(self) -> CountedRow:
-        """Raises ValueError and TypeError for what `from_row` did not make."""
+        """Rebuild the row. Raises ValueError and TypeError for data that `from_row` did not produce."""
         dense = _unpack_array(self.dense)
         if self.alone:
             if dense is None:
@@ -145,7 +146,7 @@ def _pack_array(array: Array | None) -> Any:
 
 
 def _unpack_array(value: Any) -> Array | None:
-    """Read-only."""
+    """Return a read-only array over `value`."""
     if value is None:
         return None
     dtype, shape, data = value

@@ -1,4 +1,4 @@
-"""The `shoal` command. Its subcommands are imported when they are used, so that `shoal --version` answers at once."""
+"""The `shoal` command. Subcommands are imported on first use, so that `shoal --version` returns quickly."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ COMMANDS = {
     "bench": "shoal.cli.bench:app",
     "config": "shoal.cli.config:show",
 }
-"""Name to "module:function", or "module:app" for a group of commands, in the order of the help."""
+"""Command name to "module:function", or "module:app" for a command group, in the order of the help."""
 
 
 class _Command(TyperCommand):
-    """What the parser cannot do: flags of other servers that may stand without a value are given "true", and a flag
-    whose value is shown as FILE... takes every word up to the next flag, as a shell writes out *.jpg."""
+    """A command that accepts two kinds of flag that the parser cannot handle.
+
+    Flags of other servers that may stand without a value get "true". A flag whose metavar is FILE... takes every word
+    up to the next flag, as a shell expands *.jpg.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from shoal.config.presets import SWITCHES
@@ -49,7 +52,7 @@ _FILES_METAVAR = "FILE..."
 
 
 def _repeat_flags(args: list[str], flags: set[str]) -> list[str]:
-    """The flag before each of its values. A lone - is a value."""
+    """Repeat each of `flags` before every one of its values. A lone - is a value."""
     given: list[str] = []
     flag = ""
     for place, word in enumerate(args):
@@ -57,7 +60,7 @@ def _repeat_flags(args: list[str], flags: set[str]) -> list[str]:
             return given + args[place:]
         if word.startswith("-") and word != "-":
             flag = word if word in flags else ""
-            # Without any value it is left to the parser to refuse.
+            # Keep a flag without any value, so that the parser rejects it.
             following = args[place + 1] if place + 1 < len(args) else "--"
             if flag and (following == "-" or not following.startswith("-")):
                 continue
@@ -89,7 +92,7 @@ app = typer.Typer(
     cls=_Commands,
     name="shoal",
     no_args_is_help=True,
-    # Its tracebacks show local variables, and those hold keys.
+    # Typer's tracebacks show local variables, which may hold keys.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

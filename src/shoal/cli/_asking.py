@@ -1,4 +1,4 @@
-"""A server over HTTP, asked from the command line."""
+"""HTTP client for the commands that talk to a running server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ if TYPE_CHECKING:
 
     from shoal.types import TaskKind
 
-# Nobody waits behind this queue: only a hang should end it.
+# A request may wait in a queue with no other user behind it, so only a hang should time out.
 REQUEST_TIMEOUT_S = 3600.0
 
-# A refusal speaks of headers, which nobody can add to a command.
+# Appended to a 401: the server's message speaks of headers, which a command line cannot set.
 _KEYS = " (the key is that of SHOAL_API_KEY, for `ps`, `load` and the like SHOAL_ADMIN_KEY, or of shoal.toml)"
 
 
 class ServerClient:
-    """The one at `url`, asked with `key`. Every call raises TransportFailed when no such server answers there, and
-    SetupError with the server's own reason when it refuses. Raises ConfigError for what is no URL."""
+    """Client of the server at `url`, authenticated with `key`.
+
+    Every call raises TransportFailed if no such server answers at `url`, and SetupError with the server's own reason if
+    it rejects the request. Raises ConfigError if `url` is not a URL.
+    """
 
     def __init__(self, url: str, key: str | None = None, *, patience_s: float = REQUEST_TIMEOUT_S) -> None:
         from urllib.parse import urlsplit
@@ -32,18 +35,21 @@ class ServerClient:
 
         try:
             parts = urlsplit(url)
-        except ValueError:  # half of an IPv6 address
+        except ValueError:  # an incomplete IPv6 address
             raise ConfigError(f"--url {url}: write http://host:port", param="--url") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url {url}: write http://host:port", param="--url")
         self.url = url.rstrip("/")
         self._patience_s = patience_s
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        # The environment's proxy is for other machines: through it, this one's loopback address is the proxy's.
+        # Bypass the environment's proxy for loopback: to a proxy, 127.0.0.1 is the proxy's own machine.
         self._opener = build_opener(*([ProxyHandler({})] if is_loopback(parts.hostname) else []))
 
     def first_model(self, task: TaskKind) -> str:
-        """The first one listed that can do it, or of which that is not said. Raises SetupError where there is none."""
+        """Return the first listed model that supports `task` or does not list its tasks.
+
+        Raises SetupError if there is none.
+        """
         try:
             listed = self.ask("/v1/models")["data"]
             return str(next(one["id"] for one in listed if task in one.get("tasks", [task])))
@@ -51,7 +57,7 @@ class ServerClient:
             raise SetupError(f"{self.url} lists no model that can {task}: name one with --model") from None
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None) -> dict[str, Any]:
-        """An answer in JSON to POST `body`, or to GET."""
+        """POST `body` as JSON, or GET if it is None, and return the decoded JSON object."""
         with self.open(path, body, method=method) as reply, self._translate_errors():
             try:
                 found = json.loads(reply.read())
@@ -69,12 +75,13 @@ class ServerClient:
         method: str | None = None,
         accept: str = "application/json",
     ) -> HTTPResponse:
-        """The answer, once its headers are there."""
+        """Send a request and return the response as soon as its headers have arrived."""
         from urllib.error import HTTPError
         from urllib.request import Request
 
         data = None if body is None else json.dumps(body).encode()
-        # Also without a body: no page of a browser can send this unasked, so it is what the server wants to see.
+        # Sent even without a body: a browser page cannot send it cross-origin without permission, so the server
+        # requires it.
         headers = {**self._headers, "accept": accept, "content-type": "application/json"}
         with self._translate_errors():
             try:
@@ -86,7 +93,7 @@ class ServerClient:
                 with error:
                     said = f"{self.url}{path} answered {error.code}: {extract_reason(error.read())}"
                 raise SetupError(said + (_KEYS if error.code == 401 else "")) from None
-            except ValueError as error:  # letters that no host, path or header has
+            except ValueError as error:  # characters not allowed in a host, path or header
                 raise ConfigError(f"{self.url} cannot be asked: check --url and the key ({error})") from None
 
     @contextlib.contextmanager
@@ -103,12 +110,12 @@ class ServerClient:
 
 
 def first_key(*keys: str) -> str | None:
-    """Of the settings' keys, without its class."""
+    """Return the first key of a setting, without its class; None if there is none."""
     return keys[0].partition(" ")[0] if keys else None
 
 
 def extract_reason(body: bytes) -> str:
-    """The message in a refusal of any dialect."""
+    """Return the message of an error body in any API dialect."""
     with contextlib.suppress(ValueError):
         found = json.loads(body)
         if isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""A conversation on a terminal, without the terminal: its turns, its commands, what a reply came to."""
+"""The state of a chat without its terminal: turns, commands and statistics of a reply."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ _CONTROL_CODES = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if c
 
 @dataclass(slots=True)
 class Conversation:
-    """Questions and answers in turn; `system`, where there is one, goes before them."""
+    """Alternating questions and answers, preceded by the system message `system` if there is one."""
 
     system: str = ""
     turns: list[Message] = field(default_factory=list)
 
     def build_messages(self, question: str) -> list[Message]:
-        """What the model is sent for a question, which is no turn before it is answered."""
+        """Return the messages to send for `question`, which becomes a turn only once it is answered."""
         before = [Message(role="system", content=self.system)] if self.system else []
         return [*before, *self.turns, Message(role="user", content=question)]
 
     def add_turn(self, question: str, answer: str) -> None:
-        """Both are turns from now on; part of an answer counts as one."""
+        """Append a question and its answer, which may be partial."""
         self.turns += [Message(role="user", content=question), Message(role="assistant", content=answer)]
 
     def clear(self) -> None:
         self.turns.clear()
 
     def undo(self) -> bool:
-        """Forget the last question and answer. False: there was none."""
+        """Remove the last question and answer. Returns False if there was none."""
         found = bool(self.turns)
         del self.turns[-2:]
         return found
 
 
 def parse_command(text: str) -> tuple[str, str] | None:
-    """(name, rest) of a line that is one, whether there is such a command or not; None for what is said to the model.
+    """Split a line into (name, rest) if it is a command, known or not; return None for a message to the model.
 
-    A path, /etc/hosts, is no command; nor is what begins with a space.
+    A path such as /etc/hosts is not a command, nor is a line that begins with a space.
     """
     found = _COMMAND.fullmatch(text)
     return (found[1], (found[2] or "").strip()) if found else None
 
 
 class MessageReader:
-    """What was typed, line by line, to messages: a line is one, and so is what stands between two triple quotes."""
+    """Assembles typed lines into messages: each line is one, and so is the text between two triple quotes."""
 
     def __init__(self) -> None:
         self._open: list[str] | None = None
@@ -67,7 +67,7 @@ class MessageReader:
         return self._open is not None
 
     def push(self, line: str) -> str | None:
-        """The message that ends with this line; None where it goes on, or there is nothing in it."""
+        """Return the message that ends with this line, or None if it continues or is empty."""
         if self._open is None:
             if not line.lstrip().startswith(QUOTES):
                 return line if line.strip() else None
@@ -81,13 +81,13 @@ class MessageReader:
         return message if message.strip() else None
 
     def drop(self) -> None:
-        """Forget what is unfinished."""
+        """Discard the unfinished message."""
         self._open = None
 
 
 @dataclass(slots=True)
 class Reply:
-    """An answer as it comes. Times are seconds of `clock`; `asked` is when the question was sent."""
+    """A reply as it arrives. Times are in seconds of `clock`; `asked` is when the question was sent."""
 
     clock: Callable[[], float]
     asked: float = 0.0
@@ -111,7 +111,7 @@ class Reply:
         self.finish_reason = chunk.finish_reason or self.finish_reason
 
     def stats(self) -> str:
-        """One line. The speed is that of the tokens after the first one; a reply of one has none."""
+        """Return one line of statistics. The speed counts the tokens after the first; a reply of one token has none."""
         if self.first is None:
             return "there was no reply yet"
         counted = self.usage is not None and self.usage.completion_tokens > 0
@@ -126,5 +126,5 @@ class Reply:
 
 
 def strip_control(text: str) -> str:
-    """Without what would move a terminal's cursor or change its state; lines and tabs stay."""
+    """Remove the characters that move a terminal's cursor or change its state; newlines and tabs stay."""
     return text.translate(_CONTROL_CODES)

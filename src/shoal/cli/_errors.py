@@ -1,6 +1,6 @@
-"""What a failed command leaves on the terminal: one line that holds the next step, and an exit code.
+"""Reports a failed command as one line that names the next step, and as an exit code.
 
-0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ R = TypeVar("R")
 
 
 def exit_code(error: ShoalError) -> int:
-    """2 when the command line itself is at fault, as for any other wrong flag."""
+    """Return 2 if the command line itself is wrong, as for any other bad flag; otherwise 1."""
     flag = isinstance(error, ConfigError) and (error.param or "").startswith("--")
     return 2 if flag or isinstance(error, AddressError) else 1
 
 
 def say(label: str, message: str, colour: str) -> None:
-    """One line on standard error; colours only on a terminal and without NO_COLOR."""
+    """Print one line on standard error; color only on a terminal and without NO_COLOR."""
     from rich.console import Console
     from rich.text import Text
 
@@ -36,7 +36,7 @@ def warn(message: str) -> None:
 
 
 def report_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn what a command raises on purpose into one line; anything else is a bug and keeps its traceback."""
+    """Report expected errors of a command as one line. Any other exception is a bug and keeps its traceback."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Settings as command-line flags, made from the table: a flag that is not in the table cannot exist."""
+"""Command-line flags generated from the settings table: every flag corresponds to a setting."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _LAYERS = [
     for name, annotation in (("config_file", ConfigFile), ("preset", As))
 ]
 
-# Known to the parser whatever the preset is, so that a wrong one can be named; the help is about Shoal's own.
+# The parser knows these flags under every preset, so that errors can name a wrong one; the help shows only Shoal's own.
 _FOREIGN = {flag: f"foreign_{flag[2:].replace('-', '_')}" for flag in FLAGS}
 
 
 def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `--config`, `--as` and the flags of these sections or settings (all, and those of the servers that
-    presets stand for, when none is named); it receives `loaded`.
+    """Give a command `--config`, `--as` and the flags of the named sections or settings; it receives `loaded`.
 
-    An argument called `addresses` counts as the models to serve. Warnings about the settings go to standard error.
+    Without names the command gets all flags, including those of the servers that presets emulate. A parameter called
+    `addresses` holds the models to serve. Warnings about the settings go to standard error.
     """
     rows = [row for row in SETTINGS if not chosen or row.section in chosen or row.name in chosen]
     foreign = {} if chosen else _FOREIGN
@@ -60,7 +60,7 @@ def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[...,
             file = given.pop("config_file") or config.find_file(os.environ, Path.cwd())
             command(**given, loaded=load(flags, file))
 
-        # typer reads both: the signature for order and defaults, the annotations for types
+        # typer reads both: the signature for order and defaults, the annotations for types.
         options = [*map(_parameter, rows), *(_foreign_parameter(flag, name) for flag, name in foreign.items())]
         wrapped.__signature__ = inspect.Signature([*kept, *_LAYERS, *options])  # type: ignore[attr-defined]
         wrapped.__annotations__ = {name: p.annotation for name, p in wrapped.__signature__.parameters.items()}  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def load(flags: dict[str, Any], file: Path | None) -> config.LoadedConfig:
-    """The settings in effect for this process. Raises ConfigError."""
+    """Return the settings in effect for this process. Raises ConfigError."""
     from shoal.cli._errors import warn
 
     loaded = config.load(flags, os.environ, file)
@@ -80,7 +80,8 @@ def load(flags: dict[str, Any], file: Path | None) -> config.LoadedConfig:
 
 
 def _parameter(row: Setting) -> inspect.Parameter:
-    """An option that answers None when it is not given; its text is checked by `config.load`, like every layer's."""
+    """Declare an option whose value is None if not given; `config.load` validates its text, as for every other
+    layer."""
     names = (f"{row.flag}/--no-{row.flag[2:]}",) if row.default is True or row.default is False else (row.flag,)
     kind: Any = bool if isinstance(row.default, bool) else list[str] if row.repeatable else str
     option = typer.Option(

@@ -1,4 +1,4 @@
-"""Files of pictures that a command line names: looked at before long work begins, and read when their turn comes."""
+"""Image files named on a command line: checked before long work begins, and read when needed."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ from shoal.types import Image
 STDIN = "-"
 
 Input: TypeAlias = str | Path | Image
-"""A text, or a picture that is not read yet, or that could be read only once."""
+"""A text, an image file not read yet, or an image that can be read only once (standard input)."""
 
-# What is said of a picture by those who see no names, alone or counted.
+# How code that does not know file names refers to an image in an error: unnumbered or numbered.
 _UNNAMED = re.compile(r"(?:(?:input|picture) ([0-9]+): )?(?=the picture )")
 
 
 def check_images(names: Sequence[str]) -> list[Path | Image]:
-    """Raises InvalidValue, naming it, for the first file that is not there or does not begin like a picture; "-" is
-    standard input."""
+    """Check image files; "-" is standard input.
+
+    Raises InvalidValue, naming the file, for the first one that is missing or does not begin like an image.
+    """
     return [_standard_input() if name == STDIN else check_picture(Path(name)) for name in names]
 
 
 def read_image(given: Input) -> str | Image:
-    """Raises InvalidValue where the file has gone since."""
+    """Read an image file; return other inputs unchanged. Raises InvalidValue if the file has disappeared."""
     return read_picture(given) if isinstance(given, Path) else given
 
 
 def to_data_uri(picture: Image) -> str:
-    """As a server is sent it, which looks itself at what it is."""
+    """Encode an image as a data URI for a server, which detects the format itself."""
     return f"data:application/octet-stream;base64,{b64encode(picture.data).decode()}"
 
 
 @contextmanager
 def name_in_errors(names: Sequence[str]) -> Iterator[None]:
-    """Puts a file's name into an error about the picture that was sent in its place; texts have the name ""."""
+    """Replace the generic image reference in an error with the file's name; the name of a text is ""."""
     try:
         yield
     except ShoalError as error:
         found = _UNNAMED.search(error.message)
         place = int(found[1] or 0) if found else len(names)
-        # Who is not told which one it was does not guess.
+        # Without a number, the file is known only if there is just one input.
         if found and place < len(names) and names[place] and (found[1] or len(names) == 1):
             error.message = f"{error.message[: found.start()]}{names[place]}: {error.message[found.end() :]}"
             error.args = (error.message,)

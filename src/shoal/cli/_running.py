@@ -1,4 +1,4 @@
-"""A running `shoal serve`, asked over HTTP from the command line, with its long work shown as it goes."""
+"""Client for a running `shoal serve`, which shows the progress of long jobs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
 
 REQUEST_TIMEOUT_S = 60.0
-"""For one answer: none of those asked for here waits for a model."""
+"""Timeout per request; no endpoint used here waits for a model."""
 
 POLL_S = 0.2
-"""Between two looks at a job: often enough for a bar that moves."""
+"""Interval between job polls: short enough for a smooth progress bar."""
 
 
 class RunningServer:
-    """A server at `url`. Every call raises TransportFailed when no such server answers there, and SetupError with the
-    server's own reason when it refuses."""
+    """The admin API of the server at `url`.
+
+    Every call raises TransportFailed if no such server answers at `url`, and SetupError with the server's own reason if
+    it rejects the request.
+    """
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._server = ServerClient(url, key, patience_s=REQUEST_TIMEOUT_S)
@@ -29,7 +32,10 @@ class RunningServer:
 
     @classmethod
     def from_settings(cls, settings: Settings, url: str) -> RunningServer:
-        """The server at `url`, else the one that `shoal serve` starts with these settings; with a key of theirs."""
+        """Connect to `url`, or else to the server that `shoal serve` starts with these settings, with their key.
+
+        Raises ConfigError if there is no URL and the port is 0.
+        """
         if not url and not settings.port:
             raise ConfigError("port 0 says nothing about where the server is: give --url", param="--url")
         from shoal.cli.banner import browser_url as url_of
@@ -38,15 +44,17 @@ class RunningServer:
         return cls(place, first_key(*settings.admin_key, *settings.api_key))
 
     def models(self) -> list[dict[str, Any]]:
-        """Every model that it knows, served or not, as GET /models lists them."""
+        """Return every model that the server knows, served or not, as GET /models lists them."""
         found = self._server.ask("/models").get("data")
         if not isinstance(found, list):
             raise TransportFailed(f"{self.url} lists no models: is that a Shoal server?")
         return found
 
     def get_last_used(self) -> Mapping[str, float]:
-        """When models last answered, in Unix seconds, by name; those that never did are not in it. Triton's names have
-        ~ where those of models have a slash."""
+        """Return when each model last answered, in Unix seconds by name. Models that never answered are missing.
+
+        Triton's names have ~ where model names have a slash.
+        """
         stats = self._server.ask("/metrics").get("model_stats")
         latest: dict[str, float] = {}
         for each in stats if isinstance(stats, list) else ():
@@ -57,15 +65,16 @@ class RunningServer:
         return latest
 
     def load(self, name: str, options: Mapping[str, Any], progress: Progress) -> bool:
-        """False: it was loaded already. Raises SetupError with the reason when it cannot be."""
+        """Load a model. Returns False if it was already loaded. Raises SetupError with the reason if it cannot be
+        loaded."""
         return self._run_job("POST", f"/v1/models/{quote(name, safe='/:@=')}/load", options, progress)
 
     def unload(self, name: str, progress: Progress) -> bool:
-        """False: it was not loaded."""
+        """Unload a model. Returns False if it was not loaded."""
         return self._run_job("POST", f"/v1/models/{quote(name, safe='/:@=')}/unload", {}, progress)
 
     def delete(self, name: str, progress: Progress) -> bool:
-        """Unload it and delete its files. False: there was nothing."""
+        """Unload a model and delete its files. Returns False if there was nothing to delete."""
         return self._run_job("DELETE", f"/v1/models/{quote(name, safe='/:@=')}", None, progress)
 
     def _run_job(self, method: str, path: str, body: Mapping[str, Any] | None, progress: Progress) -> bool:
@@ -87,14 +96,15 @@ class RunningServer:
 
 
 def check_model_name(name: str) -> str:
-    """As a path holds it: what is empty or begins with a slash would be another path."""
+    """Return `name` for use in a path. Raises SetupError if it is empty or begins with a slash, which is another
+    path."""
     if not name.strip("/") or name.startswith("/"):
         raise SetupError(f"{name!r} names no model: `shoal ps --all` lists them")
     return name
 
 
 def _show(job: Mapping[str, Any], said: str, progress: Progress) -> str:
-    """Draw where a job stands; answers the stage, which is said once where there is nothing to measure."""
+    """Draw a job's progress and return its stage. A stage without a measure is printed once."""
     stage = job.get("stage") or ""
     if stage and job.get("done") is not None:
         progress.report_fetch(stage, int(job["done"]), None if job.get("total") is None else int(job["total"]))

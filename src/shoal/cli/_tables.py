@@ -1,4 +1,4 @@
-"""Tables, sizes and ages as commands print them."""
+"""Formatting of tables, sizes and ages for command output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AGES = (
 
 
 def size_text(count: float) -> str:
-    """Bytes for people, in powers of ten: "91 MB"."""
+    """Format a byte count in powers of ten: "91 MB"."""
     for unit in ("B", "kB", "MB"):
         if count < 999.5:
             return f"{count:.0f} {unit}"
@@ -27,7 +27,7 @@ def size_text(count: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """How long ago something was, for people: "3 days ago"."""
+    """Format how long ago something was: "3 days ago"."""
     for length, unit in _AGES:
         count = int(max(0, seconds) // length)
         if count:
@@ -36,7 +36,7 @@ def age_text(seconds: float) -> str:
 
 
 def print_table(titles: tuple[str, ...] | None, rows: Iterable[tuple[str, ...]]) -> None:
-    """On standard output; whole lines of any width where that is no terminal."""
+    """Print a table on standard output; lines are not wrapped if that is not a terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -45,7 +45,7 @@ def print_table(titles: tuple[str, ...] | None, rows: Iterable[tuple[str, ...]])
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    # A pipe has no width: a name that is cut or folded there is of no use to the program that reads it.
+    # A pipe has no width: a cut or folded name is useless to the program that reads it.
     console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 1000)
     with console.capture() as drawn:
         console.print(table)

@@ -1,4 +1,4 @@
-"""Who answers in a chat: a model opened in this process, or a server that speaks OpenAI's API."""
+"""Chat sources: a model opened in this process, or a server that speaks OpenAI's API."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from shoal.app import App
 
 POLL_INTERVAL_S = 0.5
-"""Between two looks at whether a model only waits for its server."""
+"""Interval at which to check whether a model is waiting for its server."""
 
 
 class ChatSource(Protocol):
-    """Answers a conversation, piece by piece. Raises ShoalErrors, also after pieces; closing the iterator stops it."""
+    """Streams the answer to a conversation. Raises ShoalErrors, even after some chunks; closing the iterator stops
+    it."""
 
     def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]: ...
 
 
 class LocalChat:
-    """A model of this process. Its event loop runs in a thread of its own, so that it lives while a person types."""
+    """A model in this process. Its event loop has its own thread, so that it keeps running while the user types."""
 
     def __init__(self, app: App, loop: asyncio.AbstractEventLoop) -> None:
         self._app = app
@@ -62,9 +63,10 @@ class LocalChat:
 
 @contextlib.contextmanager
 def open_local_chat(opening: AbstractAsyncContextManager[App], noted: Callable[[str], None]) -> Iterator[LocalChat]:
-    """Open an app whose one model is to answer, and close it at the end. `noted` is told, once, what is waited for.
+    """Open an app with one model, and close it on exit. `noted` is called once per message about what startup waits
+    for.
 
-    Raises SetupError where the model cannot be loaded or does not generate, and what opening and closing raise.
+    Raises SetupError if the model cannot be loaded or does not generate text, and errors of opening and closing.
     """
     ready: Future[LocalChat] = Future()
     left, stop = threading.Event(), asyncio.Event()
@@ -89,7 +91,7 @@ def open_local_chat(opening: AbstractAsyncContextManager[App], noted: Callable[[
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(hold())
-        except BaseException as error:  # whoever waits is in another thread, and is told there
+        except BaseException as error:  # the waiting thread re-raises it
             if ready.done():
                 broken.append(error)
             else:
@@ -110,7 +112,7 @@ def open_local_chat(opening: AbstractAsyncContextManager[App], noted: Callable[[
 
 
 async def _wait_until_loaded(app: App, stopping: asyncio.Future[Any], noted: Callable[[str], None]) -> None:
-    """Return when its models are loaded or have failed, or nobody waits any more."""
+    """Wait until the app's models have loaded or failed, or until `stopping` is done."""
     loading: asyncio.Future[Any] = asyncio.ensure_future(app.wait_until_loaded())
     told: set[str] = set()
     try:
@@ -127,7 +129,7 @@ async def _wait_until_loaded(app: App, stopping: asyncio.Future[Any], noted: Cal
 
 
 def _check(app: App) -> None:
-    """Raises SetupError unless there is a model that may generate."""
+    """Check that some model can generate text. Raises SetupError otherwise."""
     cards = app.gateway.models()
     if cards and all(card.state == "failed" for card in cards):
         raise SetupError("; ".join(f"{card.name}: {card.error}" for card in cards))
@@ -159,7 +161,7 @@ class _Event(msgspec.Struct):
 
 
 class RemoteChat:
-    """A model of the server at `url`, with or without /v1 at its end; `model` "" is the first that it lists."""
+    """A model of the server at `url`, with or without a trailing /v1. An empty `model` is the first one listed."""
 
     def __init__(self, url: str, model: str, key: str | None = None) -> None:
         self._server = ServerClient(url.rstrip("/").removesuffix("/v1"), key)
@@ -198,7 +200,7 @@ class RemoteChat:
 
 
 def _parse_chunk(data: bytes) -> Chunk:
-    """One event of the chat stream. Raises EngineFailed for one that tells an error, or cannot be read."""
+    """Decode one event of the chat stream. Raises EngineFailed if it carries an error or is malformed."""
     try:
         event = msgspec.json.decode(data, type=_Event)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""The terminal of `shoal chat`: reads lines, shows replies as they come, and obeys commands."""
+"""The terminal of `shoal chat`: it reads lines, streams replies and runs slash commands."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ CUT = "(cut: the answer has reached its most tokens)"
 
 
 class Terminal:
-    """One person and one model. `read` asks for a line and raises EOFError at the end; `show_stats`: after each reply;
-    `dim`: `out` understands ANSI's codes, and what is no answer is dimmed.
+    """An interactive chat between one person and one model.
 
-    Ctrl-C stops a reply, and what came of it stays in the conversation; while nothing is answered, it leaves.
+    `read` prompts for a line and raises EOFError at the end of input. `show_stats` prints statistics after each reply.
+    `dim` means that `out` understands ANSI codes: everything but the answer is then dimmed.
+
+    Ctrl-C stops a reply and keeps its partial text in the conversation. At the prompt, Ctrl-C exits.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Terminal:
         self._conversation = conversation
         self._sampling = sampling
         self._out = out
-        # Written by hand: a console that keeps a buffer would be left in the middle of a write by Ctrl-C.
+        # Raw escape codes: Ctrl-C could interrupt a buffered console in the middle of a write.
         self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
         self._read = read
         self._show_stats = show_stats
@@ -50,7 +52,7 @@ class Terminal:
         self._last: Reply | None = None
 
     def run(self) -> None:
-        """Until the person leaves."""
+        """Read and answer messages until the user exits."""
         self._note("/help lists commands, Ctrl-C stops a reply, Ctrl-D leaves")
         lines = MessageReader()
         while True:

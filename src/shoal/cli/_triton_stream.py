@@ -1,4 +1,4 @@
-"""A language model on Triton asked straight over gRPC: the load against which what Shoal adds is measured.
+"""Streams a language model on Triton directly over gRPC: the baseline against which Shoal's overhead is measured.
 
 Source: the input names of the vLLM backend and of both TensorRT-LLM layouts that take text.
 """
@@ -32,22 +32,24 @@ INPUTS: Mapping[str, _MakeInput] = {
     "sampling_parameters": lambda plan: json.dumps(_sampling(plan)),
     "return_num_input_tokens": lambda plan: True,
     "return_num_output_tokens": lambda plan: True,
-    # TensorRT-LLM: ensembles and their BLS form
+    # TensorRT-LLM: ensembles and their BLS variant
     "max_tokens": lambda plan: plan.output_tokens,
     # TensorRT-LLM: the LLM API
     "streaming": lambda plan: plan.stream,
     "sampling_param_max_tokens": lambda plan: plan.output_tokens,
     "sampling_param_exclude_input_from_output": lambda plan: True,
 }
-"""What is sent beside the text, where the model has an input of that name."""
+"""Inputs sent besides the text if the model declares an input of that name."""
 
 COUNTS = ("num_input_tokens", "num_output_tokens")
-"""Outputs with the tokens of the prompt, and with those of a piece, where there are such outputs."""
+"""Optional outputs: the prompt's token count, and the token count of a chunk."""
 
 
 class GrpcChatClient:
-    """A decoupled text model behind `client`, one stream of the server for each request. `outputs`: those of the model
-    that are asked for."""
+    """Streams a decoupled text model through `client`, one server stream per request.
+
+    `outputs` names the model outputs to request.
+    """
 
     def __init__(
         self, client: Client, plan: ChatPlan, inputs: Mapping[str, str], outputs: Sequence[str], *, rows: bool
@@ -64,9 +66,10 @@ class GrpcChatClient:
 
     @classmethod
     async def connect(cls, client: Client, plan: ChatPlan, *, count: bool = True) -> GrpcChatClient:
-        """Ask the server what the model takes. `count` False: leave its tokens uncounted, which is less work for it.
+        """Read the model's inputs and outputs from the server. `count=False` requests no token counts, which is less
+        work.
 
-        Raises Unsupported for a model that is not asked by `text_input`, and what the client raises.
+        Raises Unsupported if the model has no `text_input` and `text_output`, and the errors of the client.
         """
         deadline = time.monotonic() + 10
         facts: ModelMetadataResponse = await client.model_metadata(plan.model, deadline=deadline)
@@ -75,7 +78,7 @@ class GrpcChatClient:
         has = {tensor.name for tensor in facts.outputs}
         if TEXT not in inputs or OUTPUT not in has:
             raise Unsupported(f"{plan.model} has no {TEXT} and {OUTPUT}: name a model that reads and writes text")
-        # TensorRT-LLM has such outputs too, but of the whole answer so far: only vLLM's are those of a piece.
+        # TensorRT-LLM has these outputs too, but they count the whole answer so far; only vLLM's count one chunk.
         counts = [name for name in COUNTS if count and name in has and "sampling_parameters" in inputs]
         return cls(client, plan, inputs, [OUTPUT, *counts], rows=config.max_batch_size > 0)
 

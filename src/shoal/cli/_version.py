@@ -1,4 +1,4 @@
-"""Versions of Shoal and of what decides how it runs, read from the packages' metadata without importing them."""
+"""Versions of Shoal and of the packages that affect it, read from metadata without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `shoal serve` says once its models are there: where it listens, what it serves, and a line to try it with."""
+"""The startup banner of `shoal serve`: where it listens, what it serves, and an example request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("shoal")
 
 
 def announce(settings: Settings, port: int, cards: Sequence[ModelCard]) -> None:
-    """Show the banner on a terminal; elsewhere log it, a record a line."""
+    """Show the banner on a terminal; elsewhere log it, one record a line."""
     if not sys.stderr.isatty():
         for label, text in banner_lines(settings, port, cards):
             _log.info("%s: %s", label, text)
@@ -32,13 +32,13 @@ def announce(settings: Settings, port: int, cards: Sequence[ModelCard]) -> None:
     console = Console(stderr=True, highlight=False)
     console.print()
     for label, text in banner_lines(settings, port, cards):
-        # Soft: a line that the terminal breaks still copies as one.
+        # With soft wrapping, a line that the terminal breaks still copies as one.
         console.print(Text.assemble("  ", (f"{label:<7}", "bold cyan"), text), soft_wrap=True)
     console.print()
 
 
 def banner_lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> Iterator[tuple[str, str]]:
-    """The banner as (label, text)."""
+    """Yield the banner as (label, text) pairs."""
     address = browser_url(settings.host, port)
     yield "shoal", f"{__version__} on {address}"
     yield "docs", f"{address}/docs"
@@ -58,14 +58,14 @@ def banner_lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> I
 
 
 def browser_url(host: str, port: int) -> str:
-    """Where a browser on this machine finds the server."""
+    """Return the URL at which a browser on this machine reaches the server."""
     if host in ("0.0.0.0", "::", ""):
         host = "localhost"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _describe_model(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
-    """`claimed`: the model that each task is of, where several say so."""
+    """Describe a model. `claimed` maps each task to its actual default model, in case several claim the same task."""
     if card.facts is None:
         return card.status_text
     parts = list(_describe_facts(card.facts))

@@ -1,4 +1,4 @@
-"""`shoal bench`: load on a running server, and what it answered. Without a further word it is about embeddings."""
+"""`shoal bench`: load a running server and report its performance. Without a subcommand it measures embeddings."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _fail(message: str) -> NoReturn:
 
 class _Benches(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What does not begin with the name of a benchmark, or ask for help, is one of embeddings."""
+        """Insert `embed` unless the first argument names a benchmark or requests help."""
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["embed", *args]
         return super().parse_args(ctx, args)

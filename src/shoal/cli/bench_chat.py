@@ -1,4 +1,4 @@
-"""`shoal bench chat`: streams of a language model behind a server, timed token by token."""
+"""`shoal bench chat`: time the streams of a language model on a server token by token."""
 
 from __future__ import annotations
 
@@ -78,8 +78,10 @@ def _parse_numbers(given: str) -> tuple[int, ...]:
 
 
 async def measure_grpc(target: str, plan: ChatPlan) -> list[Level]:
-    """The figures of a Triton at each concurrency, over one gRPC channel. Raises ShoalErrors, and RuntimeError when it
-    refuses the first request."""
+    """Measure a Triton at each concurrency over one gRPC channel.
+
+    Raises ShoalErrors, and RuntimeError if the server rejects the first request.
+    """
     import time
 
     from shoal.backends.triton.client import Client
@@ -113,7 +115,7 @@ def _json(place: str, plan: ChatPlan, levels: list[Level]) -> str:
 
 
 def text(place: str, plan: ChatPlan, found: Level) -> str:
-    """The figures of one run for people: the table of GenAI-Perf, and a line for what is no spread."""
+    """Format the figures of one run as the table of GenAI-Perf, with extra lines for figures without a distribution."""
     streams = f"{found.concurrency} stream{'s' if found.concurrency > 1 else ''}"
     lines = [
         f"{place}  {streams}, {found.requests} answers in {found.seconds:g} s",

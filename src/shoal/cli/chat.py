@@ -1,4 +1,4 @@
-"""`shoal chat`: talk to a language model, in this process or behind a server."""
+"""`shoal chat`: talk to a language model in this process or on a server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def chat(
 
 
 def _read_question(given: Sequence[str]) -> str | None:
-    """None: a conversation. Raises ConfigError where it is neither."""
+    """Return the question, or None for an interactive conversation. Raises ConfigError if neither is possible."""
     if not given and sys.stdin.isatty():
         if not sys.stdout.isatty():
             raise ConfigError("give the question as an argument, or pipe it in", param="--")
@@ -100,12 +100,12 @@ def _open_chat(stack: contextlib.ExitStack, loaded: LoadedConfig, url: str, mode
     from shoal.app import open_app
     from shoal.cli.progress import TerminalProgress
 
-    with TerminalProgress() as progress:  # its bars are over when the conversation begins
+    with TerminalProgress() as progress:  # the bars end before the conversation begins
         return stack.enter_context(open_local_chat(open_app(loaded, (model,), progress), progress.report_note))
 
 
 def _converse(talks: ChatSource, conversation: Conversation, sampling: Sampling, *, show_stats: bool) -> None:
-    with contextlib.suppress(ImportError):  # not on every platform; lines are then edited as the terminal does it
+    with contextlib.suppress(ImportError):  # not on every platform; the terminal then edits lines
         import readline  # noqa: F401 - input() edits lines and keeps their history once this is loaded
     from rich.console import Console
 
@@ -118,7 +118,7 @@ def _converse(talks: ChatSource, conversation: Conversation, sampling: Sampling,
 def _answer_once(
     talks: ChatSource, conversation: Conversation, sampling: Sampling, question: str, *, show_stats: bool
 ) -> None:
-    """Only the answer, byte for byte where standard output is no terminal. Raises what the model raises."""
+    """Print only the answer, byte for byte if standard output is not a terminal. Raises the model's errors."""
     from shoal.cli._conversation import Reply, strip_control
 
     plain = not sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""`shoal config`: the settings in effect and where each comes from."""
+"""`shoal config`: show the settings in effect and where each comes from."""
 
 from __future__ import annotations
 

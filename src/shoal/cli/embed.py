@@ -1,4 +1,4 @@
-"""`shoal embed`: texts and pictures to vectors, in this process or by a running server."""
+"""`shoal embed`: convert texts and images to vectors, in this process or on a running server."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from shoal.cli._pictures import Input
     from shoal.types import Image, Vectors
 
-# Enough for full batches on every stream, and small enough that a server's limits never matter.
+# Enough for full batches on every stream, yet below any server's limit.
 _CHUNK = 512
-# Of pictures' files: together with the last one, and written as base64, less than a server takes in a request.
+# Limits for image files. One chunk plus one more file, as base64, must fit a server's maximum request.
 _REMOTE_CHUNK_BYTES = 4 * 2**20
 _LOCAL_CHUNK_BYTES = 64 * 2**20
 
 _RequestFields: TypeAlias = dict[str, Any]
-"""The fields of the request that were given, by their names on the wire."""
+"""The request fields that were set, by their names on the wire."""
 
 
 @with_settings("Engine", "Model files")
@@ -86,13 +86,13 @@ def embed(
 
 
 class _Inputs(NamedTuple):
-    """All that was given; `names` are those of the pictures' files, "" for texts."""
+    """All inputs. `names` holds the file names of images and "" for texts."""
 
     items: Sequence[Input]
     names: Sequence[str]
 
     def chunks(self, most: int) -> Iterator[tuple[list[str | Image], Sequence[str]]]:
-        """At most _CHUNK of them at once, and of pictures so many as have `most` bytes, or one more."""
+        """Yield chunks of at most _CHUNK inputs. A chunk ends with the image that brings it to `most` bytes."""
         from shoal.cli._pictures import read_image
 
         start, size = 0, 0
@@ -115,12 +115,12 @@ def _collect_inputs(texts: list[str], images: list[str]) -> _Inputs:
 
 
 def _read_lines() -> list[str]:
-    """Line ends are LF and CR LF alone: a text may hold every other kind of break."""
+    """Read texts from standard input, one a line. Only LF and CRLF end a line; a text may contain any other break."""
     if sys.stdin.isatty():
         raise ConfigError("give texts as arguments, or pipe them in, one a line", param="--")
     lines = sys.stdin.buffer.read().split(b"\n")
     if not lines[-1]:
-        lines.pop()  # what ends with a line end has no line after it
+        lines.pop()  # a trailing line end starts no further line
     if not lines:
         raise SetupError("standard input is empty: give texts as arguments, or pipe them in, one a line")
     texts = []
@@ -186,7 +186,7 @@ def _embed_remote(server: ServerClient, given: _Inputs, wishes: _RequestFields) 
 
 
 def _to_input(item: str | Image) -> dict[str, str]:
-    """As a server takes texts and pictures in one list."""
+    """Convert an input to the form that a server accepts in mixed lists of texts and images."""
     from shoal.cli._pictures import to_data_uri
 
     return {"text": item} if isinstance(item, str) else {"image": to_data_uri(item)}

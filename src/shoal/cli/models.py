@@ -1,4 +1,4 @@
-"""`shoal pull`, `list`, `show`, `rm`: the models on this machine's disk, and in a Triton's repository."""
+"""`shoal pull`, `list`, `show`, `rm`: manage the models on this machine's disk and in a Triton repository."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def pull(
 
 
 def _publish(address: Address, loaded: LoadedConfig, progress: Progress) -> str:
-    """Write it into the repository; says where it is, and whether Triton has loaded it."""
+    """Write a model into the repository. Returns where it is and whether Triton has loaded it."""
     from shoal.backends.triton.open import publish
 
     return asyncio.run(publish(address, loaded.settings, progress))
@@ -170,7 +170,8 @@ def rm(
 
 
 def _find(store: Store, name: str) -> list[StoredModel]:
-    """The entries that a name means, newest first: by id, alias, address or exact revision. Raises SourceError."""
+    """Return the entries that match a name, newest first: by id, alias, address or exact revision. Raises
+    SourceError."""
     wanted = {name}
     with contextlib.suppress(AddressError):  # a folder's id need not be an address
         wanted.add(str(resolve_alias(resolve_pair(parse_address(name)))))
@@ -184,7 +185,7 @@ def _find(store: Store, name: str) -> list[StoredModel]:
 
 
 def _shown_name(stored: StoredModel) -> str:
-    """The id, with the revision where one was asked for."""
+    """Return the model's id, with the revision if the address names one."""
     _, at, revision = stored.manifest.address.partition("@")
     return stored.manifest.id + at + revision
 
@@ -223,7 +224,7 @@ def _details(stored: StoredModel) -> dict[str, Any]:
 
 
 def _variants(store: Store, stored: StoredModel) -> dict[str, Any]:
-    """What was made of the graph on this machine, each with its size and its parity to f32, where that was measured."""
+    """Return the variants of the graph on this machine: size and, where measured, parity to f32."""
     return {
         variant: {"bytes": size} | ({} if parity is None else _parity(parity))
         for variant, size, parity in list_variants(stored, store)
@@ -236,7 +237,7 @@ def _parity(parity: Parity) -> dict[str, Any]:
 
 
 def variant_text(variant: str, facts: dict[str, Any]) -> str:
-    """In words: "int8: 24 MB, mean cosine to f32 0.9987, least 0.9862, 2.1x f32 (16x4)"."""
+    """Describe a variant: "int8: 24 MB, mean cosine to f32 0.9987, least 0.9862, 2.1x f32 (16x4)"."""
     words = [size_text(facts["bytes"])]
     if "mean_cosine" in facts:
         words.append(f"mean cosine to f32 {facts['mean_cosine']:.4f}, least {facts['min_cosine']:.4f}")

@@ -1,4 +1,4 @@
-"""Progress bars for work on a model: on standard error, and on a terminal alone."""
+"""Progress bars for downloads and conversions, drawn on standard error and only on a terminal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shoal.models.progress import Progress
 
 
 class TerminalProgress(Progress):
-    """One bar a download and one a step of the conversion, as long as the context lasts.
+    """Show one bar per download and one per conversion step until the context exits.
 
-    Off a terminal only what is `noted` is shown, so that a log tells which source was passed over and why: as records
-    of `log` where there is one, since what reads a server's log there expects nothing else.
+    Off a terminal only notes (`report_note`) appear, so that a log shows which source was skipped and why. They are
+    records of `log` where one is given, because readers of a server's log expect nothing else.
     """
 
     def __init__(self, console: Console | None = None, *, log: logging.Logger | None = None) -> None:
@@ -55,7 +55,7 @@ class TerminalProgress(Progress):
 
     def _update(self, bars: Bars, what: str, done: float, total: float | None) -> None:
         if bars is not self._shown:
-            # A terminal shows one live display at a time; the finished bars of the other one stay above it.
+            # A terminal has one live display at a time; the finished bars of the previous one stay above it.
             if self._shown is not None:
                 self._shown.stop()
             self._shown = bars

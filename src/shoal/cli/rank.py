@@ -1,4 +1,4 @@
-"""`shoal rank`: which of some texts a picture shows, in this process or by a running server."""
+"""`shoal rank`: rank texts by how well they describe an image, in this process or on a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shoal ps`, `load`, `unload`: the models of a running server."""
+"""`shoal ps`, `load`, `unload`: manage the models of a running server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ps(
     """List the models of a running server."""
     server = RunningServer.from_settings(loaded.settings, url)
     used = _get_last_used(server)
-    # An adapter is loaded with its model, and is no model by itself.
+    # An adapter is loaded with its base model and is not a model of its own.
     found = [_facts(entry, used) for entry in server.models() if not entry.get("parent")]
     shown = [one for one in found if everything or one["status"] != "unloaded"]
     if as_json:

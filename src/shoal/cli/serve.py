@@ -1,4 +1,4 @@
-"""`shoal serve`: the server on a terminal."""
+"""`shoal serve`: run the server from a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 POLL_INTERVAL_S = 0.5
-"""Between two looks at whether models only wait: before that they load, and the banner is better whole."""
+"""Interval at which to check whether models are merely waiting. The banner waits for models that are still loading."""
 
 _log = logging.getLogger("shoal")
 
@@ -52,7 +52,7 @@ def serve(
 
     settings = loaded.settings
     check_bind(settings)
-    for address in loaded.served:  # a typing error is told before anything listens
+    for address in loaded.served:  # report a malformed address before anything listens
         parse_served(address)
     raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
@@ -60,7 +60,7 @@ def serve(
         lines = stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))
         port = sockets[0].getsockname()[1]
         _log.info("listening on %s, loading models", browser_url(settings.host, port))
-        # Only now: a port in use or a wrong setting is told before the parts that take time to import.
+        # Imported late: a port in use or a wrong setting is reported before the slow imports.
         from shoal.app import open_app
         from shoal.cli.progress import TerminalProgress
 
@@ -71,14 +71,14 @@ def serve(
         except ShoalError as error:
             if not lines.as_json:
                 raise
-            _log.error("%s", error.message)  # what reads the log expects nothing else behind it
+            _log.error("%s", error.message)  # readers of the log expect no plain text after it
             raise typer.Exit(exit_code(error)) from None
 
 
 async def _serve(
     opening: AbstractAsyncContextManager[App], loaded: LoadedConfig, sockets: Sequence[socket.socket]
 ) -> None:
-    """Until a signal, or until it is clear that none of the models named can be served: that raises SetupError."""
+    """Serve until a signal arrives. Raises SetupError if none of the named models can be served."""
     from shoal.server import HttpServer, stop_signals
 
     settings, stop = loaded.settings, asyncio.Event()
@@ -103,10 +103,10 @@ async def _serve(
 
 
 async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
-    """Say what is served, once that is known. Raises SetupError when models were named and every one of them failed.
+    """Announce the served models once they are known. Raises SetupError if models were named and all of them failed.
 
-    None named is no failure: clients load what they want. Neither is a model that waits for its server to come: what
-    else is served is announced meanwhile, and everything once it came.
+    Naming no model is not a failure, because clients load what they need. Neither is a model that waits for its server:
+    the others are announced at once, and all of them again when that server is up.
     """
     loading = asyncio.create_task(app.wait_until_loaded())
     told: set[str] = set()
@@ -122,21 +122,21 @@ async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
     finally:
         loading.cancel()
     _report_models(app, loaded.settings, port, told)
-    if not app.gateway.waiting:  # whose models nobody knows yet
+    if not app.gateway.waiting:  # their models are not known yet
         _warn_unused_tables(loaded.models, [card.name for card in app.gateway.models()])
 
 
 def _find_waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
-    """The models that wait for a server, where no model is doing anything else to come up.
+    """Return the models that wait for a server, or none if some model is still loading otherwise.
 
-    Their notes say "waiting for PLACE: REASON"; without a reason it is a matter of moments.
+    Their notes read "waiting for PLACE: REASON"; without a reason the wait is a matter of moments.
     """
     loading = [card for card in cards if card.state == "loading"]
     return loading if all(card.note.startswith("waiting") and ": " in card.note for card in loading) else []
 
 
 def _report_models(app: App, settings: Settings, port: int, told: set[str]) -> None:
-    """Announce what is served. `told`: failures that the log has already, to which those of now are added."""
+    """Announce the served models. `told` holds the failures logged so far; new ones are added to it."""
     cards = app.gateway.models()
     failed = [card for card in cards if card.state == "failed"]
     if failed and len(failed) == len(cards):
@@ -151,8 +151,10 @@ def _report_models(app: App, settings: Settings, port: int, told: set[str]) -> N
 
 
 def _warn_unused_tables(tables: Mapping[str, ModelTable], names: Sequence[str]) -> None:
-    """Warn of tables that change nothing: most often their name is an alias, or has a slip. With no model at all they
-    are for those that clients will load."""
+    """Warn about tables without effect, most often because their name is an alias or misspelled.
+
+    Without any model, tables are for the models that clients will load.
+    """
     for name, table in tables.items():
         if names and name not in names and not table.backends:
             _log.warning(

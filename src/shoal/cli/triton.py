@@ -1,4 +1,4 @@
-"""`shoal triton`: a Triton of one's own on this machine, without Docker."""
+"""`shoal triton`: run a Triton on this machine without Docker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.backends.triton.state import RunFolder, State
 
 _FoundServer: TypeAlias = "tuple[RunFolder, State, bool]"
-"""A server, and whether it is supervised."""
+"""A server's folder, its state, and whether it is supervised."""
 
 app = typer.Typer(
     name="triton",
@@ -158,8 +158,11 @@ def _options(loaded: LoadedConfig, **given: Any) -> TritonOptions:
 
 
 def _find_servers(options: TritonOptions, port: int | None) -> list[_FoundServer]:
-    """Those that may be meant: without a port those that live, else those that ended without notice. Raises SetupError
-    when there is none."""
+    """Return the servers that a command may mean: without a port the live ones, or else those that ended without
+    notice.
+
+    Raises SetupError if there is none.
+    """
     from shoal.backends.triton import supervise
 
     found = [one for one in supervise.list_servers(options.run) if port in (None, one[1].grpc_port)]
@@ -170,7 +173,7 @@ def _find_servers(options: TritonOptions, port: int | None) -> list[_FoundServer
 
 
 def _require_single(found: list[_FoundServer]) -> _FoundServer:
-    """Raises SetupError when it is not clear which is meant."""
+    """Return the only server found. Raises SetupError if there are several."""
     if len(found) > 1:
         ports = ", ".join(str(state.grpc_port) for _, state, _ in found)
         do = "run here" if found[0][2] else "ended here without notice"
@@ -192,8 +195,11 @@ def _foreground(options: TritonOptions, progress: Any) -> None:
 
 
 def _facts(folder: RunFolder, state: State, supervised: bool) -> dict[str, Any]:
-    """What `status` tells of a server; "stale": its supervisor was killed, and the server with it. `grpc` is the target
-    that gRPC clients take; without open ports there is no `http` and no `metrics`."""
+    """Return the facts that `status` prints about a server.
+
+    The phase "stale" means that the supervisor was killed, and the server with it. `grpc` is the target for gRPC
+    clients. `http` and `metrics` are empty without open ports.
+    """
     from shoal.backends.triton.client import grpc_target
     from shoal.backends.triton.state import HOST
 
@@ -217,7 +223,7 @@ def _facts(folder: RunFolder, state: State, supervised: bool) -> dict[str, Any]:
 
 
 def _format_lines(facts: dict[str, Any]) -> list[str]:
-    """Name and value; times as an age, and without what there is not."""
+    """Format facts as lines of name and value: times as an age, empty values left out."""
     from shoal.cli._tables import age_text
 
     shown = dict(facts)
@@ -227,7 +233,8 @@ def _format_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _read_new(log: Path, size: int) -> tuple[str, int]:
-    """What was written since the log had `size` bytes, and its size now; one that was begun anew is read whole."""
+    """Return the text written since the log had `size` bytes, and its size now. A truncated log is read from the
+    start."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, 2)

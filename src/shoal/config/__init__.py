@@ -1,7 +1,7 @@
-"""The settings in effect: flag, else environment, else file, else default; nothing is read unless `load` is told to.
+"""Merges the settings in effect: flag, then environment, then file, then default. Nothing is read before `load`.
 
-Under a preset (`shoal.config.presets`) the other server's environment stands below Shoal's own and above the file, and
-its defaults stand above Shoal's.
+A preset (`shoal.config.presets`) adds two layers: the other server's environment below Shoal's own and above the file,
+and its defaults above Shoal's.
 
 `python -m shoal.config` writes `docs/settings.md`.
 """
@@ -27,16 +27,16 @@ from shoal.errors import ConfigError
 
 FILE_NAME = "shoal.toml"
 MODELS = "models"
-"""What to serve is given as arguments, as SHOAL_MODELS or as the file's tables, by the same precedence as a setting."""
+"""Key of the models to serve: arguments, SHOAL_MODELS or tables of the file, with the precedence of a setting."""
 
 AS = "as"
-"""Key of the preset: `--as`, SHOAL_AS, `as` in the file."""
+"""Key of the preset: `--as`, SHOAL_AS, or `as` in the file."""
 
 FOREIGN = "foreign"
-"""Key of the flags of the other server, by name with their dashes."""
+"""Key of the other server's flags, by name including their dashes."""
 
 LANGUAGE_MODELS, SERVED_MODEL = "*language models*", "*served model*"
-"""Names that `describe` gives the keys of a preset that name no model."""
+"""Names under which `describe` lists keys of a preset that belong to no named model."""
 
 __all__ = [
     "AS",
@@ -55,13 +55,13 @@ __all__ += ["find_file", "is_loopback", "load", "render_reference"]
 
 Layer: TypeAlias = Literal["flag", "env", "foreign", "file", "preset", "default"]
 PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "foreign", "file", "preset", "default")
-"""`foreign`: a name of the other server's environment, read under its preset alone; its flags are flags."""
+"""`foreign` is the other server's environment, read only under its preset; its flags belong to `flag`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value came from: its layer, and the words for it ("--port", "SHOAL_PORT", "shoal.toml", "SERVER_PORT",
-    "preset inference-server")."""
+    """Where a value came from: its layer, and a label such as "--port", "SHOAL_PORT", "shoal.toml", "SERVER_PORT" or
+    "preset inference-server"."""
 
     layer: Layer
     label: str
@@ -74,11 +74,11 @@ DEFAULT = Source("default", "default")
 class LoadedConfig:
     """The settings in effect and where each came from.
 
-    `served`: the addresses to serve, each as on the command line; empty means the default model, or none where
-    `settings.default_model` is off. `models`: the tables of the file and of the preset by name, also those of models
-    that are not served; `language_models` and `served_model`: keys of a preset that name no model (see Found);
-    `table_sources`: where each of these keys came from.
-    `preset`: the one in effect, or "". `warnings`: what the operator should know, in words.
+    `served` holds the addresses to serve, each as on the command line. Empty means the default model, or none if
+    `settings.default_model` is off. `models` holds the tables of file and preset by name, including those of models
+    that are not served. `language_models` and `served_model` are keys of a preset that name no model (see
+    PresetSettings). `table_sources` says where each of these keys came from. `preset` is the name of the preset or "".
+    `warnings` are messages for the operator.
     """
 
     settings: Settings
@@ -93,14 +93,15 @@ class LoadedConfig:
     served_model: Mapping[str, Any] = field(default_factory=dict)
 
     def table(self, name: str, *, served: bool = False) -> ModelTable:
-        """What the configuration says of a model. `served`: the process was started for it."""
+        """Return the table of a model. `served` means that the process was started for this model."""
         table = self.models.get(name) or ModelTable()
         if served:
             table = table.with_defaults(self.served_model)
         return msgspec.structs.replace(table, if_language_model=dict(self.language_models))
 
     def for_model(self, name: str) -> Settings:
-        """The settings for one model: its table stands above the rest of the file, below environment and flags."""
+        """Return the settings for one model. Its table overrides the rest of the file, but not environment and
+        flags."""
         table = self.models.get(name)
         if table is None:
             return self.settings
@@ -109,15 +110,17 @@ class LoadedConfig:
         return msgspec.structs.replace(self.settings, **changes)
 
     def resolve_argument(self, text: str) -> str:
-        """What an argument or a client's name stands for: of an alias its table's name, and of that
-        `NAME=ADDRESS,...` where the table has backends."""
+        """Resolve an argument or a client's model name.
+
+        An alias becomes its table's name, and the name of a table with backends becomes `NAME=ADDRESS,...`.
+        """
         if text not in self.models:
             text = next((name for name, table in self.models.items() if text in table.aliases), text)
         table = self.models.get(text)
         return _to_argument(text, table) if table is not None and table.backends else text
 
     def describe(self) -> dict[str, Any]:
-        """Everything, ready for JSON, secrets masked."""
+        """Return the whole configuration for JSON, with secrets masked."""
         return {
             "file": str(self.file) if self.file else None,
             "preset": self.preset or None,
@@ -143,15 +146,15 @@ class LoadedConfig:
 
 
 _LayerValues: TypeAlias = Mapping[str, tuple[Any, Source]]
-"""The values that one layer gives, checked, by setting or by key of a table."""
+"""The validated values of one layer, by setting or by key of a table."""
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> LoadedConfig:
-    """Merge the layers. `flags` holds what the command line gave (None and empty mean not given), `models`, `as` and
-    `foreign` included.
+    """Merge the layers. `flags` holds the command line's values, including `models`, `as` and `foreign`; None and empty
+    values count as not given.
 
-    Every layer is checked whole, so that a wrong value does not hide behind a better one. Raises ConfigError, with the
-    flag, variable or key at fault as its `param`.
+    Every layer is validated in full, so that a higher one cannot hide a wrong value. Raises ConfigError whose `param`
+    is the offending flag, variable or key.
     """
     warnings: list[str] = []
     document = _read_toml(file) if file else {}
@@ -209,7 +212,7 @@ def _to_argument(name: str, table: ModelTable) -> str:
 
 
 def find_file(environ: Mapping[str, str], folder: Path) -> Path | None:
-    """The settings file when no flag names one: SHOAL_CONFIG, else `shoal.toml` in `folder` if there is one."""
+    """Find the settings file if no flag names one: SHOAL_CONFIG, or else `shoal.toml` in `folder` if it exists."""
     named = environ.get(ENV_PREFIX + "CONFIG")
     if named:
         return Path(named)
@@ -218,7 +221,7 @@ def find_file(environ: Mapping[str, str], folder: Path) -> Path | None:
 
 
 def check_bind(settings: Settings) -> None:
-    """Raise ConfigError for an address that others can reach while no key protects it."""
+    """Raise ConfigError if others can reach the host while no key protects it."""
     if settings.insecure or settings.api_key or is_loopback(settings.host):
         return
     raise ConfigError(
@@ -229,7 +232,7 @@ def check_bind(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """True for a name or address of this machine alone. Names other than localhost are not looked up."""
+    """Return whether a host name or address is local to this machine. Names other than localhost are not resolved."""
     if host == "localhost":
         return True
     try:
@@ -243,7 +246,7 @@ def _first_layer(layers: Iterable[_LayerValues], name: str, default: Any) -> tup
 
 
 def _translate_flags(flags: Mapping[str, Any], chosen: Preset) -> dict[str, Any]:
-    """Flags that Shoal shares with the original, in Shoal's words."""
+    """Translate values of flags that Shoal shares with the other server into Shoal's values."""
     spelt = chosen.spellings
     return {name: spelt[name].get(value, value) if name in spelt else value for name, value in flags.items()}
 
@@ -268,12 +271,12 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
         setting = BY_NAME.get(name)
         if setting is None or setting.env != variable:
             if name not in (MODELS, AS, "config"):
-                # Not refused: others may own a variable that begins so, and a pod cannot unset what it inherits.
+                # Only a warning: others may own such a variable, and a pod cannot unset inherited ones.
                 near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.75)
                 warnings += [f"{variable} is not a setting: did you mean {BY_NAME[near[0]].env}?"] if near else []
             continue
         value = [part.strip() for part in text.split(",") if part.strip()] if setting.repeatable else text
-        if not value:  # commas alone say as little as nothing does, and must not open a server whose file has keys
+        if not value:  # commas alone mean nothing, and must not override the keys of a file
             continue
         given[name] = (convert(setting, value, variable), Source("env", variable))
     return given
@@ -294,7 +297,7 @@ def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) ->
         near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
         hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
         raise ConfigError(f"{where}: {key} is not a setting here: {hint}", param=key)
-    # A text is taken as text here: `port = "80"` in the file is a mistake worth naming.
+    # In the file, text is not converted: `port = "80"` is a mistake worth reporting.
     if isinstance(value, str) and not isinstance(
         known[key].kind, msgspec.inspect.StrType | msgspec.inspect.LiteralType
     ):
@@ -303,7 +306,7 @@ def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) ->
 
 
 def _choose_preset(flag: str | None, environ: Mapping[str, str], key: Any, file: Path | None) -> Preset | None:
-    """The preset that the first layer names. Raises ConfigError for an unknown one in any of them."""
+    """Return the preset that the highest layer names. Raises ConfigError if any layer names an unknown one."""
     variable = ENV_PREFIX + AS.upper()
     named = ((flag, "--as"), (environ.get(variable, "").strip(), variable), (key, f"{file}: {AS}"))
     found = [find_preset(str(name), where) for name, where in named if name]
@@ -317,7 +320,7 @@ def _preset_source(chosen: Preset | None) -> Source:
 def _from_preset(
     known: Mapping[str, Setting], key: str, given: PresetValue, chosen: Preset | None
 ) -> tuple[Any, Source]:
-    """A value of the other server's environment or flags, or the preset's own default, checked."""
+    """Validate a value of the other server's environment or flags, or one of the preset's own defaults."""
     label = ", ".join(given.variables)
     source = Source("flag" if label.startswith("--") else "foreign", label) if label else _preset_source(chosen)
     return convert(known[key], given.value, label or source.label), source
@@ -326,7 +329,7 @@ def _from_preset(
 def _merge_tables(
     document: Any, file: Path | None, found: PresetSettings, chosen: Preset | None
 ) -> dict[str, dict[str, tuple[Any, Source]]]:
-    """The keys of each model's table, from the file and the preset, by the precedence of every setting."""
+    """Merge the keys of each model's table from file and preset, with the same precedence as settings."""
     if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
         raise ConfigError(f'{file}: models must be tables: [models."name"]', param=MODELS)
     source = Source("file", str(file))
@@ -398,7 +401,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 def _read_keys(file: Path, setting: Setting, warnings: list[str]) -> tuple[str, ...]:
     try:
-        # one space between a key and its class, however the file lines them up
+        # a single space between a key and its class, however the file aligns them
         lines = [" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
@@ -407,7 +410,7 @@ def _read_keys(file: Path, setting: Setting, warnings: list[str]) -> tuple[str, 
         ) from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        # An empty file must not open the server.
+        # An empty key file must not leave the server without authentication.
         raise ConfigError(f"{setting.name}_file: {file} holds no key", param=f"{setting.name}_file")
     _warn_if_readable(file, warnings)
     found: tuple[str, ...] = convert(setting, keys, f"{setting.name}_file: {file}")
@@ -427,12 +430,12 @@ def _merge_sources(keys: Source, file: Source, path: str) -> Source:
 
 def _to_absolute(value: str, source: Source, file: Path | None) -> str:
     path = Path(value).expanduser()
-    # A path in the file is meant from where the file lies, not from where the command was typed.
+    # A path in the file is relative to that file, not to the current directory.
     return str(file.parent / path if file and source.layer == "file" else path)
 
 
 def render_reference() -> str:
-    """`docs/settings.md`."""
+    """Render `docs/settings.md`."""
     sections = dict.fromkeys(setting.section for setting in SETTINGS)
     parts = [_INTRODUCTION]
     for section in sections:

@@ -1,6 +1,6 @@
-"""The table of settings, and of the keys of a model in `shoal.toml`: names, types, bounds, defaults, help.
+"""Defines every setting, and every key of a model in `shoal.toml`: names, types, bounds, defaults, help.
 
-Flags, environment names, file keys, help texts and `docs/settings.md` are all made from it. A setting is
+Flags, environment names, file keys, help texts and `docs/settings.md` are all generated from these tables. A setting is
 `--kebab-case` on the command line, `SHOAL_UPPER_CASE` in the environment and its own name in the file.
 """
 
@@ -20,10 +20,10 @@ from shoal.errors import ConfigError
 ENV_PREFIX = "SHOAL_"
 
 IMAGE_BATCH_MS_FACTOR = 10
-"""Of `max_batch_ms`, for batches of pictures: one takes longer than a text. With a ViT-B-32 on four cores batches of
-three or four are a fifth faster than one by one, and who waits waits less."""
+"""Multiplies `max_batch_ms` for image batches, because an image takes longer than a text. With a ViT-B-32 on four
+cores, batches of three or four are a fifth faster than single images, which shortens the wait as well."""
 
-# A key travels in a header: visible ASCII only. (\Z, as $ would let a line break pass at the end.)
+# A key travels in a header, so only visible ASCII is allowed. (\Z, because $ accepts a trailing line break.)
 Key: TypeAlias = Annotated[
     str,
     Meta(
@@ -82,7 +82,7 @@ Ignorable: TypeAlias = Literal[
     "best_of",
     "tools",
     "tool_choice",
-    # of other servers, for which no model here has anything
+    # fields of other servers that no model here supports
     "use_beam_search",
     "allowed_token_ids",
     "logits_processors",
@@ -116,7 +116,7 @@ Ignorable: TypeAlias = Literal[
     "decoder_input_details",
     "watermark",
 ]
-"""Request fields that a model may be unable to honor, as clients call them: each is ignored where it is listed."""
+"""Request fields that a model may not support, under the names clients use. Listed fields are ignored."""
 
 InputName: TypeAlias = Literal[
     "input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "text", "pair"
@@ -143,7 +143,7 @@ _LOGS = {"section": "Logs"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every setting: type with bounds, help, default. `repr` shows no secret."""
+    """All settings with type, bounds, help and default. `repr` masks secrets."""
 
     host: Annotated[str, Meta(description="Address to listen on.", min_length=1, extra=_SERVER)] = "127.0.0.1"
     port: Annotated[
@@ -623,7 +623,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
-    """`[models."name"]` of the file. `overrides` holds settings that this model has differently."""
+    """The table `[models."name"]` of the file. `overrides` holds settings whose values differ for this model."""
 
     backends: Annotated[
         tuple[Name, ...], Meta(description="Addresses of the model's replicas, as on the command line.")
@@ -700,21 +700,21 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
     overrides: dict[str, Any] = {}
     if_language_model: dict[str, Any] = {}
-    """Keys that a preset gives to models that generate text, for those that this table does not set."""
+    """Keys that a preset sets for models that generate text, unless this table sets them."""
 
     def with_defaults(self, keys: Mapping[str, Any]) -> ModelTable:
-        """With those of the keys that it does not set."""
+        """Return the table with `keys` added where it does not set them."""
         return msgspec.structs.replace(self, **{key: value for key, value in keys.items() if not getattr(self, key)})
 
     @property
     def for_language_model(self) -> ModelTable:
-        """The table of this model if it generates text."""
+        """Return the table to use if this model generates text."""
         return self.with_defaults(self.if_language_model)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. `section` groups rows in help; `per_model` ones may stand in a model's table."""
+    """One row of the table. `section` groups rows in the help; `per_model` rows may also appear in a model's table."""
 
     name: str
     type: Any
@@ -735,12 +735,12 @@ class Setting:
 
     @property
     def kind(self) -> inspect.Type:
-        """The type without its description; for an optional setting that of a given value."""
+        """The type without its description; for an optional setting, the type other than None."""
         return _strip_metadata(inspect.type_info(self.type))
 
     @property
     def wording(self) -> str:
-        """What a value must be, in words."""
+        """A description of the accepted values, for error messages."""
         return _wording(inspect.type_info(self.type))
 
     @property
@@ -748,7 +748,7 @@ class Setting:
         return isinstance(self.kind, inspect.VarTupleType)
 
     def mask(self, value: Any) -> Any:
-        """`value` as it may be shown: a secret keeps neither text nor length."""
+        """Return `value` for display: a secret reveals neither its text nor its length."""
         if not self.secret or not value:
             return value
         return tuple("****" for _ in value) if self.repeatable else "****"
@@ -771,9 +771,9 @@ MODEL_KEYS: Mapping[str, Setting] = {
 
 
 def convert(setting: Setting, value: Any, where: str) -> Any:
-    """Check one value; text is read as the setting's type, words in any case.
+    """Validate one value. Text is parsed as the setting's type; enumerated words match in any case.
 
-    Raises ConfigError that starts with `where`, its `param`.
+    Raises ConfigError with a message that starts with `where`, which is also its `param`.
     """
     if isinstance(setting.kind, inspect.LiteralType) and isinstance(value, str):
         value = {str(word).lower(): word for word in setting.kind.values}.get(value.lower(), value)

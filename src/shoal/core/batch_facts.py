@@ -1,4 +1,4 @@
-"""The facts of a request that was run in parts."""
+"""Merge the batch facts of a request that ran in several parts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from shoal.types import BatchFacts
 
 
 def merge_batch_facts(facts: Sequence[BatchFacts], times: Callable[[Iterable[float]], float]) -> BatchFacts:
-    """Of all parts: the largest batch's own, with the counts of all. `times` of parts one after another add up (sum);
-    of parts side by side the slower one's count (max)."""
+    """Return the facts of the part with the largest batch, with the counts of all parts summed.
+
+    `times` combines the durations: `sum` for parts that ran one after another, `max` for parts that ran concurrently.
+    """
     return msgspec.structs.replace(
         max(facts, key=lambda one: one.size),
         batches=sum(one.batches for one in facts),

@@ -1,6 +1,6 @@
-"""Rows that were computed before, in memory: bounded by their bytes, the one that was not asked for longest goes first.
+"""An in-memory LRU cache of computed rows, bounded by bytes.
 
-Pure: no files, no clock, no loop. What survives a restart lies over this one (`shoal.cache`).
+It uses no files, clock or event loop. The persistent cache (`shoal.cache`) is built on top of it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from shoal.types import Array, SparseVector
 
 ENTRY_BYTES = 288
 ARRAY_BYTES = 136
-"""What an entry takes without its key, and an array without its numbers: tracemalloc says 245 and 110 (CPython 3.11,
-numpy 2), to which a table that has just grown adds."""
+"""Overhead in bytes of an entry without its key, and of an array without its data. tracemalloc reports 245 and 110
+(CPython 3.11, numpy 2); a hash table that has just grown adds to that."""
 
 
 class MemoryCache:
-    """Cache of at most `max_bytes`: arrays, keys and what Python needs around them are counted.
+    """An LRU cache of at most `max_bytes`, counting arrays, keys and Python's overhead.
 
-    A row that is larger than all of it, or holds NaN or infinity, is not kept. Every operation takes the same time
-    however much is held.
+    A row larger than the whole cache, or one that contains NaN or infinity, is not stored. Every operation takes
+    constant time.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -42,7 +42,7 @@ class MemoryCache:
         return CacheCounts(self._hits, self._misses, self._evicted, memory_bytes=self.size)
 
     def get(self, key: Hashable) -> CountedRow | None:
-        """As Cache.get. What it answers is read-only, and stays what it is when it is evicted."""
+        """See Cache.get. The returned row is read-only and stays valid after eviction."""
         found = self._rows.get(key)
         if found is None:
             self._misses += 1
@@ -52,7 +52,7 @@ class MemoryCache:
         return found[0]
 
     def put(self, key: Hashable, found: CountedRow) -> None:
-        """As Cache.put."""
+        """See Cache.put."""
         arrays = collect_arrays(found.row)
         size = entry_size(key, arrays)
         if size > self.max_bytes or not all_finite(arrays):
@@ -68,7 +68,7 @@ class MemoryCache:
             self._evicted += 1
 
     def clear(self) -> None:
-        """Hold nothing; what was counted stays."""
+        """Remove all entries; the counters keep their values."""
         self._rows.clear()
         self.size = 0
 
@@ -81,12 +81,12 @@ def collect_arrays(row: Row) -> list[Array]:
 
 
 def all_finite(arrays: list[Array]) -> bool:
-    """No NaN and no infinity in them: an answer that holds one is a failure, and is to be tried anew."""
+    """Whether the arrays contain no NaN or infinity. A row that does is a failure and must be computed again."""
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def copy_read_only(row: Row) -> Row:
-    """A read-only copy, which shares no memory with the batch that the row came in."""
+    """Return a read-only copy that shares no memory with the row's batch."""
     if not isinstance(row, VectorSet):
         return _copy_array(row)
     return VectorSet(
@@ -100,7 +100,7 @@ def copy_read_only(row: Row) -> Row:
 
 
 def entry_size(key: Hashable, arrays: list[Array]) -> int:
-    """Bytes of an entry."""
+    """The size of an entry in bytes."""
     return ENTRY_BYTES + _key_size(key) + sum(ARRAY_BYTES + array.nbytes for array in arrays)
 
 

@@ -1,4 +1,4 @@
-"""What is closed together."""
+"""Close several resources together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 
 async def close_all(*closes: Callable[[], Awaitable[None]]) -> None:
-    """Call them in this order, each though one before it fails: what stays open holds memory and connections for as
-    long as the process lives. Raises what the last one that failed did, with the others as its context."""
+    """Call the functions in order, even if an earlier one fails: a resource left open holds memory and connections for
+    the life of the process. Raises the last exception, with the earlier ones as its context."""
     async with AsyncExitStack() as stack:
         for close in reversed(closes):
             stack.push_async_callback(close)

@@ -1,4 +1,4 @@
-"""Work that is done side by side, and ends together."""
+"""Run coroutines concurrently, with no task outliving the call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 async def run_concurrently(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """The results of all; when one fails, or this is cancelled, the others are cancelled and have ended before it is
-    raised."""
+    """Return the results of all coroutines. If one fails or this call is cancelled, cancel the others and wait for them
+    to end before raising."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""The Runner over two lanes, one for texts and one for pictures: a model whose towers share a space of vectors."""
+"""A Runner for dual encoders: a text lane and an image lane that share a vector space."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from shoal.types import BatchTask, Chunk, Context, Embed, Embedded, Generate, Im
 
 
 class DualEncoderRunner(CodecMixin):
-    """Each input goes to the lane of its modality; both run side by side, and the vectors come back in order.
+    """Sends each input to the lane of its modality, runs both lanes concurrently and returns the vectors in input
+    order.
 
-    What only texts have (prompts, cutting) is not asked of the pictures that come with them. `facts.modalities` are
-    those of the lanes.
+    Text-only options (prompts, truncation) do not apply to the images of a mixed request. `facts.modalities` are those
+    of the lanes.
     """
 
     def __init__(self, lanes: Mapping[Modality, Lane], facts: ModelFacts, codec: TextCodec | None = None) -> None:
@@ -62,7 +63,7 @@ class DualEncoderRunner(CodecMixin):
 
     def _find_lane(self, modality: Modality) -> Lane:
         lane = self.lanes.get(modality)
-        if lane is None:  # the gateway asks the facts before
+        if lane is None:  # the gateway checks the facts first
             raise InternalError(f"the model has no lane for {modality}")
         return lane
 
@@ -92,7 +93,7 @@ class DualEncoderRunner(CodecMixin):
 
 
 def _group_by_modality(task: BatchTask) -> dict[Modality, list[int]]:
-    """Where the inputs of each modality stand, of those that there are."""
+    """Return the positions of the inputs of each modality that is present."""
     if isinstance(task, Rerank):
         return {"text": []}
     places: dict[Modality, list[int]] = {"text": [], "image": []}

@@ -1,4 +1,4 @@
-"""What every surface talks to: a task and a context in, the answer of the right model out."""
+"""The entry point of every surface: takes a task and a context and returns the answer of the right model."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ logger = logging.getLogger("shoal.core")
 
 
 PLACEHOLDER_NAMES = frozenset({"dummy", "tgi"})
-"""What Hugging Face's clients call the model of a server that has one alone."""
+"""Model names that Hugging Face clients send to a server with a single model."""
 
 
 class Gateway:
-    """Resolves models, checks what they can do, tells the observer, and passes on.
+    """Resolves models, checks their capabilities, notifies the observer and forwards tasks.
 
-    `draining` turns readiness off while everything already accepted is finished. `lifecycle` loads and unloads models
-    (None: what is registered is all there is). `observer` is told of every request; where it is a Counts, it is also
-    where the statistics of models come from whose backend keeps none. `waiting` is the registry's; what is in it turns
-    readiness off too. A model may be silent for `first_token_timeout_s` before its first chunk and for
-    `token_timeout_s` before each other.
+    `draining` turns readiness off while accepted requests finish. `lifecycle` loads and unloads models (None: the
+    registered models are fixed). `observer` is notified of every request; if it is a Counts, it also supplies the
+    statistics of models whose backend keeps none. `waiting` is the registry's; it turns readiness off while it is not
+    empty. A stream times out after `first_token_timeout_s` without a first chunk, or `token_timeout_s` without a later
+    one.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Gateway:
     async def run(self, task: BatchTask, ctx: Context) -> Result:
         """Embed, rerank or classify. Raises any RequestError, CapacityError, BackendError or InternalError.
 
-        A model that embeds and does not rerank scores documents by their vectors, as `similarity` says.
+        A model that embeds but does not rerank scores documents by their vectors; see `similarity`.
         """
         kind = task_kind(task)
         model = self._find_model(task.model, kind)
@@ -127,20 +127,20 @@ class Gateway:
         except ShoalError as error:
             outcome = error.kind
             raise
-        except Exception as error:  # a bug behind the seam; the caller still gets its dialect's error
+        except Exception as error:  # a bug in the backend; the caller still gets an error in its dialect
             outcome = "internal"
             raise InternalError(f"answering failed in an unforeseen way: {error!r}") from error
         finally:
             seconds = self._clock() - started
-            # Behind who waits for the answer; whoever asks for the counts after it comes still later, and so does an
-            # unload that waits for this request, which forgets them.
+            # Run the observer after the caller has its result. Reading the counts, or an unload that waits for this
+            # request and then forgets them, comes later still.
             asyncio.get_running_loop().call_soon(self._observer.finished, model.name, kind, outcome, seconds, result)
             model.leave()
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        """Generate, pulled by the reader. Closing the iterator stops the work and gives the permit back.
+        """Generate chunks as the reader pulls them. Closing the iterator stops the work and releases the permit.
 
-        Raises as `run` does, also in mid-stream, and DeadlineExceeded for a model that is silent for too long.
+        Raises as `run` does, also in mid-stream, and DeadlineExceeded when the model produces nothing for too long.
         """
         model = self._find_model(task.model, "generate")
         started = self._clock()
@@ -155,7 +155,7 @@ class Gateway:
                 runner = await self._wake_runner(model, task, "generate", ctx)
             places = self._get_stream_limit(model)
             if not places.free and isinstance(runner, SupportsCheck):
-                runner.check(task)  # a refusal waits for nobody; where nobody waits, the stream says it at once
+                runner.check(task)  # reject an invalid task before it queues; else the stream does it
             async with places.permit(ctx), aclosing(self._stream_with_timeout(runner, task, ctx)) as chunks:
                 async for chunk in chunks:
                     if first is None:
@@ -175,15 +175,15 @@ class Gateway:
             model.leave()
             seconds = self._clock() - started
             self._observer.finished(model.name, "generate", outcome, seconds, None)
-            # An answer that was broken off has no usage: of its tokens, those that were seen are known.
+            # An aborted answer has no usage: report the tokens seen so far.
             usage = usage or Usage(completion_tokens=pieces)
             self._observer.generated(
                 GenerationReport(model.name, usage.prompt_tokens, usage.completion_tokens, first, seconds)
             )
 
     def resolve(self, name: str, task: TaskKind = "generate") -> tuple[str, str]:
-        """The served model and the adapter ("" for none) that a client's name means: also `model:adapter`, and
-        `model:latest`, which is the model itself. Raises ModelNotFound."""
+        """Resolve a client's model name to the served model and the adapter ("" for none). `model:adapter` and
+        `model:latest` (the model itself) are also accepted. Raises ModelNotFound."""
         found = self.registry.get(name) if name else None
         if found is None and name in PLACEHOLDER_NAMES:
             name = ""
@@ -201,8 +201,8 @@ class Gateway:
 
     @asynccontextmanager
     async def using_codec(self, name: str, ctx: Context) -> AsyncGenerator[TextCodec]:
-        """The model's tokenizer: it wakes for it, and does not fall asleep before the end. Raises ModelNotFound,
-        ModelNotReady, Unsupported, and what Lifecycle.wake raises."""
+        """Yield the model's tokenizer, waking the model if needed and keeping it awake until the block ends. Raises
+        ModelNotFound, ModelNotReady, Unsupported, and the errors of Lifecycle.wake."""
         model = self.registry.find(name)
         model.enter()
         try:
@@ -213,8 +213,8 @@ class Gateway:
             model.leave()
 
     async def wake(self, name: str, ctx: Context) -> None:
-        """Return when the model is not asleep, for what needs it otherwise than by a task. Raises ModelNotFound, and
-        what Lifecycle.wake raises."""
+        """Wait until the model is awake, for uses other than a task. Raises ModelNotFound and the errors of
+        Lifecycle.wake."""
         model = self.registry.find(name)
         if model.resting and self.lifecycle is not None:
             model.enter()
@@ -224,9 +224,9 @@ class Gateway:
                 model.leave()
 
     async def statistics(self, name: str = "") -> list[ModelStats]:
-        """What one model has done ("": every one): its backend's own count where it has one, else the gateway's.
+        """Return the statistics of one model ("": of all), from its backend if it keeps any, else from the gateway.
 
-        Raises ModelNotFound. A backend that cannot be asked now is not an error: the gateway's count stands in.
+        Raises ModelNotFound. If the backend cannot be reached, the gateway's statistics are returned instead.
         """
         models = [self.registry.find(name)] if name else list(self.registry)
         each = await asyncio.gather(*(self._statistics(model) for model in models))
@@ -242,34 +242,34 @@ class Gateway:
         return [self._counts.stats_for(model.name)]
 
     def models(self) -> list[ModelCard]:
-        """Every served model, in the order of the command line; from memory, at once."""
+        """Return every served model in command-line order, from memory."""
         return [model.card() for model in self.registry]
 
     def model(self, name: str) -> ModelCard:
-        """One model by name or alias ("" = the default). Raises ModelNotFound."""
+        """Return one model by name or alias ("" = the default). Raises ModelNotFound."""
         return self.registry.find(name).card()
 
     def check_modality(self, name: str, modality: Modality) -> None:
-        """Return where the model ("" = the default for embedding) may be sent such inputs, as far as is known of it
-        now: to be asked before inputs are fetched. Raises ModelNotFound and InvalidValue."""
+        """Check that the model ("" = the embedding default) accepts a modality, as far as its facts are known. Call it
+        before fetching inputs. Raises ModelNotFound and InvalidValue."""
         card = self._find_model(name, "embed").card()
         if card.facts is not None:
             _check_modality(card.name, modality, card.facts)
 
     def report_refusal(self, error: ShoalError) -> None:
-        """A surface turned a request away itself: for the metrics."""
+        """Count a request that a surface rejected itself in the metrics."""
         self._observer.refused(error.kind)
 
     def ready(self) -> bool:
-        """Whether every model that was named at start can answer, if need be after it woke, and the server is not
-        draining. Models that were loaded later come and go without a say in it."""
+        """Whether the server is not draining and every model named at startup can answer, waking first if needed.
+        Models loaded later do not affect readiness."""
         return not (self.draining or self.waiting) and all(
             model.can_answer() for model in self.registry if model.required
         )
 
     async def _stream_with_timeout(self, runner: Runner, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        """The runner's chunks, unless it is silent for too long. An answer that is wanted whole may come in one piece,
-        after any silence."""
+        """Yield the runner's chunks, and time out when it stalls. A non-streaming answer may come as one chunk, so only
+        the deadline limits it."""
         first_s, between_s = self._token_timeouts if task.stream else (math.inf, math.inf)
         async with aclosing(runner.stream(task, ctx)) as chunks:
             with StreamTimeout(first_s, between_s, ctx.remaining(self._clock())) as silence:
@@ -299,7 +299,8 @@ class Gateway:
         self._counts.forget(name)
 
     def abort_generations(self) -> None:
-        """End every generation in flight, each with an error that its client can read: the server's time is up."""
+        """End every generation in flight with an error that its client can read, at the end of the shutdown grace
+        period."""
         for silence in list(self._active_timeouts):
             silence.abort(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
 
@@ -326,7 +327,8 @@ def _get_codec(model: Model) -> TextCodec:
 
 
 def _get_runner(model: Model, task: Task, kind: TaskKind) -> Runner | None:
-    """Its runner, None while it sleeps; refused at once is what it cannot do, as far as that is known of a sleeper."""
+    """Return the model's runner, or None while it sleeps. Rejects an unsupported task at once if the facts are
+    known."""
     runner = None if model.resting else model.ready_runner()
     facts = runner.facts if runner is not None else model.facts
     if facts is not None:

@@ -1,6 +1,5 @@
-"""Pictures against texts: what a model that embeds both makes of each pair (CLIP, https://arxiv.org/abs/2103.00020;
-SigLIP, https://arxiv.org/abs/2303.15343).
-"""
+"""Score images against texts with a dual encoder (CLIP, https://arxiv.org/abs/2103.00020; SigLIP,
+https://arxiv.org/abs/2303.15343)."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from shoal.specs import ContrastSpec
 from shoal.types import Array, Context, Embed, Embedded, Image, Vectors
 
 INLINE: Final = 2**20
-"""Multiplications that are done on the loop; more have a thread."""
+"""Maximum multiplications done on the event loop; larger products run in a thread."""
 
 _Error = TypeVar("_Error", bound=ShoalError)
 
 
 class ImageTextScores(NamedTuple):
-    """`cosine` and `scores`: float32 [pictures, texts]. `scores` are the model's own: with softmax they sum to 1 over
-    the texts of a picture, with sigmoid each stands alone. `embedded`: first the texts, then the pictures."""
+    """`cosine` and `scores` are float32 [images, texts]; `scores` are the model's own. Softmax scores sum to 1 over the
+    texts of an image, sigmoid scores are independent. `embedded` holds the texts first, then the images."""
 
     cosine: Vectors
     scores: Vectors
@@ -38,10 +37,10 @@ async def score_image_texts(
     ctx: Context,
     contrast: ContrastSpec,
 ) -> ImageTextScores:
-    """Embed all of them in one task and compare each picture with each text.
+    """Embed all inputs in one task and compare each image with each text.
 
-    Raises EmptyInput where one of the two is empty, and what `run` raises; an error about one of several inputs says
-    "text 2: " or "picture 0: ", counted from 0 as they are given here.
+    Raises EmptyInput if either list is empty, and the errors of `run`. An error about one of several inputs is prefixed
+    "text 2: " or "picture 0: ", with the 0-based index in its list.
     """
     if not pictures or not texts:
         raise EmptyInput("a comparison needs a picture and a text: send at least one of each")
@@ -59,8 +58,10 @@ async def score_image_texts(
 
 
 def compute_scores(pictures: Vectors, texts: Vectors, contrast: ContrastSpec) -> tuple[Vectors, Vectors]:
-    """The cosines and scores, float32 [p, t], of vectors [p, d] and [t, d], which need not have length one; a vector
-    of zeros has cosine 0. Computed in float64."""
+    """Return cosines and scores, float32 [p, t], of image vectors [p, d] and text vectors [t, d].
+
+    Vectors need not be normalized; a zero vector has cosine 0. Computes in float64.
+    """
     cosine: Array = np.clip(_normalize_rows(pictures) @ _normalize_rows(texts).T, -1.0, 1.0)
     scores = _apply_activation(cosine * contrast.scale + contrast.bias, contrast)
     return cosine.astype(np.float32), scores.astype(np.float32)
@@ -74,7 +75,7 @@ def _normalize_rows(vectors: Vectors) -> Array:
 
 
 def _apply_activation(logits: Array, contrast: ContrastSpec) -> Array:
-    """In forms that never overflow, however large the scale."""
+    """Apply the activation in a form that never overflows, whatever the scale."""
     if contrast.activation == "softmax":
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares: Array = powers / powers.sum(axis=1, keepdims=True)
@@ -87,7 +88,7 @@ def _apply_activation(logits: Array, contrast: ContrastSpec) -> Array:
 
 
 def _name_input(error: _Error, texts: int) -> _Error:
-    """The error, naming a text or a picture where it names one of the inputs."""
+    """Return the error with the text or image named, if its message names an input."""
     at, message = parse_input_index(error)
     if at is None:
         return error

@@ -1,4 +1,4 @@
-"""Which input of a request an error is about, when inputs were run in parts."""
+"""Map the input index in an error message when a request ran in parts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _INPUT_PREFIX = re.compile(r"input ([0-9]+): ")
 
 
 def parse_input_index(error: ShoalError) -> tuple[int | None, str]:
-    """The input that its message names, as `ShoalError.at_input` does, and the message without that."""
+    """Return the input index in the message, as `ShoalError.at_input` writes it, and the message without it."""
     named = _INPUT_PREFIX.match(error.message)
     return (int(named[1]), error.message[named.end() :]) if named is not None else (None, error.message)
 
 
 def remap_input_error(error: ShoalError, places: Sequence[int]) -> ShoalError:
-    """The error of a part of a request that held the inputs at `places`, as one of the whole request."""
+    """Turn the error of a part that held the inputs at `places` into an error of the whole request."""
     place, message = parse_input_index(error)
     if place is None and (len(places) > 1 or not (error.param == "input" or _is_input_error(error))):
         return error

@@ -1,4 +1,4 @@
-"""The Runner over lanes: every batched task of a model."""
+"""A Runner for lanes: handles every batched task of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.types import (
 
 
 class CodecMixin:
-    """The part of a runner that is its tokenizer, where it was given one."""
+    """Exposes the tokenizer of a runner, if it has one."""
 
     def __init__(self, codec: TextCodec | None) -> None:
         self._codec = codec
@@ -43,7 +43,7 @@ class CodecMixin:
 
 
 class LaneRunner(CodecMixin):
-    """Runs the tasks of its facts through a lane; shows the tokenizer when it was given one."""
+    """Runs the tasks of its facts through a lane, and exposes the tokenizer if there is one."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TextCodec | None = None) -> None:
         super().__init__(codec)

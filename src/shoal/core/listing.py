@@ -1,4 +1,4 @@
-"""The list of models that are served, could be, or could not: pure, from what is known of each."""
+"""Describe models for the model list: served, available and failed ones. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STATUSES: dict[State, Status] = {
     "unloading": "unloading",
     "failed": "failed",
 }
-"""Of models that are registered: there, unloaded is asleep."""
+"""Status of registered models: a registered model that is unloaded is asleep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A model that is served or could be. `fraction` (0..1) while it loads or downloads, where known; `error` when it
-    failed; `note`: what it is doing or waiting for; `size` in bytes, `created` in Unix seconds, 0 where not known;
-    `digest`: of its files, "" where not known."""
+    """A served or available model. `fraction` (0..1) while it loads or downloads, if known; `error` if it failed;
+    `note`: what it is doing or waiting for; `size` in bytes, `created` in Unix seconds, 0 if unknown; `digest`: of its
+    files, "" if unknown."""
 
     name: str
     source: str
@@ -46,7 +46,7 @@ class Listing:
 
 
 def describe_registered(model: Model, entry: Entry | None, job: Job | None) -> Listing:
-    """A model that is registered; `job` loads it now."""
+    """Describe a registered model; `job` is the job that is loading it."""
     card, plan = model.card(), model.plan
     return Listing(
         name=model.name,
@@ -66,7 +66,7 @@ def describe_registered(model: Model, entry: Entry | None, job: Job | None) -> L
 
 
 def describe_available(entry: Entry, status: Status, error: ShoalError | None, job: Job | None) -> Listing:
-    """A model that is not registered; `job` downloads it now."""
+    """Describe a model that is not registered; `job` is the job that is downloading it."""
     return Listing(
         name=entry.name,
         source=entry.source,

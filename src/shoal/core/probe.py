@@ -1,5 +1,5 @@
-"""Whether a replica gives the vectors, or the scores, of its peers: asked before it may join, so that no index is
-filled from two different models under one name, and no ranking depends on who answered."""
+"""Check that a replica gives the same vectors or scores as its peers before it joins. Otherwise an index could mix
+vectors of two models under one name, and a ranking could depend on the replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.errors import ConfigError, EngineFailed, ShoalError
 from shoal.types import Array, BatchTask, Classify, Embed, SparseVector, TextPair, VectorKind, Vectors
 
 TEXTS = ("A shoal of herring turns as one.", "42", "Où est la bibliothèque ?", "for i in range(10): print(i)")
-"""Short, and unlike each other: models that differ at all differ on one of them."""
+"""Short, dissimilar texts: two different models disagree on at least one of them."""
 
 PAIRS: tuple[TextPair, ...] = (
     ("What does a shoal of fish do?", TEXTS[0]),
@@ -26,21 +26,24 @@ PAIRS: tuple[TextPair, ...] = (
 """Queries with documents that answer them, and one that does not."""
 
 LEAST_COSINE = 0.999
-"""Between replicas: below it are other weights, pooling or prompts; bf16 beside f32 stays well above."""
+"""Minimum cosine between replicas: other weights, pooling or prompts fall below it; bf16 against f32 stays well
+above."""
 
 SCORE_ATOL, SCORE_RTOL = 0.1, 0.02
-"""Between logits of replicas: half precision stays well within, other weights do not on all of a few inputs."""
+"""Tolerances between logits of replicas: half precision stays well within them; other weights exceed them on some
+input."""
 
 DIGEST_STEPS = 10
-"""Of a vector's largest number: within one of them the same model may answer otherwise another time."""
+"""Quantization steps per vector's largest value: coarse enough that the same model nearly always gives the same
+digest."""
 
 UNIT_TOLERANCE = 5e-3
-"""Of a norm: half precision of a thousand dimensions stays within it."""
+"""Tolerance of a unit norm: half precision with a thousand dimensions stays within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeVectors:
-    """What the model answered for TEXTS: float32 [len(TEXTS), dimension], as it gives them."""
+    """A model's vectors for TEXTS: float32 [len(TEXTS), dimension], as the model returns them."""
 
     vectors: Vectors
 
@@ -50,21 +53,21 @@ class ProbeVectors:
 
     @property
     def unit(self) -> bool:
-        """All rows are unit vectors: the model normalises by itself."""
+        """Whether all rows are unit vectors, so that the model normalizes by itself."""
         norms = np.linalg.norm(self.vectors, axis=1)
         return bool(np.all(np.abs(norms - 1.0) < UNIT_TOLERANCE))
 
     @property
     def digest(self) -> str:
-        """Another one for another model, or other prompts; the same for the same, nearly always."""
+        """A digest that differs between models or prompts and is nearly always stable for the same model."""
         return _digest(self.vectors)
 
     def of(self, place: int) -> Self:
-        """For one of the texts alone."""
+        """Return the vectors of a single text."""
         return type(self)(self.vectors[place : place + 1])
 
     def check(self, peer: ProbeVectors, name: str) -> None:
-        """Raise ConfigError when `peer`, called `name`, does not give the same vectors."""
+        """Raise ConfigError if `peer`, called `name`, does not give the same vectors."""
         if peer.dimension != self.dimension:
             raise ConfigError(
                 f"{name} gives {peer.dimension} dimensions and its peers {self.dimension}: it is another model;"
@@ -75,40 +78,40 @@ class ProbeVectors:
 
 @dataclass(frozen=True, slots=True)
 class ProbeSparseVectors:
-    """What the model answered for TEXTS: one sparse vector each."""
+    """A model's answers for TEXTS: one sparse vector each."""
 
     vectors: list[SparseVector]
 
     @property
     def digest(self) -> str:
-        """As Probed.digest."""
+        """See ProbeVectors.digest."""
         indices = _collect_indices(self.vectors)
         rows = _to_dense(self.vectors, indices)
-        kept = _quantize_rows(rows).any(axis=0)  # what is next to nothing may be nothing another time
+        kept = _quantize_rows(rows).any(axis=0)  # values near zero may be missing another time
         return _digest(rows[:, kept], indices[kept])
 
     def of(self, place: int) -> Self:
-        """As Probed.of."""
+        """See ProbeVectors.of."""
         return type(self)(self.vectors[place : place + 1])
 
     def check(self, peer: ProbeSparseVectors, name: str) -> None:
-        """As Probed.check."""
+        """See ProbeVectors.check."""
         indices = _collect_indices([*self.vectors, *peer.vectors])
         _check_cosine(least_cosine(_to_dense(self.vectors, indices), _to_dense(peer.vectors, indices)), name)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeScores:
-    """What the model answered for a few inputs: float32 [inputs, labels], before activation."""
+    """A model's scores for a few inputs: float32 [inputs, labels], before activation."""
 
     scores: Vectors
 
     def of(self, place: int) -> Self:
-        """As Probed.of."""
+        """See ProbeVectors.of."""
         return type(self)(self.scores[place : place + 1])
 
     def check(self, peer: ProbeScores, name: str) -> None:
-        """Raise ConfigError when `peer`, called `name`, does not give the same scores."""
+        """Raise ConfigError if `peer`, called `name`, does not give the same scores."""
         if peer.scores.shape != self.scores.shape:
             raise ConfigError(
                 f"{name} scores {peer.scores.shape[1]} labels and its peers {self.scores.shape[1]}: it is another"
@@ -123,8 +126,8 @@ class ProbeScores:
 
 
 def least_cosine(one: Vectors, other: Vectors) -> float:
-    """The smallest cosine between rows of two [n, dimension] arrays. Two rows of zeros agree; NaN when only one of two
-    has no direction."""
+    """Return the smallest cosine between corresponding rows of two [n, dimension] arrays. Two zero rows agree; NaN if
+    only one of the two is zero."""
     with np.errstate(invalid="ignore", divide="ignore"):
         products = np.einsum("ij,ij->i", one, other)
         cosines = products / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
@@ -133,7 +136,7 @@ def least_cosine(one: Vectors, other: Vectors) -> float:
 
 
 async def probe(engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequence[str] = TEXTS) -> ProbeVectors:
-    """Run `texts` through a pipeline and one replica, not normalised. Raises what either of them raises."""
+    """Run `texts` through a pipeline and one replica, without normalizing. Raises the errors of either."""
     task = Embed(model="", inputs=list(texts), truncate=True, normalize=False)
     return ProbeVectors(np.stack(await _run_probe(engine, pipeline, task, deadline)).astype(np.float32))
 
@@ -141,7 +144,7 @@ async def probe(engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequ
 async def probe_sparse(
     engine: Engine, pipeline: Pipeline, deadline: float, texts: Sequence[str] = TEXTS
 ) -> ProbeSparseVectors:
-    """As `probe`, for a model of sparse vectors."""
+    """Like `probe`, for a model of sparse vectors."""
     task = Embed(model="", inputs=list(texts), truncate=True, normalize=False, outputs=("sparse",))
     return ProbeSparseVectors(
         [cast(SparseVector, row.sparse) for row in await _run_probe(engine, pipeline, task, deadline)]
@@ -151,13 +154,13 @@ async def probe_sparse(
 async def probe_scores(
     engine: Engine, pipeline: Pipeline, deadline: float, items: Sequence[str | TextPair] = PAIRS
 ) -> ProbeScores:
-    """As `probe`, for a model of scores: those of `items`."""
+    """Like `probe`, for a model that scores; returns the scores of `items`."""
     task = Classify(model="", inputs=list(items), raw_scores=True, truncate=True)
     return ProbeScores(np.stack(await _run_probe(engine, pipeline, task, deadline)).astype(np.float32))
 
 
 async def probe_token(engine: Engine, pipeline: Pipeline, deadline: float, token: int, kind: VectorKind) -> None:
-    """Have the model read one token id. Raises what the engine and the pipeline raise."""
+    """Run a single token id through the model. Raises the errors of the engine and the pipeline."""
     await _run_probe(engine, pipeline, Embed(model="", inputs=[[token]], outputs=(kind,), truncate=True), deadline)
 
 
@@ -185,10 +188,10 @@ def _check_cosine(cosine: float, name: str) -> None:
 
 
 def _quantize_rows(rows: Vectors) -> Vectors:
-    """Rows in whole steps of their largest numbers."""
+    """Quantize rows to whole steps of their largest absolute value."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     steps: Vectors = np.rint(rows / np.where(largest > 0, largest, 1) * DIGEST_STEPS)
-    return steps + 0.0  # no row differs by the sign of a zero
+    return steps + 0.0  # avoid negative zeros
 
 
 def _digest(rows: Vectors, indices: Array | None = None) -> str:
@@ -199,13 +202,13 @@ def _digest(rows: Vectors, indices: Array | None = None) -> str:
 
 
 def _collect_indices(vectors: Sequence[SparseVector]) -> Array:
-    """Every index that one of them has, in order."""
+    """Return every index that occurs in a vector, sorted."""
     found: Array = np.unique(np.concatenate([each.indices for each in vectors]))
     return found
 
 
 def _to_dense(vectors: Sequence[SparseVector], indices: Array) -> Vectors:
-    """Sparse vectors as the rows of one array, with a column for each of `indices`."""
+    """Convert sparse vectors to the rows of a dense array with one column per entry of `indices`."""
     rows = np.zeros((len(vectors), len(indices)), dtype=np.float32)
     for row, each in zip(rows, vectors, strict=True):
         row[np.searchsorted(indices, each.indices)] = each.values

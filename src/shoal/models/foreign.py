@@ -1,9 +1,9 @@
-"""Text models that run elsewhere and were not made by Shoal: the tokenizer and the settings of their source, without
-its weights.
+"""Tokenizers and settings of text models that run elsewhere and were not made by Shoal, without their weights.
 
-    tokenizers/<source>/<revision>/tokenizer.json   under the store's home: what texts are tokenised with, and the
-                                                    settings of a chat,
-    tokenizers/<source>/<revision>/source/...       and the files that it and the TextSpec were made from
+Files under the store's home:
+
+    tokenizers/<source>/<revision>/tokenizer.json   the tokenizer, with the settings of a chat beside it
+    tokenizers/<source>/<revision>/source/...       the files that they and the TextSpec are made from
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PADS = ("[PAD]", "<pad>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """What the operator says of a model; None: as its files say. `pooling`: one mode, or several joined by "+"."""
+    """The operator's settings for a model; None: as its files say. `pooling`: one mode, or several joined by "+"."""
 
     pooling: str | None = None
     max_tokens: int | None = None
@@ -59,7 +59,8 @@ class Overrides:
 
 
 class ForeignModel(NamedTuple):
-    """`folder` holds the spec's tokenizer. `notes`: what was taken for granted, a line each, worth showing."""
+    """A model that runs elsewhere. `folder` holds the spec's tokenizer. `notes`: assumptions worth showing, one per
+    line."""
 
     folder: Path
     spec: TextSpec
@@ -76,14 +77,14 @@ def foreign_spec(
     overrides: Overrides | None = None,
     access: Access | None = None,
 ) -> ForeignModel:
-    """The TextSpec of a model that runs elsewhere, with its tokenizer from `source`: an address or a folder.
+    """Return the TextSpec of a model that runs elsewhere, with its tokenizer from `source`: an address or a folder.
 
-    `inputs` and `outputs` are those of the served graph by their canonical names, of `outputs` the first being the one
-    to use; token vectors are pooled by Shoal. `dimension` of what it answers, 0 where that is not known. Files are
-    fetched once and kept: the network is not asked again. Blocks.
+    `inputs` and `outputs` are those of the served graph by their canonical names; the first output is the one to use.
+    Shoal pools token vectors. `dimension` is that of its results, 0 if unknown. Files are fetched once and kept; later
+    calls need no network. Blocks.
 
-    Raises SourceError when they cannot be fetched, ModelFileError for what they say and cannot be served, ConfigError
-    for an override that cannot work.
+    Raises SourceError if the files cannot be fetched, ModelFileError if they describe something that cannot be served,
+    and ConfigError for an override that cannot work.
     """
     overrides = overrides or Overrides()
     folder = tokenizer_folder(source, store=store, access=access)
@@ -109,10 +110,10 @@ def tokenizer_folder(
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> Path:
-    """A folder with tokenizer.json as it is to be used, beside it what else a chat needs of the model's settings
-    (`generative.SETTINGS`), and in `source/` all that it came with. Blocks.
+    """Return a folder with the final tokenizer.json, other settings that a chat needs (`generative.SETTINGS`), and in
+    `source/` the original files. Blocks.
 
-    What was fetched or pulled before is answered without network. Raises SourceError, ModelFileError and Cancelled.
+    Files that were fetched or pulled before need no network. Raises SourceError, ModelFileError and Cancelled.
     """
     address = resolve(parsed, weights=False) if (parsed := _parse(source)).scheme == "file" else parsed
     home = store.home / _FOLDER / _folder_name(address)
@@ -132,7 +133,7 @@ def tokenizer_folder(
                     _copy_settings(fetched.folder, partial / SOURCE)
             _assemble(partial)
             _replace(partial, target)
-        if address.scheme == "file":  # its revision is a fingerprint: the files of an older one are of no more use
+        if address.scheme == "file":  # its revision is a fingerprint, so older entries are useless
             for other in home.iterdir():
                 if other != target and not other.name.startswith("."):
                     shutil.rmtree(other, ignore_errors=True)
@@ -142,9 +143,9 @@ def tokenizer_folder(
 
 
 def spec_from_parameters(text: str) -> TextSpec:
-    """The TextSpec that Shoal's repository writer left in a model's configuration (`shoal_text`).
+    """Return the TextSpec that Shoal's repository writer left in a model's configuration (`shoal_text`).
 
-    Raises ModelFileError when it is not readable, as after an edit by hand or by another version of Shoal.
+    Raises ModelFileError if it is not readable, as after an edit by hand or by another version of Shoal.
     """
     try:
         return _SPEC.decode(text)
@@ -155,7 +156,7 @@ def spec_from_parameters(text: str) -> TextSpec:
 
 
 def _assemble(entry: Path) -> None:
-    """The tokenizer, as it is to be used, and the settings of a chat beside it. Raises ModelFileError."""
+    """Write the final tokenizer and, beside it, the settings of a chat. Raises ModelFileError."""
     source = entry / SOURCE
     if not (is_causal(source) and (source / TOKENIZER).is_file()):
         write_tokenizer(source, read_contract(source, elsewhere=True), entry / TOKENIZER)
@@ -172,14 +173,14 @@ def _parse(source: Address | str) -> Address:
 
 
 def _folder_name(address: Address) -> str:
-    """Readable, and unlike that of every other source."""
+    """Return a readable folder name that is unique to the source."""
     readable = re.sub(r"[^A-Za-z0-9._-]", "+", address.id)[:64]
     digest = hashlib.sha256(f"{address.scheme}:{address.target}".encode()).hexdigest()[:16]
     return f"{readable}+{digest}"
 
 
 def _copy_settings(folder: Path, target: Path) -> None:
-    """Keep the settings of a folder that is used in place, so that the entry is whole."""
+    """Copy the settings of a folder that is used in place, so that the entry is complete."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     modules = folder / "modules.json"
     for name in choose_files(names, module_folders(modules.read_bytes()) if modules.is_file() else [], weights=False):
@@ -188,7 +189,7 @@ def _copy_settings(folder: Path, target: Path) -> None:
 
 
 def _replace(partial: Path, target: Path) -> None:
-    """Put a finished entry in its place, unless another process was faster: then theirs is as good."""
+    """Move a finished entry into place, unless another process was faster: its entry is equivalent."""
     try:
         partial.rename(target)
     except OSError:
@@ -197,14 +198,14 @@ def _replace(partial: Path, target: Path) -> None:
 
 
 def _choose_output(outputs: Sequence[str]) -> str:
-    """Which of a graph's outputs the pipeline reads: the one before a final Normalize where there are both."""
+    """Choose the graph output to read: the one before a final Normalize if there are both."""
     if outputs[0] == TOKENS:
         return TOKENS
     return POOLED if {POOLED, SENTENCE} <= set(outputs) else SENTENCE
 
 
 def _check(contract: Contract, inputs: Sequence[str], pooled: str) -> None:
-    """Refuse what would give other vectors than the model's."""
+    """Reject models whose vectors would differ from the original model's."""
     weighted = [module for module in contract.modules if not isinstance(module, Normalize)]
     if pooled == TOKENS and weighted:
         raise ModelFileError(
@@ -244,7 +245,8 @@ def _modes(pooling: str) -> tuple[PoolingMode, ...]:
 
 
 def _with_pad(folder: Path, contract: Contract) -> Contract:
-    """The padding id by the tokenizer where no config.json states it: a graph may know padding by its id alone."""
+    """Take the padding id from the tokenizer if no config.json states it: a graph may recognize padding only by its
+    id."""
     config = read_object(folder / SOURCE, contract.file("config.json"))
     if contract.encoder is not None or (config is not None and "pad_token_id" in config):
         return contract
@@ -258,7 +260,7 @@ def _with_pad(folder: Path, contract: Contract) -> Contract:
 
 
 def _set_dimension(spec: TextSpec, dimension: int, source: str) -> TextSpec:
-    """With the dimension of the served vectors, which must be the one that the files state."""
+    """Set the dimension of the served vectors, which must match the one in the files."""
     if not dimension:
         return spec
     if spec.pooled == TOKENS:
@@ -272,7 +274,7 @@ def _set_dimension(spec: TextSpec, dimension: int, source: str) -> TextSpec:
 
 
 def _with_prompts(spec: TextSpec, overrides: Overrides) -> TextSpec:
-    """Prompts given take the place of the model's own."""
+    """Replace the model's prompts by the given ones."""
     prompts = dict(overrides.prompts) if overrides.prompts else spec.prompts
     default = overrides.default_prompt_name
     if default is not None and default not in prompts:

@@ -1,4 +1,4 @@
-"""Language models: what their files say, and the settings that serving them needs, put together in one folder."""
+"""Read the files of language models and collect the settings that serving them needs in one folder."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SETTINGS = (
     "generation_config.json",
     "config.json",
 )
-"""What a chat pipeline reads of a model's folder."""
+"""Files of a model's folder that a chat pipeline reads."""
 
 TEMPLATES = "additional_chat_templates"
-"""Where transformers keeps templates beside the default one, as tool_use.jinja."""
+"""Where transformers keeps templates other than the default one, such as tool_use.jinja."""
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _MOST_TOKENS = 2**31 - 1
-"""Token ids, vocabularies and contexts are not larger."""
+"""Upper bound of token ids, vocabularies and contexts."""
 _MOST_WEIGHTS = 2**50
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "model_max_length")
 
 
 class GenerativeModel(NamedTuple):
-    """`graph`: path in the model's folder."""
+    """A language model that is ready to serve. `graph`: path in the model's folder."""
 
     spec: GenerationSpec
     graph: str
@@ -47,12 +47,12 @@ class GenerativeModel(NamedTuple):
 
 
 def find_graph(folder: Path) -> tuple[str, ...]:
-    """The files with the graph of a language model in this folder; none when there is none that can be run."""
+    """Return the files with the graph of a language model in this folder; empty if there is none that can be run."""
     return find_generative_graph({path.relative_to(folder).as_posix() for path in folder.glob("*") if path.is_file()})
 
 
 def is_causal(folder: Path) -> bool:
-    """Whether config.json names an architecture that generates, and nothing makes an embedder of it."""
+    """Whether config.json names a generative architecture, and no modules.json makes it an embedder."""
     config = read_object(folder, "config.json")
     names = config.data.get("architectures") if config else None
     if (folder / "modules.json").is_file() or not isinstance(names, list):
@@ -61,9 +61,9 @@ def is_causal(folder: Path) -> bool:
 
 
 def prepare_generative(folder: Path, target: Path, *, place: str = "") -> GenerativeModel:
-    """Check that the graph in `folder` is whole, and put the settings beside each other into the folder `target`.
+    """Check that the graph in `folder` is complete, and collect the settings in the folder `target`.
 
-    Raises ModelFileError, naming the file, for what cannot be run.
+    Raises ModelFileError, naming the file, for a model that cannot be run.
     """
     graph = find_graph(folder)
     copy_settings(folder, target)
@@ -98,8 +98,8 @@ def prepare_generative(folder: Path, target: Path, *, place: str = "") -> Genera
 
 
 def copy_settings(folder: Path, target: Path) -> None:
-    """Copy those of `SETTINGS` that are in `folder`, and further chat templates, which are small; what is in `target`
-    already stays."""
+    """Copy the `SETTINGS` in `folder` and additional chat templates, which are small; keep files that `target` already
+    has."""
     more = (path.relative_to(folder).as_posix() for path in sorted((folder / TEMPLATES).glob("*.jinja")))
     for name in (*SETTINGS, *more):
         if (folder / name).is_file() and not (target / name).exists():
@@ -108,7 +108,8 @@ def copy_settings(folder: Path, target: Path) -> None:
 
 
 def check_ir(folder: Path) -> int:
-    """Check that an OpenVINO graph is a language model's and that its weights are all there; answers their number.
+    """Check that an OpenVINO graph is a language model's and that its weights are complete; return the number of
+    parameters.
 
     Raises ModelFileError.
     """
@@ -146,18 +147,19 @@ def check_ir(folder: Path) -> int:
 
 
 def _context(config: JsonFile) -> int | None:
-    """Most tokens of prompt and answer, by the first key that says it; a model with pictures says it one level down."""
+    """Return the maximum tokens of prompt and answer, by the first key that states it. Multimodal models nest the key
+    one level deeper."""
     nested = config.data.get("text_config")
     for where in (config.data, nested if isinstance(nested, dict) else {}):
         for key in _CONTEXT_KEYS:
             value = where.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_TOKENS:
-                return value  # some say 10**30 for endless
+                return value  # some use 10**30 for "unlimited"
     return None
 
 
 def _vocabulary(config: JsonFile) -> int:
-    """Width of the logits, 0 where the file does not say it as a number."""
+    """Return the width of the logits, 0 if the file does not state it as a number."""
     key = "vocab_size"
     size = config.integer(key, 0) if isinstance(config.data.get(key), int) else 0
     if size > _MOST_TOKENS:
@@ -166,8 +168,8 @@ def _vocabulary(config: JsonFile) -> int:
 
 
 def _stops(folder: Path) -> tuple[int, ...]:
-    """eos_token_id of generation_config.json, else of config.json: one id, or several. Raises ModelFileError for one
-    that no vocabulary has; below 0 is no id."""
+    """Return eos_token_id of generation_config.json, else of config.json: one id or several. Raises ModelFileError for
+    an id beyond any vocabulary; ids below 0 are ignored."""
     for name in ("generation_config.json", "config.json"):
         config = read_object(folder, name)
         value: Any = config.data.get("eos_token_id") if config else None

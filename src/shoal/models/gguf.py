@@ -1,7 +1,7 @@
-"""GGUF: the header of a model in one file, and what of it a folder of transformers would hold as JSON.
+"""Read the header of a GGUF file, and derive the JSON files that a transformers folder would have.
 
-Format: github.com/ggml-org/ggml, docs/gguf.md. Of its files the ones are read that OpenVINO GenAI runs: three
-architectures, with a vocabulary of bytes as letters.
+Format: github.com/ggml-org/ggml, docs/gguf.md. Supports only the files that OpenVINO GenAI runs: three architectures,
+with a byte-level vocabulary.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shoal.errors import ModelFileError
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 12: (256, 144), 14: (256, 210), 30: (1, 2)}
-"""Kind of a tensor to (weights, bytes) of one of its blocks: F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, BF16."""
+"""Tensor kind to (weights, bytes) per block: F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, BF16."""
 
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>")
-"""Tokens that end an answer wherever they are control tokens: files often name only one of theirs."""
+"""Tokens that end an answer if they are control tokens: files often name only one of theirs."""
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -38,13 +38,13 @@ _SPLITS: dict[str, list[dict[str, Any]]] = {
 }
 _SPLITS["llama3"] = _SPLITS["llama-v3"] = _SPLITS["llama-bpe"]
 _SPLITS["deepseek-r1-qwen"] = _SPLITS["qwen2"]
-"""How texts are cut before pairs are merged, by the name that llama.cpp has for it; [] is GPT-2's own way."""
+"""How texts are split before merges are applied, by llama.cpp's name for it; [] is GPT-2's own way."""
 
 _OWN_REGEX = ("gpt-2", "smollm")
 _CONTROL, _USER_DEFINED = 3, 4
 _ALIGNMENT = 32
 _MOST_ENTRIES, _MOST_ITEMS, _MOST_BYTES = 2**16, 2**24, 2**26
-"""Keys and tensors of a file, items of a list, bytes of a text: far more than models have."""
+"""Limits on the keys and tensors of a file, items of a list, and bytes of a text: far more than models have."""
 _MOST_ALIGNMENT = 2**20
 _MOST_DIMENSIONS = 4
 _MOST_LAYERS = 2**14
@@ -55,7 +55,7 @@ _STRING, _ARRAY = 8, 9
 
 
 class TensorInfo(NamedTuple):
-    """`shape` as the file has it, the length of a row first; `kind`: key of BLOCKS."""
+    """A tensor's header. `shape` as in the file, the row length first; `kind`: key of BLOCKS."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +64,8 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """`metadata` by its keys; `parameters`: weights in all; `vocab_size`: rows of the token table."""
+    """A GGUF header. `metadata` by its keys; `parameters`: total number of weights; `vocab_size`: rows of the token
+    table."""
 
     name: str
     metadata: dict[str, Any]
@@ -77,7 +78,7 @@ class Gguf:
         return str(self.metadata.get("general.architecture", ""))
 
     def number(self, key: str, default: int | None = None, *, most: int = _MOST_NUMBER) -> int:
-        """A whole number of the architecture's. Raises ModelFileError."""
+        """Return a positive integer of the architecture's metadata. Raises ModelFileError."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise self.refuse(
@@ -87,7 +88,7 @@ class Gguf:
 
     @property
     def cache_heads(self) -> tuple[tuple[int, int], ...]:
-        """(heads, width of one) of each key and value that is cached."""
+        """Return (heads, head width) of each cached key and value."""
         heads = self.number("attention.head_count")
         width = self.number("attention.key_length", max(1, self.number("embedding_length") // heads))
         each = (self.number("attention.head_count_kv", heads), width)
@@ -98,9 +99,10 @@ class Gguf:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Read the header and check that all tensors are there and of a kind that can be run.
+    """Read the header and check that all tensors are present and of a supported kind.
 
-    Raises ModelFileError for a file that is none, is cut short, or holds what OpenVINO GenAI does not run.
+    Raises ModelFileError for a file that is not GGUF, is truncated, or contains something that OpenVINO GenAI does not
+    run.
     """
     with path.open("rb") as file:
         if not file.read(4) == b"GGUF":
@@ -143,7 +145,8 @@ class _Reader:
         return made
 
     def _tensors(self, count: int, metadata: dict[str, Any]) -> tuple[int, int, tuple[TensorInfo, ...]]:
-        """(weights in all, rows of the token table, the tensors), which are all within the file."""
+        """Return (total weights, rows of the token table, tensors), after checking that all tensors are within the
+        file."""
         parameters = vocabulary = needed = 0
         found = []
         for _ in range(count):
@@ -229,7 +232,7 @@ class _Reader:
 
 
 def build_settings(model: Gguf) -> dict[str, dict[str, Any]]:
-    """The JSON files that a folder of transformers would have beside these weights, by name.
+    """Build the JSON files that a transformers folder would have beside these weights, by name.
 
     Raises ModelFileError for a vocabulary that is not known exactly.
     """
@@ -268,7 +271,7 @@ def build_settings(model: Gguf) -> dict[str, dict[str, Any]]:
 
 
 def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None) -> dict[str, Any]:
-    """tokenizer.json, as the `tokenizers` library reads it."""
+    """Build tokenizer.json as the `tokenizers` library reads it."""
     if model.metadata.get("tokenizer.ggml.model") != "gpt2":
         raise model.refuse(
             'only vocabularies of bytes as letters are run from GGUF ("gpt2"): choose a repository with '
@@ -343,7 +346,7 @@ def _strings(model: Gguf, key: str) -> list[str]:
 
 
 def _kinds(model: Gguf, count: int) -> list[int]:
-    """What each token is; plain text where the file does not say."""
+    """Return the type of each token; plain text if the file does not say."""
     key = "tokenizer.ggml.token_type"
     kinds = model.metadata.get(key) or [1] * count
     if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(one, int) for one in kinds):
@@ -359,7 +362,7 @@ def _text(model: Gguf, key: str) -> str | None:
 
 
 def _merges(model: Gguf, vocabulary: Container[str]) -> list[list[str]]:
-    """Pairs of tokens that are joined, all of them and what comes of them known."""
+    """Return the pairs of tokens to merge; all of them and their results must be known tokens."""
     key = "tokenizer.ggml.merges"
     pairs = [merge.split(" ", 1) for merge in _strings(model, key)]
     for pair in pairs:
@@ -376,7 +379,7 @@ def _find_token(model: Gguf, tokens: list[str], key: str) -> str | None:
 
 
 def _shorten(value: Any) -> str:
-    """A value from a file, short enough for a message."""
+    """Shorten a value from a file for an error message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -386,7 +389,7 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_settings(model: Gguf, folder: Path) -> None:
-    """Write those of `build_settings` that are not in the folder yet. Raises ModelFileError and OSError."""
+    """Write those of `build_settings` that the folder lacks. Raises ModelFileError and OSError."""
     if (folder / "tokenizer.json").is_file():
         return
     for name, content in build_settings(model).items():

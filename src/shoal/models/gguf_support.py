@@ -1,8 +1,7 @@
-"""Which parts of a GGUF model OpenVINO GenAI computes. Everything else is refused by name.
+"""Check which parts of a GGUF model OpenVINO GenAI computes, and reject all others by name.
 
-The library's reader ignores the keys and tensors that it does not know, and then answers differ from the model's
-without an error. So this is a list of what is known to be computed as the model defines it; a test compares each entry
-with a computation in NumPy.
+The library's reader ignores unknown keys and tensors, which silently changes the results. So this is a list of what is
+known to be computed as the model defines it; a test compares each entry with a computation in NumPy.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ _BIAS = frozenset({0, 1, 30})
 ROUNDED = frozenset({3, 12})
 """Kinds with a minimum for each group of weights, which the library rounds to a whole number of steps.
 
-The error of Q4_1 and Q4_K grows by 40 %: more than that of Q4_0, which is computed exactly."""
+This raises the error of Q4_1 and Q4_K by 40 %, above that of Q4_0, which is computed exactly.
+"""
 
 _PLAIN_TYPES = (0, 1)
-"""general.file_type of F32 and F16 files: the library does not look for the scales of quantized weights in them."""
+"""general.file_type of F32 and F16 files: for these the library does not look for the scales of quantized weights."""
 
 _READ = frozenset(
     {
@@ -41,7 +41,7 @@ _READ = frozenset(
     }
 )
 _DESCRIPTIVE = frozenset({"feed_forward_length", "vocab_size", "tensor_data_layout"})
-"""Keys that repeat what the tensors show, or what holds for every file of the architecture."""
+"""Keys that repeat what the tensors show, or that are the same for every file of the architecture."""
 
 _PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _NORMS = ("attn_norm", "ffn_norm")
@@ -65,7 +65,7 @@ def check(model: Gguf) -> None:
 
 
 def rounded_kinds(model: Gguf) -> list[str]:
-    """Names of the kinds of weights in this model that are computed with rounded minima."""
+    """Return the names of this model's weight kinds that are computed with rounded minima."""
     return sorted({KINDS[tensor.kind] for tensor in model.tensors if tensor.kind in ROUNDED})
 
 
@@ -82,7 +82,7 @@ def _check_keys(model: Gguf) -> None:
 
 
 def _neutral(model: Gguf, width: int) -> dict[str, Callable[[Any], bool]]:
-    """Keys that the library ignores, with a test whether their value changes nothing."""
+    """Return the keys that the library ignores, each with a test whether its value changes nothing."""
     factor = model.metadata.get(f"{model.architecture}.rope.scaling.factor", 1)
     unscaled = factor in (0, 1)
     context = model.number("context_length")
@@ -133,7 +133,7 @@ def _check_tensors(model: Gguf) -> None:
 
 
 def _block_tensors(architecture: str) -> dict[str, frozenset[int]]:
-    """The tensors of one block with the kinds that each may have."""
+    """Return the tensors of one block with the kinds that each may have."""
     made = {f"{name}.weight": _MATRIX for name in _PROJECTIONS}
     made |= {f"{name}.weight": _NORM for name in _NORMS}
     made |= {f"{name}.bias": _BIAS for name in _PROJECTIONS}

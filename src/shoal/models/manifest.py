@@ -1,4 +1,4 @@
-"""What the store writes down about a model: where it came from, how it was converted, the hash of every file."""
+"""The store's record of a model: where it came from, how it was converted, and the hash of every file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 MANIFEST = "manifest.json"
 NOTES = "notes.json"
-"""What engines found out about a model on this machine; worth keeping, and no part of the model."""
+"""What engines learned about a model on this machine; worth keeping, but not part of the model."""
 
 FORMAT = 1
 CONVERTER = 3
-"""Raised whenever the conversion makes something else of the same files: what older ones made is then made anew."""
+"""Increased whenever the conversion changes its output for the same files; older results are then converted again."""
 
 
 class FileFacts(msgspec.Struct, frozen=True):
-    """`size` in bytes; `mtime` in nanoseconds, so that an untouched file need not be read to be trusted."""
+    """A file's hash, size and time. `size` in bytes; `mtime` in nanoseconds: an unchanged file is trusted without
+    reading it."""
 
     sha256: str
     size: int
@@ -33,18 +34,18 @@ class FileFacts(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The outcome of comparing a converted model with a second path, in words; `min_cosine` is the worst row's."""
+    """The result of comparing a converted model with a second computation, as text; `min_cosine` is that of the worst
+    row."""
 
     text: str
     min_cosine: float
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A language model as its files say. `format` of its graph. `tokenizer`: path of tokenizer.json inside the model's
-    folder, with the chat template and the other settings beside it. `place`: the folder of a model that is used where
-    it is; empty when its files are in the store. `stop_ids`: tokens that end an answer. `cache_heads`: (heads, width of
-    one) of each key and value that is cached; empty where only the graph tells.
-    """
+    """A language model as described by its files. `format` is that of its graph. `tokenizer`: path of tokenizer.json
+    inside the model's folder, with the chat template and other settings beside it. `place`: the folder of a model that
+    is used in place; empty if its files are in the store. `stop_ids`: tokens that end an answer. `cache_heads`: (heads,
+    head width) of each cached key and value; empty if only the graph shows them."""
 
     format: Literal["ir", "gguf"]
     tokenizer: str
@@ -57,7 +58,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """The image tower of a model, beside the text tower or alone: its `graph`, a path as those of the manifest."""
+    """A model's image tower, with or without a text tower. `graph` is a path like those of the manifest."""
 
     graph: str
     spec: ImageSpec
@@ -67,15 +68,18 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One model in the store.
 
-    `address` was asked for; `source` answered, with `revision` the commit, version or fingerprint of what it gave.
-    Version `converter` of the conversion made `graph`; `graph_source` is "built", "shipped", "exported" (by PyTorch) or
-    "folder" (an engine runs the model's own files), `conversion` says more of it in words. A model that embeds or
-    scores texts has `text`, a language model `generation`, and its `graph` is the author's own. One that takes pictures
-    has `image`, and no `text` where it takes nothing else: `graph` is then that of `image`. `contrast`: how pictures
-    and texts are compared. `verification` None: not
-    compared with a second path yet. `created`: unix seconds. `weights`: SHA-256 of the weights as published, by path at
-    the source: they say which model this is. `files`: all but manifest and notes. Paths (`graph`, those in specs and
-    `files`) are relative to the model's folder, but for a graph that is used in place.
+    `address` is the requested address; `source` is the one that answered, and `revision` the commit, version or
+    fingerprint of its files. Version `converter` of the conversion made `graph`. `graph_source` is "built", "shipped",
+    "exported" (by PyTorch) or "folder" (an engine runs the model's own files); `conversion` describes it in words.
+
+    A model that embeds or scores texts has `text`. A language model has `generation`, and its `graph` is the author's
+    own. A model that takes images has `image`; if it takes nothing else, it has no `text`, and `graph` is that of
+    `image`. `contrast`: how images and texts are compared. `verification` None: not compared with a second computation
+    yet.
+
+    `created`: Unix seconds. `weights`: SHA-256 of the published weights, by path at the source; they identify the
+    model. `files`: all files except manifest and notes. Paths (`graph`, those in specs and `files`) are relative to the
+    model's folder, except for a graph that is used in place.
     """
 
     format: int = FORMAT
@@ -99,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text_spec(self) -> TextSpec:
-        """`text` of a model that embeds or scores texts. Raises ModelFileError for any other."""
+        """Return `text` of a model that embeds or scores texts. Raises ModelFileError for any other."""
         if self.text is None and self.image is not None:
             raise ModelFileError("is the graph of a model that takes pictures alone", file=self.graph)
         if self.text is None:
@@ -110,14 +114,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verification_summary(self) -> str:
-        """What the comparisons of its graphs came to, in words; "" where one of them was not compared."""
+        """Return the results of comparing its graphs, in words; "" if one of them was not compared."""
         verdicts = [self.verification] if self.text is not None or self.image is None else []
         verdicts += [self.image.verification] if self.image is not None else []
         return "; ".join(one.text for one in verdicts if one is not None) if all(verdicts) else ""
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Total size of its files in bytes."""
         return sum(facts.size for facts in self.files.values())
 
     @property
@@ -141,7 +145,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a model's manifest; raises ModelFileError when it is absent, broken or of another format."""
+    """Read a model's manifest. Raises ModelFileError if it is missing, broken or of another format."""
     try:
         check_plain(folder / MANIFEST)
         data = (folder / MANIFEST).read_bytes()
@@ -170,7 +174,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def measure(folder: Path, known: dict[str, str] | None = None) -> dict[str, FileFacts]:
-    """Hash every file under `folder` but manifest and notes; `known` holds hashes (by path) computed before."""
+    """Hash every file under `folder` except manifest and notes; `known` holds hashes (by path) computed before."""
     facts = {}
     for path in _walk(folder):
         name = path.relative_to(folder).as_posix()
@@ -182,10 +186,10 @@ def measure(folder: Path, known: dict[str, str] | None = None) -> dict[str, File
 
 
 def check_files(folder: Path, manifest: Manifest, *, full: bool = False) -> list[str]:
-    """Compare the files with the manifest; answers one line a difference, none when all is well.
+    """Compare the files with the manifest; return one line per difference, none if all is well.
 
-    A file of the right size and time is trusted; one of the right size alone is hashed, because copying a store
-    changes times and not contents. `full` hashes every file.
+    A file with the right size and time is trusted. One with only the right size is hashed, because copying a store
+    changes times but not contents. `full` hashes every file.
     """
     wrong = []
     for name, facts in sorted(manifest.files.items()):
@@ -207,13 +211,13 @@ def check_files(folder: Path, manifest: Manifest, *, full: bool = False) -> list
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file's content, in hex."""
+    """Return the SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative path with forward slashes stays in its folder, whatever system reads it."""
+    """Whether a relative path with forward slashes stays in its folder on every operating system."""
     return not {"", ".", ".."} & set(name.split("/")) and "\\" not in name and "\0" not in name
 
 

@@ -1,8 +1,8 @@
-"""open_clip's names of models, a model and what it was trained on, and the repositories of the hub that hold them.
+"""Map open_clip's model names, pairs of model and training data, to the Hub repositories that hold them.
 
 The pairs are those of open_clip's own list (github.com/mlfoundations/open_clip, src/open_clip/pretrained.py), as far as
-they are repositories of its layout. Left out are models of sounds, single pickled files, a pair whose weights are of
-another size, and one whose repository holds those of its neighbour.
+they are repositories in its layout. Excludes audio models, single pickled files, a pair whose weights have another
+size, and one whose repository holds the weights of another pair.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from msgspec import structs
 from shoal.models.address import Address
 
 HUB = "hf-hub:"
-"""What open_clip puts before a repository of the hub in a model's place."""
+"""open_clip's prefix for a Hub repository in place of a model name."""
 
 _QUICK = "-quickgelu"
 _QUICK_TAGS = frozenset(
     {"openai", "yfcc15m", "cc12m", "metaclip_400m", "metaclip_fullcc", "metaclip2_worldwide", "dfn2b", "dfn5b"}
 )
 _QUICK_MORE = {"ViT-B-32": frozenset({"laion400m_e31", "laion400m_e32"})}
-"""What was trained with the other activation goes by the name of an architecture of its own too. The repositories say
-which activation is theirs, whatever name they are asked for by."""
+"""Models trained with the other activation also have an architecture name of their own. The repositories state the
+activation, whatever name is used to request them."""
 
 _REPOSITORIES: dict[str, dict[str, str]] = {
     "RN50": {
@@ -219,7 +219,7 @@ _REPOSITORIES: dict[str, dict[str, str]] = {
 
 
 def find_repository(name: str, pretrained: str) -> str | None:
-    """The repository, org/name, of a model of open_clip; None for a pair that it does not know.
+    """Return the repository, org/name, of an open_clip model; None for an unknown pair.
 
     `name`: as in open_clip, or "hf-hub:org/name", which is a repository whatever `pretrained` says.
     """
@@ -233,12 +233,12 @@ def find_repository(name: str, pretrained: str) -> str | None:
 
 
 def find_pair_repository(pair: str) -> str | None:
-    """The same of the name that a pair is served under, `name/pretrained`; None for any other."""
+    """Return the repository of a pair by its served name, `name/pretrained`; None for any other name."""
     name, _, pretrained = pair.partition("/")
     return find_repository(name, pretrained)
 
 
 def resolve_pair(address: Address) -> Address:
-    """The repository that holds a pair, for an address that names one on the hub; any other as it is."""
+    """Return the repository of a pair, for an address that names one on the hub; any other address unchanged."""
     found = find_pair_repository(address.target) if address.scheme == "hf" else None
     return address if found is None else structs.replace(address, target=found)

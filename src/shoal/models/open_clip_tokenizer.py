@@ -1,6 +1,6 @@
-"""open_clip's tokenizers as one tokenizer.json, with what it does to a text first.
+"""Convert open_clip's tokenizers to one tokenizer.json, including their text cleaning.
 
-Left out is what no tokenizer.json can say: ftfy, which repairs wrongly decoded characters, and HTML entities.
+Leaves out what no tokenizer.json can express: ftfy, which repairs wrongly decoded characters, and HTML entities.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CLEANS = ("lower", "whitespace", "canonicalize")
-"""open_clip's names: lower case, white space alone, or without punctuation and in lower case."""
+"""open_clip's names: lowercase, white space only, or lowercase without punctuation."""
 
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 _KEY = "model_cfg.text_cfg.tokenizer_kwargs"
@@ -25,8 +25,8 @@ _KEY = "model_cfg.text_cfg.tokenizer_kwargs"
 def byte_pairs(
     vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], special: Sequence[str], clean: str = "lower"
 ) -> Tokenizer:
-    """CLIP's byte-pair encoding over a vocabulary of bytes' characters; the first two of the `special` tokens begin and
-    end a text. `clean` is one of CLEANS."""
+    """Build CLIP's byte-pair encoding over a byte-level vocabulary. The first two of the `special` tokens begin and end
+    a text. `clean` is one of CLEANS."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.BPE(dict(vocabulary), list(merges), end_of_word_suffix="</w>"))
@@ -36,7 +36,7 @@ def byte_pairs(
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    # Looked for in the cleaned text, as open_clip does.
+    # Matched in the cleaned text, as open_clip does.
     tokenizer.add_special_tokens([AddedToken(token, normalized=True, special=True) for token in special])
     start, end = special[:2]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -46,7 +46,7 @@ def byte_pairs(
 
 
 def with_cleaning(tokenizer: Tokenizer, clean: str) -> Tokenizer:
-    """The same tokenizer, of texts that are cleaned before its own normalisation."""
+    """Add the cleaning of texts before the tokenizer's own normalization."""
     from tokenizers import normalizers
 
     steps = [_cleaning(clean)]
@@ -57,8 +57,8 @@ def with_cleaning(tokenizer: Tokenizer, clean: str) -> Tokenizer:
 
 
 def without_end(tokenizer: Tokenizer, token: str, id_in_its_place: int) -> Tokenizer:
-    """The same tokenizer that frames a text with another id where `token` stood (open_clip's strip_sep_token). Raises
-    ModelFileError where it does not frame texts with it in a way that is known here."""
+    """Return a tokenizer that frames texts with another id in place of `token` (open_clip's strip_sep_token). Raises
+    ModelFileError if it does not frame texts with `token` in a known way."""
     from tokenizers import Tokenizer
 
     data: dict[str, Any] = json.loads(tokenizer.to_str())
@@ -78,8 +78,8 @@ def without_end(tokenizer: Tokenizer, token: str, id_in_its_place: int) -> Token
 
 
 def check_options(options: Mapping[str, Any], file: str) -> str:
-    """The way of cleaning that `tokenizer_kwargs` name, "" where they name none. Raises ModelFileError for any option
-    that changes more than that, such as one that would let a tokenizer's own code run."""
+    """Return the cleaning that `tokenizer_kwargs` name, "" if none. Raises ModelFileError for any option that changes
+    more, such as one that would let a tokenizer's own code run."""
     for name, value in options.items():
         if name not in ("clean", "strip_sep_token"):
             raise ModelFileError(

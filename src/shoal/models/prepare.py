@@ -1,4 +1,4 @@
-"""From an address to a model that engines can run: out of the store, or fetched, converted, verified and stored."""
+"""Prepare the model of an address for engines: take it from the store, or fetch, convert, verify and store it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 SOURCE = "source"
 
 OpenGraph: TypeAlias = "Callable[[Path], Run]"
-"""Opens a graph's file on an engine, in f32, to be run a few times."""
+"""Opens a graph file on an engine, in f32, for a few runs."""
 
 
 class ExportTowers(Protocol):
-    """Writes the graphs of a model of open_clip or timm into a folder, as `export_towers.export_towers` does."""
+    """Writes the graphs of an open_clip or timm model into a folder, as `export_dual_encoder.export_towers` does."""
 
     def __call__(
         self, folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, /
@@ -48,10 +48,9 @@ class ExportTowers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fallbacks:
-    """What may be done with what Shoal cannot read itself. Weights that are pickles, and architectures that it has no
-    graph for: `export` them, and those that read pictures by `towers`. An architecture may also be left as it is, where
-    the engine runs a model's own `folders`.
-    """
+    """Ways to run a model that Shoal cannot read itself. `export` handles pickled weights and architectures without a
+    graph; `towers` handles those for images. With `folders`, the engine can run a model's own folder, so an unknown
+    architecture stays unchanged."""
 
     export: Export | None = None
     folders: bool = False
@@ -69,14 +68,16 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
     refresh: bool = False,
     ways: Fallbacks = Fallbacks(),
 ) -> StoredModel:
-    """Answer the model of a local address, ready to run.
+    """Return the model of a local address, ready to run.
 
-    What the store has is answered without network or locks, within milliseconds; `refresh` fetches it anew all the
-    same. With an `engine` the graph is compared with a second path before it is stored, and a model that was stored
-    without is converted again. An architecture without a graph goes one of the `ways`, where there is any. A language
-    model is stored as it is, once its graph is found to be whole. Blocks, for minutes when there is much to fetch.
+    A model in the store is returned without network or locks, within milliseconds; `refresh` fetches it again anyway.
+    With an `engine`, the graph is compared with a second computation before it is stored, and a model that was stored
+    without the comparison is converted again. An architecture without a graph uses one of the `ways`, if any. A
+    language model is stored unchanged once its graph is found to be complete. Blocks, for minutes if there is much to
+    fetch.
+
     Raises a SetupError with the next step (of the source, the model's files or the verification) or Cancelled; the
-    store is then as it was.
+    store is then unchanged.
     """
     progress, stop = progress or Progress(), stop or Stop()
     if not address.local:
@@ -87,7 +88,7 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
         return ready
     try:
         with store.working(address, stop) as partial:
-            # Another process may have brought it while this one waited for its turn.
+            # Another process may have prepared it while this one waited for the lock.
             damage: list[str] = []
             if not refresh and (ready := _find_ready(store, address, engine, ways, damage)):
                 return ready
@@ -110,7 +111,7 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
 
 
 class _Steps:
-    """The conversion's progress, at each step of which it can be stopped."""
+    """Reports the conversion's progress; each step can be cancelled."""
 
     def __init__(self, progress: Progress, stop: Stop) -> None:
         self._progress, self.stop = progress, stop
@@ -136,11 +137,11 @@ def _find_ready(
 
 
 def _reuse_source(store: Store, address: Address, into: Path) -> FetchedModel | None:
-    """The files of an entry that an older conversion made, so that a new one needs no network."""
+    """Reuse the files of an entry from an older conversion, so that a new one needs no network."""
     stored = store.find(address, [])
     if stored is None or not (stored.path / SOURCE).is_dir():
         return None
-    # Files of an entry are never written again, so they may be shared with the next one.
+    # Files of an entry are never modified, so the next entry may share them.
     shutil.copytree(stored.path / SOURCE, into, copy_function=os.link)
     prefix = f"{SOURCE}/"
     hashes = {
@@ -153,7 +154,7 @@ def _reuse_source(store: Store, address: Address, into: Path) -> FetchedModel | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GraphResult:
-    """What a manifest says of a graph, however it came to be."""
+    """What a manifest says of a graph, however it was made."""
 
     graph: str
     source: str
@@ -167,7 +168,7 @@ class _GraphResult:
 
 
 def _prepare_generative(fetched: FetchedModel, target: Path, steps: _Steps) -> _GraphResult | None:
-    """A language model, taken as it is; None for an embedder. Raises ModelFileError for one that cannot be run."""
+    """Prepare a language model unchanged; None for an embedder. Raises ModelFileError for one that cannot be run."""
     inside = fetched.folder.is_relative_to(target)
     if not find_graph(fetched.folder):
         if is_causal(fetched.folder) and not (fetched.folder / "onnx").is_dir():
@@ -220,8 +221,8 @@ def _make_graph(
 
 
 def _is_foreign(folder: Path) -> bool:
-    """Whether the architecture, and not something else in the files, is what Shoal cannot build. One that brings code
-    of its own is no known architecture, whatever name it goes by, and quantised weights are not those of one."""
+    """Whether the architecture, and not something else in the files, is unsupported. False for models that bring their
+    own code, whatever their name, and for quantized weights."""
     from shoal.models.convert.contract import read_contract, shipped_graph
     from shoal.models.convert.contract.json_file import read_object
 
@@ -283,7 +284,7 @@ def _convert(
 def _make_image_model(
     folder: Path, target: Path, engine: OpenGraph | None, steps: _Steps, ways: Fallbacks
 ) -> _GraphResult:
-    """A model that takes pictures: its towers built here, or exported where Shoal has no graph for them."""
+    """Prepare a model that takes images: build its towers, or export them if Shoal has no graph for them."""
     reason = _unsupported_error(folder)
     if reason is None:
         return _build_towers(folder, target, engine, steps)
@@ -304,7 +305,7 @@ def _make_image_model(
 
 
 def _unsupported_error(folder: Path) -> ModelFileError | None:
-    """Why the model's architecture, and not something else in its files, is what Shoal cannot build."""
+    """Return the error if the model's architecture, and not something else in its files, is unsupported."""
     from shoal.models.convert.contract.open_clip import unsupported_error
     from shoal.models.convert.contract.towers import read_towers
     from shoal.models.convert.export_dual_encoder import TIMM_CONFIG, library_of

@@ -1,4 +1,4 @@
-"""How long work on a model reports where it is, and how it is told to stop."""
+"""Progress reports and cancellation for work on a model."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from shoal.errors import Cancelled
 
 
 class Progress:
-    """What a caller may want to see, as no-ops to override; called from the thread that does the work, never raises.
+    """Receives progress reports; override the no-ops you need. Called from the working thread; must never raise.
 
-    `report_fetch`: bytes of `what` so far, of `total` (None: not known). `report_work`: `stage` is done to `fraction`
-    of 1. `report_note`: one line worth reading, such as a source that was passed over.
+    `report_fetch`: bytes of `what` so far, out of `total` (None: unknown). `report_work`: `stage` is done to
+    `fraction`, 0 to 1. `report_note`: one line worth reading, such as a source that was skipped.
     """
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None: ...
@@ -22,7 +22,7 @@ class Progress:
 
 
 class Stop:
-    """A request to give up, made from any thread and noticed by the worker at its next step."""
+    """A request to stop, made from any thread and noticed by the worker at its next step."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -36,6 +36,6 @@ class Stop:
             self.check()
 
     def check(self) -> None:
-        """Raise Cancelled when the request has been made."""
+        """Raise Cancelled if the request has been made."""
         if self._event.is_set():
             raise Cancelled("the work on the model was stopped; what was half done is removed")

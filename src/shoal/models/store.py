@@ -1,16 +1,16 @@
-"""The models on this machine's disk, under `$SHOAL_HOME`.
+"""Store models on this machine's disk, under `$SHOAL_HOME`.
 
     models/<model>/<entry>/manifest.json   one revision of a model: its manifest, ...
     models/<model>/<entry>/...             ... graph and tokenizer, ...
     models/<model>/<entry>/source/...      ... and the files that it was made from
-    models/<model>/.partial-*              work that has not come to its end
-    models/<model>/<entry>/.adding-*       the same, of files that an entry gets later
-    models/<model>/.aside-<entry>          an entry for the instant in which a new one takes its place
-    locks/<model>                          held by whoever works on a model
+    models/<model>/.partial-*              unfinished work
+    models/<model>/<entry>/.adding-*       unfinished work on files added to an entry later
+    models/<model>/.aside-<entry>          an old entry while a new one takes its place
+    locks/<model>                          held by the process that works on a model
 
-An entry appears whole, by one rename, or not at all; readers need no lock. What it replaces is deleted once it is
-there, and put back by whoever comes next when that moment never came. `<model>` is the address's scheme and target with
-"+" for "/": names hold no "+", so that no two models share a folder.
+An entry appears complete, by one rename, or not at all, so readers need no lock. The entry it replaces is deleted
+afterwards, or restored by the next process if that never happened. `<model>` is the address's scheme and target with
+"+" for "/": names contain no "+", so no two models share a folder.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _ASIDE = ".aside-"
 _ADDING = ".adding-"
 _NOTING = ".notes-"
 _NOTING_S = 60.0
-"""A note is written within an instant: older ones were left behind."""
+"""Seconds after which a temporary note is considered abandoned; writing one takes an instant."""
 _LOOKS = 100
 _LOOK_S = 0.01
-"""A reader waits a second at most for the one rename that is missing."""
+"""A reader waits at most a second for the one missing rename."""
 _FOLDER = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+!-]*")
 
 
@@ -71,7 +71,7 @@ class StoredModel:
 
     @property
     def size(self) -> int:
-        """Bytes on disk, with those of a graph that is used where it is."""
+        """Bytes on disk, including a graph that is used in place."""
         parts = () if self.graph.is_relative_to(self.path) else {self.graph, self.graph.with_suffix(".bin")}
         return self.manifest.size + sum(part.stat().st_size for part in parts if part.is_file())
 
@@ -82,7 +82,7 @@ class StoredModel:
 
 
 class Store:
-    """Reads and changes the models under one home folder. Nothing outside of it is ever written or removed."""
+    """Reads and changes the models under one home folder. Never writes or removes anything outside it."""
 
     def __init__(self, home: Path | str) -> None:
         self._home = Path(home).expanduser().absolute()
@@ -94,32 +94,33 @@ class Store:
         return self._home
 
     def entries(self) -> list[StoredModel]:
-        """Every model whose manifest this Shoal reads, newest first. Files are not looked at.
+        """Return every model with a readable manifest, newest first. Does not check files.
 
-        Raises SourceError when the home cannot be read.
+        Raises SourceError if the home cannot be read.
         """
         found = [stored for folder in _folders(self._models) for stored in self._read_consistently(folder, _entries)]
         return sorted(found, key=lambda stored: (-stored.manifest.created, str(stored.path)))
 
     def find_by_name(self, name: str) -> list[StoredModel]:
-        """Entries that go by a name, as `entries`."""
+        """Return the entries with this id or address, as `entries` does."""
         return [one for one in self.entries() if name in (one.manifest.id, one.manifest.address)]
 
     def find(self, address: Address, damage: list[str] | None = None) -> StoredModel | None:
-        """The newest entry for an address whose files are as its manifest says; None when there is no such.
+        """Return the newest entry for an address whose files match its manifest; None if there is none.
 
-        Why others are not used is added to `damage`, for who tells it, else logged. Raises SourceError when the home
-        cannot be read.
+        The reasons for skipping other entries are added to `damage` if given, else logged. Raises SourceError if the
+        home cannot be read.
         """
 
         return self._read_consistently(self._folder(address), partial(_load_entry, address), damage)
 
     @contextmanager
     def working(self, address: Address, stop: Stop | None = None) -> Iterator[Path]:
-        """Own a model and get an empty folder to build its entry in, for `commit`; removed at the end if it is left.
+        """Lock a model and yield an empty folder to build its entry in, for `commit`; removed at the end if not
+        committed.
 
-        Waits until no other process or thread works on this model. What dead ones left behind, of this model or
-        another, is removed or put back. Raises SourceError when the home cannot be written.
+        Waits until no other process or thread works on this model. Leftovers of dead processes, of this model or
+        another, are removed or restored. Raises SourceError if the home cannot be written.
         """
         with self._hold_lock(_folder_name(address), stop or Stop()):
             folder = self._folder(address)
@@ -139,11 +140,11 @@ class Store:
 
     @contextmanager
     def adding(self, stored: StoredModel, stop: Stop | None = None) -> Iterator[Path]:
-        """Own the model of an entry and get an empty folder inside of it to write further files in, which is removed at
-        the end: what is to stay is moved beside it.
+        """Lock an entry's model and yield an empty folder inside the entry for additional files. The folder is removed
+        at the end, so move files to keep next to it.
 
-        Waits until no other process or thread works on this model; what dead ones left behind is removed. Raises
-        SourceError when the home cannot be written, OSError when the entry cannot.
+        Waits until no other process or thread works on this model, and removes leftovers of dead processes. Raises
+        SourceError if the home cannot be written, OSError if the entry cannot.
         """
         with self._hold_lock(stored.path.parent.name, stop or Stop()):
             for leftover in (*stored.path.glob(f"{_ADDING}*"), *stored.path.glob(".variant-*")):
@@ -155,7 +156,7 @@ class Store:
                 _sweep(place)
 
     def commit(self, partial: Path, address: Address, manifest: Manifest) -> StoredModel:
-        """Turn a folder of `working` into the entry for `address`. Older answers to the same address go, after that."""
+        """Turn a folder of `working` into the entry for `address`, then delete older entries for the same address."""
         write_manifest(partial, manifest)
         folder = partial.parent
         target = folder / _entry_name(address, manifest)
@@ -171,9 +172,9 @@ class Store:
         return StoredModel(target, manifest)
 
     def remove(self, stored: StoredModel) -> None:
-        """Delete an entry of this store; one that is gone already is no error.
+        """Delete an entry of this store; one that is already gone is no error.
 
-        Raises SourceError when it is no entry of this store, is being worked on, or cannot be removed.
+        Raises SourceError if it is not an entry of this store, is being worked on, or cannot be removed.
         """
         folder = stored.path.parent
         if (
@@ -195,14 +196,14 @@ class Store:
                 raise _unusable_error(stored.path, "removed", error) from None
 
     def notes(self, stored: StoredModel) -> dict[str, Any]:
-        """What `note` kept; empty when there is nothing, or nothing readable."""
+        """Return what `note` stored; empty if there is nothing, or nothing readable."""
         try:
             return _NOTES.decode((stored.path / NOTES).read_bytes())
         except (OSError, msgspec.DecodeError):
             return {}
 
     def note(self, stored: StoredModel, key: str, value: Any) -> None:
-        """Keep a JSON value that spares the next start some work; a store that cannot be written goes without."""
+        """Store a JSON value that saves the next start some work; skipped if the store is not writable."""
         data = msgspec.json.encode(self.notes(stored) | {key: value})
         try:
             with tempfile.NamedTemporaryFile(dir=stored.path, prefix=_NOTING, delete=False) as file:
@@ -217,12 +218,12 @@ class Store:
             _log.debug("%s cannot be noted for %s: %s", key, stored.path, error)
 
     def _tidy_others(self, own: Path) -> None:
-        """Delete what pulls of other models left that were killed: nobody may ever pull those again."""
+        """Delete leftovers of killed pulls of other models, which may never be pulled again."""
         for folder in _folders(self._models):
             if folder == own or not any(folder.glob(f"{_PARTIAL}*")):
                 continue
             with contextlib.suppress(SourceError, OSError), self._lock_file(folder.name) as lock:
-                if try_lock(lock):  # else it is somebody's work
+                if try_lock(lock):  # otherwise another process is working on it
                     _tidy(folder)
                     _remove_if_empty(folder)
 
@@ -232,8 +233,8 @@ class Store:
     def _read_consistently(
         self, folder: Path, look: Callable[[Path, list[str]], T], told: list[str] | None = None
     ) -> T:
-        """What `look` finds in a folder in which no entry came or went meanwhile: half of an old one and half of a new
-        one would be a damaged one. What the last look complains of goes to `told`, else is logged, once."""
+        """Call `look` until no entry changed meanwhile: half of an old entry and half of a new one would look damaged.
+        The complaints of the last call are added to `told` if given, else logged once."""
         for _ in range(_LOOKS):
             complaints: list[str] = []
             before = _state(folder)
@@ -251,9 +252,9 @@ class Store:
         return found
 
     def _wait_for_swap(self, folder: Path) -> None:
-        """Wait for who has moved an entry aside to put the new one there, or put it back when that one is dead.
+        """Wait until the process that moved an entry aside has placed the new one; if it died, restore the old one.
 
-        A store that cannot be written stays as it is.
+        A store that is not writable stays unchanged.
         """
         if not any(_asides(folder)):
             return
@@ -275,7 +276,8 @@ class Store:
 
     @contextmanager
     def _lock_file(self, name: str) -> Iterator[int]:
-        """An open lock file. Lock files stay: removing one while another process opens it would let two hold it."""
+        """Yield an open lock file. Lock files are never removed: another process may be opening one, and then two could
+        hold it."""
         path = self._home / "locks" / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -290,26 +292,27 @@ class Store:
 
 def _folder_name(address: Address) -> str:
     if address.scheme == "file":
-        # Folders of one name in different places are different models, and a path may hold what a name may not.
+        # Equally named folders in different places are different models, and a path may contain characters that a name
+        # may not.
         return f"file+{hashlib.sha256(address.target.encode()).hexdigest()[:32]}"
     return f"{address.scheme}+{address.target.replace('/', '+')}"
 
 
 def _matches(manifest: Manifest, address: Address) -> bool:
-    """Whether an entry is what an address asks for: by the same words, or by the exact revision that they led to."""
+    """Whether an entry matches an address: by the same text, or by the exact revision that it resolved to."""
     if address.scheme == "file":
         return manifest.revision == address.revision
     return str(address) in (manifest.address, manifest.source)
 
 
 def _entry_name(address: Address, manifest: Manifest) -> str:
-    """Revision and, where one was asked for by another name, that name: `main+4c2a...`."""
+    """Return the entry's name: the revision, preceded by the requested name if that differs: `main+4c2a...`."""
     asked = address.revision if address.revision != manifest.revision else ""
     return "+".join(filter(None, (asked.replace("/", "+"), manifest.revision)))
 
 
 def _folders(parent: Path) -> Iterator[Path]:
-    """The real folders in `parent` by name; links and hidden ones are passed over."""
+    """Yield the real folders in `parent` by name; skip links and hidden folders."""
     try:
         with os.scandir(parent) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -321,7 +324,7 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 
 def _state(folder: Path) -> set[tuple[str, int, int]]:
-    """Changes whenever an entry comes, goes or is exchanged."""
+    """Return a value that changes whenever an entry is added, removed or replaced."""
     found = set()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -353,12 +356,12 @@ def _load_entry(address: Address, folder: Path, complaints: list[str]) -> Stored
 
 
 def _asides(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """What was moved aside, and its place."""
+    """Yield what was moved aside, and where it belongs."""
     return ((path, folder / path.name.removeprefix(_ASIDE)) for path in folder.glob(f"{_ASIDE}*"))
 
 
 def _set_aside(entry: Path) -> Path:
-    """Make room for a new entry; answers where the old one would be, if there is one. A link is in nobody's way."""
+    """Make room for a new entry; return where the old one was moved, if there was one. A link is simply removed."""
     aside = entry.with_name(_ASIDE + entry.name)
     if entry.is_symlink():
         entry.unlink()
@@ -368,14 +371,14 @@ def _set_aside(entry: Path) -> Path:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove, or put back, what dead ones left of a model; whoever calls has its lock."""
+    """Remove or restore what dead processes left of a model; the caller holds its lock."""
     _put_back(folder)
     for leftover in folder.glob(f"{_PARTIAL}*"):
         _sweep(leftover)
 
 
 def _put_back(folder: Path) -> None:
-    """Undo what a dead one began: an entry that was moved aside for another returns, unless that other came."""
+    """Restore entries that a dead process moved aside; delete them if their replacement arrived."""
     for aside, target in _asides(folder):
         if target.exists():
             _discard(aside)
@@ -384,7 +387,7 @@ def _put_back(folder: Path) -> None:
 
 
 def _discard(entry: Path) -> None:
-    """Take an entry away in one step, then delete it: no reader meets half of one."""
+    """Move an entry away in one step, then delete it, so that no reader sees half of it."""
     if entry.is_symlink():
         entry.unlink()
     elif entry.exists():
@@ -394,20 +397,20 @@ def _discard(entry: Path) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Delete what is left of unfinished work; what cannot be deleted is in nobody's way."""
+    """Delete unfinished work; ignore what cannot be deleted."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def _sweep_notes(entry: Path) -> None:
-    """Delete what processes left behind that died while they wrote a note."""
+    """Delete temporary notes of processes that died while writing them."""
     for leftover in entry.glob(f"{_NOTING}*"):
-        with contextlib.suppress(FileNotFoundError):  # somebody was faster
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
             if leftover.stat().st_mtime < time.time() - _NOTING_S:
                 leftover.unlink()
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # somebody was faster
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
         if not any(folder.iterdir()):
             folder.rmdir()
 

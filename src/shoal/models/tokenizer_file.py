@@ -1,7 +1,7 @@
-"""The tokenizer.json that a served model keeps: the model's own, or one built exactly from its vocabulary files.
+"""Write the tokenizer.json of a served model: the model's own, or one built exactly from its vocabulary files.
 
 transformers 5 takes only the vocabulary of a BERT, MPNet or RoBERTa tokenizer from tokenizer.json, and how texts are
-normalised and split from tokenizer_config.json; where the two disagree, so does this.
+normalized and split from tokenizer_config.json. Where the two disagree, this module follows transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLASS_OF_TYPE = {"roberta": "RobertaTokenizer"}
 def write_tokenizer(folder: Path, contract: Contract, target: Path) -> None:
     """Write the model's tokenizer to `target`.
 
-    Raises ModelFileError when there is neither a tokenizer.json nor files from which it follows exactly.
+    Raises ModelFileError if there is neither a tokenizer.json nor files that determine it exactly.
     """
     config = read_object(folder, contract.file("tokenizer_config.json")) or JsonFile(
         contract.file("tokenizer_config.json"), {}
@@ -46,7 +46,7 @@ def write_tokenizer(folder: Path, contract: Contract, target: Path) -> None:
 
 
 def _class(folder: Path, contract: Contract, config: JsonFile) -> str:
-    """The tokenizer class that transformers would take, without its "Fast"."""
+    """Return the tokenizer class that transformers would use, without its "Fast"."""
     if "tokenizer_class" in config:
         return config.text("tokenizer_class").removesuffix("Fast")
     if contract.encoder is None:
@@ -58,7 +58,7 @@ def _class(folder: Path, contract: Contract, config: JsonFile) -> str:
 
 
 def _follow_config(data: dict[str, Any], kind: str, config: JsonFile) -> bool:
-    """Put tokenizer_config's settings into a tokenizer.json; answers whether that changed anything."""
+    """Apply tokenizer_config's settings to a tokenizer.json; return whether that changed anything."""
     model = data.get("model")
     model_type = model.get("type") if isinstance(model, dict) else None
     wanted: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def _follow_config(data: dict[str, Any], kind: str, config: JsonFile) -> bool:
 
 
 def _bert_normalizer(config: JsonFile) -> dict[str, Any]:
-    """The settings by tokenizers' names, with transformers' defaults."""
+    """Return the settings by the tokenizers library's names, with transformers' defaults."""
     return {
         "handle_chinese_chars": config.boolean("tokenize_chinese_chars", True),
         "strip_accents": config.boolean("strip_accents") if "strip_accents" in config else None,
@@ -136,7 +136,7 @@ def _byte_level(folder: Path, name: str, merges: str, config: JsonFile) -> Token
             end_of_word_suffix="",
             fuse_unk=False,
         )
-    except Exception as error:  # the library raises all kinds, for ids that are none and merges of no token
+    except Exception as error:  # the library raises various errors for invalid ids and for merges of unknown tokens
         raise ModelFileError(
             f"and {merges} are no vocabulary ({_line(error)}); fetch the model again", file=name
         ) from None
@@ -155,7 +155,7 @@ def _byte_level(folder: Path, name: str, merges: str, config: JsonFile) -> Token
 
 
 def _token(config: JsonFile, key: str, default: str) -> str:
-    """A special token, which the file gives as a string or as an object with its content."""
+    """Return a special token, which the file gives as a string or as an object with its content."""
     value = config.data.get(key)
     if isinstance(value, dict):
         return JsonFile(config.name, value).text("content")
@@ -168,7 +168,7 @@ def _add_special(tokenizer: Tokenizer, special: dict[str, str], name: str) -> No
     for key, token in special.items():
         if tokenizer.token_to_id(token) is None:
             raise ModelFileError(f"does not hold the {key} token {token!r}", file=name)
-    # A mask token takes the space before it along in RoBERTa's tokenizer.
+    # RoBERTa's mask token also absorbs the space before it.
     tokenizer.add_special_tokens(
         [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in special.values()]
     )
@@ -179,7 +179,7 @@ def _check(folder: Path, target: Path, source: str, contract: Contract) -> None:
 
     try:
         tokenizer = Tokenizer.from_file(str(target))
-    except Exception as error:  # the library raises bare Exception for any file that it cannot read
+    except Exception as error:  # the library raises a bare Exception for any file that it cannot read
         raise ModelFileError(f"is not readable ({error}); fetch the model again", file=source) from None
     size = contract.encoder.vocab_size if contract.encoder else contract.table.ids if contract.table else None
     largest = max(tokenizer.get_vocab(with_added_tokens=contract.table is not None).values(), default=0)
@@ -193,7 +193,7 @@ def _check(folder: Path, target: Path, source: str, contract: Contract) -> None:
 
 
 def _segments(folder: Path, contract: Contract) -> int:
-    """How many segments the model tells apart, 0 where it is not told any."""
+    """Return the number of segments that the model distinguishes, 0 if it gets no segment ids."""
     if contract.classifier is None:
         return 0
     if contract.encoder is not None:
@@ -204,12 +204,13 @@ def _segments(folder: Path, contract: Contract) -> int:
 
 
 def _check_frame(tokenizer: Tokenizer, source: str, size: int, segments: int, contract: Contract) -> None:
-    """Raise ModelFileError where what stands around texts is not in the model's tables (0: of unknown size)."""
+    """Raise ModelFileError if the tokens or segment ids around texts are outside the model's tables (0: unknown
+    size)."""
     probes = [*_PROBES, *zip(_PROBES, reversed(_PROBES), strict=True)] if contract.classifier else [*_PROBES]
     for probe in probes:
         try:
             read = tokenizer.encode_batch([probe])[0]
-        except Exception:  # bare Exception: a tokenizer without an unknown token fails on words that it does not know
+        except Exception:  # bare Exception: a tokenizer without an unknown token fails on unknown words
             continue
         largest, segment = max(read.ids, default=0), max(read.type_ids, default=0)
         if size and largest >= size:
@@ -227,10 +228,10 @@ def _check_frame(tokenizer: Tokenizer, source: str, size: int, segments: int, co
 
 
 def _check_room(tokenizer: Tokenizer, contract: Contract) -> None:
-    """Raise ModelFileError where the special tokens leave no room for one token of each text."""
+    """Raise ModelFileError if the special tokens leave no room for one token of each text."""
     one, two = (tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
     limit = Length(contract.max_tokens, *contract.max_tokens_at)
-    if not limit.tokens:  # of a model that runs elsewhere, where no file says it
+    if not limit.tokens:  # a model that runs elsewhere, where no file states it
         return
     needs = [(limit, one + 1)]
     if contract.classifier is not None:
@@ -252,7 +253,7 @@ def _check_room(tokenizer: Tokenizer, contract: Contract) -> None:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what the library says: it goes on with a line for each type that it would have taken."""
+    """Return the first line of the library's message; further lines list each type that it would accept."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

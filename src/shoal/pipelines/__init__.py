@@ -1,1 +1,2 @@
-"""Items to tensors and back. Pure CPU work; import the module of the kind that is needed."""
+"""Pipelines turn items into tensors and engine outputs into rows. CPU only; import just the module for the kind you
+need."""

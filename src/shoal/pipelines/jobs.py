@@ -1,4 +1,4 @@
-"""The items of many requests, prepared together: each task is asked once, texts are answered in one go."""
+"""Prepare the items of many requests together: read each task's options once, and tokenize all texts in one call."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Text: TypeAlias = str | TextPair
 Options = TypeVar("Options")
 
 MAX_CACHED_OPTIONS = 256
-"""Ways of asking that are remembered: real ones are a few for each model."""
+"""Maximum options cached per model; real traffic uses a few."""
 
 KNOWN_NAME = 256
-"""Characters of the longest name of a prompt that is remembered: a server's own may be any text."""
+"""Longest prompt name to cache, in characters: a server with its own prompts accepts any text as a name."""
 
 
 class OptionsCache(Generic[Options]):
-    """What tasks ask of each of their items, worked out once for all tasks that differ in their inputs alone."""
+    """Caches the options computed from a task, shared by all tasks that differ only in model and inputs."""
 
     def __init__(self) -> None:
         self._found: dict[Embed, Options] = {}
 
     def get_or_compute(self, task: Embed, work_out: Callable[[Embed], Options]) -> Options:
-        """`work_out` of the task, or of one that asked for the same. Raises what that raises."""
+        """Return `work_out(task)`, or the cached result for an equal task. Raises whatever `work_out` raises."""
         if task.prompt_name is not None and len(task.prompt_name) > KNOWN_NAME:
             return work_out(task)
         key = msgspec.structs.replace(task, model="", inputs=())
         found = self._found.get(key)
         if found is None:
             found = work_out(task)
-            if len(self._found) >= MAX_CACHED_OPTIONS:  # threads share it, and may have stepped over
+            if len(self._found) >= MAX_CACHED_OPTIONS:  # threads share the cache and may overshoot the limit
                 self._found.clear()
             self._found[key] = found
         return found
@@ -49,10 +49,10 @@ def prepare_in_order(
     texts: Callable[[list[tuple[Options, Text]]], list[Entry]],
     ids: Callable[[Options, list[int]], Entry],
 ) -> list[Entry]:
-    """One entry an item, in order.
+    """Prepare the items and return one entry per item, in order.
 
-    `asked` says what a task wants of each of its items, once for neighbours of one task; it raises a ShoalError where
-    they all fail. Token ids are answered by `ids` one by one; everything else by `texts`, in one call.
+    `asked` resolves a task's options, once per run of neighboring items of that task; if it raises a ShoalError, all of
+    them fail with it. `ids` prepares token ids one item at a time; `texts` prepares everything else in one call.
     """
     entries: list[Entry | None] = []
     waiting: list[tuple[Options, Text]] = []

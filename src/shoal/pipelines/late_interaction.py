@@ -1,7 +1,7 @@
-"""How a model of late interaction reads queries and documents: marked, to lengths of their own, queries filled up.
+"""How a late-interaction model reads queries and documents: markers, separate length limits, and query padding.
 
-As `encode_query` and `encode_document` of MultiVectorEncoder in sentence-transformers 6 do with its own checkpoints,
-with those of PyLate and of Stanford's ColBERT. A text of neither role is read as a document.
+Matches `encode_query` and `encode_document` of MultiVectorEncoder in sentence-transformers 6 for its own checkpoints
+and for those of PyLate and Stanford's ColBERT. A text without a role is read as a document.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from shoal.specs import MultiSpec
 
 
 class Sides:
-    """The two ways of reading; they differ for no model without a `MultiSpec` (None).
+    """The token limits and markers for queries and documents; without a `MultiSpec` (None) the two are the same.
 
-    What it says goes for every vector of such a model: there is one input to the graph, and it has no other vectors
-    than what it was trained to make of texts that are read so.
+    They apply to every kind of vector of such a model: its graph has one input, and it was trained only on texts read
+    this way.
     """
 
     def __init__(self, spec: MultiSpec | None, max_tokens: int) -> None:
@@ -34,15 +34,15 @@ class Sides:
         self.differ = self._markers != (None, None) or self._limits != (max_tokens, max_tokens)
 
     def limit(self, query: bool) -> int:
-        """Tokens of a text at most, all of them."""
+        """Maximum tokens of a text, marker and special tokens included."""
         return self._limits[query]
 
     def marker_tokens(self, query: bool) -> int:
-        """How many of those are its marker."""
+        """Number of those tokens that are the marker (0 or 1)."""
         return self._markers[query] is not None
 
     def insert_marker(self, ids: list[int], query: bool, *, after: int) -> list[int]:
-        """With the marker after the first special token; `after` tokens stand before the text."""
+        """Insert the marker after the first special token; `after` is the number of tokens before the text."""
         marker = self._markers[query]
         if marker is None:
             return ids
@@ -50,7 +50,7 @@ class Sides:
         return [*ids[:at], marker, *ids[at:]]
 
     def pad_query(self, ids: list[int], query: bool) -> list[int]:
-        """A query up to its length."""
+        """Pad a query to the query length; leave documents unchanged."""
         if self._fill is None or not query:
             return ids
         fill, length = self._fill

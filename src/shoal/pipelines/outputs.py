@@ -1,4 +1,4 @@
-"""Rows of a graph's outputs to the vectors that an item asked for: dense, sparse, of late interaction, of tokens."""
+"""Convert rows of a graph's outputs to the vectors an item requested: dense, sparse, late interaction or per token."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PLAIN: tuple[VectorKind, ...] = ("dense",)
 
 
 class RowOptions(NamedTuple):
-    """What an item's row is made of. `skip`: its leading tokens that pooling leaves out. `tokens`: how many of its ids
-    are its text with its special tokens; what follows them fills a query up. `query`: of a late interaction."""
+    """How to build an item's row. `skip`: leading tokens to exclude from pooling. `tokens`: number of ids that are its
+    text and special tokens; any ids after them pad a query. `query`: whether it is a late-interaction query."""
 
     shape: Shape
     skip: int
@@ -28,19 +28,19 @@ class RowOptions(NamedTuple):
 
 
 def check_kinds(asked: Sequence[VectorKind], has: Sequence[VectorKind]) -> None:
-    """Raises Unsupported for a kind of vector that a model lacks."""
+    """Raises Unsupported if the model lacks a requested kind of vector."""
     for kind in asked:
         if kind not in has:
             raise Unsupported(f"the model has no {kind} vectors; it has: {', '.join(has)}", param="model")
 
 
 class Heads:
-    """Which outputs of a graph make which vectors.
+    """Maps kinds of vectors to the graph outputs that produce them.
 
-    `group` parts items by the large outputs that they need: a vector for each token, or a weight for each word of the
-    vocabulary. An engine answers an output for all rows of a call; [64, 128, 384] is 12 MB to copy, or to carry from a
-    Triton, and the head may cost as much as the layers before it, so that who asks for none of it waits for none of
-    it. The other outputs, a vector or a weight a token, are cheap, and no reason for a call of their own.
+    `group` separates items by the large outputs they need: a vector per token, or a weight per vocabulary entry. An
+    engine computes an output for all rows of a call. [64, 128, 384] is 12 MB to copy or to transfer from Triton, and
+    the head may cost as much as all layers before it, so items that do not need it must not wait for it. The other
+    outputs, a vector or a weight per token, are cheap and do not justify a separate call.
     """
 
     def __init__(self, spec: TextSpec) -> None:
@@ -63,7 +63,7 @@ class Heads:
         self._large = large - {spec.pooled}
 
     def outputs(self, kinds: tuple[VectorKind, ...]) -> tuple[str, ...]:
-        """The outputs that these vectors are made of, by name."""
+        """Return the names of the outputs that these kinds of vectors are built from."""
         if kinds == PLAIN:
             return self._plain
         return tuple(sorted({self._names[kind] for kind in kinds}))
@@ -76,8 +76,9 @@ class Heads:
     def rows(
         self, outputs: Tensors, batch: Sequence[Prepared], dense: Sequence[Array | ShoalError]
     ) -> list[Row | ShoalError]:
-        """One row an item, of the kinds that its `extra`, an Asked, names. `dense`: their dense vectors, empty when
-        nobody asked. The others are copies: the outputs of a batch are more than one request should keep alive."""
+        """Return one row per item, with the kinds of vectors that its `extra` (a RowOptions) names. `dense` holds the
+        dense vectors; it is empty if no item needs them. The others are copied, since one request should not keep the
+        outputs of a whole batch alive."""
         return [
             dense[place] if item.extra.kinds == PLAIN else self._build_vector_set(outputs, place, item, dense)
             for place, item in enumerate(batch)
@@ -121,20 +122,20 @@ class Heads:
 
 
 def weights_by_id(ids: Array, weights: Array, skipped: Array) -> SparseVector:
-    """The largest weight of each id that has one above zero, as FlagEmbedding has it for bge-m3. NaN stays, for whoever
-    looks for it."""
+    """Return the largest weight of each id with a weight above zero, as FlagEmbedding does for bge-m3. NaN is kept for
+    later checks."""
     kept = ~(weights <= 0)
     if len(skipped):
         kept &= ~np.isin(ids, skipped)
     ids, weights = ids[kept], weights[kept]
-    order = np.lexsort((weights, ids))  # NaN comes last
+    order = np.lexsort((weights, ids))  # NaN sorts last
     ids, weights = ids[order], weights[order]
     last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
     return SparseVector(ids[last].astype(np.int32), weights[last])
 
 
 def check_finite(vectors: VectorSet) -> VectorSet | NotFinite:
-    """The same, or NotFinite when any of it holds NaN or infinity."""
+    """Return `vectors`, or NotFinite if any of them holds NaN or infinity."""
     arrays = [vectors.tokens, vectors.multi, vectors.sparse.values if vectors.sparse is not None else None]
     if all(array is None or np.isfinite(array).all() for array in arrays):
         return vectors

@@ -1,4 +1,4 @@
-"""Texts for servers that bring their own tokenizer: what they are told, what they cut, and what their texts weigh."""
+"""Support for servers with their own tokenizer: options passed to them, truncation and token estimates."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from shoal.types import Array, BatchTask, Direction
 TEXT = "text"
 PAIR = "pair"
 BYTES_PER_TOKEN = 4
-"""For usage where nobody counts: what ordinary prose has. Admission takes 3, to be on the safe side."""
+"""Bytes per token of ordinary prose, for usage when nobody counts tokens. Admission uses 3 to be on the safe side."""
 
 Passes: TypeAlias = frozenset[str]
-"""Options that a server honours itself, by the names of the tasks' fields. They are told to it as the parameters of a
-call (`Prepared.params`), so that items with others are in calls of their own; what stands at its neutral value is
-left out, except `truncate`, `normalize` and `raw_scores`, for which servers have defaults of their own."""
+"""Options that a server applies itself, by the names of the task fields. They are sent as call parameters
+(`Prepared.params`), so items with different options go in different calls. Neutral values are omitted, except for
+`truncate`, `normalize` and `raw_scores`, for which servers have their own defaults."""
 
 R = TypeVar("R", bound=Row | ShoalError)
 
 
 class Count(NamedTuple):
-    """Tokens of a text; a lower bound for one that is far too long."""
+    """Number of tokens in a text; a lower bound (`exact` false) if the text is far too long."""
 
     total: int
     exact: bool
 
 
 class TruncationPolicy:
-    """Who cuts a text that is too long: the server, as it is told (`passes`); or by itself, without a word, so that
-    only who counts tokens knows. `limit`: where it cuts, 0 where that or the count is not known. `default`: whether to
-    cut where a request does not say. `attach_counts`: how many tokens of a text matter to who counts them."""
+    """Decides how texts that are too long are cut. The server cuts them, either as requested (`passes`) or silently, so
+    only a token count reveals it. `limit`: where it cuts; 0 if the limit or the count is unknown. `default`: whether to
+    truncate if a request does not say. `counted`: maximum tokens of a text worth counting."""
 
     def __init__(self, passes: Passes, *, limit: int, default: bool) -> None:
         self.limit = limit
@@ -44,7 +44,8 @@ class TruncationPolicy:
         self._default = default
 
     def check(self, task: BatchTask) -> None:
-        """Raises Unsupported (truncate, truncation_direction) for what nobody could see to."""
+        """Raises Unsupported (truncate, truncation_direction) for an option that neither Shoal nor the server can
+        apply."""
         if self.limit:
             return
         if task.truncate is False and "truncate" not in self._passes:
@@ -60,7 +61,7 @@ class TruncationPolicy:
         return self._default if task.truncate is None else task.truncate
 
     def params(self, task: BatchTask) -> dict[str, Any]:
-        """What the server is told of it."""
+        """Return the truncation parameters to send to the server."""
         params: dict[str, Any] = {}
         cut = self.should_truncate(task)
         if "truncate" in self._passes:
@@ -73,7 +74,7 @@ class TruncationPolicy:
         return count is not None and 0 < self.limit < count.total
 
     def refusal(self, count: Count, wanted: bool, direction: Direction) -> ShoalError | None:
-        """Why a text that is too long cannot be cut as it was asked for; None when it can."""
+        """Return the error for a text that is too long and cannot be cut as requested; None if it can."""
         if not wanted:
             return too_long_error(count.total, count.exact, self.limit)
         if direction == "left" and "truncation_direction" not in self._passes:
@@ -85,7 +86,7 @@ class TruncationPolicy:
 
 
 def utf8_size(text: str) -> int | InvalidValue:
-    """The bytes of a text on the wire."""
+    """Return the size of a text in UTF-8 bytes, or InvalidValue for an unpaired surrogate."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -93,7 +94,7 @@ def utf8_size(text: str) -> int | InvalidValue:
 
 
 def estimate_cost(size: int, count: Count | None, cutting: TruncationPolicy) -> tuple[int, int]:
-    """(cost, tokens) of `size` bytes of text that hold `count` tokens, or nobody knows how many."""
+    """Return (cost, tokens) of a text of `size` bytes with `count` tokens; `count` None means unknown."""
     if count is None:
         return cutting.cap_tokens(max(1, size // 3)), max(1, size // BYTES_PER_TOKEN)
     tokens = cutting.cap_tokens(count.total)
@@ -101,7 +102,7 @@ def estimate_cost(size: int, count: Count | None, cutting: TruncationPolicy) -> 
 
 
 def to_object_array(values: Sequence[object]) -> Array:
-    """An object array [rows], also of lists, which numpy would take for more axes."""
+    """Return an object array [rows]. Unlike numpy, it does not turn lists into further axes."""
     array = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):
         array[place] = value
@@ -109,12 +110,12 @@ def to_object_array(values: Sequence[object]) -> Array:
 
 
 def join_tensors(batch: Sequence[Prepared], name: str) -> Array:
-    """[rows] of what each item has under that name: [1]."""
+    """Collect each item's tensor of that name, each [1], into an object array [rows]."""
     return to_object_array([item.tensors[name][0] for item in batch])
 
 
 def attach_counts(rows: Sequence[R], tokens: Array) -> list[R | CountedRow]:
-    """Rows with the server's count of each, [rows, 1] or longer; what failed stays as it is."""
+    """Attach the server's token counts, [rows, 1] or longer, to the rows; errors stay unchanged."""
     counts = tokens[: len(rows)].reshape(len(rows), -1)[:, 0].tolist()
     return [
         row if isinstance(row, ShoalError) else CountedRow(row, int(read))

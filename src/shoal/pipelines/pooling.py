@@ -1,4 +1,4 @@
-"""Token vectors to one vector a text, in numpy: for engines that answer token vectors.
+"""Pool token vectors to one vector per text in numpy, for engines that return token vectors.
 
 The modes are those of sentence-transformers 6, as `models/convert/graphs/head.py` builds them into a graph.
 """
@@ -14,14 +14,15 @@ from shoal.errors import ModelFileError
 from shoal.types import Array, Vectors
 
 TOKENS = "token_embeddings"
-"""The engine output of token vectors, [rows, length, width]; a TextSpec whose `pooled` it is gets pooled here."""
+"""Engine output with token vectors, [rows, length, width]. Shoal pools here when it is the TextSpec's `pooled`
+output."""
 
 SEPARATOR = "+"
-"""Between the modes of a TextSpec's `pooling`; their vectors are concatenated in that order."""
+"""Separates the modes in a TextSpec's `pooling`; their vectors are concatenated in that order."""
 
 
 def _cls(tokens: Vectors, length: int, skip: int) -> Array:
-    """The first token that is kept; token 0 when none is."""
+    """The first token that is not skipped; token 0 if all are."""
     first: Array = tokens[skip if skip < length else 0]
     return first
 
@@ -45,7 +46,7 @@ def _mean_sqrt_len(tokens: Vectors, length: int, skip: int) -> Array:
 
 
 def _weighted_mean(tokens: Vectors, length: int, skip: int) -> Array:
-    """Weights 1, 2, 3, ... by position; a prompt that is left out keeps its numbers."""
+    """Mean with weights 1, 2, 3, ... by position; skipped prompt tokens still count as positions."""
     weights = np.arange(skip + 1, length + 1, dtype=np.float32)
     weighted: Array = weights @ tokens[skip:length] / weights.sum()
     return weighted
@@ -68,7 +69,7 @@ MODES = tuple(_MODES)
 
 
 def check_modes(pooling: str) -> tuple[str, ...]:
-    """The modes of a TextSpec's `pooling`. Raises ModelFileError for one that is not known."""
+    """Split a TextSpec's `pooling` into modes. Raises ModelFileError for an unknown mode."""
     modes = tuple(pooling.split(SEPARATOR))
     for mode in modes:
         if mode not in _MODES:
@@ -83,9 +84,9 @@ def check_modes(pooling: str) -> tuple[str, ...]:
 def pool(tokens: Array, lengths: Sequence[int], skips: Sequence[int], mode: str) -> Vectors:
     """Pool each text's token vectors: [rows, length, width] of any float type to float32 [rows, modes * width].
 
-    `lengths` counts each text's tokens, which stand before its padding; padding is never read, so it may hold NaN.
-    `skips` counts the leading ones that are left out. A text with no token left gives zeros (`cls`: its first token).
-    `mode` is one of MODES, or several joined by "+". One row at a time is copied, and only where it is not float32.
+    `lengths` counts each text's tokens; padding after them is never read, so it may hold NaN. `skips` counts the
+    leading tokens to exclude. A text with no token left gives zeros (`cls`: its first token). `mode` is one of MODES,
+    or several joined by "+". Copies one row at a time, and only if it is not float32.
     """
     modes = mode.split(SEPARATOR)
     width = tokens.shape[2]

@@ -1,4 +1,4 @@
-"""What a tokenizer does with texts, found out by trying: the special tokens that it adds, and where it parts words."""
+"""Discover by experiment how a tokenizer treats texts: which special tokens it adds and whether it splits at words."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from shoal.errors import ModelFileError
 
 _WORDS = ("a", "1", "the")
 _PROBES = (*_WORDS, *(f"{word} {word}" for word in _WORDS))
-"""Also of two words: where all are unknown they are one token, and only their number tells texts apart."""
+"""Includes two-word texts: a tokenizer that knows none of the words gives one token for each, so only the number
+differs."""
 
 
 def find_frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text, found by tokenising texts with and without them. Raises
-    ModelFileError where they do not stand around every text, or are not the same around each."""
+    """Return the special tokens before and after a text, found by tokenizing texts with and without them. Raises
+    ModelFileError if they do not surround every text, or differ between texts."""
     found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     seen: set[tuple[int, ...]] = set()
     for probe in _PROBES:
         try:
             framed: Encoding = raw.encode_batch_fast([probe])[0]
-            bare = raw.encode_batch([probe], add_special_tokens=False)[0]  # the fast one has no offsets
-        except Exception:  # plain Exception again: without an unknown token the library fails on unknown words
+            bare = raw.encode_batch([probe], add_special_tokens=False)[0]  # the fast variant has no offsets
+        except Exception:  # the library raises plain Exception on unknown words if there is no unknown token
             continue
         starts = [start for start, _ in bare.offsets]
         if starts != sorted(starts):
@@ -47,8 +48,8 @@ def _split_around(framed: Encoding, bare: list[int], file: str) -> tuple[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class PairFrame:
-    """What stands before, between and after two texts that are read together, and the segment ids of all five parts:
-    one for each special token, and one for all tokens of a text."""
+    """The special tokens before, between and after the two texts of a pair, and the segment ids of all five parts: one
+    per special token, and one for all tokens of a text."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
@@ -67,7 +68,7 @@ class PairFrame:
         return [*self.before, *first, *self.between, *second, *self.after]
 
     def types(self, first: int, second: int) -> list[int]:
-        """The segment ids of two texts of so many tokens."""
+        """Return the segment ids of a pair with `first` and `second` tokens."""
         return [
             *self.before_types,
             *(self.first_type,) * first,
@@ -82,20 +83,20 @@ _PAIRS = (
     *((f"{word} {word}", word) for word in _WORDS),
     *((word, f"{word} {word}") for word in _WORDS),
 )
-"""Of unlike texts, and of texts of unlike length."""
+"""Pairs of different texts, and of texts of different length."""
 
 
 def find_pair_frame(raw: Tokenizer, file: str) -> PairFrame:
-    """How two texts are framed, found by tokenising pairs with and without special tokens. Raises ModelFileError where
-    the second text does not follow the first, each once, where the tokens of a text have more than one segment id, and
-    where not all pairs are framed alike."""
+    """Return how pairs of texts are framed, found by tokenizing pairs with and without special tokens. Raises
+    ModelFileError if the second text does not follow the first, each exactly once, if the tokens of one text have more
+    than one segment id, or if pairs are framed differently."""
     found: set[PairFrame | None] = set()
     seen: tuple[set[tuple[int, ...]], set[tuple[int, ...]]] = (set(), set())
     for probe in _PAIRS:
         try:
-            framed: Encoding = raw.encode_batch([probe])[0]  # the fast one has other segment ids
+            framed: Encoding = raw.encode_batch([probe])[0]  # the fast variant has different segment ids
             bare = [e.ids for e in raw.encode_batch_fast(list(probe), add_special_tokens=False)]
-        except Exception:  # as in frame: without an unknown token the library fails on unknown words
+        except Exception:  # as in `find_frame`: without an unknown token the library fails on unknown words
             continue
         if all(bare):
             found.add(_split_frame(framed, *bare))
@@ -153,9 +154,11 @@ _RIGHT = (" word", "  two", " \tTab", " 's", " ...", " 2024-01", " 日本", " \u
 
 
 def words_stand_alone(raw: Tokenizer) -> tuple[bool, bool]:
-    """Whether the tokens of `left + right`, cut at a space, start with those of `left`, and end with those of `right`.
+    """Whether the tokens of `left + right`, split at a space, start with those of `left`, and end with those of
+    `right`.
 
-    The pre-tokenizer must part words at spaces (then no model sees past one), and the probes must agree with it.
+    The pre-tokenizer must split words at spaces, so that the model never sees across one, and the probes must confirm
+    it.
     """
     if any(" " in token.content for token in raw.get_added_tokens_decoder().values()) or not _parts_words(raw):
         return False, False
@@ -163,7 +166,7 @@ def words_stand_alone(raw: Tokenizer) -> tuple[bool, bool]:
     probes = [*_LEFT, *_RIGHT, *(left + right for left, right in pairs)]
     try:
         encodings = raw.encode_batch_fast(probes, add_special_tokens=False)
-    except Exception:  # as in frame: a tokenizer that cannot read the probes is not known well enough to cut its texts
+    except Exception:  # as in `find_frame`; a tokenizer that cannot read the probes is not safe for cutting texts
         return False, False
     tokens = {probe: encoding.ids for probe, encoding in zip(probes, encodings, strict=True)}
     starts = all(tokens[a + b][: len(tokens[a])] == tokens[a] for a, b in pairs)
@@ -177,7 +180,7 @@ def _parts_words(raw: Tokenizer) -> bool:
 
 
 def pre_tokenize(raw: Tokenizer, text: str) -> list[str]:
-    """What the pre-tokenizer makes of a text; the model sees each part on its own."""
+    """Split a text as the pre-tokenizer does; the model sees each part separately."""
     if raw.normalizer is not None:
         text = raw.normalizer.normalize_str(text)
     if raw.pre_tokenizer is None:

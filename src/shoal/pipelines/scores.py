@@ -1,4 +1,4 @@
-"""Logits to the scores that were asked for."""
+"""Convert logits to scores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal.types import Array
 
 
 def score_rows(logits: Array, activation: Activation, raw: Sequence[bool]) -> list[Array | ShoalError]:
-    """float32 [labels] a row of `logits` [rows, labels]: under the activation, or as it is where it is wanted `raw`.
-    NotFinite for a row that holds NaN or infinity."""
+    """Convert `logits` [rows, labels] to one float32 [labels] array per row, with the activation applied except where
+    `raw` is true. A row that holds NaN or infinity becomes NotFinite."""
     logits = logits.astype(np.float32, copy=False)
     finite: Array = np.asarray(np.isfinite(logits).all(axis=1))
     if not finite.all():
@@ -27,7 +27,8 @@ def score_rows(logits: Array, activation: Activation, raw: Sequence[bool]) -> li
 
 
 def apply_activation(logits: Array, activation: Activation) -> Array:
-    """Of finite float32 [rows, labels], over the labels of each row; no power overflows, however large a logit is."""
+    """Apply the activation to finite float32 [rows, labels], over the labels of each row. Powers never overflow,
+    however large the logits."""
     if activation == "sigmoid":
         powers = np.exp(-np.abs(logits))
         scores: Array = np.where(logits >= 0, np.float32(1), powers) / (1 + powers)

@@ -1,4 +1,4 @@
-"""Rows of an engine's output to the vectors that were asked for: cut first, then normalised."""
+"""Convert rows of an engine's output to the requested vectors: truncate to `dimensions` first, then normalize."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shoal.errors import InvalidValue, NotFinite, ShoalError, Unsupported
 from shoal.types import Array, Embed, Vectors
 
 Shape: TypeAlias = tuple[int | None, bool]
-"""(dimensions to keep, or None for all; whether to normalise)."""
+"""(dimensions to keep, or None for all; whether to normalize)."""
 
 TINY = 1e-12
-"""Norms are taken as at least this, as in torch.nn.functional.normalize: a vector of zeros stays one."""
+"""Minimum norm to divide by, as in torch.nn.functional.normalize: a zero vector stays zero."""
 
 
 def check_shape(task: Embed, dimension: int, *, gives_raw: bool) -> None:
-    """Raise InvalidValue for `dimensions` that a model of `dimension` cannot give, and Unsupported for a `normalize`
-    of false where the model has no other vectors than normalised ones (`gives_raw` false)."""
+    """Raise InvalidValue if `dimensions` is not between 1 and `dimension`, and Unsupported for `normalize=False` if the
+    model only has normalized vectors (`gives_raw` false)."""
     if task.dimensions is not None and not 1 <= task.dimensions <= dimension:
         raise InvalidValue(
             f"dimensions must be from 1 to {dimension}, the model's own; got {task.dimensions}", param="dimensions"
@@ -29,20 +29,21 @@ def check_shape(task: Embed, dimension: int, *, gives_raw: bool) -> None:
 
 
 def resolve_shape(task: Embed, dimension: int, normalize: bool | None) -> Shape:
-    """What a task asks of its rows. `normalize` False: the model's setting that its rows stay as it gives them."""
+    """Return the shape a task requests. `normalize` False is the operator's setting to leave rows as the model returns
+    them."""
     dimensions = None if task.dimensions == dimension else task.dimensions
     return (dimensions, task.normalize and normalize is not False)
 
 
 def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]:
-    """One float32 vector a row, or NotFinite for a row that holds NaN or infinity.
+    """Return one float32 vector per row, or NotFinite for a row that holds NaN or infinity.
 
     When all shapes are equal the vectors are views of one C-contiguous array.
     """
     rows = rows.astype(np.float32, copy=False)
     squares = np.einsum("ij,ij->i", rows, rows)
     bad: list[int] = []
-    if not np.isfinite(squares).all():  # truly bad rows, or finite ones whose square float32 cannot hold
+    if not np.isfinite(squares).all():  # bad rows, or finite ones whose squares overflow float32
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()
         rows = rows.astype(np.float64)
         rows[bad] = 0.0
@@ -62,7 +63,7 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
 
 
 def not_finite_error() -> NotFinite:
-    """What an item gets whose answer is no number."""
+    """The error for an item whose result holds NaN or infinity."""
     return NotFinite("the model answered NaN or infinity for this input; try another one or precision f32")
 
 

@@ -1,4 +1,4 @@
-"""The wire APIs that clients speak. One package and one entry here make a surface."""
+"""The wire APIs that clients speak. Each surface is one package and one entry in `SURFACES`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ SURFACES: tuple[Callable[[Options], Surface], ...] = (
     Ollama,
     Health,
 )
-"""The first one answers for paths that nobody knows."""
+"""All surfaces, in order. The first one renders the errors of unknown paths."""
 
 
 def build_surfaces(options: Options) -> Sequence[Surface]:
-    """All of them, and before them the one whose dialect `embed_dialect` says /embed is."""
+    """Build all surfaces, preceded by the auto-batching proxy's unless `embed_dialect` is "tei"."""
     surfaces = [make(options) for make in SURFACES]
     return override_paths(AutoBatchingProxy(options), surfaces) if options.embed_dialect != "tei" else surfaces
 

@@ -1,4 +1,4 @@
-"""What the addresses of servers have in common: `//host[:port][/path][#model]`."""
+"""Parses server addresses of the form `//host[:port][/path][#model]`, which several backends share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODEL = re.compile(r"[A-Za-z0-9@_][A-Za-z0-9@._:/+-]{0,191}")
 
 
 def parse_http(scheme: str, text: str) -> Address:
-    """`//host[:port][/path][#model]`, of a server over HTTP. Raises AddressError."""
+    """Parse `//host[:port][/path][#model]`, the address of an HTTP server. Raises AddressError."""
     place, model = split_url(scheme, text)
     server, slash, path = place.partition("/")
     path = path.rstrip("/")
@@ -27,7 +27,8 @@ def parse_http(scheme: str, text: str) -> Address:
 
 
 def split_url(scheme: str, text: str) -> tuple[str, str]:
-    """`//place#model` in two. Raises AddressError, also for the parts of a URL that no address has."""
+    """Split `//place#model` into place and model. Raises AddressError, also for URL parts that addresses do not allow.
+    """
     if not text.startswith("//"):
         raise AddressError(f"{scheme}:{text}: write {scheme}://host:port#model")
     place, hash_mark, model = text[2:].partition("#")
@@ -41,7 +42,7 @@ def split_url(scheme: str, text: str) -> tuple[str, str]:
 
 
 def authority(scheme: str, text: str) -> str:
-    """`host[:port]` in lower case; an IPv6 address stands in brackets. Raises AddressError."""
+    """Normalize `host[:port]` to lower case. IPv6 addresses are written in brackets. Raises AddressError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", text)
     if match is None or not _is_host(match[1]) or not 1 <= int(match[2] or 1) <= 65535:
         raise AddressError(f"{scheme}://{text}: {text!r} is not host or host:port")

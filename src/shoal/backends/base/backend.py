@@ -1,7 +1,7 @@
-"""The seam between the composition root and the places where models run: what each backend is, is told and is offered.
+"""The interface between the composition root and the backends: what a backend implements and what it is given.
 
-A backend's class is imported before anything of it is used, so this module and the packages of the folders import
-little; what needs more is imported by the methods.
+Backend classes are imported before they are used, so this module and the backend packages import little. Methods import
+the rest.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NO_SAMPLING: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One model to open: the addresses of its replicas, and what the configuration says of it. `source`: its addresses
-    as one text. `bare`: as in Served. `options`: those of the load."""
+    """One model to open: its replicas' addresses and its configuration. `source`: the addresses as one text. `bare`: as
+    in ServedModel. `options`: the load options."""
 
     name: str
     source: str
@@ -41,7 +41,8 @@ class Target:
 
 
 class Resources(Protocol):
-    """What the composition root offers to backends. `progress` sees downloads and conversions, from threads."""
+    """Services that the composition root offers to backends. `progress` receives downloads and conversions, from
+    threads."""
 
     @property
     def loaded(self) -> LoadedConfig: ...
@@ -53,17 +54,17 @@ class Resources(Protocol):
     def progress(self) -> Progress: ...
 
     def table(self, name: str) -> ModelTable:
-        """What the configuration says of a model."""
+        """Return the configuration of a model."""
         ...
 
     def lane(self, target: Target, pipeline: Pipeline, engines: Sequence[Engine], facts: ModelFacts) -> Lane:
-        """The lane of a model of texts."""
+        """Create the lane of a text model."""
         ...
 
     def lanes(
         self, target: Target, parts: Mapping[Modality, tuple[Pipeline, Sequence[Engine]]], facts: ModelFacts
     ) -> dict[Modality, Lane]:
-        """A lane for each modality of a model, with one cache for all."""
+        """Create a lane for each modality of a model. The lanes share one cache."""
         ...
 
     def generation(
@@ -74,29 +75,29 @@ class Resources(Protocol):
         facts: ModelFacts,
         recommended: Mapping[str, Any] = NO_SAMPLING,
     ) -> GenerationRunner:
-        """The runner of a language model. `recommended`: sampling that the model's own files ask for, below the
-        table's. Raises ConfigError for sampling defaults that are none."""
+        """Create the runner of a language model. `recommended`: sampling defaults from the model's own files, which the
+        model's table overrides. Raises ConfigError for invalid sampling defaults."""
         ...
 
     async def source(self, target: Target) -> Address:
-        """The address of a model of files; for a bare name, that of the model in the store which has it."""
+        """Return the address of a file-based model. A bare name resolves to the model in the store that has it."""
         ...
 
     async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
-        """The model's files in the store, fetched and converted if need be. Raises SetupError."""
+        """Fetch and convert the model's files as needed, and return its entry in the store. Raises SetupError."""
         ...
 
     def reporter(self, report: ProgressReporter) -> Progress:
-        """Progress from threads to a report, and to `progress`."""
+        """Forward progress from threads to a report and to `progress`."""
         ...
 
 
 class Backend:
     """One kind of place where models run.
 
-    `name` is what users call it; models of files may be told to run there by that name if `explain_no_files` allows it.
-    `remote`: its models are on servers, which are waited for, and whose own models are served as they come where an
-    address names none. It is closed once all of its runners are.
+    `name` is what users call it; it selects the backend for file-based models where `explain_no_files` allows it.
+    `remote`: the models are on servers. Shoal waits for these servers, and serves the models they offer if an address
+    names none. A backend is closed after all of its runners.
     """
 
     name: ClassVar[str]
@@ -108,44 +109,46 @@ class Backend:
 
     @classmethod
     def explain_no_files(cls, settings: Settings) -> str:
-        """Why models of files cannot run here; "" if they can."""
+        """Explain why file-based models cannot run here; "" if they can."""
         return f"{cls.name} runs no models of files"
 
     def __init__(self, resources: Resources) -> None:
         self.resources = resources
 
     async def start(self) -> None:
-        """Begin what the settings ask for, before any model. Raises ConfigError for settings that cannot be."""
+        """Start what the settings require, before any model is opened. Raises ConfigError for unusable settings."""
 
     async def aclose(self) -> None:
         """Free everything that belongs to no runner."""
 
     async def offers(self, address: Address) -> dict[str, ServedModel | str]:
-        """The models that a server has, by the name to serve them under: what to serve, or why it cannot be.
+        """List a server's models by the name to serve them under: the model to serve, or the reason why it cannot be.
 
-        Raises TransportFailed while the server is not there, and what it says otherwise.
+        Raises TransportFailed while the server is unreachable, and the server's own errors otherwise.
         """
         raise NotImplementedError
 
     async def open(self, target: Target, report: ProgressReporter) -> Runner:
-        """As Loader.open. `target.addresses` are of one scheme."""
+        """Open a model, as Loader.open does. All `target.addresses` have the same scheme."""
         raise NotImplementedError
 
     async def unload(self, name: str, runner: Runner) -> None:
-        """Give back what a runner that is closed holds on its servers. Raises what they say."""
+        """Release what a closed runner holds on its servers. Raises the servers' errors."""
 
     async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
-        """As Resources.prepare, of a backend whose addresses are files."""
+        """Fetch and convert the model's files, as Resources.prepare does, for a backend with file addresses."""
         raise NotImplementedError
 
     async def has_model(self, target: Target) -> bool:
-        """Whether a model of files can be opened without them. Cheap; what cannot be reached now holds nothing."""
+        """Return whether a file-based model can be opened without its files. Cheap; an unreachable place counts as
+        empty."""
         return False
 
     async def entries(self) -> list[Entry]:
-        """The models of files that lie here; a place that cannot be reached now is left out."""
+        """List the file-based models that are stored here. A place that cannot be reached now is left out."""
         return []
 
     async def remove(self, name: str) -> bool:
-        """Delete the files of a model that lie here. False: there were none. Raises Forbidden for others' files."""
+        """Delete a model's files that are stored here. Returns False if there were none. Raises Forbidden for others'
+        files."""
         return False

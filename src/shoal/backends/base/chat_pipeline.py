@@ -1,6 +1,6 @@
-"""A language model's chat pipeline out of its files: tokenizer, chat template, special tokens, context.
+"""Builds a language model's chat pipeline from its files: tokenizer, chat template, special tokens, context length.
 
-The files are those of the Hugging Face hub. Where several say the same, the order is that of transformers.
+The files are those of the Hugging Face Hub. Where several of them set the same value, precedence follows transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.pipelines.chat.vocabulary import Vocabulary
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MAX_CONTEXT_TOKENS = 1 << 30
-"""A tokenizer without a limit says a number beyond all contexts."""
+"""Values at or above this are not limits: a tokenizer without a limit states a number beyond any context length."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
@@ -34,12 +34,12 @@ def load_chat_pipeline(
     context_tokens: int | None = None,
     cuts: bool = False,
 ) -> TextChatPipeline:
-    """The pipeline of the model whose tokenizer files are in `folder`; None: there are none. Blocks.
+    """Build the pipeline of the model whose tokenizer files are in `folder` (None: it has no files). Blocks.
 
-    `template` is the chat template where neither the settings nor the files have one. `adapters` are LoRAs of the
-    model: they share its tokenizer and template. `context_tokens` goes before what the files say. `cuts`: the backend
-    cannot be told how long an answer may be. Raises
-    ModelFileError, with file and key, for broken files, and ConfigError for a broken chat template in the settings.
+    `template` is the chat template to use where neither the settings nor the files have one. `adapters` are LoRAs of
+    the model: they share its tokenizer and template. `context_tokens` overrides the files. `cuts`: the backend accepts
+    no limit on the answer's length. Raises ModelFileError, with file and key, for broken files, and ConfigError for a
+    broken chat template in the settings.
     """
     files = _ModelFiles(folder)
     vocabulary = files.vocabulary()
@@ -61,8 +61,8 @@ def load_chat_pipeline(
 
 
 def load_generation_sampling(folder: Path) -> dict[str, Any]:
-    """The sampling that generation_config.json recommends, by the names of Sampling's fields; what is neutral or not
-    said is not in it. Raises ModelFileError."""
+    """Return the sampling that generation_config.json recommends, by Sampling's field names. Neutral and missing values
+    are left out. Raises ModelFileError."""
     found = read_object(folder, "generation_config.json")
     if found is None:
         return {}
@@ -76,7 +76,7 @@ def load_generation_sampling(folder: Path) -> dict[str, Any]:
 
 
 class _ModelFiles:
-    """What a folder's files say. A file that is not there says nothing."""
+    """The parsed files of a folder. A missing file counts as empty."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -103,7 +103,7 @@ class _ModelFiles:
         )
 
     def templates(self) -> dict[str, ChatTemplate]:
-        """By name: "default", and "tool_use" where the model has one of its own for tools."""
+        """Compile the templates by name: "default", and "tool_use" if the model has a separate template for tools."""
         if self._folder is None:
             return {}
         made: dict[str, ChatTemplate] = {}
@@ -130,7 +130,7 @@ class _ModelFiles:
         ]
 
     def _templates_in_json(self) -> list[tuple[str, str | None, str, str]]:
-        """A text, or a list of templates with their names."""
+        """Read `chat_template`, which is a text or a list of named templates."""
         made: list[tuple[str, str | None, str, str]] = []
         for file in (self._read("chat_template.json"), self._tokenizer):
             value = file.data.get("chat_template")
@@ -169,7 +169,7 @@ def _read_text_file(path: Path, file: str) -> str:
 
 
 def _special_tokens(file: JsonFile) -> dict[str, str]:
-    """The special tokens: each a text, or an object with its text as `content`."""
+    """Read the special tokens. Each is a text, or an object whose `content` is the text."""
     made: dict[str, str] = {}
     for name, value in file.data.items():
         text = value.get("content") if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""The settings of one language model, as its runner takes them."""
+"""Builds the options of a language model's runner from the settings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def build_generation_options(
     threads: Threads,
     recommended: Mapping[str, Any] = NO_SAMPLING,
 ) -> GenerationOptions:
-    """`recommended`: sampling that the model's own files ask for, below the table's. Raises ConfigError for sampling
-    defaults that are none."""
+    """Build the options. `recommended`: sampling defaults from the model's own files, which the model's table
+    overrides. Raises ConfigError for invalid sampling defaults."""
     able = facts.parameters | APPLIED_BY_SHOAL | (TOKEN_ID_FIELDS if facts.gives == "ids" else frozenset())
     where = f'[models."{name}".sampling]'
     try:

@@ -1,6 +1,6 @@
-"""A whole answer of a server over HTTP, what it says in words, and calls that failed below HTTP.
+"""Complete HTTP responses, their error messages, and errors for calls that failed below HTTP.
 
-Sources: RFC 9110 for `Retry-After`; the shapes of errors of OpenAI, FastAPI, vLLM, llama.cpp, Ollama and
+Sources: RFC 9110 for `Retry-After`; the error formats of OpenAI, FastAPI, vLLM, llama.cpp, Ollama and
 text-embeddings-inference.
 """
 
@@ -24,21 +24,23 @@ _RAW = json_decoder(msgspec.Raw)
 
 LONGEST_WORDS = 400
 LARGEST_WORDS = 64 * 2**10
-"""Bytes of a body in which the server's words are looked for; of a larger one the beginning is shown as it is."""
+"""Maximum size in bytes of a body that is parsed for an error message. Of a larger one, the beginning is shown as it
+is."""
 LONGEST_RETRY_S = 3600.0
 
 SHORTEST_SECRET = 8
-"""Bytes of a key that is looked for in refusals; shorter ones are names such as EMPTY, for servers that ask for any."""
+"""Minimum length in bytes of a key to look for in errors. Shorter ones are dummies such as EMPTY, for servers that
+require any key."""
 
 
 class RequestNotSent(TransportFailed):
-    """Nothing of the request was read by the server: it may go to another one."""
+    """The server read nothing of the request, so it may be sent to another one."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer: `body` is at most as long as was asked for, and `whole` says that nothing of it is missing.
-    `key`: Shoal's own for that server."""
+    """A complete response. `body` is cut to the requested maximum; `whole` is whether it is complete. `key`: Shoal's
+    own key for that server."""
 
     status: int
     headers: Mapping[str, str]
@@ -52,7 +54,7 @@ class Answer:
 
     @property
     def has_json_body(self) -> bool:
-        """The body is JSON, whatever it says of itself."""
+        """Whether the body is JSON, whatever its content type says."""
         if not self.whole or not self.body:
             return False
         try:
@@ -63,17 +65,17 @@ class Answer:
 
     @property
     def quotes_key(self) -> bool:
-        """The body quotes Shoal's key: no client and no log may have it."""
+        """Whether the body quotes Shoal's key, which no client and no log may see."""
         return len(self.key) >= SHORTEST_SECRET and self.key in self.body.replace(b"\\/", b"/")
 
     @property
     def message(self) -> str:
-        """What the server says went wrong, on one line; "" where it says nothing, or what nobody else may read."""
+        """The server's error message on one line; "" if there is none or if it quotes Shoal's key."""
         return "" if self.quotes_key else self.raw_message
 
     @cached_property
     def raw_message(self) -> str:
-        """The same, secret or not: to be understood, not to be told."""
+        """The error message, even if it quotes the key. Interpret it, but never show it."""
         if len(self.body) <= LARGEST_WORDS and self.has_json_body:
             text = self._message()
         else:
@@ -91,20 +93,20 @@ class Answer:
         for name in ("error", "detail", "message"):
             if isinstance(body, dict) and body.get(name):
                 body = body[name]
-        if isinstance(body, list) and body and isinstance(body[0], dict):  # FastAPI's list of what is not valid
+        if isinstance(body, list) and body and isinstance(body[0], dict):  # FastAPI's list of validation errors
             body = body[0].get("msg", "")
         return body if isinstance(body, str) else msgspec.json.encode(body).decode()
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a content type is JSON."""
+    """Return whether a content type is JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds that the server asks to wait for, from `retry-after-ms` or `retry-after` (seconds or a date); None where
-    it does not say, or nothing that can be read. `now`: seconds of the Unix epoch."""
+    """Return the seconds to wait from `retry-after-ms` or `retry-after` (seconds or a date). Returns None if both are
+    missing or unreadable. `now`: seconds since the Unix epoch."""
     seconds = _number(headers.get("retry-after-ms"))
     if seconds is not None:
         return min(seconds / 1e3, LONGEST_RETRY_S)
@@ -127,8 +129,8 @@ def _number(text: str | None) -> float | None:
 
 
 def rejected_key_error(answer: Answer, where: str) -> UpstreamFailed | None:
-    """The error for a server that does not take Shoal's own key, which is the operator's matter and none of the
-    client's. The server's words stay here: they may quote the key."""
+    """Return the error for a server that rejects Shoal's own key, or None. The operator must fix this, not the client.
+    The server's message is left out because it may quote the key."""
     if answer.status not in (401, 403):
         return None
     return UpstreamFailed(
@@ -138,12 +140,12 @@ def rejected_key_error(answer: Answer, where: str) -> UpstreamFailed | None:
 
 
 def quote_message(answer: Answer) -> str:
-    """The server's words in brackets, after a space; "" where it has none."""
+    """Return the server's message in parentheses after a space, or "" if it has none."""
     return f" ({answer.message})" if answer.message else ""
 
 
 def transport_error(error: Exception, where: str) -> TransportFailed:
-    """For a call that failed below HTTP."""
+    """Return the error for a call that failed below HTTP."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     words = " ".join(str(cause).split())[:LONGEST_WORDS] or type(error).__name__
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
@@ -154,6 +156,6 @@ def transport_error(error: Exception, where: str) -> TransportFailed:
         return RequestNotSent(f"{where} does not answer: check its address and that it runs")
     if isinstance(error, aiohttp.ClientConnectorError):
         return RequestNotSent(f"{where} is not reachable: check its address and that it runs ({words})")
-    if isinstance(error, aiohttp.ClientPayloadError):  # whose own words quote the parser's, and a status 400
+    if isinstance(error, aiohttp.ClientPayloadError):  # its own message quotes the parser's, and a status 400
         words = "it ended in the middle of the answer"
     return TransportFailed(f"the connection to {where} broke: send the request again ({words})")

@@ -1,8 +1,8 @@
-"""One connection pool to a server that speaks HTTP and JSON.
+"""A connection pool to one server that speaks HTTP and JSON.
 
-What goes out is what is written here: no headers of clients, no cookies, no proxy of the environment, no redirects.
-Every call takes an absolute `deadline` in seconds of `time.monotonic()`. A call that is given up, in whatever phase,
-closes its connection, from which the server sees that nobody reads any more.
+Requests carry only what this module writes: no client headers, no cookies, no environment proxy, no redirects. Every
+call takes an absolute `deadline` in seconds of `time.monotonic()`. Canceling a call at any stage closes its connection,
+so that the server notices that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from shoal.errors import ConfigError, DeadlineExceeded, UpstreamFailed
 
 MAX_ANSWER_BYTES = 64 * 2**20
 MAX_ERROR_BYTES = 64 * 2**10
-"""Of an answer of any status but 200: words, and nothing that is waited for."""
+"""Maximum size of a response with any status but 200. It holds an error message, never a result."""
 
 MAX_CARD_BYTES = 4 * 2**20
-"""Of what a server says of itself and its models."""
+"""Maximum size of a server's description of itself and its models."""
 
 NUMBER_BYTES = 32
-"""Of a number in JSON at most, with what stands around it: a double has 24 characters."""
+"""Maximum size of one JSON number and its separators. A double has 24 characters."""
 
 SPARE_BYTES = 16 * 2**10
-"""Of an answer beside its numbers."""
+"""Size of a response beyond its numbers."""
 
 KEEP_ALIVE_S = 4.0
-"""For idle connections: uvicorn, and with it most of these servers, closes them after 5 s, and a request must not meet
-that moment."""
+"""Idle timeout of connections. uvicorn, like most of these servers, closes idle connections after 5 s, and no request
+may race with that."""
 
 READ_BYTES = 64 * 2**10
-"""What is read ahead of a slow reader, before the server is held back."""
+"""Bytes to buffer for a slow reader before the server is held back."""
 
 PIECE_BYTES = 2**18
-"""Of a body that is handed over whole. A longer one goes out in pieces of this size, so that a call that is given up
-does not reach a slow server whole."""
+"""Maximum body size that is sent in one write. A longer body is sent in pieces of this size, so that a slow server does
+not receive all of a canceled request."""
 
 STALE_S = 1.0
-"""From sending a request until the end of an idle connection that the server had closed before shows. One that ends
-later was ended with the request known, which may have been its cause."""
+"""Seconds from sending a request within which a disconnect means that the server had already closed the idle
+connection. If the connection ends later, the server had seen the request, which may be the cause."""
 
 END_S = 1.0
-"""For the end of a body whose contents are over, in all: the connection can then be used again."""
+"""Seconds in total to wait for the end of a body whose contents are complete. The connection can then be reused."""
 
 T = TypeVar("T")
 
@@ -61,12 +61,13 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 
 
 def bytes_for_numbers(numbers: int) -> int:
-    """The largest answer that holds so many numbers in JSON."""
+    """Return the size of the largest response that holds so many numbers in JSON."""
     return SPARE_BYTES + NUMBER_BYTES * numbers
 
 
 class Response:
-    """An answer whose status and headers are there; `pieces` are its body as it comes. `key`: what it must not tell."""
+    """A response whose status and headers have arrived. `pieces` streams the body. `key`: the key that it must not
+    reveal."""
 
     def __init__(self, response: aiohttp.ClientResponse, where: str, deadline: float, key: bytes = b"") -> None:
         self.key = key
@@ -82,17 +83,16 @@ class Response:
         return self.headers.get("content-type", "")
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """Whatever is there, as soon as something is, until the body ends. Raises TransportFailed and
-        DeadlineExceeded."""
+        """Yield data as soon as it arrives, until the body ends. Raises TransportFailed and DeadlineExceeded."""
         while data := await _with_deadline(self._response.content.readany(), self._deadline, self._where):
             yield data
 
     async def read_all(self, most: int) -> Answer:
-        """The answer with at most `most` bytes of its body."""
+        """Return the response with at most `most` bytes of its body."""
         return await _with_deadline(self.read(most), self._deadline, self._where)
 
     async def read(self, most: int) -> Answer:
-        """The same, for a caller who watches the time and understands aiohttp's errors."""
+        """Read as `read_all` does, without a deadline and without translating aiohttp's errors."""
         body = bytearray()
         content = self._response.content
         while len(body) <= most and not content.at_eof():
@@ -100,16 +100,16 @@ class Response:
         return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most, key=self.key)
 
     def finish(self) -> None:
-        """What is wanted of the body is there. Its end is waited for beside the caller, who has nothing to wait for."""
+        """Mark the body as complete. Its end is then read in the background, without delaying the caller."""
         self.over = True
 
 
 class Client:
-    """The calls of the server at `base` (http://host:port/path). Nothing is connected before the first call. A `path`
-    is below `base`, or a whole URL of that server.
+    """Calls the server at `base` (http://host:port/path). A `path` is relative to `base`, or a whole URL of that
+    server.
 
-    After `aclose` every call raises TransportFailed. Must be made on the loop. Raises ConfigError for a key that no
-    header can carry.
+    It connects on the first call. After `aclose` every call raises TransportFailed. Must be created on the event loop.
+    Raises ConfigError for a key that no header can carry.
     """
 
     def __init__(self, base: str, *, key: str | None = None, connect_timeout_s: float = 5.0) -> None:
@@ -133,13 +133,13 @@ class Client:
         )
 
     async def get(self, path: str, deadline: float) -> Answer:
-        """Raises TransportFailed and DeadlineExceeded, UpstreamFailed for an answer that cannot be read, or one of
-        status 200 over MAX_CARD_BYTES. Of any other only MAX_ERROR_BYTES are read."""
+        """Send a GET request. Raises TransportFailed, DeadlineExceeded, and UpstreamFailed for an unreadable response
+        or one of status 200 over MAX_CARD_BYTES. Of other statuses only MAX_ERROR_BYTES are read."""
         return await _with_deadline(self._exchange("GET", path, b"", deadline, MAX_CARD_BYTES), deadline, self.base)
 
     async def post(self, path: str, body: bytes, deadline: float, *, most: int | None = None) -> Answer:
-        """As `get`. `most`: the bytes that were asked for at most, as `bytes_for_numbers` says; MAX_ANSWER_BYTES
-        without."""
+        """Send a POST request, as `get` does. `most`: the largest response that the request can cause, in bytes, from
+        `bytes_for_numbers`; the default is MAX_ANSWER_BYTES."""
         most = MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES)
         return await _with_deadline(self._exchange("POST", path, body, deadline, most), deadline, self.base)
 
@@ -161,8 +161,8 @@ class Client:
     async def open_response(
         self, method: str, path: str, *, body: bytes = b"", deadline: float, request_id: str = ""
     ) -> AsyncIterator[Response]:
-        """The answer, once its headers are there. Left before its end, it closes the connection, unless it was said to
-        be over: then its end has END_S to come."""
+        """Open a response and yield it once its headers are there. Leaving early closes the connection, unless `finish`
+        was called: then the end of the body has END_S to arrive."""
         sending = self._request(method, path, body, deadline, request_id)
         response = await _with_deadline(sending, deadline, self.base)
         made = self._wrap_response(response, deadline)
@@ -215,14 +215,14 @@ class Client:
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if use.new or self._closed or time.monotonic() - began >= STALE_S:
                     raise transport_error(error, self.base) from error
-                # The server closed an idle connection while the request was on its way: nothing of it was answered.
-                # At most once for each idle connection: a new one never is stale.
+                # The server closed an idle connection while the request was on its way and answered nothing, so retry.
+                # This happens at most once per idle connection: a new one is never stale.
             except (aiohttp.ClientError, OSError) as error:
                 raise transport_error(error, self.base) from error
 
 
 async def _with_deadline(work: Coroutine[Any, Any, T], deadline: float, where: str) -> T:
-    """Raises DeadlineExceeded at the deadline, and TransportFailed for aiohttp's errors."""
+    """Await `work`. Raises DeadlineExceeded at the deadline, and TransportFailed for aiohttp's errors."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             return await work
@@ -233,25 +233,25 @@ async def _with_deadline(work: Coroutine[Any, Any, T], deadline: float, where: s
 
 
 def _close_response(response: aiohttp.ClientResponse) -> None:
-    """Close its connection. One that was read to its end has given it back already: aiohttp would make an error of it
-    for a reader that nobody is."""
+    """Close the response's connection. A response that was read to its end has returned it already: closing it again
+    would make aiohttp record an error that nobody reads."""
     if not response.closed:
         response.close()
 
 
 async def _drain_response(response: aiohttp.ClientResponse) -> None:
-    """Read what is left of a body that nobody wants, so that its connection is not closed without need."""
+    """Read the rest of a body that nobody wants, so that its connection can be reused."""
     try:
         async with asyncio.timeout(END_S):
             while await response.content.readany():
                 pass
-    except (TimeoutError, aiohttp.ClientError, OSError):  # the answer is complete; only the connection is of no use
+    except (TimeoutError, aiohttp.ClientError, OSError):  # the response is complete; only the connection is lost
         pass
 
 
 class _ConnectionUse:
-    """Whether the connection that a request goes over is `new`. aiohttp's tracing would tell as well, for thirty calls
-    of Python more in each request."""
+    """Whether a request uses a `new` connection. aiohttp's tracing would tell too, but costs thirty more Python calls
+    per request."""
 
     new = False
 

@@ -1,4 +1,4 @@
-"""The rows of a batch for a server that reads text."""
+"""Converts a batch's rows for servers that read text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.core.protocols import Tensors
 
 
 def to_items(inputs: Tensors) -> list[Any]:
-    """Texts, lists of ids, or pairs of texts, of "text" and, where there is one, "pair": object arrays [rows]."""
+    """Return texts, token id lists, or text pairs from "text" and the optional "pair", both object arrays [rows]."""
     texts: list[Any] = inputs["text"].tolist()
     if "pair" not in inputs:
         return texts

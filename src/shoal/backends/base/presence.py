@@ -1,4 +1,4 @@
-"""Whether a server behind an engine is in service: noticed by its calls, and by a watch that brings it back."""
+"""Tracks whether the server behind an engine is in service, from its calls and from periodic checks that readmit it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from types import TracebackType
 from shoal.errors import InternalError, ShoalError, TransportFailed
 
 SLOW_LOOKS = 3
-"""So many unanswered looks in a row take a server out of service: one may be late when the server is busy."""
+"""Consecutive checks without an answer that take a server out of service. A single one may be slow because the server
+is busy."""
 
 
 class Presence:
-    """One server, called `name` in the log: `ready` says whether it serves, `reason` why it does not.
+    """The health of one server, called `name` in the log. `ready` is whether it serves; `reason` is why it does not.
 
-    `look` raises a ShoalError for a server that is not well. `admit` is awaited each time that it comes (back), and
-    raises one to keep it out. `with presence:` is around each call, which `aclose` waits for; one that finds the server
-    gone takes it out of service. It raises TransportFailed after `aclose`.
+    `look` raises a ShoalError for an unhealthy server. `admit` is awaited each time the server comes up or back, and
+    raises a ShoalError to keep it out. Wrap each call in `with presence:`; a call that finds the server gone takes it
+    out of service. `aclose` waits for these calls; afterwards, entering raises TransportFailed.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class Presence:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, look_s: float, again_s: float) -> None:
-        """Begin to watch, once: with `look_s` between looks at a server that is well, `again_s` at one that is not."""
+        """Start the periodic checks. Call it once. `look_s` is the interval for a healthy server, `again_s` for an
+        unhealthy one."""
         self._task = asyncio.create_task(self._watch(look_s, again_s), name=f"watch {self._name}")
 
     def __enter__(self) -> None:
@@ -59,7 +61,7 @@ class Presence:
             self._idle.set()
 
     def mark_lost(self, error: ShoalError) -> None:
-        """It is out of service, and looked at now."""
+        """Take the server out of service and check it now."""
         if self.ready:
             self._logger.warning("%s is out of service: %s", self._name, error.message)
         self.ready = False
@@ -94,16 +96,17 @@ class Presence:
                     if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
                         self.mark_lost(error)
                 elif error.message != self.reason:
-                    # One that is away stays so in one breath or another; one that came back and is kept out is news.
+                    # A server that stays away, with varying messages, is not worth a log line. One that is back but
+                    # kept out is.
                     if not isinstance(error, TransportFailed):
                         self._logger.warning("%s cannot serve: %s", self._name, error.message)
                     self.reason = error.message
-            except Exception as error:  # a bug here must not end the watch: the model would never come back
+            except Exception as error:  # a bug here must not end the checks: the model would never come back
                 self._logger.exception("watching %s failed in an unforeseen way", self._name)
                 self.mark_lost(InternalError(f"watching the server failed: {error!r}"))
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep; a request that loses the server while it serves ends it."""
+        """Sleep. While the server is ready, a call to `mark_lost` wakes it early."""
         if not self.ready:
             await asyncio.sleep(seconds)
             return

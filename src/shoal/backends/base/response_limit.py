@@ -1,5 +1,8 @@
-"""How large an answer may be, from what was asked: whatever is larger is refused before it is decoded, since a decoder
-holds the loop, and makes objects of many times the size of the text."""
+"""Limits the size of a response by what was requested.
+
+A larger response is rejected before it is decoded: a decoder blocks the event loop, and its objects take many times the
+size of the text.
+"""
 
 from __future__ import annotations
 
@@ -12,39 +15,39 @@ from shoal.backends.base.http_client import MAX_ANSWER_BYTES, NUMBER_BYTES, byte
 from shoal.errors import UpstreamFailed
 
 MAX_VECTOR_WIDTH = 2**14
-"""Numbers of a vector while that of the model is not known: four times those of the widest that there are."""
+"""Assumed vector width while the model's is unknown: four times that of the widest models."""
 
 MAX_SPARSE_TERMS = 2**16
-"""Of a sparse vector: real ones have a few hundred."""
+"""Maximum terms in a sparse vector. Real ones have a few hundred."""
 
 LABEL_BYTES = 6
-"""Of a character in JSON at most: an escape."""
+"""Maximum bytes of one character in JSON, which is an escape."""
 
 KEYS_BYTES = 64
-"""Around a number that has a name."""
+"""Bytes around a number that has a name."""
 
 ANY_LABEL_BYTES = 1024
-"""For a label whose name is not known."""
+"""Maximum bytes of a label whose name is not known."""
 
 INDENT_BYTES = 32
-"""Before a number, of servers that write each on a line of its own."""
+"""Bytes before each number, for servers that write one number per line."""
 
 ENTRY_BYTES = 1024
-"""Of an entry beside its numbers: its keys, and what servers add of their own."""
+"""Bytes of an entry beyond its numbers: its keys and what servers add."""
 
 ENTRY_MARKS = 16
-"""Of each kind of them, in an entry beside its numbers."""
+"""Brackets, commas or braces of each kind in one entry beyond its numbers."""
 
 SPARE_MARKS = 256
-"""Of each kind of them, beside all entries: usage, and what servers add of their own."""
+"""Brackets, commas or braces of each kind beyond all entries: usage and what servers add."""
 
 FEW_BYTES = 2**19
-"""A body of so many bytes is decoded in milliseconds, whatever it holds."""
+"""A body up to this size decodes in milliseconds, whatever it holds."""
 
 
 class ResponseLimit(NamedTuple):
-    """What an answer may have: `size` in bytes, `lists` with itself, and `commas`, in and between them; and `objects`,
-    where they are not told by the commas."""
+    """Limits of one response: `size` in bytes, `lists` including the outer one, and `commas` in and between them.
+    `objects` is set where commas do not bound their number."""
 
     size: int
     lists: int
@@ -58,7 +61,7 @@ class ResponseLimit(NamedTuple):
 
     @classmethod
     def of_tokens(cls, count: int, tokens: int, width: int | None) -> Self:
-        """For `count` texts of at most so many tokens."""
+        """Return the limit for `count` texts of at most `tokens` tokens each."""
         numbers = count * tokens * (width or MAX_VECTOR_WIDTH)
         return cls(_cap_size(bytes_for_numbers(numbers)), 1 + count + count * tokens, numbers - 1)
 
@@ -71,7 +74,7 @@ class ResponseLimit(NamedTuple):
     def of_scores(cls, count: int, labels: Sequence[str]) -> Self:
         names = ANY_LABEL_BYTES if len(labels) == 1 else LABEL_BYTES * sum(map(len, labels))
         size = bytes_for_numbers(0) + count * (names + len(labels) * (NUMBER_BYTES + KEYS_BYTES))
-        # Names may hold both, and that of a lone label anything.
+        # Label names may contain brackets and commas, and an unknown lone label may contain anything.
         spare = ANY_LABEL_BYTES if len(labels) == 1 else 0
         lists = 1 + count * (1 + spare + sum(label.count("[") for label in labels))
         commas = count * (2 * len(labels) + spare + sum(label.count(",") for label in labels)) - 1
@@ -79,8 +82,11 @@ class ResponseLimit(NamedTuple):
 
     @classmethod
     def of_entries(cls, count: int, numbers: int, *, named: int = 0, names: bytes = b"", told: bytes = b"") -> Self:
-        """For one object that holds `count` entries with so many numbers each, of which `named` are in objects of their
-        own. `names` may stand in every entry, and `told`, which is what was sent, once: names and texts hold anything.
+        """Return the limit for one object with `count` entries of `numbers` numbers each, `named` of them in objects of
+        their own.
+
+        `names` may occur in every entry, and `told`, the request's texts, once. Names and texts may contain any
+        character.
         """
         size = bytes_for_numbers(0) + LABEL_BYTES * len(told)
         each = ENTRY_BYTES + (NUMBER_BYTES + INDENT_BYTES) * numbers + KEYS_BYTES * named + LABEL_BYTES * len(names)
@@ -96,7 +102,7 @@ class ResponseLimit(NamedTuple):
         )
 
     def check(self, body: bytes, where: str) -> None:
-        """Raise UpstreamFailed for a body that holds more. A small one is left to its decoder."""
+        """Raise UpstreamFailed for a body that exceeds the limits. A small body is left to its decoder."""
         if len(body) <= FEW_BYTES:
             return
         data = np.frombuffer(body, dtype=np.uint8)

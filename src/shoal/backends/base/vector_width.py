@@ -1,4 +1,5 @@
-"""The width of a model's vectors: one that changes is that of another model, and no vector of it may be served."""
+"""Checks the width of a model's vectors. If it changes, the server runs another model, whose vectors must not be
+served."""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ TINY = 1e-12
 
 
 def check_width(presence: Presence, found: int, expected: int, where: str) -> None:
-    """Raise UpstreamFailed for vectors of another width than the server's model has: it is out of service then, until
-    it is admitted again."""
+    """Raise UpstreamFailed for vectors of an unexpected width, and take the server out of service until it is
+    readmitted."""
     if found == expected:
         return
     error = UpstreamFailed(
         f"the server at {where} answered vectors of {found} numbers instead of {expected}: it is another model; serve"
         " it under a name of its own, or load the model again"
     )
-    if presence.ready:  # others may have a replica that is right; this one is asked before it serves again
+    if presence.ready:  # other replicas may be right; this one is checked before it serves again
         presence.mark_lost(error)
     raise error
 
 
 def cut_vectors(rows: Vectors, dimensions: int | None, *, normalize: bool) -> Vectors:
-    """Rows of `dimensions`, of a server that does not cut them itself: as those do that can."""
+    """Cut rows to `dimensions` for a server that does not do so itself. The result equals that of servers that can."""
     if dimensions is None or rows.shape[1] <= dimensions:
         return rows
     rows = np.ascontiguousarray(rows[:, :dimensions])

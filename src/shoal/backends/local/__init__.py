@@ -1,5 +1,7 @@
-"""This machine: models of files, fetched into the store and run by an engine of this process, or, where they generate,
-by one in a process of its own."""
+"""Runs file-based models on this machine.
+
+Models are fetched into the store. An engine in this process runs them, or a separate process for generative models.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class LocalBackend(Backend):
         from shoal.models.open_clip_names import find_pair_repository
 
         store = self.resources.store
-        # The files of a pair of open_clip's names are its repository's.
+        # The files of an open_clip name pair belong to its repository.
         kept_as = name if self.resources.loaded.resolve_argument(name) != name else find_pair_repository(name) or name
         found = await asyncio.to_thread(store.find_by_name, kept_as)
         for one in found:
@@ -91,7 +93,7 @@ class LocalBackend(Backend):
         pipeline, generator, facts = await open_llm(target.name, stored, target.settings, target.table)
         try:
             return self.resources.generation(target, pipeline, [generator], facts, recommended)
-        except BaseException:  # the table asks for sampling that there is not: its process is nobody's then
+        except BaseException:  # the table's sampling is not supported: close the process, which nobody owns now
             await generator.aclose()
             raise
 

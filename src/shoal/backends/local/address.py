@@ -1,4 +1,4 @@
-"""Addresses of files, which this machine runs itself."""
+"""Address schemes of file-based models, which this machine runs itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a graph's file to compiled OpenVINO models: quiet, in the precision asked for or found to agree."""
+"""Compiles a graph file into OpenVINO models, quietly, in the configured precision or one that passes the check."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ from shoal.types import Array, compute_digest
 Precision: TypeAlias = Literal["f32", "bf16"]
 
 WIDE_MOST_BYTES = 256 * 2**20
-"""Above this size of graph the wide lane's own copy of the weights costs more memory than a lone user's latency is
-worth."""
+"""Above this graph size there is no wide lane: its own copy of the weights costs more memory than a lower single-user
+latency is worth."""
 
 QUANTIZED_GROUP = 128
-"""Numbers of a token that share a scale, where weights are int8: measured with all-MiniLM-L6-v2, 1.3 times the speed of
-bf16 at a mean cosine of 0.9988 to f32; 32 is as slow as bf16, 384 a tenth faster at twice the error."""
+"""Numbers of a token that share a scale with int8 weights. Measured with all-MiniLM-L6-v2: 1.3 times the speed of bf16
+at a mean cosine of 0.9988 to f32. 32 is as slow as bf16; 384 is a tenth faster at twice the error."""
 
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
-"""Values of ONEDNN_MAX_CPU_ISA under which no kernel multiplies in bf16."""
+"""Values of ONEDNN_MAX_CPU_ISA that exclude all bf16 kernels."""
 
 KERNELS_KEPT = 100_000
-"""Kernels that each stream keeps: more than the buckets can ask for, so that none is ever made twice."""
+"""Kernels that each stream caches: more than the buckets can require, so that no kernel is compiled twice."""
 
 
 def import_openvino() -> Any:
-    """The `openvino` package. The only place where Shoal imports it.
+    """Import the `openvino` package. This is the only place where Shoal imports it.
 
-    Importing it sends an event to its vendor's analytics, from a child process, unless the package that sends is
-    absent; so that one is made absent first, and openvino uses the silent stand-in that it has for this case.
-
-    Raises MissingExtra.
+    The import sends an event to the vendor's analytics from a child process, unless the telemetry package is absent. So
+    that package is made absent first, and openvino uses its silent stub instead. Raises MissingExtra.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
@@ -55,11 +53,11 @@ def import_openvino() -> Any:
 
 @once
 def warm_up() -> None:
-    """Use once, in one thread, every part of OpenVINO's bindings that Shoal uses.
+    """Exercise once, in one thread, every part of OpenVINO's bindings that Shoal uses.
 
-    They keep Python objects in static variables of C++. A thread that fills one holds the variable's guard and may give
-    up the interpreter's lock meanwhile; another thread that reaches the same variable waits for the guard with that
-    lock held, and no thread of the process ever runs again.
+    The bindings keep Python objects in static C++ variables. A thread that initializes one holds the variable's guard
+    and may release the GIL meanwhile. Another thread that reaches the same variable then waits for the guard while
+    holding the GIL, which deadlocks the process.
     """
     import numpy as np
     import openvino
@@ -83,7 +81,7 @@ def warm_up() -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """`narrow` runs `streams` batches side by side; `wide`, if any, one on all `threads`."""
+    """A compiled graph. `narrow` runs `streams` batches in parallel; `wide`, if any, runs one on all `threads`."""
 
     narrow: Any
     wide: Any | None
@@ -99,7 +97,7 @@ class CompiledGraph:
 
 @dataclass(frozen=True, slots=True)
 class _PrecisionChoice:
-    """`model` is the compiled one-stream model that the check left over, in the precision it chose."""
+    """A chosen precision. `model` is the one-stream model that the check compiled in that precision, if any."""
 
     precision: Precision
     reason: str
@@ -108,9 +106,9 @@ class _PrecisionChoice:
 
 
 def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
-    """Read, check and compile; takes seconds of CPU.
+    """Read, check and compile a graph. Takes seconds of CPU time.
 
-    Raises ModelFileError, ConfigError (bf16 on a processor without it), MissingExtra.
+    Raises ModelFileError, ConfigError (bf16 on a processor without it) and MissingExtra.
     """
     openvino = import_openvino()
     core = openvino.Core()
@@ -145,7 +143,7 @@ def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
 
 
 class _Compiler:
-    """Models compiled by it share one copy of what the graph's file holds, but each packs its own weights."""
+    """Compiles one graph. Its models share one copy of the graph file's contents, but each packs its own weights."""
 
     def __init__(self, core: Any, model: Any, threads: int) -> None:
         self.core = core
@@ -158,10 +156,11 @@ class _Compiler:
             "INFERENCE_PRECISION_HINT": precision,
             "NUM_STREAMS": streams,
             "INFERENCE_NUM_THREADS": self._threads,
-            # the event loop, the tokenizer and other models share the cores: a pinned thread cannot step aside
+            # the event loop, the tokenizer and other models share the cores: a pinned thread cannot move out of their
+            # way
             "ENABLE_CPU_PINNING": False,
             "CPU_RUNTIME_CACHE_CAPACITY": KERNELS_KEPT,
-            # weights in int8 are multiplied by inputs in int8, each group of a token's numbers with a scale of its own
+            # int8 weights are multiplied by int8 inputs; each group of a token's numbers has its own scale
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": QUANTIZED_GROUP,
         }
         return self.core.compile_model(self._model, "CPU", settings)
@@ -194,15 +193,15 @@ def _choose_precision(
 
 
 def output_names(model: Any) -> tuple[str, ...]:
-    """The names that the graph gives to its outputs. Versions before 2025.4 list those of the nodes behind them as
-    well, in any order; only the output's own node is called by its own."""
+    """Return the names that the graph gives to its outputs. Versions before 2025.4 also list the names of the nodes
+    behind them, in any order. Only the output's own node has the name of the output."""
     own = [(output.get_node().get_friendly_name().partition("/sink_port")[0], output) for output in model.outputs]
     return tuple(name if name in output.get_names() else output.get_any_name() for name, output in own)
 
 
 def has_bf16(core: Any) -> bool:
-    """Whether bf16 is fast here. OpenVINO lists what the processor has, and emulates it, forty times slower, where a
-    variable holds its kernels down to an older one."""
+    """Return whether bf16 is fast here. OpenVINO reports the processor's features even if an environment variable
+    limits its kernels to an older processor; it then emulates bf16, forty times slower."""
     held = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") and held not in WITHOUT_BF16
 
@@ -220,8 +219,8 @@ def _cache_key(core: Any, samples: Sequence[Tensors]) -> str:
 def _run_samples(
     model: Any, outputs: Sequence[str], ports: tuple[Port, ...], samples: Sequence[Tensors], options: EngineOptions
 ) -> list[Mapping[str, Array]]:
-    """What the model answers for each of the samples, to be compared. A compiled model's outputs have the names of what
-    was fused into them beside their own, so they are named by their order."""
+    """Run the samples and return the outputs for comparison. Outputs are named by position, because fused nodes add
+    their names to an output's own."""
     request = model.create_infer_request()
     rows: list[Mapping[str, Array]] = []
     for sample in samples:
@@ -240,5 +239,5 @@ def _to_port(given: Any) -> Port:
 
 
 def _graph_bytes(graph: Path) -> int:
-    """Size of a graph with the weights that lie beside it (`model.onnx_data`)."""
+    """Return the size of a graph with the weights beside it (`model.onnx_data`)."""
     return sum(path.stat().st_size for path in graph.parent.glob(graph.name + "*"))

@@ -1,4 +1,4 @@
-"""The engine over any workers of this process: checks, slots, the wide lane, warming, facts."""
+"""The engine on top of any workers of this process: input checks, slots, the wide lane, warm-up, facts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from shoal.types import Array
 logger = logging.getLogger("shoal.backends")
 
 SOLO_ITEMS = 8
-"""A batch of more items than these is bulk work and never runs wide."""
+"""A batch of more items is bulk work and never runs wide."""
 
 QUIET_S = 0.02
-"""Time without a batch after which the engine counts as idle and warms one more shape."""
+"""Seconds without a batch after which the engine counts as idle and warms one more shape."""
 
 WARM_DEADLINE_S = 60.0
 
 
 class Lanes(NamedTuple):
-    """`wide`: one more worker that uses all cores for a single batch; it serves a small batch that is alone, which on
-    two cores then takes 0.6 of the time. Batches that come while others run use `slots`, which compute more in all."""
+    """The workers of an engine. `wide` is one more worker, which uses all cores for a single batch. It runs a small
+    batch that is alone, which takes 0.6 of the time on two cores. Concurrent batches use `slots`, which have the higher
+    throughput."""
 
     slots: Slots
     wide: Slots | None = None
@@ -38,8 +39,8 @@ class Lanes(NamedTuple):
 class LocalEngine:
     """An Engine over `lanes`, for inputs of at most `max_length` tokens.
 
-    `warm` says which shapes to run first. `rebuild`, for engines that a failed batch may leave unsound, makes new
-    lanes; batches that come meanwhile wait for them. `end` is called when all is closed.
+    `warm` says which shapes to run first. `rebuild`, for engines that a failed batch may corrupt, creates new lanes;
+    batches that arrive meanwhile wait for them. `end` is called after everything is closed.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class LocalEngine:
     async def _choose(self, lanes: Lanes, size: int) -> Slots:
         if lanes.wide is None or size > SOLO_ITEMS or self._calls > 1:
             return lanes.slots
-        await asyncio.sleep(0)  # batches of the same loop tick show themselves; then this one is not alone
+        await asyncio.sleep(0)  # let other batches of the same event loop tick start; then this one is not alone
         return lanes.wide if self._calls == 1 and lanes.wide.free else lanes.slots
 
     def _start_rebuild(self, lanes: Lanes) -> None:
-        """A batch failed on these lanes: replace them, unless that is done or under way."""
+        """Replace lanes on which a batch failed, unless that is done or under way."""
         if self._rebuild is not None and lanes is self._lanes and self._mending is None and not self._closed:
             self._mending = asyncio.create_task(self._rebuild_lanes(self._rebuild), name=f"rebuild {self._facts.name}")
 
@@ -119,9 +120,9 @@ class LocalEngine:
         try:
             self._lanes = await rebuild()
         except ShoalError as error:
-            self._closed = True  # what was loaded once cannot be loaded now; `ready` says so
+            self._closed = True  # the model cannot be loaded any more; `ready` reports it
             logger.error("%s is out of service: after a failed batch %s", self._facts.name, error.message)
-        except Exception:  # the lanes that failed may answer wrongly, and nobody awaits this to hear of it
+        except Exception:  # the failed lanes may return wrong results, and nobody awaits this task's error
             self._closed = True
             logger.exception("%s is out of service: after a failed batch it could not be built anew", self._facts.name)
         finally:
@@ -149,7 +150,7 @@ class LocalEngine:
             end()
 
     async def warm_up(self, seconds: float) -> None:
-        """Run shapes for so long, then go on in the background whenever the engine is idle."""
+        """Run shapes for so many seconds, then continue in the background whenever the engine is idle."""
         if seconds <= 0:
             return
         end = time.monotonic() + seconds
@@ -166,7 +167,7 @@ class LocalEngine:
                 more = await self._warm_next()
 
     async def _warm_next(self) -> bool:
-        """Run the next shape on every worker, each lane's all at once: kernels are kept per stream."""
+        """Run the next shape on all workers of a lane at once, because kernels are cached per stream."""
         warm, lanes = self._warm, self._lanes
         shape = warm.next()
         if shape is None:
@@ -184,7 +185,7 @@ class LocalEngine:
         return True
 
     async def _run_everywhere(self, slots: Slots, shape: Shape) -> bool:
-        """Whether it went well; a shape that the graph refuses is simply not warm."""
+        """Return whether all runs succeeded. A shape that the graph rejects simply stays cold."""
         feeds = make_example(self._ports, shape.size, shape.length)
         deadline = time.monotonic() + WARM_DEADLINE_S
         runs = (slots.run(feeds, self._facts.outputs, deadline) for _ in range(slots.count))

@@ -1,4 +1,4 @@
-"""The engines of local models: named here, and imported only when one is opened."""
+"""The table of engines for local models. An engine is imported only when one is opened."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ ENGINES = {
     "openvino": "shoal.backends.local.openvino:open",
     "onnxruntime": "shoal.backends.local.onnxruntime:open",
 }
-"""Engine name, which is also the package that it needs, to its "module:open"; `auto` tries them in this order."""
+"""Maps an engine's name, which is also the package it needs, to its "module:open". `auto` tries them in this order."""
 
 FOLDER_ENGINES = {"torch": "shoal.backends.local.torch:open"}
-"""Engines that run a model's folder, as its author published it, with `EngineOptions.spec`; the others run graphs.
-`auto` comes to them last."""
+"""Engines that run a model's folder, as its author published it, with `EngineOptions.spec`. The others run graphs.
+`auto` tries these last."""
 
 EXTRAS = {"openvino": "local", "onnxruntime": "ort", "torch": "torch"}
 
 
 class OpenEngine(Protocol):
-    """Loads `graph`, a file or the folder of a model, and answers an engine that is warm enough to serve.
+    """Loads `graph`, which is a model's file or folder, and returns an engine that is warm enough to serve.
 
-    Raises ModelFileError (the graph cannot be loaded), ConfigError (an option cannot work here), MissingExtra.
+    Raises ModelFileError (the graph cannot be loaded), ConfigError (an option cannot work here) and MissingExtra.
     """
 
     async def __call__(self, graph: Path, *, name: str, options: EngineOptions) -> Engine: ...
 
 
 def choose_engine(engine: str = "auto") -> str:
-    """The engine to use: the one asked for, else the first that is installed.
+    """Return the name of the engine to use: the requested one, or with `auto` the first installed one.
 
-    Raises MissingExtra when it, or all, are not installed; ConfigError for a name that is not in the table.
+    Raises MissingExtra if it is not installed, or none is. Raises ConfigError for an unknown name.
     """
     known = (*ENGINES, *FOLDER_ENGINES)
     if engine == "auto":
@@ -53,7 +53,7 @@ def choose_engine(engine: str = "auto") -> str:
 
 
 def load_opener(engine: str) -> OpenEngine:
-    """The `open` of an engine that `choose_engine` answered; imports its module."""
+    """Import an engine that `choose_engine` returned, and return its `open` function."""
     module, _, function = (ENGINES | FOLDER_ENGINES)[engine].partition(":")
     return cast(OpenEngine, getattr(import_module(module), function))
 

@@ -1,4 +1,4 @@
-"""What engines raise, to what Shoal raises: one table."""
+"""Maps errors of engines to Shoal's errors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ERROR_TABLE: tuple[tuple[type[BackendError], tuple[type[BaseException], ...], tu
         ),
     ),
 )
-"""Error, exception types that mean it, and words in a message that do: the engines raise RuntimeError for nearly all.
-The first row that fits counts; what fits none is EngineFailed."""
+"""Each row has an error, the exception types that map to it, and words in a message that do, because engines raise
+RuntimeError for nearly everything. The first matching row counts; without a match the error is EngineFailed."""
 
 MESSAGES = {
     OutOfMemory: "the batch did not fit into memory; lower max_batch_tokens",
@@ -38,7 +38,7 @@ MAX_MESSAGE_CHARS = 300
 
 
 def engine_error(error: BaseException) -> BackendError:
-    """The Shoal error for what an engine raised, with the engine's own words at the end of its message."""
+    """Return the Shoal error for an engine's exception. Its message ends with the engine's own."""
     text = str(error)
     lowered = text.lower()
     kind: type[BackendError] = EngineFailed
@@ -50,7 +50,7 @@ def engine_error(error: BaseException) -> BackendError:
 
 
 def shorten_message(text: str) -> str:
-    """An engine's message without the source files that it names, on one line."""
+    """Return an engine's message on one line, without source file names."""
     lines = (
         re.sub(r"(Caught )?[Ee]xception from \S+:\d+:|/\S+\.(?:h|cc|cpp|cuh):\d+", "", line)
         for line in text.split("\n")

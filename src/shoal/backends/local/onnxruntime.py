@@ -1,8 +1,8 @@
-"""ONNX Runtime, on a GPU where its package has the CUDA provider, else on the CPU; f32.
+"""ONNX Runtime in f32: on a GPU if its package has the CUDA provider, else on the CPU.
 
-One session whose threads serve all slots, without spinning: on two cores that gives two batches side by side the
-throughput of two one-thread sessions, and a batch that is alone 1.3x the speed of one. No kernels are made per shape,
-so there are no buckets, and warming only measures.
+One session serves all slots with its threads, without spinning. On two cores, two concurrent batches then reach the
+throughput of two one-thread sessions, and a lone batch runs at 1.3x the speed of one. No kernels are compiled per
+shape, so there are no buckets, and warm-up only measures.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
 
 SLOTS = 2
-"""All share one device or one set of threads: a second keeps it busy while results are handed over or copied, a third
-would only wait."""
+"""All slots share one device or one set of threads. A second keeps it busy while results are returned or copied; a
+third would only wait."""
 
 TYPES = {
     "tensor(int64)": np.int64,
@@ -42,7 +42,7 @@ LOG_FATAL_ONLY = 4
 
 
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
-    """Load a graph and time it. The contract is `shoal.backends.Open`'s."""
+    """Load and time a graph. Implements `OpenEngine` of `shoal.backends.local.engines`."""
     if options.precision == "bf16":
         raise ConfigError("onnxruntime runs f32 only; use precision f32, or another engine", param="precision")
     loaded = await asyncio.to_thread(_load, graph, options)
@@ -74,19 +74,18 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         Lanes(Slots(_SessionWorker(session, pool) for _ in range(slots))),
         max_length=options.max_length,
         warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3),
-        end=partial(pool.shutdown, wait=False),  # its threads have nothing left to do by then
+        end=partial(pool.shutdown, wait=False),  # its threads are idle by then
     )
     await engine.warm_up(options.warm_up_s)
     return engine
 
 
 def import_onnxruntime() -> Any:
-    """The `onnxruntime` package. The only place where Shoal imports it.
+    """Import the `onnxruntime` package. This is the only place where Shoal imports it.
 
-    It reports to its vendor, and gives the machine an id and a database in the user's cache for that, unless the
-    environment says no before it starts; the call is for Windows, which goes by another way.
-
-    Raises MissingExtra.
+    Unless the environment disables it beforehand, the package reports to its vendor, and creates a machine id and a
+    database in the user's cache for that. The call is for Windows, where the environment variable has no effect. Raises
+    MissingExtra.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
@@ -98,7 +97,7 @@ def import_onnxruntime() -> Any:
 
 
 class _LoadedSession(NamedTuple):
-    """`device` is "cpu" or "cuda"."""
+    """A loaded session. `device` is "cpu" or "cuda"."""
 
     session: Any
     device: str
@@ -108,7 +107,7 @@ class _LoadedSession(NamedTuple):
 
 
 def _load(graph: Path, options: EngineOptions) -> _LoadedSession:
-    """Raises MissingExtra, ModelFileError."""
+    """Create the session. Raises MissingExtra and ModelFileError."""
     onnxruntime = import_onnxruntime()
     slots, threads = plan_threads(options.streams or SLOTS, options.threads, usable_cores())
     settings = onnxruntime.SessionOptions()
@@ -120,7 +119,7 @@ def _load(graph: Path, options: EngineOptions) -> _LoadedSession:
     providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available]
     try:
         session = onnxruntime.InferenceSession(str(graph), settings, providers=providers)
-    except Exception as error:  # its own exception classes share no base but Exception
+    except Exception as error:  # its exception classes share no base but Exception
         raise ModelFileError(
             f"ONNX Runtime cannot load this graph: {shorten_message(str(error))}; convert the model again",
             file=graph.name,
@@ -137,7 +136,7 @@ def _to_port(given: Any, graph: Path) -> Port:
 
 
 class _SessionWorker:
-    """A Worker: one run of the session at a time, on a thread of the pool, which has one for each slot."""
+    """A Worker that makes one run of the session at a time, on a thread of the pool, which has one thread per slot."""
 
     def __init__(self, session: Any, pool: ThreadPoolExecutor) -> None:
         self._session = session
@@ -163,6 +162,6 @@ class _SessionWorker:
         try:
             arrays = self._session.run(outputs, feeds, self._current)
             self._outcome = dict(zip(outputs, arrays, strict=True))
-        except Exception as error:  # raised again by `result`, on the loop's side
+        except Exception as error:  # raised again by `result`, on the event loop's side
             self._outcome = error
         done()

@@ -1,5 +1,7 @@
-"""Local models, put together: files in the store, a pipeline of texts or pairs, engines, and the facts to show. Part of
-the composition root, used by `app` and by the command line."""
+"""Opens local models: files in the store, a pipeline for texts or pairs, engines, and the facts to show.
+
+Part of the composition root, used by `app` and the command line.
+"""
 
 from __future__ import annotations
 
@@ -56,21 +58,21 @@ _log = logging.getLogger(__name__)
 VERIFY_DEADLINE_S = 120.0
 
 LOGITS_BYTES = 512 * 2**20
-"""Of a batch's scores over the vocabulary."""
+"""Maximum bytes of a batch's scores over the vocabulary."""
 
 ANY_LENGTH = 2**20
-"""The samples of a comparison are cut to the model's own length before."""
+"""No limit on length: comparison samples are already cut to the model's own length."""
 
 PARITY_FIELDS = ("min_cosine", "mean_cosine", "max_difference", "speed", "bytes")
-"""Of a variant's Parity, what the details of the facts show."""
+"""Fields of a variant's Parity that the facts' details show."""
 
 SAMPLE_ROWS = 32
-"""Of a batch in the precision check: neighbours in length, so that little of it is padding."""
+"""Rows per batch in the precision check. They are neighbors in length, so that little is padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A local model, ready to be served: everything a lane and a runner are made of."""
+    """A local model that is ready to be served: the parts of a lane and a runner."""
 
     pipeline: TextPipeline | PairPipeline
     codec: TokenizerCodec
@@ -86,9 +88,9 @@ def prepare_local(
     stop: Stop | None = None,
     refresh: bool = False,
 ) -> StoredModel:
-    """The model in the store, fetched and converted if need be, and verified where an engine is installed. Blocks.
+    """Fetch and convert a model as needed, and return its entry in the store. Blocks.
 
-    Raises SetupError.
+    The model is verified if an engine is installed. Raises SetupError.
     """
     ways = _conversion_options(settings)
     with ExitStack() as stack:
@@ -109,8 +111,8 @@ def prepare_local(
 
 
 def _conversion_options(settings: Settings) -> Fallbacks:
-    """What becomes of pickled weights, and of an architecture without a graph: PyTorch turns them into safetensors and
-    exports it, where the extra that can is installed; an engine that runs folders knows the architecture itself."""
+    """Return how to handle pickled weights and architectures without a graph. PyTorch converts the weights to
+    safetensors and exports the graph if the extra for it is installed. An engine that runs folders needs no graph."""
 
     def run_export(
         folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
@@ -147,8 +149,8 @@ def _conversion_options(settings: Settings) -> Fallbacks:
 
 
 def choose_graph_engine(engine: str) -> str:
-    """The engine that verifies: the one that will serve, or where that runs folders any that runs graphs. Raises
-    MissingExtra, ConfigError."""
+    """Return the engine for verification: the serving engine, or any that runs graphs if that one runs folders. Raises
+    MissingExtra and ConfigError."""
     chosen = choose_engine(engine)
     if chosen not in FOLDER_ENGINES:
         return chosen
@@ -162,7 +164,7 @@ def choose_graph_engine(engine: str) -> str:
 
 
 async def prepare_async(address: Address, settings: Settings, progress: Progress | None = None) -> StoredModel:
-    """`prepare_local` in a thread. When it is cancelled, it returns once the thread has stopped."""
+    """Run `prepare_local` in a thread. A canceled call returns once the thread has stopped."""
     stop = Stop()
     return await run_in_thread(partial(prepare_local, address, settings, progress=progress, stop=stop), stop.set)
 
@@ -175,7 +177,8 @@ async def open_local(
     *,
     table: ModelTable | None = None,
 ) -> LocalModel:
-    """Open every replica of a model; they must be the same model. Of its table prompts are read. Raises SetupError."""
+    """Open every replica of a model; all must be the same model. Only the prompts of `table` are used. Raises
+    SetupError."""
     stored = [await prepare_async(address, settings, progress) for address in addresses]
     if choose_engine(settings.engine) in FOLDER_ENGINES:
         stored = await asyncio.to_thread(_compare_with_reference, stored, choose_engine(settings.engine), settings)
@@ -203,14 +206,14 @@ async def open_local(
 
 
 def check_same_model(name: str, stored: Sequence[StoredModel]) -> None:
-    """Replicas are one model. Raises AddressError."""
+    """Raise AddressError if the replicas are not the same model."""
     if len({compute_space(one) or _identity(one) for one in stored}) > 1:
         raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
 
 
 def apply_prompts(stored: StoredModel, table: ModelTable) -> StoredModel:
-    """The model with the prompts of its table above its own, which makes its space another one; one that only scores
-    has none. Raises ConfigError for a default prompt that is in neither."""
+    """Return the model with its table's prompts over its own, which changes its vector space. Models that only score
+    ignore prompts. Raises ConfigError for a default prompt that neither has."""
     spec = stored.manifest.text_spec
     if spec.score is not None or not (table.prompts or table.default_prompt_name):
         return stored
@@ -230,7 +233,7 @@ def _build_pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPip
 
 
 def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpec | None) -> EngineOptions:
-    """How to load a model's graph: of texts with a `spec`, of pictures without."""
+    """Return the options for loading a model's graph: a text graph with a `spec`, an image graph without."""
     return EngineOptions(
         precision=settings.precision,
         streams=settings.streams,
@@ -256,8 +259,8 @@ async def open_engine(
     *,
     noted: str = "precision",
 ) -> Engine:
-    """Open what lies at `place` of a stored model. What the check of its precision finds is kept with the model under
-    the name `noted`, and not found out twice."""
+    """Open the graph or folder at `place` of a stored model. The result of the precision check is stored with the model
+    under the name `noted`, so that it runs once."""
     store = Store(home)
     kept = (await asyncio.to_thread(store.notes, stored)).get(noted)
     options = replace(options, checked=_CHECKED(kept) if kept else None)
@@ -272,15 +275,17 @@ async def open_engine(
 
 
 def cap_batch_tokens(spec: TextSpec, wanted: int) -> int:
-    """Padded tokens that a batch may have: as `wanted`, but a model that scores the whole vocabulary at every token
-    (SPLADE) has [tokens, vocabulary] floats in memory at once, so it takes fewer, and one longest text at least."""
+    """Return the maximum padded tokens of a batch, `wanted` or fewer. A model that scores the whole vocabulary at every
+    token (SPLADE) has [tokens, vocabulary] floats in memory at once, so it takes fewer, but at least one longest text.
+    """
     if spec.sparse is None or spec.sparse.per == "token" or not spec.vocab_size:
         return wanted
     return min(wanted, max(spec.max_tokens, LOGITS_BYTES // (4 * spec.vocab_size)))
 
 
 def _variant(engine: str, settings: Settings) -> Variant | None:
-    """The variant of the graph that the precision asks for; an engine of folders has none, and no graph."""
+    """Return the graph variant for the configured precision, or None. Engines that run folders have no graph and no
+    variant."""
     asked: str = settings.precision
     return None if engine in FOLDER_ENGINES else next((one for one in VARIANTS if one == asked), None)
 
@@ -288,8 +293,8 @@ def _variant(engine: str, settings: Settings) -> Variant | None:
 def _measure_variant(
     stored: Sequence[StoredModel], engine: str, settings: Settings, samples: Sequence[Tensors]
 ) -> dict[str, Any]:
-    """Make the variant that is asked for and measure it against f32, once on a machine; what it costs, for the details
-    of the facts. Blocks. Raises SetupError."""
+    """Create the configured variant and measure it against f32, once per machine. Returns the figures for the facts'
+    details. Blocks. Raises SetupError."""
     variant = _variant(engine, settings)
     if variant is None:
         return {}
@@ -317,13 +322,13 @@ def _measure_variant(
 def _package_version(package: str) -> str:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # a build of another name, such as onnxruntime-gpu
+    except metadata.PackageNotFoundError:  # a build with another name, such as onnxruntime-gpu
         return ""
 
 
 class _FolderVerdict(msgspec.Struct, frozen=True):
-    """A model's verdict on an engine of folders, as it is noted. `key`: the engine with its version; `verdict` None: an
-    architecture that there is nothing to compare with."""
+    """The stored verdict on a model in an engine that runs folders. `key`: the engine and its version. `verdict` is
+    None for an architecture without a reference to compare with."""
 
     key: str = ""
     verdict: Verdict | None = None
@@ -334,9 +339,9 @@ _CHECKED = converter(PrecisionCheck)
 
 
 def _compare_with_reference(stored: Sequence[StoredModel], engine: str, settings: Settings) -> list[StoredModel]:
-    """The models as an engine of folders runs them: each compared with the numpy forward pass where that knows the
-    architecture, in f32 and once with each version of the engine, and its verdict in place of the graph's. Blocks.
-    Raises SetupError."""
+    """Return the models with their verdict in an engine that runs folders, instead of the graph's. Each is compared in
+    f32 with the numpy forward pass if that supports the architecture, once per engine version. Blocks. Raises
+    SetupError."""
     store, key = (
         Store(settings.home),
         f"{engine} {_package_version(engine)}, transformers {_package_version('transformers')}",
@@ -359,7 +364,7 @@ def _compare_with_reference(stored: Sequence[StoredModel], engine: str, settings
 
 
 def _describe_variant(variant: Variant, parity: Mapping[str, Any]) -> str:
-    """What a variant costs, in words."""
+    """Describe the cost of a variant."""
     speed = ", ".join(
         f"{times:g} times as fast as f32 ({batch})" for batch, times in parity[f"{variant}_speed"].items()
     )
@@ -372,7 +377,7 @@ def _describe_variant(variant: Variant, parity: Mapping[str, Any]) -> str:
 
 
 def _engine_path(engine: str, stored: StoredModel, variant: Variant | None) -> Path:
-    """What the engine runs: the stored graph, its variant, or the folder as its author published it."""
+    """Return what the engine runs: the stored graph, its variant, or the published folder."""
     if engine not in FOLDER_ENGINES:
         return variant_path(stored, variant) if variant else stored.graph
     kept = stored.path / SOURCE
@@ -380,7 +385,7 @@ def _engine_path(engine: str, stored: StoredModel, variant: Variant | None) -> P
 
 
 def precision_samples(pipeline: TextPipeline | PairPipeline) -> list[Tensors]:
-    """The sample texts as users' texts are run, or pairs of them, shortest first; the longest of all has a batch of its
+    """Return the sample texts or pairs, prepared like users' inputs, shortest first. The longest has a batch of its
     own."""
     score = pipeline.spec.score
     task: BatchTask = Embed(model="", inputs=[], truncate=True, outputs=pipeline.spec.kinds[:1])
@@ -431,7 +436,7 @@ def _build_facts(
 
 
 def engine_details(facts: EngineFacts) -> dict[str, Any]:
-    """What an engine says of itself, with what its precision costs in the place of how that was found."""
+    """Return an engine's details, with the figures of its precision check in place of the check itself."""
     told = {key: value for key, value in facts.details.items() if not isinstance(value, PrecisionCheck)}
     checked = facts.details.get("precision_checked")
     if isinstance(checked, PrecisionCheck):
@@ -440,7 +445,7 @@ def engine_details(facts: EngineFacts) -> dict[str, Any]:
 
 
 def describe_limits(settings: Settings) -> dict[str, Any]:
-    """The settings of a model that its clients may want to know, for the details of its facts."""
+    """Return the settings of a model that its clients may want to know, for the facts' details."""
     return {
         "max_batch_size": settings.max_batch_size,
         "max_batch_tokens": settings.max_batch_tokens,
@@ -450,13 +455,13 @@ def describe_limits(settings: Settings) -> dict[str, Any]:
 
 
 def compute_space(stored: StoredModel, precision: str = "", engine: str = "") -> str:
-    """16 hex digits that are equal only for vectors that may share an index; "" for a model that gives none.
+    """Return 16 hex digits that are equal only for vectors that may share an index; "" for a model without vectors.
 
-    They cover the weights as published (not the converted graph, whose bytes may change with the converter; not a
-    shipped graph beside safetensors, which holds the same weights) and what the text specification does to a vector.
-    Weights in int8 are other weights: of ten nearest neighbours they exchange some. Each engine multiplies them in its
-    own way (OpenVINO by inputs in int8, in groups of so many), so that its name is in them as well: the vectors of two
-    engines have a cosine of 0.994.
+    They cover the published weights and what the text specification does to a vector. They do not cover the converted
+    graph, whose bytes may change with the converter, or a published graph beside safetensors, which holds the same
+    weights. int8 weights count as other weights: they change some of the ten nearest neighbors. Each engine multiplies
+    int8 weights differently (OpenVINO by int8 inputs, in groups of a fixed size), so the digits then cover the engine's
+    name too: the vectors of two engines have a cosine of 0.994.
     """
     text, image = stored.manifest.text, stored.manifest.image
     if (text is not None and text.score is not None) or (image is not None and image.spec.score is not None):
@@ -483,7 +488,7 @@ def _identity(stored: StoredModel) -> str:
         spec.include_prompt,
         spec.lower_case,
         spec.max_tokens,
-        # Beyond one dense vector a text; what a model lacks leaves the digits as they are without it.
+        # What goes beyond one dense vector per text. A missing part does not change the digits.
         *(each for each in (spec.sparse, spec.multi, spec.score) if each is not None),
         *(() if spec.frame_tokens and not spec.dropped else (spec.frame_tokens, spec.dropped)),
     ]
@@ -491,7 +496,7 @@ def _identity(stored: StoredModel) -> str:
 
 
 def _is_exported_copy(file: str, weights: Mapping[str, str]) -> bool:
-    """Whether a published file is a graph beside the weights that it was exported from."""
+    """Return whether a published file is a graph next to the weights that it was exported from."""
     folder, graph, _ = file.rpartition("model.onnx")
     folder = folder.removesuffix("onnx/")
     return bool(graph) and any(
@@ -500,8 +505,8 @@ def _is_exported_copy(file: str, weights: Mapping[str, str]) -> bool:
 
 
 class _Verifier:
-    """Opens graphs and folders in f32 for the comparison with a second path, on an event loop of its own: callers are
-    threads."""
+    """Opens graphs and folders in f32 to compare them with a reference. It has its own event loop, because its callers
+    are threads."""
 
     def __init__(self, engine: str) -> None:
         self._engine = engine

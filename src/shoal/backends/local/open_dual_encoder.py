@@ -1,5 +1,7 @@
-"""Local models that take pictures, put together: a pipeline and engines for each tower, and the facts to show. Part of
-the composition root."""
+"""Opens local models that take images: a pipeline and engines for each tower, and the facts to show.
+
+Part of the composition root.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ from shoal.specs import ImageSpec
 from shoal.types import Modality
 
 SAMPLES = 16
-"""Pictures that the precision of an image tower is checked with."""
+"""Images for the precision check of an image tower."""
 
 
 class Tower(NamedTuple):
-    """One tower: what a lane is made of."""
+    """One tower: the parts of a lane."""
 
     pipeline: Pipeline
     engines: Sequence[Engine]
@@ -45,7 +47,7 @@ class Tower(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DualEncoder:
-    """A model that takes pictures, ready to be served. `codec`: of its text tower, where it has one."""
+    """A model for images that is ready to be served. `codec` belongs to its text tower, if there is one."""
 
     parts: Mapping[Modality, Tower]
     facts: ModelFacts
@@ -55,7 +57,7 @@ class DualEncoder:
 async def open_dual_encoder(
     name: str, stored: Sequence[StoredModel], settings: Settings, table: ModelTable
 ) -> DualEncoder:
-    """Open every replica of a model's towers, those that `towers` asks for; they must be the same model. Raises
+    """Open every replica of the towers that the setting `towers` selects; all must be the same model. Raises
     SetupError."""
     engine = choose_graph_engine(settings.engine)
     if settings.precision in VARIANTS:
@@ -106,7 +108,7 @@ async def _open_text_tower(
 async def _open_image_tower(
     engine: str, name: str, stored: Sequence[StoredModel], settings: Settings, opened: AsyncExitStack
 ) -> Tower:
-    from shoal.pipelines.image import ImagePipeline  # Pillow is imported for models that need it
+    from shoal.pipelines.image import ImagePipeline  # import Pillow only for models that need it
 
     first = stored[0].manifest.image
     assert first is not None
@@ -124,7 +126,7 @@ async def _open_image_tower(
 
 
 def _make_sample_images(spec: ImageSpec) -> list[Tensors]:
-    """Smooth pictures with some grain, as a preprocessor would hand them over: noise alone has no edges."""
+    """Return smooth images with some grain, as a preprocessor outputs them. Pure noise would have no edges."""
     random = np.random.default_rng(0)
     height, width = spec.size
     rows, columns = np.mgrid[0:height, 0:width] / max(height, width)

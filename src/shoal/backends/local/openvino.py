@@ -1,9 +1,9 @@
-"""OpenVINO on the CPU: one infer request a slot, completions by callback, no thread per call.
+"""OpenVINO on the CPU: one infer request per slot, completion by callback, no thread per call.
 
-Defaults, as measured with all-MiniLM-L6-v2 on two AVX512-BF16 cores: as many streams as cores, because two streams give
-1.05x (100 tokens) to 1.25x (16 tokens) the texts a second of one stream on both cores, and more beside a busy event
-loop; and a wide lane, because one stream alone takes 1.7x the time for a lone user. The wide lane costs 55 MB and
-0.15 s at load. The model cache saves 0.2 s of 0.4 s and costs 90 MB of disk, so it is not used.
+The defaults were measured with all-MiniLM-L6-v2 on two AVX512-BF16 cores. There are as many streams as cores: two
+streams give 1.05x (100 tokens) to 1.25x (16 tokens) the texts per second of one stream on both cores, and more beside a
+busy event loop. There is a wide lane, because one stream alone takes 1.7x the time for a single user. The wide lane
+costs 55 MB and 0.15 s at load. The model cache is not used: it saves 0.2 s of 0.4 s and costs 90 MB of disk.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shoal.backends.local.slots import Outputs, Slots
 from shoal.core.protocols import EngineFacts, Tensors
 
 WATCH_S = 0.02
-"""How often to look whether a batch in flight has failed; one that goes well says so itself."""
+"""Seconds between checks whether a batch in flight has failed. A successful batch reports itself."""
 
 
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
-    """Load a graph and warm it. The contract is `shoal.backends.Open`'s."""
+    """Load and warm up a graph. Implements `OpenEngine` of `shoal.backends.local.engines`."""
     compiled = await asyncio.to_thread(compile_graph, graph, options)
     lengths = length_buckets(options.max_length) if any(port.has_length for port in compiled.ports) else ()
     sizes = size_buckets(options.max_batch_size)
@@ -83,13 +83,13 @@ def _details(compiled: CompiledGraph) -> dict[str, Any]:
 
 
 class _Request:
-    """A Worker: an infer request. Its inputs are the caller's own memory, its outputs are copied once."""
+    """A Worker that wraps an infer request. Its inputs are the caller's memory; its outputs are copied once."""
 
     def __init__(self, model: Any) -> None:
         self._tensor = import_openvino().Tensor
         self._request = model.create_infer_request()
-        # What the request calls must not hold it: it would hold itself and its model's memory for ever, in a circle
-        # that goes through C++, where the garbage collector sees nothing.
+        # The request's callback must not hold this object. That would be a reference cycle through C++, which the
+        # garbage collector cannot see, so the request and the model's memory would never be freed.
         finished = weakref.WeakMethod(self._on_finished)
 
         def done(_: None) -> None:
@@ -117,19 +117,19 @@ class _Request:
         return {name: self._request.get_tensor(name).data.copy() for name in self._outputs}
 
     def abort(self) -> None:
-        """Lets the batch end by itself: a cancelled request leaves its stream with shapes of two batches, and the next
-        one fails."""
+        """Let the batch end by itself. A canceled request leaves the shapes of two batches in its stream, and the next
+        batch fails."""
 
     def _on_finished(self, _: None) -> None:
-        """Called on a thread of the engine's; the first call for a batch counts."""
+        """Report the end of the batch. Runs on an engine thread; only the first call for a batch counts."""
         with contextlib.suppress(IndexError):
             self._waiting.pop()()
 
     def _poll(self) -> None:
-        """The engine makes no callback for a batch that failed."""
+        """Check for a failed batch, for which the engine makes no callback."""
         try:
             self._request.wait_for(0)
-        except RuntimeError:  # `result` raises it again, and then it has a reader
+        except RuntimeError:  # `result` raises it again, to a caller who handles it
             self._on_finished(None)
             return
         if self._waiting:

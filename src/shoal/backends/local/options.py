@@ -1,4 +1,4 @@
-"""What a local engine is asked for, and how it divides the processor."""
+"""Options of local engines, and how an engine divides the processor."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from shoal.core.protocols import Tensors
 from shoal.specs import TextSpec
 
 MAX_STREAMS = 8
-"""More slots than this make batches small under a load that few large ones would serve faster; cores beyond go to the
-threads of each stream."""
+"""With more slots, batches get small under a load that few large ones would serve faster. Further cores become threads
+of the streams."""
 
 
 ISA_SWITCHES = ("ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA", "ATEN_CPU_CAPABILITY")
-"""Variables by which somebody holds an engine's kernels down to an older processor's."""
+"""Environment variables that limit an engine's kernels to those of an older processor."""
 
 VARIANTS = ("int8", "fp16")
-"""Precisions of a graph's weights, and not of the arithmetic."""
+"""Precisions of a graph's weights, not of its arithmetic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How to load one graph.
 
-    `streams`: batches side by side, `threads`: of all streams together; 0 chooses from the cores. `max_length`: tokens
-    of the longest item. `samples`: batches of real inputs for the precision check; without any, `auto` means f32.
-    `checked`: an earlier outcome for this graph, used when its key still fits. `warm_up_s`: the time
-    that warming may take before the engine is ready (the rest happens while it is idle); 0 warms nothing at all.
-    `spec`: what the model's outputs mean, for an engine that runs a model's folder and not a graph. The precisions int8
-    and fp16 mean, for a graph, that it is the variant with such weights; which arithmetic goes with them is the
-    engine's to say.
+    `streams`: concurrent batches; `threads`: those of all streams together. 0 chooses from the cores. `max_length`:
+    tokens of the longest item. `samples`: batches of real inputs for the precision check; without any, `auto` means
+    f32. `checked`: an earlier result for this graph, used if its key still matches. `warm_up_s`: time to warm up before
+    the engine is ready (the rest happens while it is idle); 0 disables warm-up. `spec`: the meaning of the model's
+    outputs, for an engine that runs a model's folder. For a graph, the precisions int8 and fp16 mean the variant with
+    such weights; the engine chooses the arithmetic.
     """
 
     precision: Literal["auto", "f32", "bf16", "fp16", "int8"] = "auto"
@@ -51,14 +50,14 @@ class EngineOptions:
 
 
 def plan_threads(streams: int, threads: int, cores: int) -> tuple[int, int]:
-    """(streams, threads) with the zeros chosen: every core a thread, a stream a core up to MAX_STREAMS."""
+    """Return (streams, threads) with zeros replaced: one thread per core, one stream per core up to MAX_STREAMS."""
     threads = threads or max(cores, streams)
     return streams or min(threads, MAX_STREAMS), threads
 
 
 def cpu_instructions() -> str:
-    """The instructions for vectors and matrices that this processor has and the environment leaves to the engines: two
-    machines that differ here round differently, whatever their processors are called."""
+    """Return the vector and matrix instructions that this processor has and the environment lets engines use. Machines
+    that differ here round differently, whatever their processors are called."""
     listed = Path("/proc/cpuinfo")
     lines = listed.read_text(errors="replace").splitlines() if listed.is_file() else []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])

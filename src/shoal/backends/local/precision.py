@@ -1,10 +1,10 @@
-"""Whether 16 bits serve a model as well as float32: the figures of a comparison, and the bounds that `auto` asks for.
+"""Decides whether 16 bits serve a model as well as float32: comparison figures, and the bounds that `auto` applies.
 
-The question is what a user would lose. A vector is used beside others, so what counts is how far vectors move in all
-(the mean, and the hundredth that moves most) and whether pairs keep their order and texts their nearest neighbor. One
-odd text decides nothing: its cosine differs with the processor, the version of the engine and the order of its sums.
-The bounds lie an order of magnitude and more from what sound models measure (docs/design.md has the figures), so that
-none of these flips a choice; a model that 16 bits break misses them by as much.
+The question is what a user would lose. Vectors are compared with others, so the figures measure how far vectors move
+overall (the mean, and the hundredth that moves most), and whether pairs keep their order and texts their nearest
+neighbor. A single odd text must not decide: its cosine differs with the processor, the engine's version and the order
+of its sums. The bounds are at least an order of magnitude away from what sound models measure (docs/design.md has the
+figures), so that none of these flips a choice. A model that 16 bits break misses them by as much.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from shoal.specs import Activation, TextSpec
 from shoal.types import Array
 
 MIN_FIGURES = {"mean_cosine": 0.999, "low_cosine": 0.995, "spearman": 0.995, "neighbors": 0.9}
-"""Figures of vectors below which `auto` takes f32: the mean cosine of a row to its f32 row, that of the worst
-hundredth, the rank correlation of the similarities of all pairs, and the part of rows whose nearest neighbor stays."""
+"""Bounds for vectors; `auto` takes f32 below any of them. They are the mean cosine of a row to its f32 row, that of the
+worst hundredth, the rank correlation of all pairs' similarities, and the share of rows that keep their nearest
+neighbor."""
 
 MAX_FIGURES = {"mean_difference": 0.008, "high_difference": 0.03}
-"""Figures of scores above which `auto` takes f32: the mean difference, and that of the worst hundredth, in parts of
-the range that the scores span."""
+"""Bounds for scores; `auto` takes f32 above any of them. They are the mean difference and that of the worst hundredth,
+as fractions of the range of the scores."""
 
 NOT_FINITE = 1e30
-"""Stands for infinity where a number is kept as JSON, which has none."""
+"""Stands for infinity in JSON, which has none."""
 
 MAX_RANKED_ROWS = 512
-"""Rows of one matrix whose pairs are put in order: more say the same, and cost the square of their number."""
+"""Maximum rows of one matrix whose pairs are ranked. More rows say the same at quadratic cost."""
 
 MIN_NEIGHBOR_ROWS = 32
-"""Rows of one matrix from which on nearest neighbors are counted: among fewer, a single tie would weigh too much."""
+"""Minimum rows of one matrix for counting nearest neighbors. Among fewer, a single tie would weigh too much."""
 
 MAX_COMPARE_COST = 1_000_000_000_000
-"""Bytes of a graph times tokens of samples that are compared: all samples of a graph of 100 MB."""
+"""Limit of a comparison in graph bytes times sample tokens: all samples for a graph of 100 MB."""
 
 MIN_SAMPLES = 64
-"""Samples that are compared at least, however large the graph."""
+"""Minimum samples to compare, however large the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionCheck:
-    """The outcome of a precision check, worth keeping: `figures` compare `precision` with f32 over the samples; `key`
-    names what they hold for: the engine, its version, the processor's arithmetic and the samples."""
+    """The stored result of a precision check. `figures` compare `precision` with f32 over the samples. `key` names what
+    they hold for: the engine, its version, the processor's arithmetic and the samples."""
 
     key: str
     precision: Literal["bf16", "fp16"] = "bf16"
@@ -54,12 +55,12 @@ class PrecisionCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether `auto` takes this precision: nothing of a comparison without figures says so."""
+        """Whether `auto` takes this precision. Never true without figures."""
         return bool(self.figures) and not any(_misses(name, value) for name, value in self.figures.items())
 
     @property
     def reason(self) -> str:
-        """Each figure beside its bound, those that miss it first."""
+        """Each figure with its bound, failed ones first."""
         shown = sorted(self.figures, key=lambda name: not _misses(name, self.figures[name]))
         said = (
             f"{name.replace('_', ' ')} {self.figures[name]:.6f} {_format_bound(name, self.figures[name])}"
@@ -81,8 +82,8 @@ def _format_bound(name: str, value: float) -> str:
 def compare(
     exact: Sequence[Mapping[str, Array]], fast: Sequence[Mapping[str, Array]], spec: TextSpec | None
 ) -> dict[str, float]:
-    """The figures of two runs over the same batches, each batch as `to_comparable_rows` gives it; of several outputs
-    the worst."""
+    """Return the figures of two runs over the same batches, each from `to_comparable_rows`. With several outputs, the
+    worst counts."""
     if spec is not None and spec.score is not None:
         output = spec.score.output
         return compare_scores([one[output] for one in exact], [one[output] for one in fast], spec.score.activation)
@@ -97,8 +98,9 @@ def compare(
 
 
 def compare_vectors(exact: Sequence[Array], fast: Sequence[Array], *, ranked: bool = True) -> dict[str, float]:
-    """The figures of LEAST over rows of vectors; all zero where a row is not finite. Two rows of zeros agree, and say
-    nothing: without any other there are no figures. `ranked`: rows may be compared with one another."""
+    """Return the figures of MIN_FIGURES over rows of vectors, all zero if a row is not finite. Two rows of zeros agree
+    and count for nothing; without any other rows the result is empty. `ranked`: whether rows may be compared with each
+    other."""
     a, b = (_stack_rows(rows) for rows in (exact, fast))
     there = a.any(axis=-1) | b.any(axis=-1)
     a, b = a[there], b[there]
@@ -121,8 +123,8 @@ def compare_vectors(exact: Sequence[Array], fast: Sequence[Array], *, ranked: bo
 
 
 def compare_scores(exact: Sequence[Array], fast: Sequence[Array], activation: Activation) -> dict[str, float]:
-    """The figures of MOST, and `spearman` of the worst label, over rows of logits: of the logits in parts of the range
-    that they span (at least 1), and of the scores once `activation` is over them, whichever moves further."""
+    """Return the figures of MAX_FIGURES and the worst label's `spearman` over rows of logits. Differences are those of
+    the logits as fractions of their range (at least 1), or of the scores after `activation`, whichever is larger."""
     a, b = (np.concatenate(rows).astype(np.float64) for rows in (exact, fast))
     if not a.size or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return dict.fromkeys(MAX_FIGURES, NOT_FINITE)
@@ -138,9 +140,8 @@ def compare_scores(exact: Sequence[Array], fast: Sequence[Array], activation: Ac
 
 
 def to_comparable_rows(outputs: Mapping[str, Array], feeds: Tensors, spec: TextSpec | None) -> dict[str, Array]:
-    """The outputs that are compared, as matrices of a row each. Numbers of padding are left out: of three axes the
-    tokens that are none remain, and of weights a token those of the padding are zero. Token vectors that are pooled are
-    judged by what is pooled of them."""
+    """Return the outputs to compare, as matrices with one row per item. Padding is left out: only real tokens remain of
+    three axes, and token weights of padding are zero. Token vectors that are pooled are judged by the pooled result."""
     late = spec.multi.output if spec is not None and spec.multi is not None else None
     weights = (
         spec.sparse.output if spec is not None and spec.sparse is not None and spec.sparse.per == "token" else None
@@ -157,8 +158,8 @@ def to_comparable_rows(outputs: Mapping[str, Array], feeds: Tensors, spec: TextS
 
 
 def limit_samples(samples: Sequence[Tensors], graph_bytes: int) -> list[Tensors]:
-    """The samples that a graph of this size is compared with: all, or rows of all lengths that are evenly spaced among
-    them, so that a large model does not start later for it."""
+    """Return the samples to compare for a graph of this size: all of them, or evenly spaced rows of all lengths, so
+    that a large model does not start later."""
     tokens = sum(next(iter(one.values())).size for one in samples)
     rows = sum(len(next(iter(one.values()))) for one in samples)
     step = min(-(-tokens * graph_bytes // MAX_COMPARE_COST), rows // MIN_SAMPLES)
@@ -168,14 +169,14 @@ def limit_samples(samples: Sequence[Tensors], graph_bytes: int) -> list[Tensors]
 
 
 def _stack_rows(rows: Sequence[Array]) -> Array:
-    """One matrix; narrower ones (a weight for each token) are filled with zeros."""
+    """Stack rows into one matrix. Narrower ones (one weight per token) are padded with zeros."""
     width = max((one.shape[-1] for one in rows), default=0)
     filled = [np.pad(one, ((0, 0), (0, width - one.shape[-1]))) for one in rows]
     return np.concatenate(filled).astype(np.float64) if filled else np.zeros((0, 0))
 
 
 def _spearman(exact: Array, fast: Array) -> float:
-    """Of the similarities of all pairs; 1.0 of fewer than two pairs."""
+    """Return the rank correlation of all pairs' similarities, 1.0 for fewer than two pairs."""
     upper = np.triu_indices(len(exact), 1)
     return _correlation(_ranks(exact[upper]), _ranks(fast[upper]))
 
@@ -191,7 +192,7 @@ def _correlation(left: Array, right: Array) -> float:
 
 
 def _neighbors(exact: Array, fast: Array) -> float:
-    """The part of rows whose nearest neighbor is the same."""
+    """Return the share of rows with the same nearest neighbor."""
     nearest = []
     for alike in (exact, fast):
         np.fill_diagonal(alike, -np.inf)

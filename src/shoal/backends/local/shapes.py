@@ -1,8 +1,8 @@
-"""Which shapes batches are padded up to, which of them to warm and in what order, and what they cost. Pure.
+"""Chooses the shapes that batches are padded to, the order in which they are warmed, and their cost. Pure.
 
-Figures behind the choices (all-MiniLM-L6-v2, OpenVINO, two AVX512-BF16 cores): the first batch of a shape costs 2 ms
-more than later ones in f32 and 5 ms in bf16, whatever its size, because kernels are made for it, per stream. Time is
-linear in tokens without steps, so padding costs what it adds. A warmed shape holds about 0.4 MB per stream.
+The choices rest on these figures (all-MiniLM-L6-v2, OpenVINO, two AVX512-BF16 cores). The first batch of a shape costs
+2 ms more than later ones in f32 and 5 ms in bf16, whatever its size, because kernels are compiled for it, per stream.
+Time is linear in tokens without steps, so padding costs what it adds. A warmed shape holds about 0.4 MB per stream.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Shape(NamedTuple):
 
 
 def ladder(first: int, step: int, last: int, parts: int) -> tuple[int, ...]:
-    """Ascending sizes from `first` to exactly `last`, in steps of at least `step` and otherwise one of `parts` of the
-    power of two below: padding adds at most that part (but for the smallest), and half of it on average."""
+    """Return ascending sizes from `first` to exactly `last`. A step is at least `step`, and otherwise 1/`parts` of the
+    power of two below. So padding adds at most that fraction (except for the smallest sizes), and half of it on
+    average."""
     rungs = []
     rung = min(first, last)
     while rung < last:
@@ -48,19 +49,19 @@ def size_buckets(max_batch_size: int) -> tuple[int, ...]:
 
 
 def shapes(lengths: Sequence[int], sizes: Sequence[int], max_tokens: int) -> list[Shape]:
-    """All shapes of at most so many tokens, the cheapest first."""
+    """Return all shapes of at most `max_tokens`, cheapest first."""
     every = (Shape(size, length) for size in sizes for length in lengths)
     return sorted((shape for shape in every if shape.tokens <= max_tokens), key=lambda shape: (shape.tokens, shape))
 
 
 def is_probe(shape: Shape) -> bool:
-    """Whether a shape is timed, not only warmed: some sizes at the powers of two among the lengths."""
+    """Return whether a shape is timed as well as warmed: some sizes, at lengths that are powers of two."""
     return shape.size in PROBE_SIZES and shape.length.bit_count() == 1
 
 
 def fit_cost(samples: Sequence[tuple[int, float]]) -> CostModel:
-    """Least squares of seconds over tokens, each sample weighted by 1 / seconds^2, so that small batches count as much
-    as large ones. Neither part is ever negative; without samples it is CostModel's own guess."""
+    """Fit seconds over tokens by least squares, each sample weighted by 1 / seconds^2, so that small batches count as
+    much as large ones. Neither coefficient is negative. Without samples the result is CostModel's default."""
     if not samples:
         return CostModel()
     weights = [1.0 / max(seconds, 1e-9) ** 2 for _, seconds in samples]
@@ -78,10 +79,10 @@ def fit_cost(samples: Sequence[tuple[int, float]]) -> CostModel:
 
 
 class WarmUp:
-    """The order in which to run shapes, and what their times teach.
+    """The order in which shapes are run, and the cost model learned from their times.
 
-    Probes come first: few shapes over the whole range, run often enough to be timed. The others follow, cheapest
-    first, because there a kernel's making weighs most. Nothing predicted to take over `limit_s` is run.
+    Probes come first: few shapes over the whole range, run often enough to be timed. The others follow, cheapest first,
+    because kernel compilation weighs most there. No shape with a predicted time over `limit_s` is run.
     """
 
     def __init__(self, plan: Sequence[Shape], limit_s: float) -> None:
@@ -93,7 +94,7 @@ class WarmUp:
         self._samples: list[tuple[int, float]] = []
 
     def next(self) -> Shape | None:
-        """What to run now; None when all is warm."""
+        """Return the shape to run now, or None when all are warm."""
         for waiting in (self._probes, self._rest):
             while waiting:
                 shape = waiting.popleft()
@@ -102,7 +103,7 @@ class WarmUp:
         return None
 
     def record(self, shape: Shape, seconds: Sequence[float]) -> None:
-        """`shape` was run, and took so long each time; the first time makes its kernels and teaches nothing."""
+        """Record the times of each run of `shape`. The first run compiles its kernels and is ignored."""
         self.done += 1
         if len(seconds) > 1:
             self._samples.append((shape.tokens, min(seconds[1:])))

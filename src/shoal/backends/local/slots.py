@@ -1,4 +1,4 @@
-"""Batches in flight on something that works outside the event loop: who may start, who gave up, what is free."""
+"""Tracks batches in flight on workers outside the event loop: starts, cancellations and free workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TIMEOUT_MESSAGE = "the batch did not finish in time; send fewer or shorter input
 class Worker(Protocol):
     """Runs one batch at a time, on threads of its own.
 
-    `start` returns at once and has `done` called on any thread, exactly once, when the worker is free of the batch.
-    After that, and before the next `start`, `result` answers the outputs, which no later batch changes, or raises.
-    `abort` asks for an early end, where the engine has a safe one; `done` is called all the same.
+    `start` returns at once. It has `done` called on any thread, exactly once, when the worker is finished with the
+    batch. After that, and before the next `start`, `result` returns the outputs, which no later batch changes, or
+    raises. `abort` requests an early end if the engine has a safe one; `done` is still called.
     """
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None: ...
@@ -33,7 +33,7 @@ class Worker(Protocol):
 
 
 class Slots:
-    """Workers that share one queue. The one freed last is used first: its memory is warm."""
+    """Workers that share one queue. The one freed last is used first, because its memory is warm."""
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self._free: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
@@ -49,10 +49,11 @@ class Slots:
         return self._free.qsize()
 
     async def run(self, feeds: Tensors, outputs: Sequence[str], deadline: float) -> Outputs:
-        """Run one batch; waits for a worker when none is free.
+        """Run one batch; waits for a worker if none is free.
 
-        Raises DeadlineExceeded as soon as the deadline passes, while the worker stays taken until it is done, and what
-        `engine_error` makes of the worker's own errors. Cancelling waits until the worker is free of the batch.
+        Raises DeadlineExceeded as soon as the deadline passes; the worker stays taken until it is done. The worker's
+        own errors are raised as `engine_error` maps them. A canceled call waits until the worker is finished with the
+        batch.
         """
         if deadline <= time.monotonic():
             raise DeadlineExceeded(TIMEOUT_MESSAGE)
@@ -61,7 +62,7 @@ class Slots:
         done: asyncio.Future[Outputs | BackendError] = loop.create_future()
         try:
             worker.start(feeds, outputs, partial(_schedule, loop, partial(self._settle, worker, done)))
-        except Exception as error:  # whatever the engine raises on a bad batch; the table knows
+        except Exception as error:  # engines raise anything on a bad batch; `engine_error` maps it
             self._put(worker)
             raise engine_error(error) from error
         try:
@@ -83,7 +84,7 @@ class Slots:
         await self._drained.wait()
 
     def clear(self) -> None:
-        """Let go of the workers and what they hold; nothing may run afterwards."""
+        """Release the workers and what they hold. Nothing may run afterwards."""
         self._free = asyncio.LifoQueue()
 
     async def _take(self, deadline: float) -> Worker:
@@ -104,10 +105,10 @@ class Slots:
             self._drained.set()
 
     def _settle(self, worker: Worker, done: asyncio.Future[Outputs | BackendError]) -> None:
-        """Read the outcome before anybody else can start a batch on this worker."""
+        """Read the outcome before another batch can start on this worker."""
         try:
             outcome: Outputs | BackendError = worker.result()
-        except Exception as error:  # whatever the engine raises on a bad batch; the table knows
+        except Exception as error:  # engines raise anything on a bad batch; `engine_error` maps it
             outcome = engine_error(error)
             outcome.__cause__ = error
         done.set_result(outcome)
@@ -115,12 +116,12 @@ class Slots:
 
 
 def _schedule(loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
-    if not loop.is_closed():  # a loop that was closed with batches in flight has nobody who waits
+    if not loop.is_closed():  # nobody waits on a loop that was closed with batches in flight
         loop.call_soon_threadsafe(settle)
 
 
 async def _wait_uninterrupted(done: asyncio.Future[Outputs | BackendError]) -> None:
-    """Wait for `done` through further cancellations: the caller is cancelled already, and the slot is not free yet."""
+    """Wait for `done` through further cancellations: the caller is already canceled, and the slot is not free yet."""
     while not done.done():
         try:
             await asyncio.wait((done,))

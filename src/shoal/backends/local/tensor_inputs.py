@@ -1,4 +1,4 @@
-"""The inputs of a graph: what they take, and arrays that fit them."""
+"""Describes the inputs of a graph, and converts arrays to match them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.types import Array
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input: its name, type and shape. None is an axis of any size; the first axis is the batch."""
+    """One input: its name, type and shape. None is an axis of any size; the first axis is the batch."""
 
     name: str
     dtype: np.dtype[Any]
@@ -26,19 +26,18 @@ class Port:
         return None in self.shape[1:]
 
     def lengths(self, shape: Sequence[int]) -> list[int]:
-        """The sizes, in an array's shape, of the axes that may have any beside the batch."""
+        """Return the sizes of the variable axes in an array's shape, without the batch."""
         return [size for size, fixed in zip(shape[1:], self.shape[1:], strict=True) if fixed is None]
 
 
 def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dict[str, Array]:
-    """The inputs as the engine takes them: every port's array, of its type, C-contiguous and writeable, not copied
-    where it already is all that.
+    """Return the inputs as the engine takes them: for every port an array of its type, C-contiguous and writable.
+    Arrays that already match are not copied.
 
-    All axes of any size beside the batch are one axis: the length. Engines find out themselves when sizes disagree, but
-    OpenVINO does not survive it: after a failed batch its stream keeps half of the failed shapes.
-
-    Raises InputRejected naming the input: missing, unknown, of another kind or rank, empty, longer than `max_length`,
-    or of other sizes than its neighbours.
+    All variable axes beside the batch are one axis: the length. Engines detect sizes that disagree, but OpenVINO does
+    not survive it: after a failed batch its stream keeps half of the failed shapes. Raises InputRejected, which names
+    the input: missing, unknown, of another kind or rank, empty, longer than `max_length`, or of other sizes than the
+    others.
     """
     names = [port.name for port in ports]
     if unknown := [name for name in inputs if name not in names]:
@@ -80,7 +79,7 @@ def _format_shape(shape: Sequence[int | None]) -> str:
 
 
 def make_example(ports: Sequence[Port], size: int, length: int) -> dict[str, Array]:
-    """Inputs of a shape, for timing: ones, which are a valid id, an attended mask and a valid position."""
+    """Return inputs of a shape for timing: all ones, which are a valid id, an attended mask and a valid position."""
     return {
         port.name: np.ones(
             (size, *(length if given is None else given for given in port.shape[1:])),

@@ -1,7 +1,7 @@
-"""Presets: the settings under which Shoal takes the place of another server (`shoal serve --as NAME`).
+"""Presets: settings under which Shoal replaces another server (`shoal serve --as NAME`).
 
-A preset is a row of `PRESETS`: defaults of its own, and the names that the other server reads from the environment and
-the command line. Those names are read under their preset alone: elsewhere MODEL_NAME or MAX_BATCH_SIZE may mean
+A preset is an entry of `PRESETS`: its own defaults, and the names that the other server reads from the environment and
+the command line. Those names are read only under their preset, because elsewhere MODEL_NAME or MAX_BATCH_SIZE may mean
 anything.
 """
 
@@ -24,16 +24,16 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 SWITCHES = frozenset(flag for one in PRESETS.values() for flag in one.switches)
-"""Flags of other servers that may stand without a value."""
+"""Flags of other servers that may be given without a value."""
 
 FLAGS: Mapping[str, Preset] = {flag: one for one in PRESETS.values() for flag in one.flags}
-"""Every flag of another server, with the preset that knows it."""
+"""Every flag of another server, with the preset that accepts it."""
 
 __all__ = ["FLAGS", "PRESETS", "SWITCHES", "Environ", "Preset", "PresetSettings", "PresetValue", "preset", "read"]
 
 
 def preset(name: str, where: str) -> Preset:
-    """Raises ConfigError that lists the presets; `where` says who named it."""
+    """Return the preset called `name`. Raises ConfigError that lists all presets; `where` is the source of the name."""
     found = PRESETS.get(name)
     if found is None:
         near = difflib.get_close_matches(name, PRESETS, n=1)
@@ -43,9 +43,9 @@ def preset(name: str, where: str) -> Preset:
 
 
 def read(chosen: Preset | None, environ: Environ, flags: Environ) -> PresetSettings:
-    """What `environ` and the other server's `flags` mean under the preset; empty ones count as not set.
+    """Translate `environ` and the other server's `flags` under the preset; empty values count as not set.
 
-    Raises ConfigError, also for flags of another preset, or of one where there is none.
+    Raises ConfigError for wrong values, and for flags that belong to another preset or are given without one.
     """
     for flag in flags:
         if chosen is None or flag not in chosen.flags:

@@ -1,4 +1,4 @@
-"""In the place of auto-batching-proxy, which reads flags alone, as its src/config.rs has them:
+"""Preset for auto-batching-proxy, which reads only flags, as in its src/config.rs:
 https://github.com/sitetester/auto-batching-proxy."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a preset is, and what all of them read values with."""
+"""The types of a preset, and functions that parse values for all presets."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 from shoal.errors import ConfigError
 
 Environ: TypeAlias = Mapping[str, str]
-"""What is set and not empty, by name: variables of the environment, and flags with their dashes."""
+"""Non-empty variables of the environment, and flags, by name; flags include their dashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresetValue:
     """A value for a setting or for a key of a model's table, and the variables and flags that it came from.
 
-    None of them: it is the preset's own default. The value is checked by whoever takes it. `alone`: of addresses that a
-    flag gave, that none may be named beside them.
+    Without any of them it is the preset's own default. The caller validates the value. `alone` marks addresses from a
+    flag that excludes further addresses.
     """
 
     value: Any
@@ -28,10 +28,10 @@ class PresetValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetSettings:
-    """What an environment means under a preset: settings by name, addresses to serve, keys of tables by model.
+    """The meaning of an environment under a preset: settings by name, addresses to serve, table keys by model.
 
-    Keys that name no model: `language_models` apply to models that generate text, `served_model` to the one model that
-    the process is started for. What a model's own table or files say wins over both.
+    Two mappings name no model: `language_models` applies to models that generate text, `served_model` to the one model
+    that the process is started for. A model's own table or files override both.
     """
 
     settings: Mapping[str, PresetValue] = field(default_factory=dict)
@@ -44,12 +44,14 @@ class PresetSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """`defaults` stand below the file, what `read` finds above it. `variables`, and `flags` with their dashes, which
-    take one value each: name to what it sets, for the docs. `switches`: flags that may stand without a value, which is
-    "true" then. `verbatim`: names whose values keep the spaces around them. `spellings`: values that a flag of Shoal's
-    has in the original as well, by setting: the original's word to Shoal's.
+    """A preset: its defaults and the foreign names that it reads.
 
-    `read` raises ConfigError, with the variable or flag at fault as its `param`.
+    `defaults` rank below the file, the result of `read` above it. `variables` and `flags` map each name to what it
+    sets, for the docs; flags include their dashes and take one value each. `switches` are flags that may be given
+    without a value, which is then "true". `verbatim` lists names whose values keep surrounding spaces. `spellings`
+    maps, by setting, the other server's values of a flag that Shoal has as well to Shoal's.
+
+    `read` raises ConfigError whose `param` is the offending variable or flag.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Preset:
 
 
 HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s/:#?@%=\[\]]+"
-"""A host's name or address as a regular expression; IPv6 in brackets."""
+"""Regular expression of a host name or address; IPv6 is in brackets."""
 
 
 def read_switch(variable: str, environ: Environ) -> bool:

@@ -1,4 +1,4 @@
-"""In the place of inference-server, with the environment of its successor:
+"""Preset for inference-server, with the environment of its successor:
 https://github.com/OwenPendrighElliott/inference_server."""
 
 from __future__ import annotations

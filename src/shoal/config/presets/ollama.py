@@ -1,4 +1,4 @@
-"""In the place of Ollama: https://github.com/ollama/ollama, envconfig/config.go and docs/faq.mdx."""
+"""Preset for Ollama: https://github.com/ollama/ollama, envconfig/config.go and docs/faq.mdx."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_EFFECT = {
     "OLLAMA_NOPRUNE": "nothing is pruned at the start",
     "OLLAMA_REMOTES": "no request is passed on to another host",
 }
-"""Of the original's, those that a person may count on, and why they change nothing here."""
+"""Variables of Ollama that a user may rely on, and why they have no effect here."""
 
 
 def _read(environ: Environ) -> PresetSettings:
@@ -39,7 +39,7 @@ def _read(environ: Environ) -> PresetSettings:
     warnings = []
     for variable, setting in _COUNTS.items():
         count = read_int(variable, environ) if variable in environ else 0
-        if count or (variable in environ and variable == "OLLAMA_MAX_QUEUE"):  # of the others 0 means any number
+        if count or (variable in environ and variable == "OLLAMA_MAX_QUEUE"):  # 0 means unlimited for the other variables
             settings[setting] = PresetValue(count, (variable,))
     if "OLLAMA_KEEP_ALIVE" in environ:
         settings["keep_alive_s"] = PresetValue(_keep_alive(environ), ("OLLAMA_KEEP_ALIVE",))
@@ -71,8 +71,11 @@ def _read(environ: Environ) -> PresetSettings:
 
 
 def _address(environ: Environ) -> dict[str, PresetValue]:
-    """`host` and `port`. As there, quotes around it do not count, and an IPv6 address without a port needs no brackets;
-    what looks like one with a port but no brackets is an address as well, or wrong."""
+    """Parse `host` and `port`.
+
+    As in Ollama, surrounding quotes are ignored, and an IPv6 address without a port needs no brackets. Text that looks
+    like an address with a port but without brackets is an IPv6 address as well, or invalid.
+    """
     text = environ["OLLAMA_HOST"].strip("\"' ")
     scheme, separator, place = text.rpartition("://")
     bare = place.rstrip("/")
@@ -101,13 +104,13 @@ def _is_ipv6(text: str) -> bool:
 
 
 def _keep_alive(environ: Environ) -> float:
-    """`keep_alive_s`, where 0 is for ever; Ollama's 0 is no longer than needed."""
+    """Return `keep_alive_s`, where 0 means forever; in Ollama 0 unloads at once."""
     seconds = _seconds("OLLAMA_KEEP_ALIVE", environ)
     return 0.0 if seconds < 0 else max(seconds, _SOON_S)
 
 
 def _load_timeout(environ: Environ) -> float:
-    """`load_timeout_s`, which ends; with Ollama 0 and less is for ever."""
+    """Return `load_timeout_s`, which is finite; in Ollama 0 and negative values mean forever."""
     seconds = _seconds("OLLAMA_LOAD_TIMEOUT", environ)
     return seconds if seconds > 0 else _ENDLESS_S
 

@@ -1,8 +1,8 @@
-"""In the place of text-embeddings-inference, as router/src/main.rs of
-https://github.com/huggingface/text-embeddings-inference reads its flags.
+"""Preset for text-embeddings-inference, whose flags are those of router/src/main.rs in
+https://github.com/huggingface/text-embeddings-inference.
 
-Every flag there has a twin in the environment, in upper case. Flags that Shoal has itself, under the same name and with
-the same meaning (--port, --api-key, --hf-token, --max-batch-tokens), are Shoal's.
+Every flag there also exists as an environment variable in upper case. Flags that Shoal has under the same name and with
+the same meaning (--port, --api-key, --hf-token, --max-batch-tokens) are Shoal's own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NO_EFFECT = {
     "OTLP_SERVICE_NAME": "no traces are sent",
     "PROMETHEUS_PORT": "`/metrics` is on the server's own port",
 }
-"""Of the original's, those that change nothing here, and why."""
+"""Options of the original that have no effect here, and why."""
 
 _OWN = ("PORT", "MAX_BATCH_TOKENS", "API_KEY", "HF_TOKEN")
 _SWITCHES = ("AUTO_TRUNCATE", "JSON_OUTPUT", "DISABLE_SPANS")
@@ -80,7 +80,7 @@ def _flag(variable: str) -> str:
 
 
 class _Inputs:
-    """What was given, by the name in the environment; a flag stands above it, and is what messages name."""
+    """The given values by environment name. A flag overrides its variable, and is the name that messages use."""
 
     def __init__(self, environ: Environ) -> None:
         self.environ = environ
@@ -148,7 +148,7 @@ def _precision(said: _Inputs) -> str:
 
 
 def _host(said: _Inputs) -> dict[str, PresetValue]:
-    """Containers have their own name in HOSTNAME, which the original passes over as well."""
+    """Parse the host. Containers set HOSTNAME to their own name, which the original ignores as well."""
     if "HOSTNAME" not in said:
         return {}
     try:

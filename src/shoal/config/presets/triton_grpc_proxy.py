@@ -1,4 +1,4 @@
-"""In the place of triton-grpc-proxy: https://github.com/kozistr/triton-grpc-proxy-rs."""
+"""Preset for triton-grpc-proxy: https://github.com/kozistr/triton-grpc-proxy-rs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _read(environ: Environ) -> PresetSettings:
         )
     if not re.fullmatch(r"[0-9]{1,5}", text["TRITON_SERVER_GRPC_PORT"]):
         raise invalid_value_error("TRITON_SERVER_GRPC_PORT", "a whole number from 1 to 65535", environ)
-    # Shoal writes "~" for the "/" of a served name, which no folder of a model repository may hold.
+    # Shoal writes "~" for the "/" of a served name, which a folder in a model repository cannot contain.
     name = text["MODEL_NAME"].replace("~", "/")
     if "/" in text["MODEL_NAME"] or not is_name(name) or name in RESERVED:
         raise invalid_value_error(
@@ -41,11 +41,12 @@ def _read(environ: Environ) -> PresetSettings:
     place = f"{scheme}://{url[2]}:{text['TRITON_SERVER_GRPC_PORT']}"
     table = {
         "default_for": PresetValue(["embed"]),
-        "normalize": PresetValue(False),  # the vectors are answered as the model gives them
+        "normalize": PresetValue(False),  # vectors are returned as the model computes them
         "input_names": _tensor_names("text", "INPUT_NAME", "text", environ),
         "output_names": _tensor_names("embedding", "OUTPUT_NAME", "embedding", environ),
     }
-    # Never its default of 1024: the original cut its answers by it, and the model's output says its own length.
+    # Do not apply its default of 1024: the original truncated vectors to it, but the model's output declares its own
+    # length.
     if "EMBEDDING_SIZE" in environ:
         table["dimension"] = PresetValue(read_int("EMBEDDING_SIZE", environ), ("EMBEDDING_SIZE",))
     settings = {}
@@ -69,7 +70,7 @@ def _warn_misspelt(environ: Environ) -> tuple[str, ...]:
 
 
 def _level(directives: str) -> str | None:
-    """The least severity of RUST_LOG for everything; None when it only names modules, which are another program's."""
+    """Return the least severity that RUST_LOG sets globally; None if it only names modules of the other program."""
     found = None
     for directive in directives.lower().split(","):
         found = _LEVELS.get(directive.strip(), found)

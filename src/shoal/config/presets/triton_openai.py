@@ -1,5 +1,4 @@
-"""In the place of triton-openai, which reads flags alone:
-https://github.com/visitsb/triton-inference-server-openai-api."""
+"""Preset for triton-openai, which reads only flags: https://github.com/visitsb/triton-inference-server-openai-api."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ _TOKENIZER, _ENGINE, _TOKENS, _VERBOSE = "--tokenizer_dir", "--engine_dir", "--d
 
 _HTTP_PORT = "8000"
 _GRPC_PORT = "8001"
-"""The port of Triton that the original does not know of."""
+"""Triton's port, which the original has no flag for."""
 
-# What the original drops, or sends to models that do not look: its clients send it, and are not to be refused.
+# The original drops these, or sends them to models that ignore them. Its clients send them and must not be rejected.
 _DROPPED = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
 
 
@@ -74,7 +73,7 @@ def _folder(flag: str, environ: Environ) -> Path:
 
 
 def _context(file: Path) -> int:
-    """The longest prompt and answer together that a TensorRT-LLM engine was built for."""
+    """Return the maximum length of prompt and answer together that a TensorRT-LLM engine was built for."""
     instead = "leave the flag out, and set context_tokens in the model's table of shoal.toml"
     try:
         found: Any = json.loads(file.read_bytes())["build_config"]

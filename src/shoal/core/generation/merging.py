@@ -1,4 +1,4 @@
-"""Several streams as one, in the order in which their chunks come."""
+"""Merge several streams into one, in the order in which their chunks arrive."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 AHEAD = 16
-"""Chunks that may lie ready, over all streams together: a reader that stops, stops them."""
+"""Maximum chunks buffered over all streams: a reader that pauses also pauses the streams."""
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[T]], *, at_once: int) -> AsyncGenerator[T]:
-    """The chunks of all streams, of which at most `at_once` run side by side, the first ones first.
+    """Yield the chunks of all streams. At most `at_once` of them run concurrently, started in order.
 
-    When one fails, the others are closed and its error is raised. Closing this closes all of them.
+    When one fails, the others are closed and its error is raised. Closing this generator closes all of them.
     """
     ready: asyncio.Queue[T | BaseException | None] = asyncio.Queue(AHEAD)
     waiting = iter(streams)
 
     async def pump() -> None:
-        """One stream after the other, until there are no more."""
+        """Drain one stream after another until none is left."""
         try:
             for stream in waiting:
                 async with aclosing(stream):
@@ -31,7 +31,7 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T]], *, at_once: int) -
             await ready.put(None)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # whatever it is, it is the reader's to know
+        except Exception as error:  # the reader raises it
             await ready.put(error)
 
     pumps = [asyncio.create_task(pump()) for _ in range(min(at_once, len(streams)))]
@@ -49,5 +49,5 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T]], *, at_once: int) -
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-        for stream in streams:  # those that never began have nobody else to close them
+        for stream in streams:  # nothing else closes the streams that never started
             await stream.aclose()

@@ -1,4 +1,4 @@
-"""Whose turn it is among the replicas of a language model: pure, but for the clock that it is given."""
+"""Select a replica of a language model for each request. The clock is injected; nothing else is external."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.core.protocols import ReplicaStatus
 from shoal.core.scheduling.ejection import Ejection
 
 PAUSE_S = 5.0
-"""For a replica that is ejected; each further time in a row twice as long. Answers of language models take seconds."""
+"""Pause of an ejected replica in seconds; it doubles with each further ejection in a row. LLM answers take seconds."""
 
 LONGEST_PAUSE_S = 60.0
 
@@ -25,8 +25,11 @@ class _Replica:
 
 
 class ReplicaSelector:
-    """The one with the fewest answers in flight, ties in turn. One that fails several times in a row, or kept a request
-    waiting for `patience_s` without a first piece, is ejected as `Ejection` says, unless there is no other."""
+    """Picks the replica with the fewest answers in flight, round-robin on ties.
+
+    A replica that fails several times in a row, or keeps a request waiting for `patience_s` without a first piece, is
+    ejected (see `Ejection`) unless it is the only one.
+    """
 
     def __init__(self, count: int, patience_s: float, clock: Callable[[], float]) -> None:
         self._replicas = [_Replica() for _ in range(count)]
@@ -35,7 +38,7 @@ class ReplicaSelector:
         self._turn = 0
 
     def pick(self, there: Sequence[int]) -> int:
-        """One of those that are there, which is at least one."""
+        """Pick one of the replicas in `there`, which must not be empty."""
         now = self._clock()
         fit = [at for at in there if self._replicas[at].can_take(now)] or there
         at = min(fit, key=lambda at: (self._replicas[at].running, self._replicas[at].picked))
@@ -44,17 +47,17 @@ class ReplicaSelector:
         return at
 
     def begin(self, at: int) -> float:
-        """A request goes to it; answers the time, for `end`."""
+        """Record the start of a request; returns the start time, for `end`."""
         self._replicas[at].running += 1
         return self._clock()
 
     def record_first_piece(self, at: int) -> None:
-        """It has given a first piece."""
+        """Record that the replica produced a first piece."""
         self._replicas[at].ejection.end_trial()
 
     def end(self, at: int, began: float, *, answered: bool, failed: bool = False) -> None:
-        """`failed`: the answer ended with the replica's failure. One without a piece that was not waited for tells
-        nothing."""
+        """Record the end of a request. `failed`: the replica failed. A request without a piece that ended before
+        `patience_s` counts neither as success nor as failure."""
         replica = self._replicas[at]
         replica.running -= 1
         now = self._clock()

@@ -1,7 +1,7 @@
-"""The Runner over text generators: one task to prompts, choices, chunks and usage.
+"""A Runner for text generators: turns a task into prompts, choices, chunks and usage.
 
-What is the same for every language model is here and in its pipeline: fields that the model cannot honour, several
-prompts and choices, where an answer ends and why, and what it used.
+Behavior common to all language models lives here and in the pipeline: unsupported fields, several prompts and choices,
+stop conditions, finish reasons and usage.
 """
 
 from __future__ import annotations
@@ -42,28 +42,30 @@ from shoal.types import BatchTask, Chunk, Context, Generate, Result, Sampling, U
 logger = logging.getLogger("shoal.core")
 
 CHOICES_AT_ONCE = 16
-"""Choices of one request that run side by side; the others wait for these."""
+"""Choices of one request that run concurrently; the others wait."""
 
 INLINE_CHARS = 4_000
-"""Prompts up to this are rendered and tokenised on the loop (about 100 us); a hop to a thread costs as much."""
+"""Prompts up to this size are rendered and tokenized on the event loop (about 100 us); a thread hop costs as much."""
 
 MESSAGE_CHARS = 64
 
 UNBOUNDED_TOKENS = 1024
-"""Where neither the request, nor the settings, nor the context says how long an answer may be, and the model must be
-told."""
+"""Token limit when neither the request, the settings nor the context sets one and the model requires one."""
 
 PATIENCE_S = 10.0
-"""For a first piece, after which other replicas are asked first."""
+"""Seconds to wait for a first piece before preferring other replicas."""
 
 SEEDS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """Of one model: its name here, its own sampling defaults (fields that it can honour), the answer's length where a
-    request does not say (0: what the context has room for), fields to ignore where it cannot honour them, and how long
-    a replica may keep a request without a first piece before others are asked first."""
+    """Generation settings of one model.
+
+    `model` is its name here. `sampling` holds its defaults (supported fields only). `default_max_tokens` is the answer
+    length if a request sets none (0: whatever fits the context). Unsupported fields in `ignore` are ignored. A replica
+    that keeps a request for `patience_s` without a first piece is avoided.
+    """
 
     model: str
     sampling: Sampling = UNSET
@@ -75,7 +77,7 @@ class GenerationOptions:
 
 @dataclass(slots=True)
 class _Answer:
-    """One choice while it is made, for its part of the usage."""
+    """One choice in progress, with its part of the usage."""
 
     decoder: Decoder
     prompt_tokens: int | None = None
@@ -90,13 +92,13 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Tally:
-    """A request's answers, by prompt."""
+    """The answers of a request, by prompt."""
 
     prompts: Sequence[Prompt]
     answers: list[list[_Answer]] = field(default_factory=list)
 
     def usage(self) -> Usage:
-        """The backend's count of a prompt goes before ours: it has seen what the model really read."""
+        """Sum the usage. A backend's prompt count takes precedence over ours: it saw what the model actually read."""
         prompt = cached = completion = reasoning = 0
         for each, answers in zip(self.prompts, self.answers, strict=True):
             told = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
@@ -110,12 +112,12 @@ class _Tally:
 
 
 def estimate_prompt_tokens(prompt: Prompt) -> int:
-    """Tokens of a prompt; a guess of four bytes each where no tokenizer counted them."""
+    """Count the tokens of a prompt; estimate four bytes per token if no tokenizer counted them."""
     return prompt.tokens if prompt.tokens is not None else max(1, len(prompt.text.encode()) // 4)
 
 
 class GenerationRunner:
-    """Generates through the replicas of one model, which are alike."""
+    """Generates through the identical replicas of one model."""
 
     def __init__(
         self,
@@ -180,15 +182,15 @@ class GenerationRunner:
         await asyncio.gather(*(generator.aclose() for generator in self.generators))
 
     def _report_ignored(self, names: Sequence[str]) -> None:
-        """Once a name: every answer has it in a header."""
+        """Log each name once: every answer already lists it in a header."""
         for name in names:
             if name not in self._reported:
                 self._reported.add(name)
                 logger.warning("%s cannot honour %r and answers without it", self.options.model, name)
 
     def _resolve_sampling(self, task: Generate, ignored: list[str]) -> Sampling:
-        """The sampling to use; fields that do not count are appended to `ignored`. Raises what is wrong with the task
-        as a whole."""
+        """Return the sampling to use and append the ignored fields to `ignored`. Raises errors that concern the task as
+        a whole."""
         self.pipeline.check(task)
         if task.adapter and task.adapter not in self._generator_facts.adapters:
             raise InvalidValue(f"this model has no adapter {task.adapter!r}", param="model")
@@ -235,7 +237,7 @@ class GenerationRunner:
         return msgspec.structs.replace(sampling, logprobs=most)
 
     def _with_tools(self, task: Generate, ignored: list[str]) -> Sampling:
-        """The sampling that was asked for, guided to a call where one is demanded."""
+        """Return the requested sampling, with a guide that forces a tool call where one is required."""
         if not task.tools or task.tool_choice not in ("required", "function"):
             return task.sampling
         if asked := task.sampling.guide:
@@ -264,11 +266,11 @@ class GenerationRunner:
     def _build_choices(
         self, task: Generate, sampling: Sampling, ctx: Context, tally: _Tally, each: int
     ) -> list[AsyncGenerator[Chunk]]:
-        """A stream of chunks for each choice, none of them begun; numbered prompt by prompt."""
+        """Return one unstarted stream of chunks per choice, numbered prompt by prompt."""
         choices: list[AsyncGenerator[Chunk]] = []
         seed = sampling.seed
         if seed is None and each > 1 and "seed" in self._generator_facts.parameters:
-            # Some backends take a fixed seed where they are told none: every choice would be the same.
+            # Some backends use a fixed default seed, which would make all choices identical.
             seed = random.randrange(SEEDS)
         for prompt in tally.prompts:
             own = self._with_length(sampling, prompt)
@@ -284,7 +286,7 @@ class GenerationRunner:
         return choices
 
     def _with_length(self, sampling: Sampling, prompt: Prompt) -> Sampling:
-        """An answer may be as long as asked for, and never longer than what the context has room for."""
+        """Limit the answer to the requested length and the room left in the context."""
         room = None
         if self._generator_facts.context_tokens is not None and prompt.tokens is not None:
             room = max(1, self._generator_facts.context_tokens - prompt.tokens)
@@ -298,7 +300,7 @@ class GenerationRunner:
         return sampling if most == sampling.max_tokens else msgspec.structs.replace(sampling, max_tokens=most)
 
     def _to_backend_sampling(self, task: Generate) -> Sampling:
-        """What the backend is told: only of what it can honour."""
+        """Return the sampling for the backend, with only the fields it supports."""
         told = self.pipeline.to_backend_sampling(task, task.sampling)
         able = self._generator_facts.parameters
         lacking = {name: None for name in ("max_tokens", "skip_special_tokens", "include_stop") if name not in able}
@@ -307,9 +309,9 @@ class GenerationRunner:
     async def _stream_answer(
         self, task: Generate, prompt: Prompt, ctx: Context, answer: _Answer
     ) -> AsyncGenerator[Chunk]:
-        """`task` with the sampling in effect."""
+        """Stream one answer; `task` already has the sampling in effect."""
         decoder, most = answer.decoder, task.sampling.max_tokens
-        # Told with the first piece: alone it would look like a first token.
+        # Emit the echo with the first piece: alone it would count as the first token.
         echo = [Chunk(text=prompt.text, index=decoder.index)] if task.echo and prompt.text else []
         counted_here = "max_tokens" not in self._generator_facts.parameters
         told = self._to_backend_sampling(task)
@@ -337,8 +339,8 @@ class GenerationRunner:
     async def _stream_pieces(
         self, task: Generate, prompt: Prompt, sampling: Sampling, ctx: Context
     ) -> AsyncGenerator[Piece]:
-        """One answer's pieces from the replica with the fewest answers in flight; from another one, if that cannot be
-        reached or is full before its first piece."""
+        """Yield one answer's pieces from the replica with the fewest answers in flight. Falls back to another replica
+        if that one cannot be reached, or is full, before its first piece."""
         tried: set[int] = set()
         while True:
             number = self._pick_replica(tried)
@@ -367,7 +369,7 @@ class GenerationRunner:
         return [at for at, generator in enumerate(self.generators) if at not in tried and generator.ready()]
 
     def _pick_replica(self, tried: Collection[int]) -> int:
-        """A replica's number. Raises Unavailable when none is there."""
+        """Pick a replica's number. Raises Unavailable if none is ready."""
         there = self._untried_replicas(tried)
         if not there:
             raise Unavailable(f"no replica of {self.options.model!r} can answer now: try again soon", retry_after=1.0)
@@ -375,7 +377,7 @@ class GenerationRunner:
 
 
 async def _select_best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: int) -> AsyncGenerator[Chunk]:
-    """The `n` likeliest of `best_of` answers to each prompt, by the mean log probability of their tokens."""
+    """Yield the `n` likeliest of `best_of` answers to each prompt, by mean log probability of the tokens."""
     found: dict[int, list[Chunk]] = {}
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -395,7 +397,7 @@ def _mean_logprob(answer: Sequence[Chunk]) -> float:
 
 
 def _estimate_chars(task: Generate) -> int:
-    """About how many characters there are to render and tokenise; a message is some by itself."""
+    """Estimate the characters to render and tokenize; each message counts MESSAGE_CHARS extra."""
     size = sum(len(prompt) for prompt in task.prompts) + MESSAGE_CHARS * len(task.messages)
     for message in task.messages:
         parts = message.content if isinstance(message.content, list) else ()

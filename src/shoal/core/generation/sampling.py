@@ -1,4 +1,4 @@
-"""Which sampling fields a request ends up with: its own, the model's defaults, and what the model can honour."""
+"""Resolve the sampling fields of a request from its own values, the model's defaults and the model's capabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = Sampling.__struct_fields__
 UNSET = Sampling()
 
 WIRE_NAMES = {"include_stop": "include_stop_str_in_output"}
-"""What clients of OpenAI's and vLLM's API call a field, where that differs; a guide says that itself."""
+"""Field names in OpenAI's and vLLM's APIs where they differ from ours; a guide carries its own name."""
 
 NEUTRAL: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -35,7 +35,7 @@ NEUTRAL: Mapping[str, Any] = {
     "ignore_eos": False,
     "skip_special_tokens": True,
 }
-"""Values that ask for nothing: clients send them without meaning anything by it, so no model refuses them."""
+"""Values that have no effect: clients send them by default, so no model rejects them."""
 
 UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     # vLLM
@@ -46,7 +46,7 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "repetition_detection": (),
-    # llama.cpp, and what others took from it
+    # llama.cpp and its derivatives
     "typical_p": (1, 0),
     "typ_p": (1, 0),
     "tfs_z": (1,),
@@ -74,17 +74,19 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "decoder_input_details": (False,),
     "watermark": (False,),
 }
-"""What other servers know about how tokens are chosen, and no model here does, with the values that ask for nothing.
-They change the answer, so they are refused by name; a server behind that speaks OpenAI's API gets them as they came."""
+"""Sampling fields of other servers that no model here supports, with the values that have no effect.
+
+They would change the answer, so they are rejected by name. A remote OpenAI-compatible server receives them unchanged.
+"""
 
 LONGEST_NEUTRAL = 32
-"""Bytes of JSON that may be one of the values above; longer JSON, however deep, is not looked at."""
+"""Maximum bytes of JSON to compare with the values above; longer JSON, however deep, is not parsed."""
 
 APPLIED_BY_SHOAL = frozenset({"max_tokens", "stop", "include_stop"})
-"""Honoured by Shoal itself, whatever the backend can."""
+"""Fields that Shoal applies itself, whatever the backend supports."""
 
 TOKEN_ID_FIELDS = frozenset({"stop_token_ids", "skip_special_tokens"})
-"""Honoured by Shoal too where it sees token ids."""
+"""Fields that Shoal also applies where it sees token ids."""
 
 
 def merge_sampling(
@@ -96,11 +98,11 @@ def merge_sampling(
     *,
     ignored: list[str] | None = None,
 ) -> Sampling:
-    """The sampling of a request: what it asks for, else the model's defaults, as far as the model is `able`.
+    """Return the sampling of a request: its own values, else the model's defaults, limited to the fields in `able`.
 
-    Raises Unsupported for a field that the request sets and the model cannot honour, unless `ignore` has it. Both may
-    go by the name of the field or by what clients call it, of whom `names` tells what they call otherwise. Fields that
-    were ignored are appended to `ignored`, by what the client calls them.
+    Raises Unsupported for a field that the request sets and the model does not support, unless it is in `ignore`.
+    `ignore` may list field names or client names; `names` maps fields to the client's names where they differ. Ignored
+    fields are appended to `ignored` under their client names.
     """
     values: dict[str, Any] = {}
     for name in FIELDS:
@@ -122,8 +124,8 @@ def merge_sampling(
 
 
 def check_unsupported_fields(extras: Mapping[str, msgspec.Raw], ignore: Collection[str], *, ignored: list[str]) -> None:
-    """Raises Unsupported for a field of ELSEWHERE that asks for something, unless `ignore` has it: then its name is
-    appended to `ignored`."""
+    """Raise Unsupported for a field of UNSUPPORTED_FIELDS with an effective value. If it is in `ignore`, append its
+    name to `ignored` instead."""
     for name in extras.keys() & UNSUPPORTED_FIELDS.keys():
         if is_neutral(extras[name], UNSUPPORTED_FIELDS[name]):
             continue
@@ -137,7 +139,7 @@ def check_unsupported_fields(extras: Mapping[str, msgspec.Raw], ignore: Collecti
 
 
 def is_neutral(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
-    """Whether JSON is null, or one of the values; 1 and 1.0 are the same, 1 and true are not."""
+    """Whether the JSON is null or one of the neutral values; 1 equals 1.0, but 1 does not equal true."""
     if len(memoryview(raw)) > LONGEST_NEUTRAL:
         return False
     value = msgspec.json.decode(raw)
@@ -145,9 +147,9 @@ def is_neutral(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
 
 
 def parse_sampling_defaults(settings: Mapping[str, Any], able: Collection[str], model: str) -> Sampling:
-    """A model's default sampling from its table; a field that it cannot honour is left out, with a warning.
+    """Parse a model's default sampling from its table; unsupported fields are left out with a warning.
 
-    Raises msgspec.ValidationError for a value of the wrong type and KeyError for a name that is no field.
+    Raises msgspec.ValidationError for a value of the wrong type and KeyError for an unknown field name.
     """
     for name in settings:
         if name not in FIELDS:

@@ -13,14 +13,16 @@ from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.types import Context
 
 LEAST_HANDED = 4
-"""The pace is known when as many places as there are, and so many at least, were handed on: those that began together
-end together, and a part of them tells nothing."""
+"""Minimum recent handovers for a pace estimate; at least `limit` are needed. Streams that start together end together,
+so fewer handovers say nothing."""
 
 
 class StreamLimit:
-    """At most `limit` streams at once, and `queued` that wait, of which one client holds at most half. When a place is
-    free it goes to the clients that wait in turn, not to the one that asks most. A request that would get its place
-    too late, at the pace at which places came free of late, is refused."""
+    """Admits at most `limit` streams at once and queues up to `queued`, of which one client may hold at most half.
+
+    A free slot goes to the waiting clients in turn, not to the busiest one. A request is rejected if the recent pace
+    would give it a slot too late.
+    """
 
     def __init__(self, limit: int = 256, queued: int = 1024, clock: Callable[[], float] = time.monotonic) -> None:
         self.free = limit
@@ -32,7 +34,7 @@ class StreamLimit:
 
     @asynccontextmanager
     async def permit(self, ctx: Context) -> AsyncIterator[None]:
-        """Hold a place; raises Overloaded when too many wait for one or it takes too long, DeadlineExceeded when none
+        """Hold a slot. Raises Overloaded when the queue is full or the wait too long, and DeadlineExceeded when no slot
         came in time."""
         await self._enter(ctx)
         try:
@@ -82,7 +84,7 @@ class StreamLimit:
             )
 
     def _estimate_wait_s(self, client: str, now: float) -> float:
-        """Until a place comes free for one more of this client, clients in turn; 0 while the pace is not known."""
+        """Estimate the seconds until this client gets one more slot, clients in turn; 0 while the pace is unknown."""
         handed = self._handed
         if len(handed) != handed.maxlen:
             return 0.0
@@ -92,7 +94,7 @@ class StreamLimit:
         return (before + turns) * pace
 
     def _give_up(self, client: str, place: asyncio.Future[None]) -> None:
-        """Stop waiting; a place that was handed over in the same moment goes on to the next."""
+        """Stop waiting; a slot that was granted at the same moment goes to the next waiter."""
         if place.done():
             self._leave()
             return
@@ -103,7 +105,7 @@ class StreamLimit:
             del self._waiting[client]
 
     def _leave(self) -> None:
-        """Hand the place to the client that has waited longest for its turn, and put that client last."""
+        """Hand the slot to the client at the head of the rotation, and move that client to the end."""
         if not self._waiting:
             self.free += 1
             self._handed.clear()

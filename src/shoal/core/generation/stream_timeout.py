@@ -1,4 +1,4 @@
-"""How long one may wait for the next chunk of a stream, with one timer a stream and not one a token."""
+"""Time out the wait for a stream's next chunk, with one timer per stream rather than one per token."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from shoal.errors import DeadlineExceeded, ShoalError
 
 
 class StreamTimeout:
-    """Breaks off a wait that lasts too long. Around each wait `listen()` and `heard()`; around all of them `with`.
+    """Aborts a wait that takes too long. Call `start_wait()` and `end_wait()` around each wait, inside one `with`
+    block.
 
-    `first_s` bounds the first wait, `between_s` each later one, `total_s` all together from now on. Time between
-    `end_wait` and the next `start_wait` is the reader's own, and counts only against the whole. What is awaited is
-    cancelled, and the block raises DeadlineExceeded; a cancellation from elsewhere passes unchanged. `abort` ends it
-    for another reason.
+    `first_s` limits the first wait, `between_s` each later one, and `total_s` the whole block from construction on. The
+    time between `end_wait` and the next `start_wait` is the reader's and counts only toward the total. On timeout the
+    awaited work is cancelled and the block raises DeadlineExceeded; a cancellation from elsewhere passes through.
+    `abort` ends the block with another error.
     """
 
     __slots__ = ("_between_s", "_end", "_loop", "_since", "_task", "_timer", "_wait_s", "_why")
@@ -39,8 +40,8 @@ class StreamTimeout:
             raise self._why from None
 
     def start_wait(self) -> None:
-        """A wait begins, in the current task. Raises DeadlineExceeded when the whole time is up, and what `abort`
-        was told."""
+        """Start a wait in the current task. Raises DeadlineExceeded when the total time is up, and the error passed to
+        `abort`."""
         if self._why is not None:
             raise self._why
         self._since = now = self._loop.time()
@@ -49,7 +50,7 @@ class StreamTimeout:
         self._task = asyncio.current_task(self._loop)
 
     def end_wait(self) -> None:
-        """It is over."""
+        """End the current wait."""
         self._since = None
         if self._wait_s is not self._between_s:
             self._wait_s = self._between_s
@@ -57,14 +58,14 @@ class StreamTimeout:
             self._timer = self._loop.call_later(self._next_check_s(), self._check)
 
     def abort(self, error: ShoalError) -> None:
-        """End the wait with this error, or the next one before it begins."""
+        """End the current wait with this error, or raise it when the next one starts."""
         if self._why is None:
             self._why = error
             if self._since is not None and self._task is not None:
                 self._task.cancel()
 
     def _next_check_s(self) -> float:
-        """Seconds until the timer has to look again: nothing can be overdue sooner."""
+        """Seconds until the timer must check again: nothing can time out sooner."""
         now = self._loop.time()
         since = self._since if self._since is not None else now
         return max(0.0, min(since + self._wait_s, self._end) - now)
@@ -80,7 +81,7 @@ class StreamTimeout:
             if self._why is not None:
                 self._task.cancel()
                 return
-        # Past the end somebody else holds the stream: the next `start_wait` will say so.
+        # After the deadline the reader may hold the stream: the next `start_wait` raises.
         self._timer = self._loop.call_later(max(self._next_check_s(), 0.01), self._check)
 
 

@@ -1,4 +1,4 @@
-"""What happens to models, for whoever watches: each watcher has its own bounded queue, and nobody waits for it."""
+"""Publish model events to watchers. Each watcher has its own bounded queue and never blocks the publisher."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal
 EventName = Literal["model_status", "download_progress", "download_finished", "download_failed", "model_remove"]
 
 MAX_WAITING = 1000
-"""Events that a watcher may leave unread; one that is further behind is cut off and may begin again with the list."""
+"""Maximum unread events per watcher. A slower one is disconnected and may start over with the model list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened to `model`.
+    """An event of `model`.
 
     `data` by `name`: model_status {"status", "error", "stage"}; download_progress {"stage", "done", "total",
-    "fraction"} (bytes and 0..1, None where not known); download_failed {"error"}; the others {}.
+    "fraction"} (bytes and 0..1, None if unknown); download_failed {"error"}; the others {}.
     """
 
     name: EventName
@@ -27,7 +27,7 @@ class Event:
 
 
 class _Watcher:
-    """Progress is of interest only while it is news: a newer one of the same model replaces what was not read yet."""
+    """Queues events; newer progress of a model replaces unread progress of the same model."""
 
     def __init__(self) -> None:
         self.waiting: dict[str | int, Event] = {}
@@ -45,7 +45,8 @@ class _Watcher:
 
 
 class Events:
-    """Hands every event to every watcher. A slow one loses progress, never a status: it is cut off instead."""
+    """Delivers every event to every watcher. A slow one loses progress but never a status: it is disconnected
+    instead."""
 
     def __init__(self) -> None:
         self._watchers: set[_Watcher] = set()
@@ -57,7 +58,7 @@ class Events:
                 watcher.put(event)
 
     async def watch(self) -> AsyncGenerator[Event]:
-        """Events from the first `anext` on. Ends when `close` is called, or when the reader is too far behind."""
+        """Yield events from the first `anext` on. Ends when `close` is called or the reader falls too far behind."""
         watcher = _Watcher()
         watcher.over = self._closed
         self._watchers.add(watcher)

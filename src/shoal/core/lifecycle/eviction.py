@@ -1,4 +1,4 @@
-"""Which models go to sleep: pure decisions over what is loaded, how large it is and when it was last used."""
+"""Choose which models to put to sleep, from their size, state and last use. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that holds memory. `idle`: no requests in flight and nothing else going on with it, so that it may be
-    put to sleep; `busy`: not now; `leaving`: its memory comes free soon. `last_used` in seconds of any clock."""
+    """A model that holds memory. `idle`: no requests in flight and no other work, so it may be put to sleep; `busy`:
+    not now; `leaving`: its memory will be free soon. `last_used` is in seconds of any clock."""
 
     name: str
     size: int
@@ -20,22 +20,23 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """How many models and bytes may be loaded at once; 0: any."""
+    """Maximum models and bytes loaded at once; 0: unlimited."""
 
     models: int = 0
     bytes: int = 0
 
     def has_room(self, residents: Sequence[LoadedModel], size: int) -> bool:
-        """Whether one more model of that size fits beside these."""
+        """Whether one more model of that size fits."""
         fits = not self.models or len(residents) < self.models
         return fits and (not self.bytes or sum(each.size for each in residents) + size <= self.bytes)
 
 
 def choose_evictions(residents: Sequence[LoadedModel], size: int, bounds: MemoryLimits) -> list[str] | None:
-    """Whom to put to sleep so that a model of that size fits, least recently used first; None: it fits as it is.
+    """Choose models to put to sleep so that one of `size` bytes fits, least recently used first; None if it fits
+    already.
 
-    An empty list: nothing to do but wait, for those that are leaving or because everything else is busy. Nobody is
-    put to sleep in vain, as long as all of them together would not make room.
+    An empty list means to wait, for models that are leaving or busy. No model is put to sleep unless all idle ones
+    together would make enough room.
     """
     if bounds.has_room(residents, size):
         return None
@@ -50,7 +51,7 @@ def choose_evictions(residents: Sequence[LoadedModel], size: int, bounds: Memory
 
 
 def find_expired(residents: Sequence[LoadedModel], now: float, keep_alive_s: float) -> tuple[list[str], float | None]:
-    """Whom nobody has used for `keep_alive_s`, and in how many seconds to look again (None: nobody else is idle)."""
+    """Return the models unused for `keep_alive_s`, and the seconds until the next check (None: no other is idle)."""
     idle = [each for each in residents if each.use == "idle"]
     out = [each.name for each in idle if each.last_used + keep_alive_s <= now]
     left = [each.last_used + keep_alive_s - now for each in idle if each.name not in out]

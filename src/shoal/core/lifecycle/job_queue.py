@@ -1,4 +1,4 @@
-"""Jobs in turn: what is done to one name waits for what was begun on it before."""
+"""Run jobs in order: a job on a name waits for the earlier jobs on that name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger("shoal.core")
 
 @dataclass(slots=True, eq=False)
 class ActiveJob:
-    """A job that is not over. `plan`: what it loads or fetches; `model`: what it loads, once it has begun to; `keep`: a
-    model that it fails to load stays, as failed; `reason`: why it was stopped."""
+    """A job that has not ended. `plan`: what to load or download; `model`: the model being loaded, once started;
+    `keep`: register the model as failed if it fails to load; `reason`: why the job was stopped."""
 
     job: Job
     plan: Plan | None = None
@@ -36,9 +36,9 @@ JobFunction = Callable[[ActiveJob], Coroutine[Any, Any, None]]
 
 
 class JobQueue:
-    """Everything that is being done, by the name that it is done to, oldest first.
+    """All active jobs by model name, oldest first.
 
-    `ended` is called once for each, with what it failed with or was stopped for, before its job is over.
+    `ended` is called once per job with its error (None on success), just before the job is marked as ended.
     """
 
     def __init__(self, ended: Callable[[ActiveJob, ShoalError | None], None]) -> None:
@@ -55,24 +55,24 @@ class JobQueue:
         return tuple(self._works.get(name, ()))
 
     def last(self, name: str, *actions: Action) -> ActiveJob | None:
-        """The job of these kinds that will have the last word on this name; none that is being stopped."""
+        """Return the latest job of these kinds on this name, ignoring jobs that are being stopped."""
         return next(
             (each for each in reversed(self.active_jobs(name)) if each.job.action in actions and not each.reason), None
         )
 
     def begin(self, work: ActiveJob, act: JobFunction, *, at_once: bool = False) -> None:
-        """Run `act` when its turn has come, or beside what runs."""
+        """Run `act` after the earlier jobs on this name, or with `at_once` right away."""
         name = work.job.model
         before = () if at_once else self.active_jobs(name)
         self._works.setdefault(name, []).append(work)
         work.task = asyncio.get_running_loop().create_task(
             _run_after(before, act, work), name=f"{work.job.action} {name}"
         )
-        # Not at the end of the task itself: one that is cancelled before its first step never gets there.
+        # Not in the task itself: a task that is cancelled before its first step never runs any code.
         work.task.add_done_callback(partial(self._finish, work))
 
     def stop(self, works: Iterable[ActiveJob], reason: ShoalError, actions: Collection[Action] | None = None) -> bool:
-        """Cancel those of these kinds (None: all); whether there were any. They are over a little later."""
+        """Cancel the jobs of these kinds (None: all) and return whether there were any. They end shortly afterwards."""
         stopped = [work for work in works if actions is None or work.job.action in actions]
         for work in stopped:
             work.reason = reason
@@ -106,7 +106,7 @@ def _get_error(work: ActiveJob, task: asyncio.Task[None]) -> ShoalError | None:
     if error is None:
         return None
     if isinstance(error, ShoalError):
-        return copy(error)  # it is kept, and a load's frames hold the weights that it read
-    # A fault of one model's files or libraries must not take the others down.
+        return copy(error)  # the error is kept, and a load's frames hold the weights it read
+    # A fault in one model's files or libraries must not take the others down.
     logger.error("%s of %s failed in an unforeseen way", work.job.action, work.job.model, exc_info=error)
     return InternalError(f"the {work.job.action} of {work.job.model!r} failed in an unforeseen way: {error!r}")

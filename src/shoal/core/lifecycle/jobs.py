@@ -1,4 +1,4 @@
-"""Long work on models that somebody may wait for, look at, or leave alone."""
+"""Long-running work on models that clients may wait for, poll or ignore."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Literal
 from shoal.errors import JobNotFound, ShoalError
 
 Action = Literal["load", "download", "unload", "delete", "sleep", "wake"]
-"""What is done; "sleep" and "wake" are Shoal's own doing and are not listed."""
+"""What a job does; "sleep" and "wake" are started by Shoal itself and are not listed."""
 
 JobState = Literal["running", "done", "failed", "cancelled"]
 
 MAX_ENDED_JOBS = 100
-"""Finished jobs that can still be looked up."""
+"""Maximum finished jobs that can still be looked up."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One action on one model, from its beginning to what came of it.
+    """One action on one model, with its progress and result.
 
-    `fraction` is 0..1, `done` and `total` are bytes, None where not known; `share` is the fraction of a stage that is
-    not counted in bytes. `created` and `finished` are Unix seconds (`finished` None: it still runs). `changed` False:
-    nothing had to be done. `error`: why it failed or was cancelled.
+    `fraction` is 0..1; `done` and `total` are bytes, None if unknown; `share` is the fraction of a stage that is not
+    counted in bytes. `created` and `finished` are Unix seconds (`finished` None: still running). `changed` False: there
+    was nothing to do. `error`: why it failed or was cancelled.
     """
 
     action: Action
@@ -44,7 +44,7 @@ class Job:
     finished: float | None = None
     changed: bool = True
     over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    """Set at the end, whatever it was."""
+    """Set when the job ends, whatever the outcome."""
 
     @property
     def fraction(self) -> float | None:
@@ -54,11 +54,11 @@ class Job:
         return None if share is None else min(max(share, 0.0), 1.0)
 
     async def wait(self) -> None:
-        """Return when it is done. Raises its `error`: what it failed with, Conflict when an unload or delete cancelled
-        it, Unavailable when the server went down. Cancelling the wait leaves the job alone."""
+        """Wait for the job to end. Raises its `error`: the cause of the failure, Conflict when an unload or delete
+        cancelled it, Unavailable when the server shut down. Cancelling the wait does not affect the job."""
         await self.over.wait()
         if self.error is not None:
-            raise copy(self.error)  # each who waits adds its frames to what it raises
+            raise copy(self.error)  # every waiter adds its frames to what it raises
 
     def end(self, state: JobState, error: ShoalError | None = None) -> None:
         self.state, self.error, self.finished = state, error, time.time()
@@ -66,7 +66,7 @@ class Job:
 
 
 class Jobs:
-    """Jobs by id: every one that runs, and the last that have ended."""
+    """Jobs by id: all running ones and the most recently ended."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
@@ -82,7 +82,7 @@ class Jobs:
         return job
 
     def find(self, job_id: str) -> Job:
-        """Raises JobNotFound."""
+        """Return a job by id. Raises JobNotFound."""
         try:
             return self._jobs[job_id]
         except KeyError:

@@ -1,8 +1,8 @@
-"""The life of models: load, download, unload, delete, sleep and wake, behind every door at once.
+"""Load, download, unload, delete, put to sleep and wake models, for every API and command at once.
 
-Everything that is done to one name is done in turn: a job waits for those of its name that were there before it. Jobs
-that would undo each other cancel first: an unload cancels a running load, a delete also a download. What is decided
-about room and keeping alive is pure and stands in `room`; the states that a model may take stand in `states`.
+Jobs on one name run in order: a job waits for earlier jobs on its name. Contradictory jobs are cancelled first: an
+unload cancels a running load, a delete also a download. `eviction` decides about memory and keep-alive; `states` holds
+the state transitions.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ _NO_ROOM = "waiting until another model may be put to sleep"
 
 
 CRASHES_APART_S = 60.0
-"""A model whose process dies again sooner than this would do so for ever: it stays failed until somebody acts."""
+"""Minimum seconds between crashes. A model that crashes again sooner would do so forever, so it stays failed until
+someone acts."""
 
 
 class Lifecycle:
-    """Every change of which models are loaded goes through here, one at a time per name.
+    """Changes which models are loaded, one job at a time per name.
 
-    A load by API that fails leaves nothing: the model leaves the registry, its reason stays in the listing and is the
-    job's error. Models named at start (`add`) stay, as failed. Under `max_loaded_models` and `max_loaded_bytes`
-    (0: any) the model that was not used for longest goes to sleep when room is needed, and after `keep_alive_s`
-    (0: never) any model does; never one with requests in flight. A sleeping model stays registered and wakes on the
-    next request. An explicit unload takes it out of the registry; requests in flight have `unload_timeout_s` to finish,
-    new ones are refused with ModelNotReady. Nobody else may add models to the registry or take them out.
+    A load by API that fails leaves no model: it leaves the registry, and the error stays in the listing and in the job.
+    Models named at startup (`add`) stay registered as failed. Under `max_loaded_models` and `max_loaded_bytes` (0: no
+    limit) the least recently used model goes to sleep when another needs memory. After `keep_alive_s` (0: never) any
+    idle model does. A model with requests in flight never goes to sleep. A sleeping model stays registered and wakes on
+    the next request. An explicit unload removes it from the registry: requests in flight have `unload_timeout_s` to
+    finish, new ones are rejected with ModelNotReady. Only this class may add models to the registry or remove them.
     """
 
     def __init__(
@@ -86,17 +87,20 @@ class Lifecycle:
         self._closed = False
 
     def add(self, plan: Plan, *, required: bool = True) -> Job:
-        """Load a model named at start; one that fails stays registered, as failed, and `load` tries it again. One that
-        finds no room beside the others begins its life asleep. Raises AddressError when one of its names is taken."""
+        """Load a model named at startup. If it fails it stays registered as failed, and `load` retries it. If there is
+        no memory for it, it starts asleep. Raises AddressError when one of its names is taken."""
         self._check_open()
         model = self._register(plan, required)
         self._startup_plans[plan.name] = plan
         return self._start_job(ActiveJob(Job("load", plan.name), plan, model, at_start=True, keep=True), self._load)
 
     def load(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
-        """Load a model. Loaded already: a job that is done, with changed=False; being loaded: that job. One that is
-        loaded and cannot answer, because somebody took it off its server, is loaded anew.
-        Raises InvalidValue for a bad name, Conflict when the name means another model or this one runs otherwise."""
+        """Load a model. Returns a finished job with changed=False if it is loaded, and the running job if it is
+        loading.
+
+        A loaded model that cannot answer, because it was removed from its server, is reloaded. Raises InvalidValue for
+        a bad name, and Conflict when the name means another model or this one is loaded with other options.
+        """
         self._check_open()
         plan = self._resolve(name, options)
         model = self._registry.get(plan.name)
@@ -108,7 +112,7 @@ class Lifecycle:
             same = current is None or _is_same_plan(current, plan)
             if not same and current is not None and current.resolved:
                 raise _plan_conflict(current, plan)
-            # Behind one that has yet to find its source, the job itself sees whether it is the same.
+            # If the earlier job has yet to resolve its source, the new job compares the plans itself.
             if same and last is not None:
                 return last.job
             if same and model is not None and model.state == "ready":
@@ -122,7 +126,7 @@ class Lifecycle:
         return self._start_job(work, self._load)
 
     def download(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
-        """Fetch a model's files, and nothing more; while that runs, asking again joins it. Raises InvalidValue for a
+        """Download a model's files without loading it; repeated calls return the running job. Raises InvalidValue for a
         bad name, Conflict while another source is downloaded under the same name."""
         self._check_open()
         plan = self._resolve(name, options)
@@ -134,8 +138,8 @@ class Lifecycle:
         return self._start_job(ActiveJob(Job("download", plan.name), plan), partial(self._download, plan))
 
     def unload(self, name: str) -> Job:
-        """Take a model out once its requests in flight are answered; a running load of it is cancelled.
-        Not loaded: a job that is done, with changed=False. Raises InvalidValue for a bad name."""
+        """Remove a model after its requests in flight are answered, cancelling a running load. Returns a finished job
+        with changed=False if it is not loaded. Raises InvalidValue for a bad name."""
         self._check_open()
         name = self._resolve_name(name)
         self._model_status.forget(name)
@@ -148,39 +152,40 @@ class Lifecycle:
         return self._start_job(ActiveJob(Job("unload", name)), partial(self._unload, stopped))
 
     def delete(self, name: str) -> Job:
-        """Unload, then delete the files; a running load or download is cancelled. The job fails with Forbidden, and
-        nothing is touched, for what Shoal did not make. Raises InvalidValue for a bad name."""
+        """Unload a model and delete its files, cancelling a running load or download. The job fails with Forbidden,
+        without changing anything, for models that Shoal did not create. Raises InvalidValue for a bad name."""
         self._check_open()
         name = self._resolve_name(name)
         last = self._queue.last(name, "load", "download", "unload", "delete")
         if last is not None and last.job.action == "delete":
             return last.job
-        # It does not wait before it has looked whether it may: then it cancels what it would have waited for.
+        # Run at once to check permission first: the job then cancels those it would have waited for.
         return self._start_job(ActiveJob(Job("delete", name)), self._delete, at_once=True)
 
     def job(self, job_id: str) -> Job:
-        """Raises JobNotFound."""
+        """Return a job by id. Raises JobNotFound."""
         return self._jobs.find(job_id)
 
     def jobs(self) -> list[Job]:
-        """Those that run and the last 100 that ended, oldest first."""
+        """Return running jobs and the last 100 finished ones, oldest first."""
         return list(self._jobs)
 
     async def listing(self) -> list[Listing]:
-        """What is served, what could be loaded, and what failed. Raises what Loader.entries raises."""
+        """List served, loadable and failed models. Raises the errors of Loader.entries."""
         return self._model_status.listing(await self._loader.entries())
 
     def events(self) -> AsyncGenerator[Event]:
-        """What happens from the first `anext` on; a reader that is too slow loses progress, or is cut off."""
+        """Yield events from the first `anext` on; a slow reader loses progress events or is disconnected."""
         return self._model_status.events.watch()
 
     async def wake(self, model: Model, ctx: Context) -> None:
-        """Return when a sleeping model is ready; many requests share one load, which outlives the first to give up.
-        The caller has entered the model (`Model.enter`), so that it does not fall asleep again at once.
+        """Wait until a sleeping model is ready. Concurrent requests share one load, which continues if a waiter gives
+        up.
 
-        Raises DeadlineExceeded, ModelNotReady (somebody unloads it), ModelFailed or Unavailable with the reason why it
-        could not be loaded (Unavailable too when all others stay busy until the deadline); it then sleeps on, and a
-        later request tries again.
+        The caller must have entered the model (`Model.enter`), so that it does not go back to sleep. Raises
+        DeadlineExceeded, ModelNotReady (it is being unloaded), or ModelFailed or Unavailable with the reason why it
+        could not be loaded (Unavailable also when all other models stay busy until the deadline). After an error it
+        stays asleep, and a later request tries again.
         """
         try:
             async with asyncio.timeout(ctx.remaining(self._clock())):
@@ -209,21 +214,20 @@ class Lifecycle:
             raise ModelFailed(message, param="model") from error
 
     def seconds_until_sleep(self, name: str) -> float | None:
-        """Seconds until a loaded model falls asleep, unless it is asked before; None: it stays. Raises
+        """Return the seconds until a loaded model goes to sleep if it gets no request; None: never. Raises
         ModelNotFound."""
         return self._memory.seconds_until_sleep(self._registry.find(name))
 
     def try_sleep(self, name: str) -> bool:
-        """Let a model sleep from now on, until the next request for it; False: it is in use, or has no plan to come
-        back by. Raises ModelNotFound."""
+        """Put a model to sleep until its next request. Returns False if it is in use or has no plan to reload it.
+        Raises ModelNotFound."""
         model = self._registry.find(name)
         if model.state == "ready" and model.plan is not None and not model.inflight and model.name not in self._queue:
             self._put_to_sleep(model)
         return model.resting
 
     async def aclose(self) -> None:
-        """Cancel jobs and close runners, without unloading them from a server that others use. A second call does
-        nothing more."""
+        """Cancel jobs and close runners, without unloading models from a server that others use. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -242,7 +246,7 @@ class Lifecycle:
             raise Unavailable("the server is shutting down: ask again when it is back", retry_after=1.0)
 
     def _resolve(self, name: str, options: LoadOptions) -> Plan:
-        """The plan that a name stands for: the one it runs by or was named with at start, else the loader's."""
+        """Resolve a name to a plan: its current or startup plan if the options match, else the loader's."""
         model = self._registry.get(name)
         known = model.plan if model is not None else self._find_startup_plan(name)
         if known is not None and _is_compatible(options, known):
@@ -291,14 +295,14 @@ class Lifecycle:
         return self._queue.stop(works, reason, actions)
 
     def _finish_job(self, work: ActiveJob, error: ShoalError | None) -> None:
-        """Whatever became of a job, its books are closed here."""
+        """Finish a job, whatever its outcome: record errors, publish events, wake waiters."""
         name = work.job.model
         if error is not None and work.job.action in ("load", "wake"):
             self._record_load_failure(work, error)
         elif error is not None and not work.reason and work.model is not None and work.model.plan is not None:
             self._model_status.record_failure(
                 work.model.plan, error
-            )  # it is not served any longer, but something was left
+            )  # no longer served, but something was left behind
         if work.job.action == "download":
             if error is None:
                 self._model_status.forget(name)
@@ -309,11 +313,11 @@ class Lifecycle:
         self._memory.notify()
 
     def _record_load_failure(self, work: ActiveJob, error: ShoalError) -> None:
-        """A load that failed by API leaves nothing but its reason; a model that slept sleeps on; one named at start
-        stays and says why it is not there."""
+        """Record a failed load. One by API leaves only its error; a sleeping model stays asleep; a startup model stays
+        registered as failed."""
         name, model = work.job.model, work.model
         stopped = work.reason is not None
-        if not stopped and not (work.at_start and model is not None and model.required):  # of those the starter tells
+        if not stopped and not (work.at_start and model is not None and model.required):  # the starter reports those
             logger.warning("loading %s failed: %s", name, error.message)
         if model is not None and model.state == "loading":
             self._memory.free(model)
@@ -331,7 +335,7 @@ class Lifecycle:
     # What jobs do
 
     async def _load(self, work: ActiveJob) -> None:
-        """Also of a model that sleeps or failed: what is registered is seen when its turn has come."""
+        """Load a model, also one that sleeps or failed. The registry is read only now, when the job's turn has come."""
         plan = work.plan
         assert plan is not None
         model = self._registry.get(plan.name)
@@ -346,7 +350,7 @@ class Lifecycle:
         if model.state == "failed" and model.runner is not None:
             await self._close_broken(model, model.runner)
         if model.state != "loading":
-            work.keep = model.state == "failed"  # it was there before, and is not to vanish for another try
+            work.keep = model.state == "failed"  # it was registered before, so a failed retry must not remove it
             model.error = None
             model.transition("load")
             self._model_status.publish_status(model.name)
@@ -386,7 +390,7 @@ class Lifecycle:
         self._memory.notify()
 
     def _should_reload(self, model: Model, runner: Runner) -> bool:
-        """Whether a model whose process died is to be loaded again by itself: not one that has just done so."""
+        """Whether to reload a model whose process died: yes, unless it crashed recently."""
         return (
             model.runner is runner
             and model.state == "ready"
@@ -396,7 +400,7 @@ class Lifecycle:
         )
 
     async def _close_broken(self, model: Model, runner: Runner) -> None:
-        """Close what a model was served by that broke; what cannot be closed well is not in the way of a new one."""
+        """Close the runner of a broken model; an error in closing must not prevent a new load."""
         assert model.plan is not None
         try:
             await self._loader.close(model.plan, runner)
@@ -432,7 +436,7 @@ class Lifecycle:
         self._model_status.events.publish(Event("model_remove", name))
 
     async def _remove_model(self, work: ActiveJob) -> bool:
-        """Out of the registry, drained and closed; whether it was in there."""
+        """Remove the model from the registry, drain and close it. Returns whether it was registered."""
         name = work.job.model
         model = work.model = self._registry.get(name)
         if model is None:
@@ -453,12 +457,12 @@ class Lifecycle:
         return True
 
     async def _close(self, model: Model) -> None:
-        """Close its runner, if it has one. When this is cancelled the runner stays, for `aclose` to close."""
+        """Close the model's runner, if any. On cancellation the runner stays, for `aclose` to close."""
         if model.runner is not None:
             assert model.plan is not None
             try:
                 await self._loader.close(model.plan, model.runner)
-            except Exception:  # whatever went wrong there, the runner itself is closed
+            except Exception:  # the runner itself is closed, whatever went wrong
                 self._mark_closed(model)
                 raise
         self._mark_closed(model)
@@ -485,7 +489,7 @@ class Lifecycle:
             model.error = copy(error)
 
     def _ensure_wake_job(self, model: Model) -> Job:
-        """The job that wakes it, begun unless there is one."""
+        """Return the job that wakes the model, starting one if there is none."""
         self._check_open()
         last = self._queue.last(model.name, "load", "wake", "unload", "delete")
         if last is None:
@@ -495,8 +499,8 @@ class Lifecycle:
         return last.job
 
     async def _reserve_memory(self, model: Model, plan: Plan, work: ActiveJob, report: ProgressReporter) -> bool:
-        """Hold memory for it, once others sleep where that is needed; False: a model named at start finds no room
-        beside the others, and does not drive them out."""
+        """Reserve memory for a model, putting others to sleep if needed. Returns False if a startup model does not fit
+        beside the others: it does not evict them."""
         if 0 < self._memory.bounds.bytes < plan.size:
             raise InvalidValue(
                 f"{plan.name!r} needs {plan.size} bytes, more than max_loaded_bytes"
@@ -514,7 +518,7 @@ class Lifecycle:
 
 
 def _is_compatible(options: LoadOptions, plan: Plan) -> bool:
-    """Whether the plan is one that these options could have made."""
+    """Whether the plan could have been made with these options."""
     return options.backend in ("", plan.backend) and options.text_in in (None, plan.options.text_in)
 
 

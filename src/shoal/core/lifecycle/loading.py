@@ -1,4 +1,4 @@
-"""The seam between the life of models and what loads them: plans in, runners and files out."""
+"""The interface between the model lifecycle and model loaders: plans in, runners and files out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shoal.types import TaskKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What a caller may choose about one load; "" and None: as the settings say.
+    """Options of a single load; "" and None use the settings.
 
-    `backend`: "local" or "triton". `text_in`: on Triton, also write a tokenizer and an ensemble that takes texts.
+    `backend`: "local" or "triton". `text_in`: on Triton, also write a tokenizer and an ensemble that accepts text.
     """
 
     backend: str = ""
@@ -25,11 +25,11 @@ class LoadOptions:
 class Plan:
     """A resolved load.
 
-    `name` is what the model is served as, `source` its address as text. `timeout_s` bounds the whole load, waiting for
-    room included (0: no bound). `max_streams` generations may be in flight, and `max_queued_streams` wait. `size`:
-    bytes that it will hold when loaded, as far as known (0: not known). `options` are those that it was asked with;
-    Lifecycle fills them in. `resolved` False: a name alone was given, and `source` is a guess until `Loader.fetch` has
-    looked for it. `payload` is the loader's own.
+    `name` is the name to serve the model as, `source` its address as text. `timeout_s` limits the whole load, including
+    the wait for memory (0: no limit). Up to `max_streams` generations may be in flight, and `max_queued_streams` may
+    wait. `size`: estimated bytes when loaded (0: unknown). `options` are those of the caller; Lifecycle sets them.
+    `resolved` False: only a name was given, and `source` is a guess until `Loader.fetch` has looked it up. `payload`
+    belongs to the loader.
     """
 
     name: str
@@ -48,9 +48,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResult:
-    """What `Loader.fetch` did. `changed`: something was downloaded or made; False: all was there. `size`: bytes that
-    the model will hold when loaded (0: still not known, the plan's stands). `source`: where a name alone turned out to
-    lead ("": where the plan says)."""
+    """The result of `Loader.fetch`. `changed`: whether anything was downloaded or created. `size`: bytes when loaded
+    (0: still unknown, the plan's value stands). `source`: the source that a bare name resolved to ("": the plan's)."""
 
     changed: bool = True
     size: int = 0
@@ -59,11 +58,11 @@ class FetchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A model that can be loaded: it lies on disk or in a Triton repository.
+    """A model that can be loaded, on disk or in a Triton repository.
 
-    `size` in bytes, `created` in Unix seconds, 0 where not known. `digest`: of its files, "" where not known. `managed`
-    False: Shoal did not make it and will not delete it. `reason`: why it cannot be loaded as it is, "" when nothing is
-    known against it.
+    `size` in bytes, `created` in Unix seconds, 0 if unknown. `digest`: of its files, "" if unknown. `managed` False:
+    Shoal did not create it and will not delete it. `reason`: why it cannot be loaded as it is, "" if there is no known
+    reason.
     """
 
     name: str
@@ -77,12 +76,12 @@ class Entry:
 
 
 class ProgressReporter(Protocol):
-    """Where a load stands, in words, with bytes done and in all where they are known, or else the `fraction` (0..1).
+    """Reports the stage of a load, with bytes done and total if known, or else the `fraction` (0..1).
 
-    To be called on the event loop only; from a thread through `loop.call_soon_threadsafe`. The words are shown to
-    users as they are, in the refusal of requests and in lists: "downloading model.onnx", "waiting for Triton at
-    host:port: connection refused". A report of `open` may be kept and called while the runner lives: it then sets what
-    is said of the loaded model ("" takes it back).
+    Call it on the event loop only; from a thread use `loop.call_soon_threadsafe`. Users see the stage verbatim in lists
+    and in rejected requests: "downloading model.onnx", "waiting for Triton at host:port: connection refused". The
+    reporter passed to `open` may be kept and called while the runner lives: it then sets the loaded model's note (""
+    clears it).
     """
 
     def __call__(
@@ -91,23 +90,23 @@ class ProgressReporter(Protocol):
 
 
 class Loader(Protocol):
-    """What can load models; every method raises ShoalErrors only.
+    """Loads models. Every method raises only ShoalErrors.
 
     Per served name, at most one of `fetch`, `open`, `close` and `remove` runs at a time. When `fetch` or `open` is
-    cancelled or fails, it returns only once nothing of it goes on, and leaves nothing half-made: what it opened is
-    closed and what it wrote is whole or gone.
+    cancelled or fails, it returns only after all its work has stopped, and leaves nothing half-done: everything it
+    opened is closed and every file it wrote is complete or gone.
 
-    - `resolve` turns what a caller named (a served name, a model's id, an address) into a plan. Cheap: it looks things
-      up in memory and may look into its own folders, but asks no other machine. Raises InvalidValue for a name that
-      breaks the grammar (also when it is asked only to unload or delete it), and for options that cannot be.
-    - `fetch` gets the files: download, convert, verify. A second time it finds everything there.
-    - `open` answers a runner that can take requests; it fetches first what is missing. It may wait for a server that
-      is not there yet, and says so through `report`.
-    - `close` takes the model out: closes the runner, and on a server unloads it there and waits until it is
-      unavailable. The runner is closed also when this raises.
-    - `remove` deletes the files: store entry, repository entry. False: there were none. Raises Forbidden for what Shoal
-      did not make.
-    - `entries` lists what lies on disk and in Triton's repository; a place that cannot be reached now is left out.
+    - `resolve` turns a served name, a model id or an address into a plan. It is cheap: it reads memory and its own
+      folders, but contacts no other machine. Raises InvalidValue for a malformed name (also before an unload or delete)
+      and for impossible options.
+    - `fetch` gets the files: download, convert, verify. A second call finds everything in place.
+    - `open` returns a runner that can take requests, fetching missing files first. It may wait for a server that is not
+      up yet, and says so through `report`.
+    - `close` removes the model: closes the runner, and on a server also unloads the model and waits until it is
+      unavailable. The runner is closed even if this raises.
+    - `remove` deletes the files: the store entry and the repository entry. Returns False if there were none. Raises
+      Forbidden for models that Shoal did not create.
+    - `entries` lists the models on disk and in Triton's repository; an unreachable location is left out.
     """
 
     def resolve(self, name: str, options: LoadOptions) -> Plan: ...

@@ -1,4 +1,4 @@
-"""Who holds memory, who waits for some, and who was idle for too long; what is done about it is decided in `room`."""
+"""Track which models hold memory, wait for it, or have been idle too long; `eviction` decides what to do about it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shoal.core.registry import Model
 
 
 class MemoryPool:
-    """Models that are loaded, or about to be. `working`: whether something else is being done to a name; `put_to_sleep`
-    begins to unload a model, whose state is "unloading" when it returns."""
+    """Tracks models that are loaded or about to be. `working` tells whether a job runs on a name. `put_to_sleep` starts
+    to unload a model and leaves its state as "unloading"."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class MemoryPool:
         self._closed = False
 
     def take(self, model: Model, size: int) -> bool | None:
-        """Hold memory for a model: True, it does; False, others are going to sleep for it; None, all of them are busy.
-        Look again after `wait_for_change` where it was not True."""
+        """Reserve memory for a model. Returns True if it fits, False if others are going to sleep for it, None if all
+        are busy. Unless it returned True, try again after `wait_for_change`."""
         out = choose_evictions(self._loaded_models(), size, self.bounds)
         if out is None:
             self._held[model] = size
@@ -44,11 +44,11 @@ class MemoryPool:
         return False if any(each.state == "unloading" for each in self._held) else None
 
     def fits(self, size: int) -> bool:
-        """Whether a model of that size would fit now, with nobody put to sleep."""
+        """Whether a model of that size fits now, without putting another to sleep."""
         return self.bounds.has_room(self._loaded_models(), size)
 
     def free(self, model: Model) -> None:
-        """It holds no memory any longer."""
+        """Release the model's memory."""
         self._held.pop(model, None)
         self.notify()
 
@@ -57,7 +57,7 @@ class MemoryPool:
         self.notify()
 
     def notify(self) -> None:
-        """Something has come free or to an end: whoever waits looks again."""
+        """Wake all waiters after something was released or ended, and arm the keep-alive timer."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.done():
@@ -66,19 +66,19 @@ class MemoryPool:
             self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._expire)
 
     async def wait_for_change(self) -> None:
-        """Return when something may have changed."""
+        """Wait until something may have changed."""
         self._waiting.append(news := asyncio.get_running_loop().create_future())
         await news
 
     def seconds_until_sleep(self, model: Model) -> float | None:
-        """Seconds until it has been idle for too long, from now on where it is in use; None: it never is."""
+        """Return the seconds until the model's idle timeout, counted from now if it is in use; None: no timeout."""
         if not self._keep_alive_s:
             return None
         idle_since = self._clock() if model.inflight else model.last_used
         return max(0.0, idle_since + self._keep_alive_s - self._clock())
 
     def close(self) -> None:
-        """Put nobody to sleep any more."""
+        """Stop putting models to sleep."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -89,13 +89,13 @@ class MemoryPool:
     def _to_loaded_model(self, model: Model, size: int) -> LoadedModel:
         if model.state == "unloading":
             return LoadedModel(model.name, size, "leaving")
-        # One that broke holds its memory too, and gives it back like others.
+        # A broken model also holds memory, and releases it like any other.
         idle = model.state in ("ready", "failed") and not model.inflight and not self._working(model.name)
         return LoadedModel(model.name, size, "idle" if idle else "busy", model.last_used)
 
     def _expire(self) -> None:
         out, again = find_expired(self._loaded_models(), self._clock(), self._keep_alive_s)
-        # Those that are busy now set the timer when they fall idle.
+        # Busy models set the timer again when they become idle.
         self._timer = None if again is None else asyncio.get_running_loop().call_later(again, self._expire)
         for each in [each for each in self._held if each.name in out]:
             self._put_to_sleep(each)

@@ -1,4 +1,4 @@
-"""How every name stands: what is served, what goes on with it, why it failed; told to those who watch."""
+"""Report the status of every name: served models, their jobs and their failures; watchers get every change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shoal.core.registry import Model, Registry
 from shoal.errors import ShoalError
 
 FAILURES_KEPT = 100
-"""Names whose last failed load is remembered."""
+"""Maximum names whose last failed load is remembered."""
 
 
 class ModelStatus:
-    """Remembers why loads failed that left nothing else, and publishes every change."""
+    """Remembers the errors of failed loads that left no model, and publishes every status change."""
 
     def __init__(self, registry: Registry, turns: JobQueue) -> None:
         self.events = Events()
@@ -32,11 +32,11 @@ class ModelStatus:
             self._failures.popitem(last=False)
 
     def forget(self, name: str) -> None:
-        """Whatever failed under this name, it is out of date."""
+        """Drop the remembered failure of a name."""
         self._failures.pop(name, None)
 
     def publish_status(self, name: str) -> None:
-        """Publish how a name stands now."""
+        """Publish the current status of a name."""
         model, error = self._registry.get(name), self._error(name)
         data = {
             "status": self._status(name),
@@ -46,7 +46,8 @@ class ModelStatus:
         self.events.publish(Event("model_status", name, data))
 
     def make_reporter(self, job: Job, model: Model | None) -> ProgressReporter:
-        """What a loader may call while the job runs; for the model that it made, as long as that is registered."""
+        """Return a reporter for the loader while the job runs; for a loaded model it works as long as the model is
+        registered."""
 
         def report(
             stage: str, done: float | None = None, total: float | None = None, *, fraction: float | None = None
@@ -67,7 +68,8 @@ class ModelStatus:
         return report
 
     def listing(self, found: Iterable[Entry]) -> list[Listing]:
-        """Of several entries of one name the first counts: it is what a load without options would take."""
+        """List served models, then available ones. Among entries of one name the first counts: a load without options
+        uses it."""
         entries: dict[str, Entry] = {}
         sources: dict[str, Entry] = {}
         for entry in found:
@@ -75,7 +77,7 @@ class ModelStatus:
             sources.setdefault(entry.source, entry)
         served = []
         for model in self._registry:
-            # Under a name of its own it has the files of another one's entry.
+            # A model under its own name may use the files of an entry with another name.
             own = entries.pop(model.name, None) or sources.get(model.plan.source if model.plan is not None else "")
             served.append(describe_registered(model, own, _job(self._queue.last(model.name, "load", "wake"))))
         plans = [work.plan for work in self._queue if work.plan is not None]

@@ -1,4 +1,4 @@
-"""The states of a served model: a pure table of what may follow them."""
+"""The states of a served model and the allowed transitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRANSITIONS: dict[tuple[State, StateEvent], State] = {
 
 
 def next_state(state: State, happening: StateEvent) -> State:
-    """The state that follows. Raises InternalError for what cannot happen in this state."""
+    """Return the next state. Raises InternalError for a transition that is not allowed."""
     try:
         return TRANSITIONS[state, happening]
     except KeyError:

@@ -1,6 +1,6 @@
-"""A model that runs from its own folder, as its author published it: nothing is converted but the tokenizer.
+"""Prepare a model that runs from its own folder, as its author published it; only the tokenizer is converted.
 
-This is for engines that know the architecture themselves (PyTorch with transformers), where Shoal has no graph.
+For engines that know the architecture themselves (PyTorch with transformers) where Shoal has no graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
 from shoal.specs import TextSpec
 
 SOURCE = "folder"
-"""What a manifest calls the graph of such a model."""
+"""The manifest's `graph_source` of such a model."""
 
 
 class PublishedModel(NamedTuple):
@@ -32,9 +32,9 @@ class PublishedModel(NamedTuple):
 
 
 def prepare_published(folder: Path, target: Path) -> PublishedModel:
-    """Write the tokenizer of the model in `folder` into `target`, and say what its outputs will mean.
+    """Write the tokenizer of the model in `folder` into `target`, and return the spec of its outputs.
 
-    Raises ModelFileError for files that do not say it.
+    Raises ModelFileError for files that do not describe them.
     """
     contract = read_contract(folder, foreign=True)
     write_tokenizer(folder, contract, target / TOKENIZER)
@@ -53,10 +53,10 @@ def prepare_published(folder: Path, target: Path) -> PublishedModel:
 def verify_published(
     folder: Path, target: Path, spec: TextSpec, *, engine: str, run: Callable[[], Run]
 ) -> Verdict | None:
-    """Compare what the named engine, opened by `run`, computes from `folder` with the numpy forward pass; None for an
-    architecture that this has not. `target` holds the tokenizer of `spec`.
+    """Compare the named engine, opened by `run`, on `folder` with the numpy forward pass; None for an architecture that
+    the latter does not support. `target` holds the tokenizer of `spec`.
 
-    Raises ModelFileError for files that cannot be read, VerificationFailed where the two disagree.
+    Raises ModelFileError for files that cannot be read, VerificationFailed if the two disagree.
     """
     contract = read_contract(folder, foreign=True)
     if not can_build(folder, contract):

@@ -1,4 +1,4 @@
-"""A model's folder, as its author published it, to the one that Shoal serves: model.onnx and tokenizer.json."""
+"""Convert a model's folder, as published, to the files that Shoal serves: model.onnx and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CheckResult = TypeVar("CheckResult")
 
 
 class ConversionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`graph` and the spec's tokenizer are paths in the target folder; `source` says where the graph came from, `text`
-    says it in words; `files` are all the files written."""
+    """A converted model. `graph` and the spec's tokenizer are paths in the target folder; `source` says where the graph
+    came from, `text` describes it in words; `files` are all files written."""
 
     spec: TextSpec
     contract: Contract
@@ -44,12 +44,12 @@ def convert(
     prefer: Source = "shipped",
     progress: Callable[[str, float], None] | None = None,
 ) -> ConversionResult:
-    """Write what serving needs into the folder `target`, over what an earlier conversion left there.
+    """Write the files to serve into the folder `target`, overwriting those of an earlier conversion.
 
-    A graph that the model ships is taken (`prefer="shipped"`), else one is built from its weights. Static, SPLADE and
-    late-interaction models are built wherever that is possible: what is shipped for them ends in many ways. `progress`
-    hears (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as its files say,
-    and MissingExtra without the onnx package.
+    Uses the graph that the model ships (`prefer="shipped"`), else builds one from its weights. Static, SPLADE and
+    late-interaction models are built wherever possible, since their shipped graphs end in many different ways.
+    `progress` receives (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as
+    its files say, and MissingExtra without the onnx package.
     """
     require_onnx()
     tell = progress or (lambda stage, fraction: None)
@@ -73,9 +73,9 @@ def convert_and_check(
     *,
     progress: Callable[[str, float], None] | None = None,
 ) -> tuple[ConversionResult, CheckResult]:
-    """Convert, then let `check` verify: it answers its verdict or raises VerificationFailed.
+    """Convert, then verify with `check`, which returns its verdict or raises VerificationFailed.
 
-    A shipped graph that cannot be used or does not pass gives way to a built one where Shoal can build it.
+    If a shipped graph is unusable or fails the check, build one where Shoal can.
     """
     try:
         converted = convert(folder, target, progress=progress)
@@ -131,7 +131,7 @@ def _convert_shipped(
 
 
 def _choose_shipped_graph(folder: Path, contract: Contract) -> str | None:
-    """The graph that came with the model, None where one that is built is surer."""
+    """Return the graph that came with the model; None if a built one is more reliable."""
     vectors_of_text = contract.table is None and (contract.dimension or contract.classifier)
     if not vectors_of_text and can_build(folder, contract):
         return None
@@ -139,7 +139,7 @@ def _choose_shipped_graph(folder: Path, contract: Contract) -> str | None:
 
 
 def _describe_left_out(folder: Path, contract: Contract) -> str:
-    """Heads that lie in the folder as pickles alone, in words."""
+    """Describe the heads that exist in the folder only as pickles."""
     given = {SPARSE_LINEAR: contract.token_weights, COLBERT_LINEAR: contract.late}
     pickles = [
         pickle

@@ -1,4 +1,4 @@
-"""A repository of two towers, as its author published it, to two graphs and a tokenizer."""
+"""Convert a repository of two towers, as published, to two graphs and a tokenizer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ IMAGE_GRAPH = "image.onnx"
 
 
 class ConvertedTowers(msgspec.Struct, frozen=True, kw_only=True):
-    """`graph` and `image_graph` are paths in the target folder, `files` all that were written there; `text` says where
-    they came from in words."""
+    """A converted dual encoder. `graph` and `image_graph` are paths in the target folder, `files` all files written
+    there; `text` describes their source in words."""
 
     spec: TextSpec
     image_spec: ImageSpec
@@ -36,9 +36,9 @@ class ConvertedTowers(msgspec.Struct, frozen=True, kw_only=True):
 def convert_towers(
     folder: Path, target: Path, *, progress: Callable[[str, float], None] | None = None
 ) -> ConvertedTowers:
-    """Write both graphs and the tokenizer into `target`, over what an earlier conversion left there. `progress` hears
-    (stage, fraction). Raises ModelFileError, naming the file, for what cannot be served as its files say, and
-    MissingExtra without the onnx package."""
+    """Write both graphs and the tokenizer into `target`, overwriting those of an earlier conversion. `progress`
+    receives (stage, fraction). Raises ModelFileError, naming the file, for a model that cannot be served as its files
+    say, and MissingExtra without the onnx package."""
     require_onnx()
     tell = progress or (lambda stage, fraction: None)
     tell("read", 0.0)

@@ -1,7 +1,7 @@
-"""The second path of verification for models of two towers: their forward passes in numpy, one text or picture at a
-time, straight from safetensors.
+"""Reference for verifying dual encoders: forward passes in numpy, one text or image at a time, straight from
+safetensors.
 
-It shares with the graphs only the reading of files. Written to be read beside transformers' models, not to be fast.
+It shares only the reading of files with the graphs. Written for comparison with transformers' models, not for speed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.models.convert.reference import Floats, Ids, activate, linear, norm
 
 
 def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
-    """[texts, dimension] of texts given as token ids, with what padding the model is to see."""
+    """Embed texts given as token ids, with whatever padding the model should see: [texts, dimension]."""
     weights, tower = open_tower_weights(folder, towers), towers.text
     read = _Tensors(weights, tower, "text_model.")
     words = (tower.vocab_size, tower.hidden)
@@ -37,7 +37,7 @@ def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
 
 
 def embed_pictures(folder: Path, towers: Towers, pixels: Floats) -> Floats:
-    """[pictures, dimension] of float32 [pictures, 3, size, size]."""
+    """Embed images, float32 [pictures, 3, size, size]: [pictures, dimension]."""
     weights, tower = open_tower_weights(folder, towers), towers.image
     read = _Tensors(weights, tower, "vision_model.")
     clip = towers.family == "clip"
@@ -56,7 +56,7 @@ def embed_pictures(folder: Path, towers: Towers, pixels: Floats) -> Floats:
 
 
 def _end(tower: TextTower, ids: Ids) -> int:
-    """Where the first end of text stands; 0 where there is none."""
+    """Return the position of the first end of text; 0 if there is none."""
     end = max(ids) if tower.eos_id is None else tower.eos_id
     return [*ids].index(end) if end in ids else 0
 
@@ -76,7 +76,7 @@ def _patches(read: _Tensors, tower: ImageTower, picture: Floats, *, bias: bool) 
 
 
 def _attend_probe(read: _Tensors, tower: ImageTower, x: Floats) -> Floats:
-    """SigLIP's pooling head: the probe asks, all patches answer."""
+    """SigLIP's pooling head: the probe is the query over all patches."""
     hidden = tower.hidden
     matrix = read.get("head.attention.in_proj_weight", 3 * hidden, hidden)
     bias = read.get("head.attention.in_proj_bias", 3 * hidden)
@@ -97,7 +97,7 @@ def _project(weights: Weights, name: str, x: Floats, dimension: int) -> Floats:
 
 
 def _attention(query: Floats, key: Floats, value: Floats, heads: int, hidden: Floats | float) -> Floats:
-    """`hidden` is added to the scores: -inf where a query may not look."""
+    """Compute attention. `hidden` is added to the scores: -inf where a query must not look."""
     size = query.shape[-1] // heads
     mixed = np.empty_like(query)
     for head in range(heads):
@@ -109,7 +109,7 @@ def _attention(query: Floats, key: Floats, value: Floats, heads: int, hidden: Fl
 
 
 class _Tensors:
-    """One tower's tensors, under its prefix, and the layers that they make."""
+    """Reads one tower's tensors, under its prefix, and runs its layers."""
 
     def __init__(self, weights: Weights, tower: TextTower | ImageTower, prefix: str) -> None:
         self._weights = weights
@@ -127,7 +127,7 @@ class _Tensors:
         return norm(x, self.get(f"{name}.weight", hidden), self.get(f"{name}.bias", hidden), self._tower.norm_eps)
 
     def encode(self, x: Floats, hidden: Floats | float) -> Floats:
-        """x [l, hidden] through all layers."""
+        """Run x [l, hidden] through all layers."""
         width, heads = self._tower.hidden, self._tower.heads
         for layer in range(self._tower.layers):
             at = f"encoder.layers.{layer}"

@@ -1,11 +1,11 @@
-"""What Shoal cannot build itself, by PyTorch: graphs of other architectures, and weights that exist only as pickles.
+"""Export with PyTorch what Shoal cannot build itself: graphs of other architectures, and weights that are only pickles.
 
-All of it happens in a process of its own (`export_process`): PyTorch takes gigabytes, and its exporter can only be
-stopped with its process. Pickles are opened there alone, with `weights_only`. The process is told to stay offline, has
-no token in its environment, and its model's code is never run; it is no sandbox.
+Everything runs in a separate process (`export_process`): PyTorch takes gigabytes, and its exporter can only be stopped
+with its process. Pickles are opened only there, with `weights_only`. The process is set to stay offline, has no token
+in its environment, and never runs the model's code; it is no sandbox.
 
-Its memory is watched and not limited by RLIMIT_AS: PyTorch reserves many times the address space that it ever touches,
-and files that are mapped count there, so that any limit that stops a runaway export would stop sound ones as well.
+Its memory is monitored, not limited by RLIMIT_AS. PyTorch reserves many times the address space that it touches, and
+mapped files count there, so a limit that stops a runaway export would also stop normal ones.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from shoal.errors import MissingExtra, ModelFileError, ShoalError, VerificationF
 from shoal.models.progress import Stop
 
 PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "safetensors")
-"""What the process needs; `onnxscript` is what PyTorch's exporter is made with."""
+"""Packages that the process needs; PyTorch's exporter is built on `onnxscript`."""
 
 PROGRAM = (sys.executable, "-P", "-m", "shoal.models.convert.export_process")
-"""-P: a file named like a package, in whatever folder this runs, is not that package."""
+"""-P: a file in the current folder that is named like a package must not replace it."""
 
 LOOK_S = 0.1
 TIMEOUT_S = 1800.0
@@ -56,9 +56,9 @@ Result = TypeVar("Result")
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`folder` holds a whole model as if it had been published so, with every weight in safetensors. `graph`: int64
-    `inputs` in, `last_hidden_state` (of the `kind` "encoder") or `logits` out; "" where none was asked for.
-    `converted`: files that were written from pickles. `verification`: how the graph compares with PyTorch, in words."""
+    """The result of an export. `folder` holds a complete model with all weights in safetensors. `graph`: int64 `inputs`
+    in, `last_hidden_state` (`kind` "encoder") or `logits` out; "" if none was requested. `converted`: files written
+    from pickles. `verification`: how the graph compares with PyTorch, in words."""
 
     folder: str
     kind: Kind = "encoder"
@@ -69,7 +69,8 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, Generic[Result], frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the process: progress (`stage`, `fraction`), and at its end `done` or `error` of a `kind`."""
+    """One output line of the process: progress (`stage`, `fraction`), and at the end `done` or an `error` of a
+    `kind`."""
 
     stage: str = ""
     fraction: float = 0.0
@@ -81,8 +82,8 @@ class Line(msgspec.Struct, Generic[Result], frozen=True, kw_only=True, omit_defa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Generic[Result]):
-    """What runs in a process of its own: `command` writes lines of the type `line`. `file` is named by errors that name
-    none, and `elsewhere` says what to do where this machine cannot."""
+    """A program to run in a separate process: `command` writes lines of the type `line`. `file` is the file of errors
+    that name none; `elsewhere` is the advice if this machine cannot run it."""
 
     command: Sequence[str]
     line: type[Line[Result]]
@@ -105,13 +106,12 @@ def export(
     max_memory_mb: int = 0,
     timeout_s: float = TIMEOUT_S,
 ) -> ExportResult:
-    """Make the empty folder `into` the model of `folder`, as `ExportResult` says; without `graph` only pickles are
-    turned.
+    """Export the model of `folder` into the empty folder `into`; without `graph`, only convert pickles.
 
-    `progress` hears (stage, fraction), on this thread. `max_memory_mb` is of the process (0: three quarters of the
-    machine's). Blocks, for minutes with a large model. Raises MissingExtra, ModelFileError (it cannot be exported, or
-    not within memory and time), VerificationFailed (the graph computes something else), Cancelled once the process is
-    dead.
+    `progress` receives (stage, fraction), on this thread. `max_memory_mb` limits the process (0: three quarters of the
+    machine's memory). Blocks, for minutes with a large model. Raises MissingExtra, ModelFileError (it cannot be
+    exported, or not within memory and time), VerificationFailed (the graph computes something else), Cancelled once the
+    process is dead.
     """
     if not can_export():
         raise MissingExtra("Exporting a model that Shoal has no graph for", "convert")
@@ -127,7 +127,8 @@ def run_program(
     max_memory_mb: int = 0,
     timeout_s: float = TIMEOUT_S,
 ) -> Result:
-    """What the program's process makes, within bounds and with errors as `export` says; it is dead at the end."""
+    """Run the program's process and return its result, with the limits and errors of `export`; the process is dead at
+    the end."""
     stop = stop or Stop()
     limit = (max_memory_mb or _three_quarters()) * 2**20
     end = time.monotonic() + timeout_s
@@ -160,8 +161,8 @@ def run_program(
 
 @contextmanager
 def _run_process(command: Sequence[str], words: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process with all that it starts; dead at the end, whatever the end is. Its standard input says nothing, and
-    ends with this process, by which it knows that nobody waits for it any more."""
+    """Run the process with all its children; kill them at the end in any case. Its standard input stays empty and
+    closes with this process, which tells it to exit."""
     environ = {name: os.environ[name] for name in _KEPT if name in os.environ} | _OFFLINE
     run = subprocess.Popen(
         command,
@@ -183,7 +184,7 @@ def _run_process(command: Sequence[str], words: IO[bytes]) -> Iterator[subproces
 
 
 def _lines(run: subprocess.Popen[bytes], kind: type[Line[Result]]) -> queue.Queue[Line[Result] | None]:
-    """What the process says, None at its end. What is no line of ours is what a library prints."""
+    """Queue the lines of the process, then None. Other lines, printed by libraries, are skipped."""
     said: queue.Queue[Line[Result] | None] = queue.Queue()
     output, decode = run.stdout, json_decoder(kind).decode
     assert output is not None
@@ -200,7 +201,8 @@ def _lines(run: subprocess.Popen[bytes], kind: type[Line[Result]]) -> queue.Queu
 
 
 def read_memory(pid: int) -> int:
-    """Bytes that only this process holds, without files that it maps; 0 where the system does not tell, or it ended."""
+    """Return the bytes that only this process holds, without mapped files; 0 if the system does not tell, or it has
+    ended."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             found = [line for line in status if line.startswith(("RssAnon:", "RssShmem:"))]
@@ -210,7 +212,7 @@ def read_memory(pid: int) -> int:
 
 
 def _three_quarters() -> int:
-    """Of the machine's memory, in MiB."""
+    """Three quarters of the machine's memory, in MiB."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4 >> 20
 
 
@@ -225,7 +227,7 @@ def _describe_exit(code: int) -> str:
 
 
 def _read_last_words(words: IO[bytes]) -> str:
-    """The last of what the process wrote to its standard error."""
+    """Return the last line that the process wrote to its standard error."""
     words.seek(0, os.SEEK_END)
     words.seek(max(0, words.tell() - 4096))
     lines = words.read().decode(errors="replace").split("\n")

@@ -1,7 +1,7 @@
-"""Models of pictures that Shoal has no graph for, by the libraries that do: open_clip's with other towers than a plain
-ViT (EVA, ConvNeXt, MobileCLIP, CoCa) and timm's classifiers and feature extractors, exported by PyTorch.
+"""Export image models that Shoal has no graph for with PyTorch and their libraries: open_clip models with other towers
+than a plain ViT (EVA, ConvNeXt, MobileCLIP, CoCa), and timm's classifiers and feature extractors.
 
-It happens in a process of its own as `export` does, with the same bounds and for the same reasons.
+It runs in a separate process like `export`, with the same limits and for the same reasons.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Library: TypeAlias = Literal["open_clip", "timm"]
 
 
 class ExportedTowers(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written into a folder: `image_graph` with `image` for all models, and for open_clip's also `graph` of
-    the text tower with `text`, tokenizer.json, and `contrast`. `graph` is "" for a model of timm. `files` are all of
-    them, with the weights that lie beside a large graph. The verdicts compare the graphs with PyTorch's modules."""
+    """Files written into a folder. All models have `image_graph` with `image`. open_clip models also have `graph` of
+    the text tower with `text`, tokenizer.json, and `contrast`; `graph` is "" for a timm model. `files` are all of them,
+    with the weights beside a large graph. The verdicts compare the graphs with PyTorch's modules."""
 
     library: Library
     image_graph: str
@@ -48,7 +48,7 @@ class ExportedTowers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """How the model came to be, for people."""
+        """Describe how the model was made."""
         return f"exported by PyTorch from {self.library}"
 
 
@@ -58,8 +58,8 @@ def can_export_towers() -> bool:
 
 
 def library_of(folder: Path) -> Library | None:
-    """Whose model the files in the folder are, by the configuration that each library writes; None for neither. Raises
-    ModelFileError for a configuration that is no JSON."""
+    """Return the library whose model is in the folder, by the configuration that each library writes; None for neither.
+    Raises ModelFileError for a configuration that is not JSON."""
     if is_there(folder, OPEN_CLIP):
         return "open_clip"
     config = read_object(folder, TIMM_CONFIG)
@@ -77,13 +77,13 @@ def export_towers(
 ) -> ExportedTowers:
     """Write the graphs of the model in `folder`, and its tokenizer, into the folder `into`.
 
-    Of open_clip it takes open_clip_config.json and open_clip_model.safetensors (or its pickle, opened with
-    `weights_only` in that process alone), of timm config.json and model.safetensors. The graphs are model.onnx
-    (input_ids int64 [b, l] to text_embeds [b, d]; l is free where texts are read causally, else `pad_to` of the spec)
-    and image.onnx (pixel_values to image_embeds, or to logits). `progress` hears (stage, fraction), on this thread:
+    For open_clip it reads open_clip_config.json and open_clip_model.safetensors (or its pickle, opened with
+    `weights_only` in that process only); for timm, config.json and model.safetensors. The graphs are model.onnx
+    (input_ids int64 [b, l] to text_embeds [b, d]; l is free if texts are read causally, else `pad_to` of the spec) and
+    image.onnx (pixel_values to image_embeds, or to logits). `progress` receives (stage, fraction), on this thread:
     read, load, export, verify. Blocks, for minutes with a large model.
 
-    Raises MissingExtra, ModelFileError (what cannot be exported or prepared as the model wants, named, or not within
+    Raises MissingExtra, ModelFileError (it cannot be exported or preprocessed as the model requires, or not within
     memory and time), VerificationFailed (a graph or the tokenizer gives something else), Cancelled once the process is
     dead.
     """

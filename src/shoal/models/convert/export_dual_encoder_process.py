@@ -1,6 +1,6 @@
 """The process that exports towers: `python -m shoal.models.convert.export_dual_encoder_process FOLDER INTO LIBRARY`.
 
-It writes lines as `export_process` does. See `export_towers` for what it makes.
+It writes lines as `export_process` does. See `export_towers` for its result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WEIGHTS = "open_clip_model.safetensors"
 IDS = "input_ids"
 TEXT_EMBEDS = "text_embeds"
 _BATCHES = (1, 3)
-"""Sizes of batches that are compared; the graphs were traced with another one."""
+"""Batch sizes to compare; the graphs were traced with another one."""
 
 _MAX_LOGARITHM = 100.0
 _TEXT = "model_cfg.text_cfg"
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 class Part(NamedTuple):
-    """A graph to be: `module` takes the one input and answers what its `output` is to hold."""
+    """A graph to export: `module` takes the one input and returns the `output`."""
 
     module: Any
     input: str
@@ -75,7 +75,7 @@ def from_open_clip(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
     import open_clip
 
     name = f"local-dir:{folder}"
-    # Its towers apart, whatever class it would take: CLIP keeps the one of texts in pieces.
+    # Keep the text tower separate: by default, CLIP stores it in pieces.
     model = open_clip.create_model(name, require_pretrained=True, force_custom_text=True).float().eval()
     theirs = open_clip.get_tokenizer(name)
     tokenizer = _tokenizer(theirs, clean)
@@ -111,7 +111,7 @@ def from_timm(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
     import timm
     import torch
 
-    # Its own loader finds the weights in the folder, and turns those of older layouts.
+    # timm's own loader finds the weights in the folder, and converts those of older layouts.
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).float().eval()
     tell("load", 1.0)
     stated = timm.data.resolve_model_data_config(model)
@@ -141,11 +141,11 @@ def from_timm(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
 def _text_tower(
     tower: Any, pad: int, rows: Sequence[Array], padded: Array, into: Path
 ) -> tuple[TextSpec, list[str], Verdict | None]:
-    """Export the tower with its verdict over texts, given as `rows` of ids and `padded` to the model's context."""
+    """Export the tower, and verify it on texts given as `rows` of ids and `padded` to the model's context."""
     length = int(padded.shape[1])
     free = _is_free(tower)
     part = Part(_any_length(tower) if free else tower, IDS, TEXT_EMBEDS, GRAPH)
-    # A length that is no other number of the model's.
+    # A length that equals no other dimension of the model.
     files = _export(part, padded[:2, : max(2, length // 2 - 1)] if free else padded[:2], into, free=free)
     right = _run_module(tower, padded)
     alone = rows if free else list(padded)
@@ -168,7 +168,7 @@ def _text_tower(
 
 
 def _image_tower(module: Any, spec: ImageSpec, into: Path) -> tuple[list[str], Verdict | None]:
-    """Export it with its verdict over noise."""
+    """Export the image tower, and verify it on noise."""
     part = Part(module, spec.input, spec.output, IMAGE_GRAPH)
     files = _export(part, _noise(2, spec.size), into)
     batches = [_noise(size, spec.size) for size in _BATCHES]
@@ -176,7 +176,7 @@ def _image_tower(module: Any, spec: ImageSpec, into: Path) -> tuple[list[str], V
 
 
 def _any_length(tower: Any) -> Any:
-    """The same text tower for texts that are shorter than its context: open_clip's own only takes full ones."""
+    """Wrap the text tower to accept texts shorter than its context: open_clip's own only takes full ones."""
     import torch
     from open_clip.transformer import text_global_pool
 
@@ -210,17 +210,17 @@ def _contrast(model: Any) -> ContrastSpec:
 
 
 def _pad(theirs: Any) -> int:
-    """What open_clip fills texts with."""
+    """Return open_clip's padding id."""
     return int(theirs.tokenizer.pad_token_id) if hasattr(theirs, "tokenizer") else 0
 
 
 def _section(config: JsonFile, path: str) -> JsonFile:
-    """A part of the file; keys in errors are full paths."""
+    """Return a part of the file; keys in errors are full paths."""
     return JsonFile(config.name, {f"{path}.{key}": value for key, value in config.object(path).items()})
 
 
 def _refuse_open_clip(stated: JsonFile, text: JsonFile) -> None:
-    """What another repository would be needed for, or another way to read texts than one sequence of ids."""
+    """Reject models that need another repository, or that read texts as anything but one sequence of ids."""
     if f"{_TEXT}.hf_model_name" in text:
         name = text.text(f"{_TEXT}.hf_model_name")
         raise text.refuse(
@@ -237,20 +237,20 @@ def _refuse_open_clip(stated: JsonFile, text: JsonFile) -> None:
 
 
 def _refuse_timm(config: JsonFile) -> None:
-    """What would leave weights out, or load them from elsewhere."""
+    """Reject options that would leave weights out, or load them from elsewhere."""
     config.text("architecture")
     options = config.object("model_args")
     for name in options:
         if name.startswith("pretrained") or name in _OF_LOADING:
             raise config.refuse(f"model_args.{name}", "is not supported; use a model without it")
-    # timm leaves the head's weights out where the two differ.
+    # timm discards the head's weights if the two differ.
     stated = config.data.get("num_classes", config.object("pretrained_cfg").get("num_classes"))
     if options.get("num_classes", stated) != stated:
         raise config.refuse("model_args.num_classes", f"{options['num_classes']} is not {stated}, the num_classes")
 
 
 def _tokenizer(theirs: Any, clean: str) -> Any:
-    """open_clip's own or transformers' tokenizer, as one of the tokenizers library."""
+    """Convert open_clip's or transformers' tokenizer to one of the tokenizers library."""
     if not hasattr(theirs, "tokenizer"):
         merges = sorted(theirs.bpe_ranks, key=theirs.bpe_ranks.__getitem__)
         special = [theirs.decoder[each] for each in theirs.all_special_ids]
@@ -268,10 +268,10 @@ def _tokenizer(theirs: Any, clean: str) -> Any:
 
 
 def _samples(theirs: Any, tokenizer: Any) -> tuple[list[Array], Array]:
-    """Sample texts as ids, without padding, and int64 [texts, context] as open_clip pads them. Raises
-    VerificationFailed where the two differ in more than padding.
+    """Return the sample texts as ids, without padding, and int64 [texts, context] as open_clip pads them. Raises
+    VerificationFailed if the two differ in more than padding.
 
-    Left out are texts that ftfy repairs or that hold HTML's entities, which it alone reads as characters.
+    Skips texts that ftfy repairs or that contain HTML entities: only open_clip decodes those.
     """
     from open_clip.tokenizer import basic_clean
 
@@ -289,14 +289,14 @@ def _samples(theirs: Any, tokenizer: Any) -> tuple[list[Array], Array]:
 
 
 def _is_free(tower: Any) -> bool:
-    """Whether padding is never seen: texts are read from left to right, up to the token that is pooled."""
+    """Whether padding is never seen: texts are read from left to right, up to the pooled token."""
     causal = getattr(tower, "attn_mask", None) is not None
     return causal and tower.cls_emb is None and tower.pool_type in ("argmax", "eos")
 
 
 def _labels(model: Any) -> tuple[str, ...]:
-    """Of a classifier, in the order of its scores: what its configuration says, else the names of ImageNet's classes
-    where their number is that of one of its editions, else LABEL_i. None for a feature extractor."""
+    """Return a classifier's labels in the order of its scores: those of its configuration, else ImageNet's class names
+    if their number matches one of its editions, else LABEL_i. Empty for a feature extractor."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     count = int(model.num_classes or 0)
@@ -322,7 +322,7 @@ def _labels(model: Any) -> tuple[str, ...]:
 
 
 def _disambiguate(names: Sequence[str], codes: Sequence[str]) -> list[str]:
-    """Two classes may go by one word (crane): those carry their code too."""
+    """Add their code to classes with equal names (crane)."""
     count = Counter(names)
     return [f"{name} ({code})" if count[name] > 1 else name for name, code in zip(names, codes, strict=True)]
 
@@ -336,12 +336,12 @@ def _size(module: Any) -> int:
 
 
 def _first(answer: Any) -> Any:
-    """Of towers that give token vectors beside the pooled one."""
+    """Return the pooled vector of towers that also return token vectors."""
     return answer[0] if isinstance(answer, tuple) else answer
 
 
 def _run_module(module: Any, given: Array) -> Array:
-    """What PyTorch computes, in float32."""
+    """Run PyTorch, in float32."""
     import torch
 
     with torch.inference_mode():
@@ -350,7 +350,7 @@ def _run_module(module: Any, given: Array) -> Array:
 
 
 def _export(part: Part, given: Array, into: Path, *, free: bool = False) -> list[str]:
-    """Write the graph; the batch may have any size, and texts any length where they are `free`. Answers the files."""
+    """Write the graph and return its files. The batch may have any size, and texts any length if `free`."""
     import torch
 
     class Tower(torch.nn.Module):  # type: ignore[misc]
@@ -380,7 +380,7 @@ def _export(part: Part, given: Array, into: Path, *, free: bool = False) -> list
 
 
 def _verify(part: Part, compared: Sequence[tuple[Array, Array]], into: Path) -> Verdict | None:
-    """The graph over batches, beside what PyTorch answered; None where no engine for graphs is installed. Raises
+    """Compare the graph with PyTorch's results over batches; None if no engine for graphs is installed. Raises
     VerificationFailed."""
     run: Callable[[dict[str, Array]], Array] | None = open_engine(into / part.file)
     if run is None:

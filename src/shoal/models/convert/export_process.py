@@ -1,7 +1,7 @@
 """The process that exports a model with PyTorch: `python -m shoal.models.convert.export_process FOLDER INTO GRAPH`.
 
-It writes lines of JSON (`export.Line`) to its standard output, and ends when its standard input does. See `export` for
-what it makes.
+It writes lines of JSON (`export.Line`) to its standard output, and exits when its standard input closes. See `export`
+for its result.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 MIN_COSINE = 0.9999
 MAX_DIFFERENCE = 1e-3
-"""Of the largest value: both compute in float32, in another order."""
+"""Relative to the largest value: both compute in float32, in a different order."""
 
 INLINE_BYTES = 1_800_000_000
 SHAPES = ((1, 1), (2, 7), (3, 33))
-"""Batches that are compared; all but the first row are padded. The graph was traced with another one."""
+"""Batch shapes to compare; all rows but the first are padded. The graph was traced with another shape."""
 
 
 Tell = Callable[[str, float], None]
-"""Hears (stage, fraction)."""
+"""Receives (stage, fraction)."""
 
 
 def main() -> None:
@@ -55,10 +55,10 @@ def main() -> None:
 
 
 def report(work: Callable[[Tell], Any], otherwise: str) -> None:
-    """Do the `work`, and say as lines what it tells and how it ends; `otherwise` is what to do about a model that
-    PyTorch cannot export."""
+    """Run `work`, and report its progress and result as lines; `otherwise` is the advice for a model that PyTorch
+    cannot export."""
     exit_with_stdin()
-    # What libraries print goes to the other stream, so that this one holds lines alone.
+    # Send what libraries print to stderr, so that stdout holds only lines.
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -74,7 +74,7 @@ def report(work: Callable[[Tell], Any], otherwise: str) -> None:
         tell(Line(error=message, kind="model_file", file=error.file))
     except ShoalError as error:
         tell(Line(error=error.message, kind="model_file"))
-    except Exception as error:  # whatever torch and transformers raise on a model that they do not know to export
+    except Exception as error:  # torch and transformers raise anything on a model that they cannot export
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         tell(
             Line(
@@ -85,8 +85,8 @@ def report(work: Callable[[Tell], Any], otherwise: str) -> None:
 
 
 def exit_with_stdin() -> None:
-    """From now on, kill this process with all that it started once its standard input ends: whoever started it holds
-    the other side, so that it does not outlive a server that was killed."""
+    """Kill this process and all its children once its standard input closes. The parent holds the other end, so the
+    process does not outlive a killed server."""
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -128,14 +128,15 @@ def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> ExportResult:
 
 
 def graph_kind(contract: Contract) -> Kind:
-    """What a model's graph gives: logits of a classifier, of a masked language model for SPLADE, or token vectors."""
+    """Return what the model's graph outputs: a classifier's logits, a masked language model's for SPLADE, or token
+    vectors."""
     if contract.splade is not None:
         return "masked"
     return "encoder" if contract.classifier is None else "classifier"
 
 
 def _copy_model_files(folder: Path, into: Path) -> list[str]:
-    """The model's own files but graphs and pickles, which are turned into safetensors; answers the files of these."""
+    """Copy the model's own files except graphs; convert pickles to safetensors and return those files."""
     converted = []
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     modules = folder / MODULES
@@ -159,7 +160,7 @@ def _is_graph(name: str) -> bool:
 
 
 def _copy(path: Path, target: Path) -> None:
-    """By a second name of the same file where the disk allows that: neither is ever written again."""
+    """Hard-link the file where the disk allows it: neither name is ever written again."""
     try:
         os.link(path.resolve(), target)
     except OSError:
@@ -167,14 +168,14 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _convert_pickle(path: Path, target: Path, into: Path) -> str:
-    """A pickle's tensors as safetensors; answers the path inside of `into`. Raises ModelFileError for one that holds
+    """Convert a pickle's tensors to safetensors; return the path inside `into`. Raises ModelFileError if it contains
     anything else."""
     import torch
     from safetensors.torch import save_file
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle's own errors share no base
+    except Exception as error:  # pickle's own errors have no common base
         reason = " ".join(str(error).split())[:200]
         raise ModelFileError(
             f"is not a pickle of tensors alone ({reason}); use a revision that has safetensors", file=path.name
@@ -182,13 +183,13 @@ def _convert_pickle(path: Path, target: Path, into: Path) -> str:
     if not isinstance(state, dict) or not state or not all(isinstance(each, torch.Tensor) for each in state.values()):
         raise ModelFileError("is not a dictionary of tensors; use a revision that has safetensors", file=path.name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A clone each: tensors that share memory, such as tied ones, are refused by the format.
+    # Clone each tensor: the format rejects tensors that share memory, such as tied ones.
     save_file({name: each.contiguous().clone() for name, each in state.items()}, target, metadata={"format": "pt"})
     return target.relative_to(into).as_posix()
 
 
 def _convert_shards(pickled: Path, target: Path, into: Path) -> list[str]:
-    """Shards named by an index, each as one of the same number, with an index that names these."""
+    """Convert the shards of an index, each to one with the same number, and write an index of them."""
     listed = read_json(pickled.parent, pickled.name)
     places = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
@@ -207,7 +208,7 @@ def _convert_shards(pickled: Path, target: Path, into: Path) -> list[str]:
 
 
 def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
-    """The model in float32, and the inputs that its graph is to have. Raises ModelFileError for missing weights."""
+    """Return the model in float32, and the inputs of its graph. Raises ModelFileError for missing weights."""
     import inspect
 
     import torch
@@ -245,7 +246,7 @@ def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
 
 
 def _batch(model: Any, inputs: tuple[str, ...], size: int, length: int) -> dict[str, Any]:
-    """Random ids, the later rows shorter and padded on the right; the same for the same shape."""
+    """Return random ids, later rows shorter and padded on the right; the same for the same shape."""
     draw = np.random.default_rng(size * 1000 + length)
     config = model.config
     vocabulary, pad = int(model.get_input_embeddings().num_embeddings), config.pad_token_id or 0
@@ -268,7 +269,8 @@ def _run_torch(model: Any, feeds: dict[str, Any], output: str) -> Any:
 
 
 def _export(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> None:
-    """By torch.export, which keeps sizes symbolic; tracing bakes the length into relative positions (DeBERTa, T5)."""
+    """Export with torch.export, which keeps sizes symbolic; tracing fixes the length in relative positions (DeBERTa,
+    T5)."""
     import torch
 
     class Graph(torch.nn.Module):  # type: ignore[misc]
@@ -298,7 +300,7 @@ def _export(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> N
 
 
 def _verify(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> str:
-    """The graph against PyTorch, where there is an engine to run it. Raises VerificationFailed."""
+    """Compare the graph with PyTorch if there is an engine to run it. Raises VerificationFailed."""
     run = open_engine(target)
     if run is None:
         return "not compared with PyTorch: no engine for graphs is installed"
@@ -330,7 +332,7 @@ def _verify(model: Any, inputs: tuple[str, ...], output: str, target: Path) -> s
 
 
 def open_engine(target: Path) -> Any:
-    """Arrays in, the one output out, on whichever engine is installed; None without any."""
+    """Open the graph on an installed engine: arrays in, the one output out. None without an engine."""
     try:
         import onnxruntime
     except ImportError:
@@ -341,7 +343,7 @@ def open_engine(target: Path) -> Any:
         settings.log_severity_level = 4
         session = onnxruntime.InferenceSession(str(target), settings, providers=["CPUExecutionProvider"])
         return lambda feeds: session.run(None, feeds)[0]
-    # Importing openvino tells its vendor, unless the package that does so is absent.
+    # Importing openvino sends telemetry, unless the package that does so is absent.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         import openvino

@@ -1,5 +1,5 @@
-"""Weights that were published as pickles alone: turned into safetensors by the exporter's process before anybody here
-looks at them, and not kept."""
+"""Convert weights published only as pickles to safetensors, in the exporter's process, before anything here reads them.
+The pickles are not kept."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Export(Protocol):
-    """Makes the empty folder `into` the model of `folder`, with a `graph` or only with every weight in safetensors:
-    `export.export` with its bounds."""
+    """Exports the model of `folder` into the empty folder `into`, with a `graph` or only with all weights in
+    safetensors: `export.export` with its limits."""
 
     def __call__(
         self, folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, /, *, graph: bool
@@ -33,10 +33,10 @@ class Export(Protocol):
 def convert_pickles(
     fetched: FetchedModel, target: Path, export: Export | None, progress: Callable[[str, float], None], stop: Stop
 ) -> FetchedModel:
-    """The same files with safetensors in the place of pickles, which are deleted; `published` are the weights as they
-    were. Only files in `target` are changed: a model that is used where it is has no pickles that anybody chose.
+    """Replace pickles by safetensors and delete them; `published` has the hashes of the original weights. Changes only
+    files in `target`: a model that is used in place has no chosen pickles.
 
-    Raises ModelFileError for a pickle of anything but tensors, and for one that may not be opened.
+    Raises ModelFileError for a pickle with anything but tensors, and for one that must not be opened.
     """
     folder = fetched.folder
     names = _names(folder) if folder.is_relative_to(target) else []
@@ -69,7 +69,8 @@ def convert_pickles(
 
 
 def _refuse_own_code(folder: Path, names: Sequence[str]) -> None:
-    """Before any time is spent on it: where no graph came along, nobody but that code can say what weights mean."""
+    """Reject models with their own code before spending time on them: without a shipped graph, only that code defines
+    what the weights mean."""
     if any(name.endswith(".onnx") for name in names):
         return
     for name in names:

@@ -1,7 +1,7 @@
-"""The second path of verification: the forward pass in numpy, straight from safetensors, one text at a time.
+"""Reference for verification: the forward pass in numpy, straight from safetensors, one text at a time.
 
-It shares with the graphs only the reading of files. Texts are never padded here, so that agreement with a padded
-batch also shows that padding changes nothing. Written to be read beside the papers, not to be fast.
+It shares only the reading of files with the graphs. Texts are never padded here, so agreement with a padded batch also
+shows that padding changes nothing. Written for comparison with the papers, not for speed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from shoal.models.convert.graphs.weights import Weights, open_file, open_weights
 from shoal.specs import TextSpec
 
 Floats: TypeAlias = npt.NDArray[Any]
-"""float32; numpy's types do not follow it through arithmetic."""
+"""float32; numpy's types do not track it through arithmetic."""
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 _GRID = np.linspace(0.0, 6.0, 6001)
 _ERF = np.array([math.erf(x) for x in _GRID])
-"""erf is 1 to float32 beyond 6; linear between points 0.001 apart it is off by at most 1.3e-7."""
+"""erf is 1 in float32 beyond 6; interpolating between points 0.001 apart has an error of at most 1.3e-7."""
 
 
 class Embedding(NamedTuple):
-    """One row a text: after all modules, and before a final Normalize; and of each text the vectors of its tokens."""
+    """Embeddings, one row per text: after all modules, and before a final Normalize; and the token vectors of each
+    text."""
 
     sentence: Floats
     pooled: Floats
@@ -42,7 +43,7 @@ class Embedding(NamedTuple):
 def outputs(
     folder: Path, contract: Contract, spec: TextSpec, texts: Sequence[Ids], skips: Sequence[int] | None = None
 ) -> dict[str, list[Floats]]:
-    """What a graph of an embedder gives for texts given as token ids: its outputs by name, of each one array a text."""
+    """Return the outputs of an embedder's graph for texts given as token ids: by name, one array per text."""
     tokens = _tokens(folder, contract, texts)
     made: dict[str, list[Floats]] = {}
     if contract.dimension:
@@ -63,14 +64,14 @@ def outputs(
 def embed(
     folder: Path, contract: Contract, encoder: Encoder, texts: Sequence[Ids], skips: Sequence[int] | None = None
 ) -> Embedding:
-    """The embeddings of texts given as token ids; `skips` says how many leading tokens pooling leaves out."""
+    """Embed texts given as token ids; `skips` is the number of leading tokens to exclude from pooling."""
     return _build_embedding(
         folder, contract, _encode(open_weights(folder, contract.encoder_path), encoder, texts), skips
     )
 
 
 def _tokens(folder: Path, contract: Contract, texts: Sequence[Ids]) -> list[Floats]:
-    """The vectors of each text's tokens. Raises ModelFileError for a model that has neither encoder nor table."""
+    """Return the token vectors of each text. Raises ModelFileError for a model with neither encoder nor table."""
     weights = open_weights(folder, contract.encoder_path)
     if contract.encoder is not None:
         return _encode(weights, contract.encoder, texts)
@@ -80,7 +81,7 @@ def _tokens(folder: Path, contract: Contract, texts: Sequence[Ids]) -> list[Floa
 
 
 def _look_up(weights: Weights, table: Table, token: int) -> Floats:
-    """The vector of one token id."""
+    """Return the vector of one token id."""
     places = weights.integers(table.mapping) if table.mapping else None
     row = weights.table_rows(table.tensor, np.array([token if places is None else places[token]]))[0]
     weighed: Floats = row * weights.get(table.weights, (table.ids,))[token] if table.weights else row
@@ -96,7 +97,7 @@ def _late(folder: Path, late: Late, row: Floats) -> Floats:
 def _splade(
     folder: Path, contract: Contract, encoder: Encoder, splade: Splade, tokens: Sequence[Floats]
 ) -> list[Floats]:
-    """Each text's weights over the vocabulary, from the logits of its own tokens."""
+    """Return each text's weights over the vocabulary, from the logits of its own tokens."""
     weights = open_weights(folder, contract.encoder_path)
     tensors, head = _Tensors(weights, encoder), HEADS[encoder.family]
     matrix, bias = last_layer(encoder, splade, weights)
@@ -130,8 +131,8 @@ def _build_embedding(folder: Path, contract: Contract, tokens: list[Floats], ski
 def score(
     folder: Path, contract: Contract, encoder: Encoder, texts: Sequence[Ids], segments: Sequence[Ids] | None = None
 ) -> Floats:
-    """The logits [texts, labels] of texts, or pairs of them, given as token ids; `segments` says of each token which
-    text of a pair it is of, where the model is told. Raises ModelFileError for a model without a classifier."""
+    """Return the logits [texts, labels] of texts or pairs given as token ids; `segments` says which text of a pair each
+    token belongs to, for models that use it. Raises ModelFileError for a model without a classifier."""
     head = contract.classifier
     if head is None:
         raise ModelFileError("is of a model without a classifier", file=contract.file("config.json"))
@@ -168,7 +169,7 @@ class _Block(NamedTuple):
     second_norm: tuple[Floats, Floats]
 
     def run(self, x: Floats, encoder: Encoder, relative: Floats | None) -> Floats:
-        """x [l, hidden] through attention and feed-forward, each with its residual and norm."""
+        """Run x [l, hidden] through attention and feed-forward, each with its residual and norm."""
         size = encoder.hidden // encoder.heads
         mixed = np.empty_like(x)
         query, key, value = (linear(x, *pair) for pair in (self.query, self.key, self.value))
@@ -185,7 +186,7 @@ class _Block(NamedTuple):
 
 
 class _Tensors:
-    """Where the families keep their tensors."""
+    """Reads tensors by the names that each family uses."""
 
     def __init__(self, weights: Weights, encoder: Encoder) -> None:
         self._weights = weights
@@ -229,7 +230,7 @@ class _Tensors:
         )
 
     def relative(self, length: int) -> Floats | None:
-        """MPNet's bias [heads, query, key] by the bucket of key - query; None for the others."""
+        """Return MPNet's bias [heads, query, key] by the bucket of key - query; None for other families."""
         if self._encoder.family != "mpnet":
             return None
         table = self._weights.get(f"{self._prefix}encoder.relative_attention_bias.weight", (32, self._encoder.heads))
@@ -237,7 +238,7 @@ class _Tensors:
         return np.transpose(table[np.array(buckets)], (2, 0, 1))
 
     def head(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        """Weight and bias of a layer that stands beside the encoder."""
+        """Return weight and bias of a layer beside the encoder."""
         return self._read_norm(name, weight_shape)
 
     def _pair(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -265,7 +266,8 @@ def _positions(encoder: Encoder, ids: Ids) -> Ids:
 
 
 def _bucket(distance: int) -> int:
-    """16 buckets to each side: 0..7 exactly, then 8 more whose borders grow as 8 * 16 ** (k / 8) up to 128."""
+    """Return one of 16 buckets per side: 0..7 exact, then 8 more with limits that grow as 8 * 16 ** (k / 8) up to
+    128."""
     side = 16 if distance > 0 else 0
     distance = abs(distance)
     if distance < 8:

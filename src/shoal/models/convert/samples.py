@@ -1,9 +1,9 @@
-"""Texts, and pairs of them, on which an engine's lower precision is compared with float32 before `auto` takes it.
+"""Sample texts and pairs for comparing an engine's lower precision with float32 before `auto` selects it.
 
-TEXTS are as unlike as what users send: from one word to the model's longest input, prose, questions, code, figures,
-lists, markup, capitals, many languages and scripts. Sentence pairs are alike in groups, so that a precision which
-changes the order of near neighbors shows it, and passages made of them are longer. Changing them changes the check:
-outcomes kept for other samples are not used.
+TEXTS are as varied as user input: from one word to the model's longest input, prose, questions, code, numbers, lists,
+markup, capitals, many languages and scripts. Sentence pairs are similar within groups, so that a precision which
+changes the order of near neighbors is detected; passages made of them are longer. Changing the samples changes the
+check: results for other samples are not used.
 """
 
 # ruff: noqa: RUF001  # words of other languages are meant
@@ -139,19 +139,19 @@ TEXTS = (
 )
 
 LONGEST = " ".join(TEXTS[::-1])
-"""Long enough to be cut by most models: the comparison at the model's full length."""
+"""Long enough to be truncated by most models: the comparison at the model's full length."""
 
 
 @cache
 def load_sentence_pairs() -> tuple[tuple[str, str], ...]:
-    """Sentences with five others each: of the same meaning, a related one, the opposite, an unrelated one. Reads a
-    file: not for the event loop."""
+    """Return sentences with five others each: the same meaning, a related one, the opposite, an unrelated one. Reads a
+    file, so do not call it on the event loop."""
     lines = Path(__file__).with_name("sentence_pairs.tsv").read_text(encoding="utf-8").splitlines()
     return tuple((first, second) for first, second in (line.split("\t") for line in lines))
 
 
 def load_single_texts() -> tuple[str, ...]:
-    """For models that read a text at a time. Reads a file, as `load_sentence_pairs`."""
+    """Return texts for models that read one text at a time. Reads a file, as `load_sentence_pairs`."""
     pairs = load_sentence_pairs()
     groups = {first: [second for _, second in some] for first, some in groupby(pairs, key=lambda pair: pair[0])}
     sentences = dict.fromkeys(sentence for pair in pairs for sentence in pair)
@@ -159,9 +159,9 @@ def load_single_texts() -> tuple[str, ...]:
 
 
 def load_text_pairs() -> tuple[tuple[str, str], ...]:
-    """For models that read two texts together: the same, neighbours, and a short one with a long one. A cross-encoder
-    gives its highest scores to the first kind and its lowest to the last, so that they span what users will see. Reads
-    a file, as `load_sentence_pairs`."""
+    """Return pairs for models that read two texts together: equal ones, neighbors, and a short one with a long one. A
+    cross-encoder scores the first kind highest and the last kind lowest, so they span the range of real scores. Reads a
+    file, as `load_sentence_pairs`."""
     return (
         *load_sentence_pairs()[::2],
         *((text, text) for text in TEXTS[::3]),

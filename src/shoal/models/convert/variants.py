@@ -1,12 +1,11 @@
-"""Variants of a stored graph with smaller weights, made on this machine, and what they cost in parity.
+"""Create variants of a stored graph with smaller weights on this machine, and measure how much they deviate.
 
-int8: weights of matrix products as one int8 number each with a scale for each output column, and large tables with a
-scale for each row; symmetric, so without offsets. Engines multiply them by inputs that they quantise on the fly, token
-by token, so that a text's vector does not depend on its neighbours (a scale over a whole batch would). Nothing needs
-texts to calibrate with. fp16: the same tensors as half-precision numbers that are widened when they are read: half of
-the disk, no speed.
+int8: each weight of a matrix product is one int8 number, with a scale per output column; large tables have a scale per
+row. Both are symmetric, so without offsets. Engines quantize the inputs on the fly, per token, so a text's vector does
+not depend on its neighbors (as a scale over a whole batch would). No calibration texts are needed. fp16: the same
+tensors in half precision, widened when they are read: half of the disk space, no speedup.
 
-A variant is another approximation of the same model. It is an operator's explicit choice, never taken by `auto`.
+A variant is another approximation of the same model. Operators choose it explicitly; `auto` never selects it.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ Variant: TypeAlias = Literal["int8", "fp16"]
 
 VARIANTS: tuple[Variant, ...] = ("int8", "fp16")
 LEAST_MEAN = {"int8": 0.99, "fp16": 0.9999}
-"""Mean cosine to the f32 graph below which a variant is not served. Of int8, 0.9988 was measured for all-MiniLM-L6-v2:
-a mean below this is a model that does not survive its weights being rounded, and its vectors are of no use."""
+"""Minimum mean cosine to the f32 graph for a variant to serve. For int8, 0.9988 was measured for all-MiniLM-L6-v2. A
+model below this does not survive the rounding of its weights, and its vectors are useless."""
 
 TABLE_ROWS = 2048
-"""A table with fewer rows (positions, token types) is not worth being rounded."""
+"""A table with fewer rows (positions, token types) is not worth rounding."""
 
 LARGEST_HALF = 65504.0
 INLINE_BYTES = 1_800_000_000
 _FLOAT, _HALF, _DEQUANTIZE_OPSET = 1, 10, 13
 _UNLISTED_IR = 4
-"""Before this version of the format every weight had to be listed as an input too."""
+"""Older versions of the format require every weight to be listed as an input too."""
 _TIMED = 5
 
 
 class Parity(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant against the f32 graph over the sample texts, on this machine.
+    """A variant compared with the f32 graph over the sample texts, on this machine.
 
-    `key`: engine, graph and samples that it holds for. `min_cosine`, `mean_cosine`: over rows, of a model that gives
-    vectors, and of the kind of these that survives worst; `means` has the mean of each, by its output. Vectors of
-    tokens that are pooled are told there, and not judged: the pooled one is what they are for. `max_difference`: the
-    largest of a logit, of one that scores, in parts of the range that they span. `speed`: the f32 graph's time over the
-    variant's, by batch ("8x32"). `bytes`: of its files.
+    `key`: engine, graph and samples that it applies to. `min_cosine`, `mean_cosine`: over rows, for a model with
+    vectors, of the kind of vectors that deviates most; `means` has the mean per output. Vectors of pooled tokens are
+    reported there but not judged, since only the pooled vector is used. `max_difference`: for a model that scores, the
+    largest difference of a logit, relative to the logits' range. `speed`: the f32 graph's time over the variant's, by
+    batch ("8x32"). `bytes`: size of its files.
     """
 
     key: str
@@ -74,16 +73,16 @@ _FILES = converter(dict[str, FileFacts])
 
 
 def variant_path(stored: StoredModel, variant: Variant) -> Path:
-    """Where a stored model's variant lies, whether it is there or not: beside the graph."""
+    """Return the path of a stored model's variant, existing or not: beside the graph."""
     return stored.graph.with_name(f"{stored.graph.stem}.{variant}{stored.graph.suffix}")
 
 
 def make_variant(stored: StoredModel, variant: Variant, *, store: Store, stop: Stop | None = None) -> Path:
-    """The variant of a stored model, written when it is not there yet or not as it was written; seconds, no engine.
+    """Return the variant of a stored model; write it if it is missing or damaged. Takes seconds, needs no engine.
 
-    It appears whole or not at all, and equal graphs give equal bytes; of several processes one makes it. Raises
-    ModelFileError for a graph that has nothing to make smaller, is too old for it or not sound; Cancelled; SourceError
-    and OSError of the disk.
+    It appears complete or not at all, and equal graphs give equal bytes; of several processes, one makes it. Raises
+    ModelFileError for a graph that has nothing to make smaller, is too old or not valid; Cancelled; SourceError and
+    OSError of the disk.
     """
     path = variant_path(stored, variant)
     if stored.graph.suffix != ".onnx":
@@ -91,13 +90,13 @@ def make_variant(stored: StoredModel, variant: Variant, *, store: Store, stop: S
     if _is_whole(stored, variant, store):
         return path
     with store.adding(stored, stop) as place:
-        # Another process may have made it while this one waited for its turn.
+        # Another process may have made it while this one waited for the lock.
         if _is_whole(stored, variant, store):
             return path
         made = place / path.name
         write_variant(stored.graph, made, variant, stop=stop)
         facts = {}
-        # Weights first: whoever sees the graph finds them beside it.
+        # Weights first, so that a reader of the graph finds them.
         for file in sorted(place.iterdir(), key=lambda each: each == made):
             stat = file.stat()
             facts[file.name] = msgspec.to_builtins(FileFacts(sha256(file), stat.st_size, stat.st_mtime_ns))
@@ -109,7 +108,7 @@ def make_variant(stored: StoredModel, variant: Variant, *, store: Store, stop: S
 
 
 def _is_whole(stored: StoredModel, variant: Variant, store: Store) -> bool:
-    """Whether the variant's files are those that were written: of the size and time, or of the content."""
+    """Whether the variant's files are those that were written: by size and time, or by content."""
     path = variant_path(stored, variant)
     try:
         facts = _FILES(store.notes(stored).get(f"{_note(variant)}_files"))
@@ -118,13 +117,13 @@ def _is_whole(stored: StoredModel, variant: Variant, store: Store) -> bool:
             stat = file.stat()
             if stat.st_size != said.size or (stat.st_mtime_ns != said.mtime and sha256(file) != said.sha256):
                 return False
-    except (FileNotFoundError, ValueError):  # a name that is none, and what is no note at all
+    except (FileNotFoundError, ValueError):  # an invalid name, or a note that is not valid
         return False
     return path.name in facts
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk: a power cut leaves no half of them."""
+    """Wait until a file, or a folder's names, are on disk, so that a power cut leaves nothing incomplete."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -133,7 +132,7 @@ def _flush(path: Path) -> None:
 
 
 def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | None = None) -> None:
-    """Write `target` from the f32 `graph`, tensor by tensor. Raises what `make_variant` does."""
+    """Write `target` from the f32 `graph`, tensor by tensor. Raises the errors of `make_variant`."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -153,7 +152,7 @@ def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | N
         else:
             target.write_bytes(model.SerializeToString(deterministic=True))
         onnx.checker.check_model(str(target))
-    except (DecodeError, onnx.checker.ValidationError, ValueError, TypeError) as error:  # onnx's of what is not sound
+    except (DecodeError, onnx.checker.ValidationError, ValueError, TypeError) as error:  # onnx: invalid graphs
         reason = " ".join(str(error).split())[:200]
         raise ModelFileError(
             f"is no graph that {variant} weights can be made of ({reason}); use precision auto", file=graph.name
@@ -194,15 +193,15 @@ class _GraphCompressor:
         del self._body.initializer[:], self._body.node[:]
         self._body.initializer.extend(self._tensors)
         self._body.node.extend(widened)
-        # A weight may be listed as an input that has a value; the one that it became is not.
+        # A weight may be listed as an input with a default value; its replacement is not.
         taken = [value for value in self._body.input if value.name not in self._replaced]
         del self._body.input[:]
         self._body.input.extend(taken)
         self._model.ir_version = max(self._model.ir_version, _UNLISTED_IR)
 
     def _choose_tensors(self) -> tuple[set[str], set[str]]:
-        """The names of matrices that are multiplied by, and of tables that rows are taken of; no tensor with another
-        use is touched."""
+        """Return the names of matrices in products, and of tables in look-ups; tensors with any other use are left
+        alone."""
         matrices = {
             tensor.name: tensor.dims
             for tensor in self._body.initializer
@@ -253,7 +252,8 @@ class _GraphCompressor:
         self._replaced.add(tensor.name)
 
     def _read(self, node: NodeProto) -> list[NodeProto]:
-        """A node that takes rows of a replaced table, as those that widen only these rows; any other as it is."""
+        """Replace a look-up in a replaced table by nodes that widen only the rows read; return any other node
+        unchanged."""
         from onnx import helper
 
         if node.op_type != "Gather" or node.input[0] not in self._replaced:
@@ -272,7 +272,7 @@ class _GraphCompressor:
         ]
 
     def _rounds(self, name: str, values: Array) -> bool:
-        """Whether a matrix has scales; one with infinite numbers, or none at all, stays as it is."""
+        """Whether a matrix can be scaled; one with infinite numbers or NaN is kept unchanged."""
         if np.isfinite(values).all():
             return True
         self._add(name, values)
@@ -287,7 +287,7 @@ class _GraphCompressor:
         return True
 
     def _keep(self, tensor: TensorProto) -> None:
-        """As it is, but inside of the graph: the file of weights that it may lie in is not the variant's."""
+        """Keep a tensor unchanged but inline: its external weight file is not part of the variant."""
         from onnx import TensorProto
 
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -308,8 +308,8 @@ class _GraphCompressor:
 
 
 def quantize(values: Array, *, axis: int) -> tuple[Array, Array]:
-    """(int8 numbers, float32 scales) of a matrix, a scale for all that `axis` runs over: numbers * scales is within
-    half a scale of every value. Where all are zero, or too small to be divided by, the scale is 1."""
+    """Quantize a matrix to (int8 numbers, float32 scales), with one scale along `axis`: numbers * scales is within half
+    a scale of every value. The scale is 1 where all values are zero, or too small to divide by."""
     most = (np.abs(values).max(axis=axis, keepdims=True) / 127).astype(np.float32)
     scales = np.where(most >= np.finfo(np.float32).tiny, most, np.float32(1.0))
     numbers = np.clip(np.rint(values / scales), -127, 127).astype(np.int8)
@@ -317,7 +317,8 @@ def quantize(values: Array, *, axis: int) -> tuple[Array, Array]:
 
 
 def _read_inside(graph: GraphProto) -> Iterator[str]:
-    """The names that branches and loops of a graph read, at whatever depth: they may be tensors of the graph itself."""
+    """Yield the names that subgraphs (branches and loops) read at any depth: they may be tensors of the graph
+    itself."""
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
@@ -340,10 +341,10 @@ def measure_parity(
     samples: Sequence[Mapping[str, Array]],
     open_graph: Callable[[Path, Literal["f32"] | Variant], Run],
 ) -> Parity:
-    """The parity of a variant that was made, measured once on a machine and kept in the store's notes.
+    """Return the parity of an existing variant, measured once per machine and kept in the store's notes.
 
-    `engine` names the engine with its version and threads; `open_graph` opens a file on it, "f32" or as the variant.
-    Raises VerificationFailed when the variant may not serve, and what `open_graph` raises. Blocks for seconds.
+    `engine` names the engine with its version and threads; `open_graph` opens a file on it, as "f32" or as the variant.
+    Raises VerificationFailed if the variant may not serve, and the errors of `open_graph`. Blocks for seconds.
     """
     note, key = _note(variant), parity_key(engine, stored, samples)
     kept = _parse_parity(store.notes(stored).get(note))
@@ -357,7 +358,7 @@ def measure_parity(
 
 
 def list_variants(stored: StoredModel, store: Store) -> list[tuple[Variant, int, Parity | None]]:
-    """The variants that lie beside a stored graph, with their bytes and the parity that was measured last."""
+    """Return the variants beside a stored graph, with their bytes and the parity measured last."""
     notes = store.notes(stored)
     paths = {variant: variant_path(stored, variant) for variant in VARIANTS}
     return [
@@ -387,9 +388,9 @@ def compare(
     key: str = "",
     clock: Callable[[], float] = time.perf_counter,
 ) -> Parity:
-    """Run both over the samples, batches of real inputs, and time them on the shortest and the longest of these.
+    """Run both graphs over the samples, batches of real inputs, and time them on the shortest and longest samples.
 
-    Vectors are compared by every output that the model has, scores by their logits.
+    Vectors are compared by every output of the model, scores by their logits.
     """
     names = (spec.score.output,) if spec.score is not None else _vectors(spec)
     both = [(run({**one}, names), one) for run in (exact, variant) for one in samples]
@@ -416,7 +417,7 @@ def compare(
 
 
 def _rows(answers: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]], name: str, spec: TextSpec) -> Array:
-    """One row for each text, or for each token that is no padding, of (outputs, inputs) of every batch."""
+    """Return one row per text, or per token without padding, of (outputs, inputs) of every batch."""
     by_token = spec.sparse is not None and spec.sparse.per == "token" and name == spec.sparse.output
     rows = []
     for outputs, inputs in answers:
@@ -431,13 +432,13 @@ def _rows(answers: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]], na
 
 
 def _cosines(exact: Array, other: Array) -> Array:
-    """Of the rows that are not zero in `exact`."""
+    """Return the cosines of the rows that are not zero in `exact`."""
     there = (exact != 0).any(axis=-1)
     return row_cosines(exact[there], other[there])
 
 
 def require(parity: Parity, variant: Variant) -> Parity:
-    """Answer the parity of a variant that may serve. Raises VerificationFailed for another."""
+    """Return the parity of a variant that may serve. Raises VerificationFailed for any other."""
     if parity.mean_cosine is not None and not parity.mean_cosine >= LEAST_MEAN[variant]:
         raise VerificationFailed(
             f"this model does not survive {variant}: mean cosine to f32 {parity.mean_cosine:.4f} < "
@@ -452,19 +453,19 @@ def require(parity: Parity, variant: Variant) -> Parity:
 
 
 def parity_key(engine: str, stored: StoredModel, samples: Sequence[Mapping[str, Array]]) -> str:
-    """What a Parity holds for: the engine with its version, the graph and its outputs, the samples."""
+    """Return what a Parity applies to: the engine with its version, the graph and its outputs, the samples."""
     facts = stored.manifest.files.get(stored.manifest.graph)
     outputs = ",".join(stored.manifest.text_spec.outputs)
     return f"{engine}; graph {facts.sha256[:16] if facts else ''} ({outputs}); samples {compute_digest(samples)}"
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a variant with its weights."""
+    """Return the bytes of a variant with its weights."""
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
 def _vectors(spec: TextSpec) -> tuple[str, ...]:
-    """The outputs that are compared: all but the unit vector of one that is there as well, whose direction it has."""
+    """Return the outputs to compare: all except the unit vector of an output with the same direction."""
     return tuple(name for name in spec.outputs if name != spec.sentence_embedding or name == spec.pooled)
 
 

@@ -1,8 +1,8 @@
-"""No converted model serves before a second path agrees with it.
+"""Verify converted models against a second computation before they serve.
 
-Where the weights are known, the second path is the numpy forward pass of `reference`. For a shipped graph of another
-architecture it is the graph against itself: each text alone, unpadded, against the padded batch, and unit length
-where a Normalize ends the model. Models that score are compared by their logits, over texts and pairs of them.
+If the weights are known, the second computation is the numpy forward pass of `reference`. A shipped graph of another
+architecture is compared with itself: each text alone, unpadded, against the padded batch, and unit length if a
+Normalize ends the model. Models that score are compared by their logits, over texts and pairs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from shoal.specs import TextSpec
 from shoal.types import Array, TextPair
 
 Run: TypeAlias = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
-"""Named arrays and wanted outputs in, those outputs out, on whatever engine."""
+"""Takes named arrays and the names of outputs, returns those outputs, on any engine."""
 
 MIN_COSINE = 0.9999
-"""The bar for a conversion in float32."""
+"""Required cosine for a conversion in float32."""
 
 MAX_DIFFERENCE = 0.02
-"""Of the largest value: catches vectors of the right direction and the wrong length, with room for bfloat16."""
+"""Relative to the largest value: catches vectors with the right direction but wrong length, with room for bfloat16."""
 
 SAMPLES = (
     "Fish swim together.",
@@ -46,15 +46,15 @@ PAIRS = (
     (SAMPLES[1], SAMPLES[3]),
     SAMPLES[3],
 )
-"""For models that score: pairs and texts alone."""
+"""For models that score: pairs and single texts."""
 
 MAX_LOGIT_DIFFERENCE = 2e-3
-"""Of the largest logit, or of 1 where that is larger: float32 differs by less than 1e-5, a wrong head by more."""
+"""Relative to the largest logit, or to 1 if that is larger: float32 differs by less than 1e-5, a wrong head by more."""
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The worst row of all outputs. `min_cosine` is 1 for a model that gives no vectors and passed, else -1. `method`:
-    "reference" (numpy) or "itself". `text`: the outcome in words."""
+    """The result for the worst row of all outputs. `min_cosine` is 1 for a model without vectors that passed, else -1.
+    `method`: "reference" (numpy) or "itself". `text`: the result in words."""
 
     passed: bool
     min_cosine: float
@@ -64,7 +64,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(source: Path, contract: Contract, target: Path, spec: TextSpec, run: Run) -> Verification:
-    """Compare the graph in `target`, run by `run`, with a second path over a padded batch of sample texts.
+    """Compare the graph in `target`, run by `run`, with a second computation over a padded batch of sample texts.
 
     `source` is the folder that the graph was made from.
     """
@@ -91,7 +91,7 @@ def verify(source: Path, contract: Contract, target: Path, spec: TextSpec, run: 
 
 
 class _Pair(NamedTuple):
-    """An output and what it should be, [rows, width]; `said`: what it is called where it disagrees."""
+    """An output and its expected value, [rows, width]; `said`: its name in messages."""
 
     said: str
     got: Array
@@ -100,7 +100,8 @@ class _Pair(NamedTuple):
 
 
 def _pair(name: str, got: Array, expected: Sequence[Array], lengths: Array, spec: TextSpec) -> _Pair:
-    """Of what is given for each token, padding is left out, and rows are the tokens of all texts."""
+    """Pair an output with its expected value. Outputs per token lose their padding; their rows are the tokens of all
+    texts."""
     if spec.multi is not None and name == spec.multi.output:
         return _Pair(
             "multi vectors", np.concatenate(_cut(got, lengths)), np.concatenate(expected), spec.multi.dimension
@@ -122,7 +123,8 @@ def _pad_rows(rows: Sequence[Array], width: int) -> Array:
 
 
 def _verify_scores(source: Path, contract: Contract, target: Path, spec: TextSpec, run: Run) -> Verification:
-    """The logits of texts and pairs. Their direction says little (one label has two), so their difference counts."""
+    """Verify the logits of texts and pairs by their difference: their direction says little (one label has only
+    two)."""
     batch = sample_inputs(target, spec, PAIRS)
     outputs = spec.outputs
     got = run(batch, outputs)[outputs[0]]
@@ -159,7 +161,7 @@ def _failed(text: str, method: str) -> Verification:
 
 
 def require(verification: Verification) -> Verification:
-    """Answer a passed verification; raise VerificationFailed for another."""
+    """Return a passed verification; raise VerificationFailed for any other."""
     if not verification.passed:
         raise VerificationFailed(
             f"{verification.text}; the model is not served, please report it with the model's name"
@@ -168,13 +170,13 @@ def require(verification: Verification) -> Verification:
 
 
 def min_cosine(left: Array, right: Array) -> float:
-    """The smallest of `row_cosines`, 1.0 of no rows; -1.0 for arrays of unlike shapes."""
+    """Return the smallest of `row_cosines`, 1.0 without rows; -1.0 for arrays of different shapes."""
     return float(row_cosines(left, right).min(initial=1.0)) if left.shape == right.shape else -1.0
 
 
 def row_cosines(left: Array, right: Array) -> Array:
-    """The cosine between each two rows, float64; two zero rows agree (1.0). A row that is not finite (-1.0) does not,
-    nor does one that is zero on one side alone."""
+    """Return the cosine of each pair of rows, float64. Two zero rows agree (1.0). A row that is not finite, or zero on
+    one side only, does not (-1.0)."""
     finite: Array = np.asarray(np.isfinite(left).all(axis=-1) & np.isfinite(right).all(axis=-1))
     a, b = (np.where(finite[..., np.newaxis], rows, 0.0).astype(np.float64) for rows in (left, right))
     lengths = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
@@ -185,9 +187,9 @@ def row_cosines(left: Array, right: Array) -> Array:
 
 
 def sample_inputs(target: Path, spec: TextSpec, texts: Sequence[str | TextPair]) -> dict[str, Array]:
-    """Texts, or pairs of them, as one padded batch of the graph's inputs, int64 [b, l].
+    """Return texts or pairs as one padded batch of the graph's inputs, int64 [b, l].
 
-    With `pooling_mask`, the first two tokens of each text that has more than three stand for a prompt.
+    With `pooling_mask`, the first two tokens of each text with more than three represent a prompt.
     """
     from tokenizers import Tokenizer
 

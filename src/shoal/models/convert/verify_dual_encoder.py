@@ -1,4 +1,4 @@
-"""No tower serves before a second path agrees with its graph: the numpy forward passes of `tower_reference`."""
+"""Verify the graphs of both towers before they serve, against the numpy forward passes of `dual_encoder_reference`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PICTURES = 2
 def verify_texts(source: Path, towers: Towers, target: Path, run: Run) -> Verification:
     """Compare the text tower's graph, run by `run`, over a padded batch of sample texts.
 
-    `source` is the folder that the graph was made from, `target` holds the tokenizer. CLIP's texts are read without any
-    padding on the other side, so that agreement also shows that padding changes nothing.
+    `source` is the folder that the graph was made from, `target` holds the tokenizer. The reference reads CLIP's texts
+    without padding, so agreement also shows that padding changes nothing.
     """
     spec = towers.text_spec
     rows = _sample_ids(target, spec)
@@ -33,7 +33,7 @@ def verify_texts(source: Path, towers: Towers, target: Path, run: Run) -> Verifi
 
 
 def verify_pictures(source: Path, towers: Towers, run: Run) -> Verification:
-    """Compare the image tower's graph, run by `run`, over pixels that are noise."""
+    """Compare the image tower's graph, run by `run`, over random pixels."""
     spec = towers.image_spec
     pixels = np.random.default_rng(0).standard_normal((_PICTURES, 3, *spec.size)).astype(np.float32)
     got = run({spec.input: pixels}, (spec.output,))[spec.output]

@@ -1,6 +1,6 @@
-"""Where a model's files come from: the hub, a wheel of the package index, a folder of this machine.
+"""Sources of model files: the hub, a wheel from the package index, or a folder on this machine.
 
-Everything here blocks, for callers to run in a thread; a Stop ends it at the next chunk of data.
+Everything here blocks, so run it in a thread; a Stop ends it at the next chunk of data.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def fetch(
     stop: Stop | None = None,
     weights: bool = True,
 ) -> FetchedModel:
-    """Put the files of a local address into the folder `into`, emptied first, or find them where they are (`file:`).
+    """Fetch the files of a local address into the folder `into`, emptied first, or use them in place (`file:`).
 
     The default model is taken from the first of its sources that answers and must match its pinned hashes. Without
-    `weights` only settings and vocabularies are fetched, for a model that runs elsewhere. Raises SourceError with the
-    next step, or Cancelled; what lies in `into` then is worth nothing.
+    `weights`, only settings and vocabularies are fetched, for a model that runs elsewhere. Raises SourceError with the
+    next step, or Cancelled; the contents of `into` are then unusable.
     """
     access, progress, stop = access or Access(), progress or Progress(), stop or Stop()
     if not address.local:
@@ -49,14 +49,14 @@ def fetch(
     for source, following in zip_longest(sources, sources[1:]):
         if source.scheme != "file":
             _empty(into)
-        # Behind a firewall that drops packets nobody should wait for the hub when there is another place to ask.
+        # If there is another source, do not wait long for the hub behind a firewall that drops packets.
         patience = 3.0 if following else 10.0
         job = FetchJob(source, into, access, progress, stop, only=only, patience=patience, weights=weights)
         try:
             fetched = _FETCH[source.scheme](job)
         except SourceError as error:
             failures.append(error)
-            if following:  # what could be done about it is for nobody to do yet
+            if following:  # omit the advice, since the next source may still succeed
                 progress.report_note(f"{error.message.partition('; ')[0]}: fetching {following} in its place")
             continue
         if pin is not None:

@@ -1,4 +1,4 @@
-"""What every source is given, and what it gives back."""
+"""Inputs and outputs shared by all sources."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from shoal.models.sources.select import choose_files, find_pickled_heads
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How far the network may be used. `hub` None: the hub client's own default, which HF_ENDPOINT moves.
+    """Network access settings. `hub` None: the hub client's own default, which HF_ENDPOINT overrides.
 
-    `pip`: environment that pip gets on top of this process's (an index of one's own, for instance). `pickles`: weights
-    that are pickles in every form of them are fetched too, for somebody who turns them into safetensors.
+    `pip`: extra environment variables for pip (a private index, for instance). `pickles`: also fetch weights that exist
+    only as pickles, for a caller that converts them to safetensors.
     """
 
     offline: bool = False
@@ -30,9 +30,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
-    """A model's files: `folder` holds them; `address` is what gave them, with the exact revision (commit, version,
-    fingerprint); `hashes` the SHA-256 of files that were hashed on the way, by path in the folder. `published`: those
-    of the weights at the source, where they are no longer the ones in the folder."""
+    """A model's fetched files. `folder` holds them. `address` is the source with the exact revision (commit, version,
+    fingerprint). `hashes`: SHA-256 of files hashed while fetching, by path in the folder. `published`: hashes of the
+    weights at the source, if they differ from those in the folder."""
 
     folder: Path
     address: Address
@@ -42,8 +42,8 @@ class FetchedModel:
 
 @dataclass(frozen=True, slots=True)
 class FetchJob:
-    """One fetch. `only` limits the files to those names, `weights` False to what is not weights; `patience`: seconds
-    for a source to answer at all."""
+    """One fetch. `only` limits the files to those names; `weights` False excludes weights. `patience`: seconds to wait
+    for a source's first answer."""
 
     address: Address
     into: Path
@@ -55,7 +55,7 @@ class FetchJob:
     weights: bool = True
 
     def choose(self, names: Collection[str], folders: Iterable[str]) -> list[str]:
-        """Those of a source's files that this job fetches. Raises SourceError when they make no model."""
+        """Choose the files to fetch from a source. Raises SourceError if they do not make up a model."""
         try:
             chosen = choose_files(names, folders, weights=self.weights, pickles=self.access.pickles)
         except SourceError as error:
@@ -68,5 +68,6 @@ class FetchJob:
 
 
 def disk_error(error: OSError, what: str) -> SourceError:
-    """The next step for an error of this machine's file system while `what` was written; removing models makes room."""
+    """Convert a file system error while writing `what` to a SourceError with the next step; removing models frees
+    space."""
     return disk.disk_error(error, what, "free some space (`shoal rm`)")

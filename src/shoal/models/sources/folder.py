@@ -1,5 +1,5 @@
-"""`file:`: a model's folder on this machine, used where it is. Of one with pickled weights the files are taken along,
-so that others can be put in the place of these."""
+"""`file:`: a model's folder on this machine, used in place. If its weights are pickles, its files are linked or copied,
+so that the pickles can be replaced."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def resolve(address: Address, *, weights: bool = True) -> Address:
-    """The same folder by its real absolute path, with a fingerprint of its files as the revision.
+    """Return the address with the real absolute path, and a fingerprint of the files as the revision.
 
-    The fingerprint covers names, sizes and times, so it costs no reading. Raises SourceError when no model is there;
-    a tokenizer.json alone is one where no `weights` are asked for.
+    The fingerprint covers names, sizes and times, so it reads no files. Raises SourceError if the folder holds no
+    model; without `weights`, a tokenizer.json alone is enough.
     """
     needed = ("config.json", "modules.json", OPEN_CLIP, *(IR[:1] if weights else (TOKENIZER,)))
     path = Path(address.target).expanduser()
@@ -39,14 +39,14 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
     except OSError as error:
         if isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.exists(path):
             raise NotAtSource(f"{address} does not exist: check the path") from None
-        # A link of the folder whose file is gone, for one. Not Path.exists: it raises where it may not look.
+        # For example, a dangling link in the folder. Not Path.exists: it raises without permission.
         raise SourceError(f"{address} cannot be read: {error.strerror} ({error.filename})") from error
     fingerprint = hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
     return msgspec.structs.replace(address, target=str(path), revision=fingerprint)
 
 
 def fetch(job: FetchJob) -> FetchedModel:
-    """The answer points to the folder itself, with its weights hashed; where they are pickles, to `job.into`."""
+    """Return the folder itself, with its weights hashed; if they are pickles, copy the files to `job.into`."""
     address = resolve(job.address, weights=job.weights)
     folder = Path(address.target)
     names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
@@ -66,7 +66,7 @@ def fetch(job: FetchJob) -> FetchedModel:
 
 
 def _modules(address: Address, folder: Path) -> list[str]:
-    """The folders that modules.json names. Raises SourceError."""
+    """Return the folders that modules.json names. Raises SourceError."""
     try:
         check_plain(folder / "modules.json")
         return module_folders((folder / "modules.json").read_bytes())
@@ -79,8 +79,8 @@ def _unreadable(address: Address, name: str, error: OSError) -> SourceError:
 
 
 def _check(address: Address, folder: Path, name: str) -> None:
-    """Raise SourceError for what is no plain file, or of a clone made without Git LFS, which has a few lines in the
-    place of each large file, however often it is made."""
+    """Raise SourceError for anything but a plain file, and for a clone made without Git LFS: it has a short pointer in
+    place of each large file, so cloning again does not help."""
     try:
         check_plain(folder / name)
         with (folder / name).open("rb") as file:
@@ -95,12 +95,12 @@ def _check(address: Address, folder: Path, name: str) -> None:
 
 
 def _take(path: Path, target: Path) -> None:
-    """By a second name of the same file where the disk allows that. Raises SourceError."""
+    """Hard-link the file, or copy it where the disk does not allow links. Raises SourceError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(path.resolve(), target)
-        except OSError:  # another disk, or a file of somebody else's
+        except OSError:  # another disk, or a file owned by another user
             shutil.copyfile(path, target)
     except OSError as error:
         raise disk_error(error, str(target.parent)) from error
@@ -112,7 +112,7 @@ def _describe(path: Path, folder: Path) -> str:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Every file but those in hidden folders, such as a repository's history."""
+    """Yield every file except those in hidden folders, such as a repository's history."""
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(root, name) for name in names)

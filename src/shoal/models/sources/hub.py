@@ -1,4 +1,4 @@
-"""`hf:`: a repository on the hub, through huggingface_hub, without its shared cache."""
+"""`hf:`: a repository on the hub, fetched with huggingface_hub but without its shared cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHECK = f"check the network or the proxy, or name a pypi: package, or {SERVE_FO
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """A repository at one commit: bytes by file name, and the SHA-256 of those that the hub hashes."""
+    """A repository at one commit: sizes in bytes by file name, and the SHA-256 of files that the hub hashes."""
 
     commit: str
     sizes: dict[str, int]
@@ -36,7 +36,7 @@ class _Listing:
 
 @dataclass(slots=True)
 class _Counter:
-    """Bytes over all files of one fetch."""
+    """Counts the bytes of all files of one fetch."""
 
     what: str
     progress: Progress
@@ -50,7 +50,7 @@ class _Counter:
         self.progress.report_fetch(self.what, self.done, self.total)
 
     def bar(self) -> type:
-        """The progress bar class that the hub's client makes one of for every file."""
+        """Return a progress bar class; the hub's client creates an instance for every file."""
         counter = self
 
         class Bar:
@@ -73,12 +73,12 @@ def fetch(job: FetchJob) -> FetchedModel:
         return _fetch(job, _client(job))
     except ShoalError:
         raise
-    except Exception as error:  # the client raises its own errors, its HTTP library's, OSError and ValueError
+    except Exception as error:  # the client raises its own errors, those of its HTTP library, OSError and ValueError
         raise _translate(error, job.address) from error
 
 
 def _client(job: FetchJob) -> HfApi:
-    """The hub's client with its telemetry off, and with plain HTTP in place of a second cache of chunks."""
+    """Create the hub's client without telemetry, and with plain HTTP instead of a second cache of chunks."""
     from huggingface_hub import HfApi, constants
 
     constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -101,12 +101,12 @@ def _fetch(job: FetchJob, client: HfApi) -> FetchedModel:
             fetched.hashes[name] = sha256(path)
             if fetched.hashes[name] != expected:
                 raise SourceError(f"{job.address}: {name} arrived damaged (its SHA-256 differs); try again")
-    shutil.rmtree(job.into / ".cache", ignore_errors=True)  # the client's notes on what it downloaded
+    shutil.rmtree(job.into / ".cache", ignore_errors=True)  # the client's download metadata
     return fetched
 
 
 def _list(job: FetchJob, client: HfApi) -> _Listing:
-    """Ask for the files of the revision, within `job.patience` seconds whatever name resolution does."""
+    """List the files of the revision within `job.patience` seconds, even if name resolution hangs."""
     answer: _Answer = _Answer()
     ask = threading.Thread(target=answer.take, args=(job, client), name="shoal-hub-listing", daemon=True)
     ask.start()
@@ -124,7 +124,7 @@ def _list(job: FetchJob, client: HfApi) -> _Listing:
 
 @dataclass(slots=True)
 class _Answer:
-    """What the listing thread found; nothing while it waits."""
+    """The result of the listing thread; empty while it runs."""
 
     listing: _Listing | None = None
     error: Exception | None = field(default=None)
@@ -140,7 +140,7 @@ class _Answer:
                 sizes={file.rfilename: file.size or 0 for file in files},
                 hashes={file.rfilename: file.lfs.sha256 for file in files if file.lfs},
             )
-        except Exception as error:  # raised again in the thread that waits for this one
+        except Exception as error:  # raised again in the waiting thread
             self.error = error
 
 
@@ -154,7 +154,7 @@ def _download(job: FetchJob, client: HfApi, listing: _Listing, name: str, counte
 
 
 def _translate(error: Exception, address: Address) -> SourceError:
-    """Every error of the client, as one that says the next step; the most special class stands first."""
+    """Convert any error of the client to one with the next step; more specific classes come first."""
     from huggingface_hub import errors
 
     at = f"{address}: "
@@ -179,7 +179,7 @@ def _translate(error: Exception, address: Address) -> SourceError:
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         return (SourceAway if status == 429 or status >= 500 else SourceError)(at + _status_text(status, token))
-    # What the HTTP library raises derives from the base that the client's own HTTP error has; it is httpx or another.
+    # The HTTP library (httpx or another) raises errors derived from the base class of the client's own HTTP error.
     if isinstance(error, (errors.HfHubHTTPError.__mro__[1], ConnectionError, TimeoutError)):
         return SourceAway(f"{at}the hub {_UNREACHABLE} ({error or type(error).__name__}); {_CHECK}")
     if isinstance(error, OSError):

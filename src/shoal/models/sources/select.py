@@ -1,5 +1,5 @@
-"""Which files of a model's folder the loader reads; the rest (code, other formats) is never fetched, and pickles only
-where they are to be turned into safetensors (see `pickles`)."""
+"""Choose the files of a model's folder that the loader reads. All others (code, other formats) are never fetched;
+pickles only if they will be converted to safetensors (see `pickles`)."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from shoal.models.manifest import is_inside
 
 TOKENIZER = "tokenizer.json"
 IR = ("openvino_model.xml", "openvino_model.bin")
-"""A graph as OpenVINO writes it, and its weights."""
+"""An OpenVINO graph and its weights."""
 
 _IR_TOKENIZERS = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
 _SETTINGS = (".json", ".txt", ".model", ".jinja")
 _MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")
-"""What bge-m3 computes beside its dense vectors."""
+"""Weights of bge-m3's heads other than its dense vectors."""
 
 _METADATA = "artifact.metadata"
-"""The settings of a ColBERT of the Stanford library, as JSON."""
+"""The settings of a Stanford ColBERT model, as JSON."""
 
 OPEN_CLIP = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 _PROCESSORS = frozenset({"preprocessor_config.json", "processor_config.json"})
-"""What a repository has beside open_clip's files where its config.json and model.safetensors are transformers', and not
-timm's, of the image tower alone."""
+"""Files of a repository with open_clip's files whose config.json and model.safetensors are those of transformers.
+Without them, they are timm's, of the image tower alone."""
 
 _GGUF_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
 _GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
 _GENERATES = "generation_config.json"
-"""Language models have one, and embedders made from language models have a modules.json beside it."""
+"""Language models have this file; embedders made from them also have a modules.json."""
 _PICKLE = "pytorch_model.bin"
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
 _PICKLE_SHARD = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
 _PICKLED_HEADS = {f"{PurePosixPath(name).stem}.pt": name for name in _HEADS}
-"""bge-m3's as published."""
+"""The file names of bge-m3's heads as published."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 SERVE_FOLDER = "start `shoal serve file:FOLDER`"
-"""What to do with a folder of this machine: addresses of files are named at the start alone."""
+"""Advice for a folder on this machine: such addresses can only be given at startup."""
 
 CONVERT = "have PyTorch convert it (the 'convert' extra; in the clone: pip install -e '.[convert]')"
-"""The next step for what only PyTorch reads."""
+"""Advice for models that only PyTorch reads."""
 
 CONVERT_IMAGES = (
     "have PyTorch convert it (the 'convert-images' extra; in the clone: pip install -e '.[convert-images]')"
 )
-"""The same for models that read pictures."""
+"""Advice for image models that only PyTorch reads."""
 
 
 def is_weights(name: str) -> bool:
@@ -67,12 +67,12 @@ def is_pickle(name: str) -> bool:
 
 
 def is_pickle_index(name: str) -> bool:
-    """Whether a chosen file says in which pickles the tensors are."""
+    """Whether a chosen file is the index of tensors in pickles."""
     return PurePosixPath(name).name == _PICKLE_INDEX
 
 
 def find_pickled_heads(names: Collection[str], chosen: Collection[str]) -> list[str]:
-    """Heads among `names` that were not chosen because they are pickles: the model does without them."""
+    """Return the heads among `names` that were not chosen because they are pickles; the model works without them."""
     heads = {
         name: str(PurePosixPath(name).with_name(_PICKLED_HEADS[last]))
         for name in names
@@ -87,10 +87,10 @@ def find_pickled_heads(names: Collection[str], chosen: Collection[str]) -> list[
 
 
 def find_generative_graph(names: Collection[str]) -> tuple[str, ...]:
-    """Of the files `names`, those with the graph of a language model, none when it is no such model or is one in
-    another form: openvino_model.xml with its weights, else a .gguf. Of several .gguf files it is the Q4_K_M.
+    """Return the files among `names` with the graph of a language model: openvino_model.xml with its weights, else a
+    .gguf; of several .gguf files, the Q4_K_M. Empty if it is no language model or in another form.
 
-    Raises SourceError when one of several must be chosen.
+    Raises SourceError if one of several must be chosen.
     """
     if "modules.json" in names:
         return ()
@@ -111,7 +111,7 @@ def find_generative_graph(names: Collection[str]) -> tuple[str, ...]:
 
 
 def module_folders(modules_json: bytes) -> list[str]:
-    """The folders that a modules.json names. What is wrong in it is the loader's to refuse, by key."""
+    """Return the folders that a modules.json names. Ignores errors in it; the loader reports them by key."""
     try:
         modules = msgspec.json.decode(modules_json)
     except msgspec.DecodeError:
@@ -124,15 +124,15 @@ def module_folders(modules_json: bytes) -> list[str]:
 def choose_files(
     names: Collection[str], folders: Iterable[str] = (), *, weights: bool = True, pickles: bool = False
 ) -> list[str]:
-    """Of the files `names` (paths under the model's folder), those that loading it needs, in order.
+    """Choose the files that loading a model needs, out of `names` (paths under the model's folder), in order.
 
-    Taken from the top and from each of the module `folders`: settings and vocabularies (.json, .txt, .model),
-    model.safetensors with its shards or open_clip's weights in their place, and ONNX only as model.onnx with its
-    external data, of which onnx/model.onnx is preferred and one beside safetensors is left. With `pickles` also those
-    that stand for weights which are there in no other form: pytorch_model.bin or its shards with their index, and
-    bge-m3's heads. Without `weights` only the settings and vocabularies are taken, and a tokenizer.json alone is
-    enough. Of a language model its graph is taken (see `find_generative_graph`) with the settings and, for an OpenVINO
-    graph, its tokenizer's. Raises SourceError when there is nothing to load.
+    From the top and from each of the module `folders` it takes settings and vocabularies (.json, .txt, .model), and
+    model.safetensors with its shards, or open_clip's weights instead. It takes ONNX only as model.onnx with its
+    external data, prefers onnx/model.onnx, and skips a model.onnx beside safetensors. With `pickles` it also takes
+    weights that exist in no other form: pytorch_model.bin or its shards with their index, and bge-m3's heads. Without
+    `weights` it takes only settings and vocabularies, and a tokenizer.json alone is enough. For a language model it
+    takes the graph (see `find_generative_graph`), the settings and, for an OpenVINO graph, its tokenizer's graphs.
+    Raises SourceError if there is nothing to load.
     """
     known = set(names)
     chosen: set[str] = set()
@@ -163,7 +163,7 @@ def choose_files(
 
 
 def _refuse_unconverted(chosen: Collection[str]) -> None:
-    """Before gigabytes are fetched that Shoal cannot run."""
+    """Reject models that Shoal cannot run before gigabytes are fetched."""
     weights = sorted(name for name in chosen if name.endswith(".safetensors") or is_pickle(name))
     if weights and _GENERATES in chosen and "modules.json" not in chosen and not any("onnx" in name for name in chosen):
         raise SourceError(
@@ -174,7 +174,7 @@ def _refuse_unconverted(chosen: Collection[str]) -> None:
 
 
 def _choose_here(names: set[str], pickles: bool) -> set[str]:
-    """The choice in one folder, whose own files and `onnx/` are in `names`."""
+    """Choose from one folder; `names` holds its own files and `onnx/`."""
     settings = {
         name
         for name in names
@@ -196,7 +196,7 @@ def _choose_here(names: set[str], pickles: bool) -> set[str]:
 
 
 def _choose_pickles(names: set[str]) -> set[str]:
-    """The weights in one folder as pickles: one file, else shards with their index."""
+    """Choose a folder's pickled weights: one file, else shards with their index."""
     if _PICKLE in names:
         return {_PICKLE}
     shards = {name for name in names if _PICKLE_SHARD.fullmatch(name)}
@@ -204,8 +204,9 @@ def _choose_pickles(names: set[str]) -> set[str]:
 
 
 def _with_external_data(names: set[str], graph: str) -> set[str]:
-    """A graph and the files beside it that hold its tensors: model.onnx_data, model.onnx.data, model.onnx_data_1, and
-    the constants that PyTorch's exporter writes out of a large one (Constant_7_attr__value, as of bge-m3)."""
+    """Return a graph and the files beside it that hold its tensors: model.onnx_data, model.onnx.data,
+    model.onnx_data_1, and the constants that PyTorch's exporter splits off a large graph (Constant_7_attr__value, as in
+    bge-m3)."""
     stem = PurePosixPath(graph).name
     parent = graph.removesuffix(stem)
     pattern = re.compile(re.escape(parent) + rf"({re.escape(stem)}([._]data(_\d+)?)?|Constant_\d+_attr__value)")

@@ -1,1 +1,1 @@
-"""Conversations to what a model reads, and what it brings forth to answers."""
+"""Convert conversations to prompts, and model output to answers."""

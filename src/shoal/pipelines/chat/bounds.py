@@ -1,4 +1,4 @@
-"""What the rendering of one chat template may use: steps, memory and time, counted where no template can reach."""
+"""Limit the steps, memory and time of rendering a chat template, counted where no template can interfere."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 MOST_STEPS = 4_000_000
-"""Turns of loops, calls, filters, sums and outputs, together."""
+"""Loop iterations, calls, filters, sums and outputs, together."""
 MOST_CHARS = 1 << 26
-"""Characters of the whole, and of any text that is built up within it."""
+"""Characters of the rendered text, and of any text built within it."""
 MOST_OCTETS = 1 << 29
-"""Bytes of everything that is built up, one after the other, whether it is kept or not."""
+"""Bytes of everything that is built, in total, whether it is kept or not."""
 MOST_ITEMS = 1 << 20
-"""Of one list."""
+"""Items of one list."""
 MOST_VALUES = 1 << 18
-"""Of all that a value holds which is written out, compared or hashed."""
+"""Values nested in a value that is printed, compared or hashed."""
 MOST_BITS = 1 << 16
-"""Of a whole number that is multiplied or raised."""
+"""Bits of an integer that is multiplied or raised to a power."""
 MOST_WIDTH = 10_000
-"""Of what fills up: a format's width, an indentation, the parts of a list."""
+"""Width of any padding: a format's width, an indentation, the parts of a list."""
 MOST_SECONDS = 2.0
 _LOOK = 1_000
-"""Steps from one look at the clock to the next."""
+"""Steps between two checks of the clock."""
 _STEP = 1 << 12
 """Bytes that take about as long as a step."""
-# A key in parentheses, a width, a precision. What Python takes besides only makes them be read as larger.
+# A key in parentheses, a width, a precision. Anything else Python accepts only makes them look larger.
 _SPEC = re.compile(r"%(\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?")
 _BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -50,7 +50,7 @@ NESTING: tuple[type, ...] = (
     type({}.items()),
     Namespace,
 )
-"""What may hold itself many times over, without any memory."""
+"""Types that may contain themselves many times over without using memory."""
 
 
 class BudgetExceeded(SecurityError):
@@ -58,7 +58,7 @@ class BudgetExceeded(SecurityError):
 
 
 class Budget:
-    """Of one rendering. Raises Spent when it is used up, and goes on to raise it."""
+    """The budget of one rendering. Raises BudgetExceeded once it is used up, and on every later use."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -78,7 +78,7 @@ class Budget:
                 raise BudgetExceeded(f"the template takes more than {MOST_SECONDS:g} seconds")
 
     def charge(self, octets: int) -> None:
-        """Memory that was taken."""
+        """Count `octets` bytes of allocated memory."""
         self._octets += octets
         if self._octets > MOST_OCTETS:
             raise BudgetExceeded(f"the template builds up more than {MOST_OCTETS} bytes")
@@ -90,7 +90,7 @@ _current: ContextVar[Budget] = ContextVar("budget")
 
 @contextmanager
 def budget() -> Generator[Budget]:
-    """Everything below counts within one."""
+    """Count everything in the body against one new budget."""
     made = Budget()
     before = _current.set(made)
     try:
@@ -108,14 +108,14 @@ def charge(octets: int) -> None:
 
 
 def charge_value(value: Any) -> Any:
-    """The value, whose own memory was taken for it."""
+    """Charge the memory of a value itself, and return it."""
     if isinstance(value, str | bytes | list | tuple | dict | int):
         _current.get().charge(sys.getsizeof(value))
     return value
 
 
 def count_steps(items: Iterable[Any], octets: int = 0) -> Iterator[Any]:
-    """The items, each of them a step; `octets`: what is written for each whatever it is."""
+    """Yield the items and count each as a step. `octets`: bytes written for each, whatever the item is."""
     now = _current.get()
     for item in items:
         if octets:
@@ -126,14 +126,14 @@ def count_steps(items: Iterable[Any], octets: int = 0) -> Iterator[Any]:
 
 
 def check_size(value: Any) -> Any:
-    """The value, which is not too large to be written out, hashed or compared."""
+    """Return the value after checking that it is not too large to be printed, hashed or compared."""
     if isinstance(value, NESTING):
         size(value)
     return value
 
 
 def size(value: Any) -> int:
-    """Characters of a value that is written out, without its punctuation. What it holds twice counts twice."""
+    """Return the characters of a printed value, without punctuation. Anything it contains twice counts twice."""
     if isinstance(value, str | bytes):
         return len(value)
     nodes = chars = 0
@@ -147,7 +147,7 @@ def size(value: Any) -> int:
             left.extend(each)
             left.extend(each.values())
         elif isinstance(each, Namespace):
-            left.append(each._Namespace__attrs)  # its only field, which it writes out
+            left.append(each._Namespace__attrs)  # its only field, which is printed with it
         elif isinstance(each, NESTING):
             left += [*cast(Iterable[Any], each)]
         else:
@@ -217,7 +217,7 @@ def _check_bits(bits: int) -> None:
 
 
 def check_percent(form: str | bytes, values: Any) -> None:
-    """`form % values`."""
+    """Check the size of `form % values`."""
     text = form if isinstance(form, str) else form.decode("latin-1")
     chars, specs = len(text), 0
     for key, width, precision in _SPEC.findall(text):
@@ -246,7 +246,7 @@ def check_indent(text: Any, width: Any) -> None:
 
 
 def check_method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
-    """A method of a text, a number or a list, with its arguments in the order in which they were given."""
+    """Check a method of a text, number or list, with its arguments in the order given."""
     if name == "join" and isinstance(owner, str | bytes):
         given = values[0] if values and isinstance(values[0], list | tuple) else ()
         check_chars(sum(len(each) + len(owner) for each in given if isinstance(each, str | bytes)))

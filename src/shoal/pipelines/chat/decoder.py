@@ -1,4 +1,4 @@
-"""A model's pieces to the chunks of one choice."""
+"""Decode a model's pieces into the chunks of one choice."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Gives: TypeAlias = Literal["delta", "cumulative", "ids"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingOptions:
-    """How the pieces of an answer are decoded.
+    """How to decode the pieces of an answer.
 
-    `stops` end the answer's text; what is thought and what a call holds do not count, as those who set them mean the
-    answer. `include_stop` shows the stop text. `stop_ids` end it too, and are never shown. `hidden_reasoning`: thoughts
-    are counted, not told. `most`: what is over so many tokens is left out, of a backend that counts none itself.
+    `stops` end the answer's text; they do not apply to reasoning and tool calls, since clients mean the answer.
+    `include_stop` shows the stop text. `stop_ids` end it too, and are never shown. `hidden_reasoning`: reasoning is
+    counted but not returned. `most`: drop tokens beyond this number, for a backend that has no limit itself.
     `skip_special_tokens`, `shown`, `context`: see Detokenizer.
     """
 
@@ -42,15 +42,14 @@ class DecodingOptions:
 
 
 REVISED = 256
-"""Characters of what was told that are looked for in a changed text: to look for all of them would take their square
-in time."""
+"""Characters of emitted text to look for in a changed text: looking for all of them would take quadratic time."""
 
 
 class CumulativeText:
-    """All of the text so far, again and again, to what is new.
+    """Converts cumulative texts (all of the text so far, each time) to deltas.
 
-    What was told stays told. A backend may change its text's end once it knows more: half a character (U+FFFD at the
-    end) is kept back, and after any other change the text goes on where the new one agrees with what was told.
+    Emitted text is never taken back. A backend may change the end of its text later. Half a character (U+FFFD at the
+    end) is held back; after any other change, the output continues where the new text matches what was emitted.
     """
 
     def __init__(self) -> None:
@@ -74,7 +73,7 @@ class CumulativeText:
         if self._told.startswith(text):
             return ""
         same = next(i for i, (old, new) in enumerate(zip(self._told, text, strict=False)) if old != new)
-        # The longest end of what was told that the changed part holds as well: the text goes on behind it.
+        # Find the longest suffix of the emitted text that the changed part also contains; the text continues after it.
         for start in range(max(same, len(self._told) - REVISED), len(self._told)):
             at = text.find(self._told[start:], same)
             if at >= 0:
@@ -87,10 +86,10 @@ class CumulativeText:
 
 
 class AnswerDecoder:
-    """The Decoder of one choice: detokenises, tells thoughts and calls apart, and ends at stop texts.
+    """The Decoder of one choice: detokenizes, separates reasoning and tool calls, and ends at stop texts.
 
-    A piece's log probabilities come with the content that they are of. Blanks directly before a call are dropped with
-    its frame before stop texts are looked for, so that a stop text of blanks alone does not end an answer there.
+    Log probabilities come with the content they belong to. Blanks directly before a call are dropped together with its
+    markup before stop texts are matched, so a stop text of blanks alone does not end an answer there.
     """
 
     def __init__(self, index: int, decoding: DecodingOptions) -> None:
@@ -100,12 +99,12 @@ class AnswerDecoder:
         self._ended = False
         self._hit = False
         self._tally = Tally(decoding.vocabulary, decoding.most)
-        # A stop text before a call takes the call away, one behind it does not, and one around it is none.
+        # A stop text before a call discards the call, one after it does not, and one that spans it does not match.
         self._segments = Segments(decoding.reading, exact=bool(decoding.stops))
         self._stops = StopTexts(decoding.stops, include=decoding.include_stop)
         self._logprobs = LogprobQueue()
         self._shown = 0
-        # Nothing can come out but the text that goes in: most answers, for an eighth of the time.
+        # Without stops, calls or reasoning, text passes through unchanged: most answers, at an eighth of the time.
         self._plain = not decoding.stops and not self._segments.is_divided
         self._counted = decoding.gives == "ids"
         self._detokenizer = _detokenizer(decoding) if decoding.gives == "ids" else None
@@ -128,14 +127,14 @@ class AnswerDecoder:
             tokens = len(ids) + self._ended if tokens is None else tokens
             text = self._detokenizer.push(ids)
             if len(logprobs) == len(piece.ids):
-                logprobs = logprobs[: len(ids)]  # nor is the token shown that ended it
+                logprobs = logprobs[: len(ids)]  # the token that ended the answer is not shown either
         elif self._cumulative is not None:
             text = self._cumulative.push(text)
         self._counted = self._counted or tokens is not None
         if tokens is None and self._how.most is not None:
             text = self._tally.fitting(text)
         if logprobs:
-            self._plain = False  # some may wait for their text until a piece that has none
+            self._plain = False  # some tokens may wait for their text until a piece without log probabilities
         if self._plain:
             self._tally.add_plain(tokens, text)
             self.stopped = self._ended
@@ -199,7 +198,7 @@ class AnswerDecoder:
         return chunks
 
     def _release_held(self) -> list[Chunk]:
-        """What was kept back for a stop text that did not come: something else did."""
+        """Release text held back for a stop text that did not come."""
         text, self._hit = self._stops.flush()
         return [self._content(text)]
 
@@ -220,7 +219,7 @@ def _detokenizer(decoding: DecodingOptions) -> Detokenizer:
 
 
 def _merge_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Neighbours of one kind in one chunk, and none without anything in it."""
+    """Merge neighboring chunks of one kind, and drop empty ones."""
     made: list[Chunk] = []
     for chunk in chunks:
         if not (chunk.text or chunk.reasoning or chunk.tools or chunk.logprobs):

@@ -1,4 +1,4 @@
-"""Calls that a request demands: which tools it may be, and what a backend with guided decoding is told."""
+"""Required tool calls: which tools a request allows, and the schema for backends with guided decoding."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from shoal.errors import InvalidValue
 from shoal.types import Generate, Tool
 
 DEEPEST = 64
-"""Levels of a tool's schema: templates and grammars read it by recursion."""
+"""Maximum nesting of a tool's schema: templates and grammars process it recursively."""
 MOST_VALUES = 20_000
-"""In the schemas of all tools: a template shows them, whatever the context has room for."""
+"""Maximum values in the schemas of all tools: a template prints them, whatever fits in the context."""
 
 _NOT_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 _NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Their keys are names, whatever they look like."""
+"""Keywords whose keys are names, whatever they look like."""
 
 
 def select_tools(task: Generate) -> list[Tool]:
-    """The tools of a task; where one is named, that one alone."""
+    """Return the tools of a task, or only the named one if `tool_choice` names one."""
     if task.tool_choice != "function":
         return list(task.tools)
     return [tool for tool in task.tools if tool.name == task.tool_name]
 
 
 def check_depth(tools: Sequence[Tool]) -> None:
-    """Raise InvalidValue for a schema that nests too deeply, or for more in all of them than anybody means."""
+    """Raise InvalidValue if a schema nests too deeply, or all schemas together hold too many values."""
     left = MOST_VALUES
     for number, tool in enumerate(tools):
         level: list[Any] = [tool.parameters]
@@ -50,7 +50,8 @@ def check_depth(tools: Sequence[Tool]) -> None:
 
 
 def call_schema(tools: Sequence[Tool], key: str) -> str:
-    """The JSON text of a schema for an object with the name of one of the tools and its arguments under `key`."""
+    """Return the JSON text of a schema for an object with the name of one of the tools and its arguments under
+    `key`."""
     if len(tools) == 1:
         return json.dumps(_call(tools[0], key, "#"), ensure_ascii=False)
     calls = [_call(tool, key, f"#/anyOf/{at}") for at, tool in enumerate(tools)]
@@ -71,7 +72,7 @@ def _call(tool: Tool, key: str, place: str) -> dict[str, Any]:
 
 
 def _relocate_refs(schema: Any, place: str) -> Any:
-    """The schema as it has to be at another place: its references begin at the root of the whole."""
+    """Return the schema moved to another place: rewrite its references, which start at the document root."""
     if isinstance(schema, list):
         return [_relocate_refs(each, place) for each in schema]
     if not isinstance(schema, dict):

@@ -1,8 +1,8 @@
-"""Token ids to text, a few at a time: what was given out is never taken back.
+"""Detokenize ids incrementally; emitted text is never taken back.
 
-All that was pushed together gives the text of all ids at once, as `Vocabulary.decode` does. Half a character is kept
-back until the rest of it is there, and becomes U+FFFD only when it cannot be one any more. Each token is looked at a
-bounded number of times, however long the answer.
+All pushed ids together give the text that `Vocabulary.decode` gives for all ids at once. An incomplete character is
+held back until its remaining bytes arrive, and becomes U+FFFD only if it can no longer be completed. Each token is
+processed a bounded number of times, however long the answer.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Protocol
 from shoal.pipelines.chat.vocabulary import Form, Spelling, Vocabulary
 
 CONTEXT = 16
-"""So many of the prompt's last tokens decide how the first token of an answer is written."""
+"""Number of the prompt's last tokens that affect how the first token of an answer is written."""
 HELD_BYTES = 96
-"""A decoder with byte tokens gives U+FFFD for a whole run of them when any part of it is no UTF-8. A run is kept back
-for that, but nobody waits longer than this for its characters."""
+"""Maximum bytes of a run of byte tokens to hold back. A decoder with byte tokens gives U+FFFD for a whole run if any
+part of it is not UTF-8, so runs are held back, but no longer than this."""
 HELD_TOKENS = 16
-"""A text that still ends in U+FFFD after so many tokens has one of its own."""
+"""Maximum tokens to hold back; after that, a text that still ends in U+FFFD contains a real one."""
 LONGEST = 4
-"""Tokens of one character at most: its bytes."""
+"""Maximum tokens per character: its bytes."""
 REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """One answer's ids to its text.
+    """Converts one answer's ids to text.
 
-    `skip_special_tokens` leaves out the special tokens but those in `shown`. `context`: the ids before the answer,
-    where its text goes on from theirs; then a space at its beginning stays. Without, it is a text of its own.
+    `skip_special_tokens` omits special tokens except those in `shown`. `context`: the ids before the answer, if the
+    answer continues their text; a space at its beginning is then kept. Without it, the answer is a text of its own.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Detokenizer:
             self._form.prime(before)
 
     def push(self, ids: Sequence[int]) -> str:
-        """What can be told now."""
+        """Return the text that is certain now."""
         return self._form.push([token for token in ids if token not in self._hidden])
 
     def flush(self) -> str:
-        """The rest, at the end of the answer."""
+        """Return the rest at the end of the answer."""
         return self._form.flush()
 
 
@@ -67,7 +67,7 @@ class _Form(Protocol):
 
 
 class _Octets:
-    """Every token is some bytes."""
+    """Decodes byte-level tokens: every token is some bytes."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._data = vocabulary.data
@@ -84,7 +84,7 @@ class _Octets:
 
 
 class _Fallback:
-    """A token is a text, or a byte of a run of bytes that is UTF-8 as a whole or not at all."""
+    """Decodes byte-fallback tokens: a token is a text, or one byte of a run that is UTF-8 as a whole or not at all."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._part = vocabulary.part
@@ -123,7 +123,7 @@ class _Fallback:
             return REPLACEMENT * len(run)
 
     def _strip_start(self, text: str) -> str:
-        """`text` without what is stripped from the beginning of the answer."""
+        """Return `text` without what is stripped from the beginning of the answer."""
         while self._strip and text:
             if not text.startswith(self._spelling.stripped):
                 self._strip = 0
@@ -134,7 +134,7 @@ class _Fallback:
 
 
 def _complete_utf8(run: bytearray) -> bytes:
-    """The beginning of `run` that is UTF-8."""
+    """Return the longest prefix of `run` that is UTF-8."""
     try:
         run.decode()
     except UnicodeDecodeError as error:
@@ -143,9 +143,9 @@ def _complete_utf8(run: bytearray) -> bytes:
 
 
 class _Window:
-    """Any decoder: the last tokens that were told and those since are decoded together, and the difference is new.
+    """Works with any decoder: decodes the last emitted tokens together with those since; the difference is new.
 
-    How a token is written may hang on whether it comes first, so that the ones before it are always decoded with it.
+    How a token is written may depend on whether it comes first, so the tokens before it are always decoded with it.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -175,7 +175,7 @@ class _Window:
             return self._emit(text, len(self._ids)) if len(text) > len(self._before) else self._drop(waiting)
         if waiting < HELD_TOKENS:
             return ""
-        # The last tokens may yet be half a character; those before them have had their time, if what they give stays.
+        # The last tokens may still be an incomplete character. Emit those before them if their text is stable.
         for stop in range(len(self._ids) - LONGEST, self._told, -1):
             part = self._decode(self._ids[:stop])
             if text.startswith(part) and len(part) > len(self._before):
@@ -183,7 +183,7 @@ class _Window:
         return self._emit(text, len(self._ids))
 
     def _emit(self, text: str, stop: int) -> str:
-        """What the first `stop` tokens, whose text is `text`, give more than was told; they are told then."""
+        """Emit what the text of the first `stop` tokens adds to the text emitted so far."""
         told = text[len(self._before) :]
         if told:
             kept = self._ids[stop:]
@@ -193,7 +193,7 @@ class _Window:
         return told
 
     def _drop(self, waiting: int) -> str:
-        """Tokens without a text decide nothing any more after a while, and must not be decoded for ever."""
+        """Discard tokens without text after a while: they no longer affect anything and must not be decoded forever."""
         if waiting >= HELD_TOKENS:
             del self._ids[self._told : -1]
         return ""

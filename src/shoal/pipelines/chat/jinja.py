@@ -1,18 +1,18 @@
-"""The Jinja that chat templates are written in: that of transformers' `apply_chat_template`, in a sandbox with bounds.
+"""The Jinja environment of chat templates: that of transformers' `apply_chat_template`, in a sandbox with limits.
 
-A template comes with a model's files, and so from strangers: it may read what it is given and make a text of it,
-nothing else. What one rendering takes is bounded, by the numbers in `bounds`:
+A template comes with a model's files, so it is untrusted. It may read its variables and produce text, nothing else. The
+constants in `bounds` limit one rendering:
 
-- Steps: each turn of a loop, each call (also of a macro by itself), filter, sum or product, and output.
-- Sizes, looked at before anything is made: sums, products and powers of texts, lists and whole numbers; widths and
-  precisions of formats, fills and indentations; replacements; what is written out, compared, sorted or hashed, where
-  all counts that a value holds twice; the rendered text.
-- Memory: of everything that is made, one after the other.
-- Time: the clock is looked at every thousand steps, and large values count as many.
+- Steps: each loop iteration, each call (also of a macro by itself), filter, sum or product, and output.
+- Sizes, checked before anything is built: sums, products and powers of texts, lists and integers; widths and precisions
+  of formats, fills and indentations; replacements; the rendered text; and values that are printed, compared, sorted or
+  hashed, where everything a value contains twice counts twice.
+- Memory: the total of everything that is built.
+- Time: the clock is checked every thousand steps, and large values count as many steps.
 
-One operation of Python's own on a text of the largest size (to search backwards, to sort a million items) is not
-interrupted, and may take seconds. What the messages themselves take is not counted, nor the compilation of the source,
-which is as long as its file. Filters that chat templates have no use for are left out: `UNUSED`.
+A single Python operation on a text of the largest size (searching backwards, sorting a million items) is not
+interrupted and may take seconds. The memory of the messages themselves is not counted, nor is the compilation of the
+source, which is as long as its file. Filters that chat templates do not need are removed: `UNUSED`.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _SHALLOW = frozenset((
     "attr", "batch", "count", "d", "default", "first", "items", "join", "last", "length", "list", "map", "random",
     "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sum",
 ))
-"""Filters that only look at the outside of a value, or at one item after the other."""
+"""Filters that look only at the outside of a value, or at one item at a time."""
 _COMPARING = frozenset((
     "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne",
 ))
-"""Tests that look at all of a value."""
+"""Tests that look at a whole value."""
 _EACH = frozenset((
     "batch", "groupby", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "slice", "sort",
     "sum", "title", "unique", "urlencode", "wordcount",
 ))
-"""Filters that go through a text letter by letter, at Python's own speed."""
+"""Filters that iterate over a text character by character in Python."""
 # fmt: on
 _SMALL = 16
-"""Items of a list in the source whose memory nobody counts: there are only so many steps."""
+"""Items of a list literal whose memory is not counted: the number of steps is limited anyway."""
 _MOST_INDENT = 16
 _MOST_FORM = 1_000
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which everything that can be repeated or can grow is counted first."""
+    """A sandbox that counts everything that can repeat or grow before it runs."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -90,7 +90,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, bounds.check_size(argument) if isinstance(argument, tuple) else argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Jinja's own formatter, with bounds."""
+        """Return Jinja's own formatter, with limits."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
@@ -119,11 +119,11 @@ class _Formatter(SandboxedFormatter):
 
 
 class _EscapingFormatter(_Formatter, SandboxedEscapeFormatter):
-    """Of a text that is marked as safe."""
+    """The formatter of texts that are marked as safe."""
 
 
 class _BoundsTransformer(NodeTransformer):
-    """Puts the filters below around what a loop runs over, what is compared, and what is made without a call."""
+    """Wraps the filters below around loop iterables, comparisons, and values built without a call."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         written = sum(len(each.data) for each in node.find_all(nodes.TemplateData))
@@ -168,14 +168,14 @@ def _wrap_in_filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Exp
 
 
 def _is_cheap(node: nodes.Expr) -> bool:
-    """To compare with it takes no time, whatever the other side is."""
+    """Whether comparing with it is cheap, whatever the other side is."""
     if isinstance(node, nodes.List | nodes.Tuple):
         return all(map(_is_cheap, node.items))
     return isinstance(node, nodes.Const)
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; its contents are rendered like anything else."""
+    """Renders the contents of `{% generation %}`, which marks the assistant's text for training, like anything else."""
 
     tags = {"generation"}
 
@@ -185,8 +185,8 @@ class _Generation(Extension):
 
 
 def create_environment() -> Environment:
-    """Names and filters that chat templates count on. What it compiles is to be compiled within a budget, as constant
-    parts are worked out then."""
+    """Create an environment with the names and filters that chat templates expect. Compile templates within a budget,
+    since compilation evaluates constant parts."""
     made = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, finalize=_check_output, extensions=[LoopControlExtension, _Generation]
     )
@@ -209,7 +209,7 @@ def create_environment() -> Environment:
 
 
 def render(template: Template, variables: dict[str, Any]) -> str:
-    """Raises TemplateError, with the template's own words where it has some, for whatever goes wrong in it."""
+    """Render a template. Raises TemplateError for any failure in it, with the template's own message if it has one."""
     told: list[str] = []
     size = 0
     try:
@@ -221,19 +221,19 @@ def render(template: Template, variables: dict[str, Any]) -> str:
                 told.append(part)
     except TemplateError:
         raise
-    except Exception as error:  # a template is a program of its own, and may fail with anything that Python raises
+    except Exception as error:  # a template is a program and may fail with any Python exception
         raise TemplateRuntimeError(f"{type(error).__name__}: {error}") from error
     return "".join(told)
 
 
 @pass_context
 def _charge(context: Context, value: Any) -> Any:
-    """With the context, so that it is no constant: each time that it is come to it is made anew."""
+    """Charge a value. Taking the context keeps it from being a constant: it is built anew each time it is reached."""
     return bounds.charge_value(value)
 
 
 def _check_output(value: Any) -> Any:
-    """What an output shows, before it is made a text of."""
+    """Charge a value before it is converted to text for output."""
     if isinstance(value, str):
         bounds.charge(len(value))
     elif isinstance(value, bounds.NESTING):
@@ -244,7 +244,7 @@ def _check_output(value: Any) -> Any:
 
 
 def _add_bounds(name: str, func: Any, check: Callable[..., None] | None) -> Callable[..., Any]:
-    """A filter or test that is a step, looks at what it is given, and is charged what it makes."""
+    """Wrap a filter or test: count a step, check its arguments, and charge what it builds."""
     own = 0 if _PassArg.from_obj(func) is None else 1
     deep = name not in _SHALLOW
 
@@ -326,13 +326,13 @@ def _to_json(
     separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter of this name writes HTML entities and sorts keys."""
+    """Serialize to JSON. Unlike Jinja's own filter of this name, it neither escapes HTML nor sorts keys."""
     bounds.check_width(len(indent) if isinstance(indent, str) else indent, _MOST_INDENT)
     for each in separators or ():
         bounds.check_width(len(each), _MOST_INDENT)
     given = (separators[0], separators[1]) if separators else None
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=given, sort_keys=sort_keys)
-    # Indented it may be far longer than what it holds, and is made part by part in any case.
+    # Indented JSON may be far longer than its value, and the encoder produces it in parts anyway.
     return encoder.encode(value) if indent is None else bounds.join_parts(encoder.iterencode(value))
 
 

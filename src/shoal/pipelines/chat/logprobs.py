@@ -1,4 +1,4 @@
-"""The log probabilities of the tokens that a reader is shown, told together with their text."""
+"""Log probabilities of the visible tokens, released together with their text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.types import TokenLogprob
 
 
 class LogprobQueue:
-    """Keeps each token back as long as its text is kept back.
+    """Holds each token back as long as its text is held back.
 
-    Tokens of thoughts, of calls and of marks between them are dropped: what is told are those of the content, as
-    OpenAI's API has it. Where a backend gives many tokens in one piece, and the same text is thought and said, some of
-    the thoughts' may be taken for those of the content.
+    Tokens of reasoning, calls and markers between them are dropped: as in OpenAI's API, only those of the content are
+    returned. If a backend puts many tokens in one piece, and reasoning and content share the same text, some tokens of
+    the reasoning may be attributed to the content.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,8 @@ class LogprobQueue:
         self._pending.extend(tokens)
 
     def place(self, segments: Sequence[Segment], divided: bool) -> None:
-        """What came of the text since the last call; nothing leaves the tokens waiting. `divided`: there may be marks
-        that are in no segment."""
+        """Assign pending tokens to the segments since the last call; no segments keep the tokens waiting. `divided`:
+        there may be markers that are in no segment."""
         if not segments:
             return
         if not divided or (self._within and len(segments) == 1 and segments[0].kind == "text"):
@@ -42,14 +42,14 @@ class LogprobQueue:
         self._within = segments[-1].kind == "text"
 
     def pop_tokens(self, size: int) -> list[TokenLogprob]:
-        """The tokens that begin within the first `size` characters of content, and were not told before."""
+        """Return the unreleased tokens that begin within the first `size` characters of content."""
         made: list[TokenLogprob] = []
         while self._placed and self._placed[0][0] < size:
             made.append(self._placed.popleft()[1])
         return made
 
     def _match_segments(self, segments: Sequence[Segment]) -> None:
-        """Which tokens made which segment is told by finding its text among theirs."""
+        """Assign tokens to segments by searching for each segment's text among theirs."""
         tokens = list(self._pending)
         self._pending.clear()
         spelt = [_octets(token) for token in tokens]
@@ -69,7 +69,7 @@ class LogprobQueue:
         at = self._size
         self._size += size
         for token in tokens:
-            # Half a character counts more here than it is; no token may lie behind the text that it is of.
+            # Half a character counts more here than it is; no token may lie after its text.
             self._placed.append((min(at, self._size - 1), token))
             at += len(token.token)
 

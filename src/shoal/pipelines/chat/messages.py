@@ -1,4 +1,4 @@
-"""Messages as chat templates read them: dicts of the form that transformers gives to `apply_chat_template`."""
+"""Convert messages to the dicts that transformers passes to `apply_chat_template`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shoal.types import Message, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a template expects. `parts`: it reads a content in parts "never", "also", or "only" so. `empty`: the content
-    of a turn that only calls tools. `json_arguments`: a call's arguments as JSON text, not as an object. `developer`,
-    `function`: it knows these roles."""
+    """The message form a template expects. `parts`: whether it reads content parts "never", "also", or "only". `empty`:
+    the content of a turn that only calls tools. `json_arguments`: a call's arguments are JSON text, not an object.
+    `developer`, `function`: it knows these roles."""
 
     parts: Literal["never", "also", "only"] = "never"
     empty: str | None = ""
@@ -24,14 +24,14 @@ class Form:
 
 
 def text_of(message: Message) -> str | None:
-    """The content as one text; its parts stand on lines of their own."""
+    """Return the content as one text, with its text parts on separate lines."""
     if isinstance(message.content, list):
         return "\n".join(part.text for part in message.content if part.type == "text")
     return message.content
 
 
 def as_dicts(messages: Sequence[Message], form: Form) -> list[dict[str, Any]]:
-    """A tool's result gets the name of the function that was called, where only the call has it."""
+    """Convert messages to dicts. A tool result gets the name of the called function if only the call has it."""
     names: dict[str, str] = {}
     made: list[dict[str, Any]] = []
     for message in messages:
@@ -80,12 +80,12 @@ def _call(call: ToolCall, form: Form) -> dict[str, Any]:
         try:
             arguments = json.loads(call.arguments or "{}")
         except (ValueError, RecursionError):
-            arguments = call.arguments  # what a model wrote badly goes back to it as it was
+            arguments = call.arguments  # return badly formed arguments to the model unchanged
     return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
 
 
 def tools_as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """None without tools: templates ask for them in different ways, and all of them know that one."""
+    """Convert tools to dicts; None without tools, the one form of "no tools" that all templates understand."""
     return [{"type": "function", "function": _function(tool)} for tool in tools] or None
 
 

@@ -1,5 +1,5 @@
-"""The ChatPipeline of models whose prompts are made here: conversations rendered by the model's template, prompts as
-they are, both as token ids where there is a tokenizer."""
+"""The ChatPipeline of models whose prompts Shoal builds: renders conversations with the model's template, passes plain
+prompts on, and converts both to token ids if there is a tokenizer."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from shoal.pipelines.chat.vocabulary import Vocabulary, check_letters
 from shoal.types import Generate, Guide, Message, Sampling, TextItem
 
 RESERVE = 1024
-"""Where turns are left out and nobody said how long the answer may be: room is made for so many tokens. It is a quarter
-of the context at most, whoever said what: they mean as long as it goes, and the conversation is worth more."""
+"""Tokens to reserve for the answer when old turns are dropped and the request does not limit the answer. The reserve
+never exceeds a quarter of the context, whoever set the limit: a limit means "up to", and the conversation is worth
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What the operator sets. `tool_parser` "auto": as the template tells; None: calls stay in the text. `reasoning`
-    "think": tell apart what stands in <think>. `context_tokens`: prompt and answer together, None where not known.
-    `truncation` "oldest": leave out a long conversation's oldest turns. `answer_tokens`: an answer's length where the
-    request does not say; 0: whatever there is room for. `cuts`: the backend cannot be told how long an answer may be,
-    so that what is too much of it is left out here. `ignore`: fields that cannot be honored and do not fail a request.
-    """
+    """The operator's settings. `tool_parser` "auto": detect from the template; None: leave calls in the text.
+    `reasoning` "think": separate the contents of <think>. `context_tokens`: limit of prompt and answer together, None
+    if unknown. `truncation` "oldest": drop the oldest turns of a long conversation. `answer_tokens`: answer length if
+    the request does not say; 0: whatever fits. `cuts`: the backend has no answer limit, so Shoal drops the excess.
+    `ignore`: fields that cannot be honored but do not fail a request."""
 
     tool_parser: ParserKind | Literal["auto"] | None = "auto"
     reasoning: Literal["none", "think"] = "none"
@@ -47,10 +47,11 @@ class ChatOptions:
 
 
 class TextChatPipeline:
-    """`vocabulary` None: prompts go as texts, and nothing is counted. `template` None: no conversations.
+    """Pipeline of a chat model. `vocabulary` None: prompts are sent as text and not counted. `template` None: no
+    conversations.
 
-    `tools_template` is used in its place when tools are offered. A Prompt's text is what the model's own tokenizer is
-    to read with the special tokens that it adds by itself, so that no backend doubles the first one.
+    `tools_template` replaces it when tools are offered. A Prompt's text omits the special tokens that the model's own
+    tokenizer adds, so that no backend doubles the first one.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class TextChatPipeline:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What is worth knowing of it: whether and how it does tools and thoughts, and its template."""
+        """Describe the model: whether it supports reasoning and tools, with which parser, and its template."""
         made: dict[str, Any] = {"thinking": self.options.reasoning == "think", "tools": False}
         if self.template is not None and self.tools_template is not None:
             made["tools"] = self.tool_parser is not None and self._takes_tools
@@ -83,7 +84,7 @@ class TextChatPipeline:
 
     @property
     def _takes_tools(self) -> bool:
-        """Whether the template shows tools to the model, or the operator says that it knows them."""
+        """Whether the template shows tools to the model, or the operator says that the model knows them."""
         explicit = self.options.tool_parser not in ("auto", None)
         return explicit or (self.tools_template is not None and self.tools_template.mentions_tools)
 
@@ -100,7 +101,7 @@ class TextChatPipeline:
         return [self._check_fit(self._build_prompt(item), task.sampling.max_tokens, "prompt") for item in task.prompts]
 
     def decoder(self, task: Generate, prompt: Prompt, index: int, gives: Gives) -> AnswerDecoder:
-        """Raises Unsupported for ids without a tokenizer to read them."""
+        """Raises Unsupported for ids without a tokenizer to decode them."""
         if gives == "ids" and self.vocabulary is None:
             raise Unsupported("this model's answers are token ids, and there is no tokenizer to read them")
         sampling = task.sampling
@@ -124,7 +125,8 @@ class TextChatPipeline:
         )
 
     def tools_guide(self, task: Generate) -> Guide | None:
-        """A call as a plain JSON object, which the decoder reads whatever else the model's format is."""
+        """Return a guide that forces a call as a plain JSON object, which the decoder reads whatever the model's own
+        format."""
         if self.tool_parser is None or task.tool_choice not in ("required", "function") or not task.tools:
             return None
         if not self._takes_tools:
@@ -133,8 +135,9 @@ class TextChatPipeline:
         return Guide(kind="json_schema", value=call_schema(select_tools(task), key))
 
     def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling:
-        """A backend ends at a stop text also inside of a call or a thought, so it is told of none where these are
-        parsed; and it must leave in the text the special tokens that they are told by."""
+        """Adapt the sampling for the backend. A backend also stops at a stop text inside a call or reasoning, so it
+        gets no stop texts where Shoal parses these. It must also leave the special tokens that mark them in the
+        text."""
         changes: dict[str, Any] = {}
         if sampling.stop and task.messages and (self._parses_calls(task) or self.options.reasoning == "think"):
             changes["stop"] = []
@@ -143,8 +146,7 @@ class TextChatPipeline:
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
 
     def reads_special(self, task: Generate) -> bool:
-        """Whether a backend that gives text must leave special tokens in it, since calls and thoughts are told by
-        them."""
+        """Whether a backend that returns text must leave special tokens in it, since they mark calls and reasoning."""
         if self.vocabulary is None:
             return self._parses_calls(task) and self.tool_parser in ("mistral", "llama3", "pythonic")
         return bool(self._visible_special_ids(task))
@@ -174,7 +176,7 @@ class TextChatPipeline:
         if task.tool_choice == "none":
             return
         if task.tool_choice == "auto":
-            return  # where the template knows no tools, the answer is one without: `_render_conversation` says so
+            return  # a template without tools gets an answer without them; `_render_conversation` reports it
         if not select_tools(task):
             wanted = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
             raise InvalidValue(f"tool_choice asks for {wanted}, and 'tools' has none such", param="tool_choice")
@@ -194,7 +196,7 @@ class TextChatPipeline:
             )
 
     def _render_conversation(self, task: Generate) -> Prompt:
-        """Raises TooLong where it does not fit, after leaving out what may be."""
+        """Render the conversation, dropping old turns if allowed. Raises TooLong if it still does not fit."""
         most, asked = self.options.context_tokens, task.sampling.max_tokens
         whole = self._render(task, task.messages)
         if most is not None and whole.tokens is not None and self.options.truncation == "oldest":
@@ -208,7 +210,7 @@ class TextChatPipeline:
         return self._check_fit(whole, asked, "messages")
 
     def _drop_old_turns(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
-        """The conversation with as few as possible of its oldest turns left out: all but the last, if need be."""
+        """Drop as few of the oldest turns as possible: all but the last, if need be."""
         low, high = 1, len(groups) - 1
         found: Prompt | None = None
         while low < high:
@@ -218,7 +220,7 @@ class TextChatPipeline:
                 high, found = middle, tried
             else:
                 low = middle + 1
-        # What fitted last leaves out just `high` turns.
+        # The last prompt that fit drops exactly `high` turns.
         return found or self._render_without(task, groups[:high])
 
     def _render_without(self, task: Generate, left_out: Sequence[Sequence[int]]) -> Prompt:
@@ -251,7 +253,8 @@ class TextChatPipeline:
         return Prompt(text=text, ids=tuple(item), tokens=len(item))
 
     def _tokenize(self, text: str, param: Literal["messages", "prompt"]) -> Prompt:
-        """A text that is too long has no ids: it is not read to its end, and `_check_fit` refuses it."""
+        """Tokenize a prompt. A text that is too long is not read to its end and gets no ids; `_check_fit` rejects
+        it."""
         if self.vocabulary is None:
             check_letters(text, param)
             return Prompt(text=text)
@@ -263,7 +266,8 @@ class TextChatPipeline:
         return Prompt(text=text, ids=None if ids is None else tuple(ids), tokens=tokens)
 
     def _check_fit(self, prompt: Prompt, asked: int | None, param: str) -> Prompt:
-        """The prompt, where it leaves room for one token, if any is asked for: an answer is as long as it goes."""
+        """Return the prompt if it leaves room for at least one token, unless none is requested. Answers end at the
+        context limit."""
         most, tokens = self.options.context_tokens, prompt.tokens
         if most is None or tokens is None or tokens + (asked != 0) <= most:
             return prompt
@@ -280,7 +284,7 @@ class TextChatPipeline:
         )
 
     def _visible_special_ids(self, task: Generate) -> frozenset[int]:
-        """Special tokens that tell calls and thoughts."""
+        """Return the ids of special tokens that mark calls and reasoning."""
         if self.vocabulary is None or not task.messages:
             return frozenset()
         names: tuple[str, ...] = (OPEN, CLOSE) if self.options.reasoning == "think" else ()

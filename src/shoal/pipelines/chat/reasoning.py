@@ -1,5 +1,4 @@
-"""What a model thinks, told apart from what it answers: `<think>...</think>` before the answer, as DeepSeek-R1 and
-Qwen3 write it."""
+"""Separate reasoning from the answer: `<think>...</think>` before the answer, as DeepSeek-R1 and Qwen3 write it."""
 
 from __future__ import annotations
 
@@ -14,15 +13,15 @@ _MAX_BLANKS = 64
 
 
 class ReasoningSplit:
-    """Splits one answer, a fragment at a time, in pieces of reasoning and of text.
+    """Splits one answer, a fragment at a time, into pieces of reasoning and of text.
 
-    - `opened`: the prompt ended inside of the reasoning, so the answer begins there; a `<think>` that the model repeats
-      is dropped.
-    - Else the opening tag counts only at the beginning of the answer (after at most 64 blanks, which are dropped with
-      it): an answer about such tags stays as it is.
-    - Line ends right after either tag are dropped. Without an end tag all the rest is reasoning; after the first one
-      all the rest is text, whatever tags it holds.
-    - Joined by kind, the pieces are the same however the answer is cut into fragments.
+    - `opened`: the prompt ended inside the reasoning, so the answer begins there; a `<think>` that the model repeats is
+      dropped.
+    - Otherwise the opening tag counts only at the beginning of the answer (after at most 64 blanks, which are dropped
+      with it): an answer about such tags is unchanged.
+    - Line ends right after either tag are dropped. Without an end tag, all the rest is reasoning. After the first end
+      tag, all the rest is text, whatever tags it contains.
+    - Joined by kind, the pieces are the same however the answer is split into fragments.
     """
 
     def __init__(self, opened: bool = False) -> None:
@@ -32,7 +31,7 @@ class ReasoningSplit:
         self._kept = ""
 
     def push(self, text: str) -> list[tuple[Kind, str]]:
-        """The pieces that are certain now; what may be the beginning of a tag is kept back."""
+        """Return the pieces that are certain now; hold back a possible beginning of a tag."""
         text = self._kept + text
         self._kept = ""
         if self._beginning:
@@ -53,14 +52,14 @@ class ReasoningSplit:
         return pieces
 
     def flush(self) -> list[tuple[Kind, str]]:
-        """What was kept back, now that nothing follows."""
+        """Return the text held back, at the end of the answer."""
         pieces: list[tuple[Kind, str]] = []
         self._add(pieces, self._kept)
         self._kept = ""
         return pieces
 
     def _take_reasoning(self, text: str, pieces: list[tuple[Kind, str]]) -> str:
-        """Takes the reasoning off the text; answers what follows its end tag."""
+        """Consume the reasoning and return the text after its end tag."""
         at = text.find(CLOSE)
         if at < 0:
             size = next((n for n in range(min(len(CLOSE) - 1, len(text)), 0, -1) if CLOSE.startswith(text[-n:])), 0)

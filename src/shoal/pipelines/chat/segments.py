@@ -1,4 +1,4 @@
-"""One answer's text, told apart: what was thought, what is said, and which tools are called."""
+"""Split one answer's text into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Its length in characters, of a call those that were told of it."""
+        """Length in characters; for a call, of the name and arguments emitted so far."""
         return len(self.text) + sum(len(delta.name) + len(delta.arguments) for delta in self.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """How an answer is read.
+    """How to read an answer.
 
-    `reasoning`: it may begin with thoughts; `opened`: it begins inside of them. `parser` reads calls. `guided`: how
-    JSON begins that a backend may have been made to answer from its first token on, whatever the model would have
-    thought or marked; an answer that begins so has no thoughts, and where a call was demanded `plain` reads it.
+    `reasoning`: it may begin with reasoning; `opened`: it begins inside of it. `parser` reads calls. `guided`: first
+    characters of JSON that guided decoding may have forced from the first token on, instead of reasoning or call
+    markup. An answer that begins so has no reasoning, and if a call was required, `plain` reads it.
     """
 
     reasoning: bool = False
@@ -43,9 +43,9 @@ class AnswerFormat:
 
 
 class Segments:
-    """Fragments of an answer to segments, in order; what cannot be told apart yet is kept back.
+    """Converts fragments of an answer to segments, in order; holds back text that is still ambiguous.
 
-    Calls come after the text that was told with them, unless it is `exact`, which takes about a microsecond a letter.
+    Calls come after the text released with them, unless `exact` is set, which takes about a microsecond per character.
     """
 
     def __init__(self, reading: AnswerFormat, *, exact: bool = False) -> None:
@@ -69,7 +69,7 @@ class Segments:
         return self._undecided is not None or self._split is not None or self._parser is not None
 
     def push(self, text: str) -> list[Segment]:
-        """Neighbours differ in their kind."""
+        """Return the new segments; neighbors differ in kind."""
         if not (self._exact and self._reading.parser):
             return _merge_neighbors(self._push(text))
         return _merge_neighbors([segment for letter in text for segment in self._push(letter)])

@@ -1,4 +1,4 @@
-"""Texts that end an answer, found across the borders of its pieces."""
+"""Find stop texts in an answer, across the boundaries of its pieces."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopTexts:
-    """Passes a text on up to the first stop text in it, however it is cut into pieces.
+    """Passes text on up to the first stop text in it, however it is split into pieces.
 
-    The match that begins first counts, and of those that begin there the shortest. `include`: the stop text is passed
-    on as well. What may be the beginning of a stop text is kept back, and nothing else.
+    The match that begins first wins, and among those the shortest. `include`: pass the stop text on as well. Only a
+    possible beginning of a stop text is held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -19,7 +19,7 @@ class StopTexts:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """What can be passed on, and whether a stop text was met; after that nothing more is to be pushed."""
+        """Return the text to pass on, and whether a stop text was found; after that, push nothing more."""
         if not self._stops:
             return text, False
         begun = max(beginning.push(text) for beginning in self._beginnings)
@@ -31,7 +31,7 @@ class StopTexts:
         return text[:begun], False
 
     def flush(self) -> tuple[str, bool]:
-        """What was kept back. It may hold a stop text: one that another, longer one could have begun before."""
+        """Return the text held back. It may contain a stop text that a longer, earlier candidate was hiding."""
         text = self._held
         match = self._match(text)
         return self._end(text, match or (len(text), len(text)))[0], match is not None
@@ -43,19 +43,19 @@ class StopTexts:
         return text[: match[1] if self._include else match[0]], True
 
     def _match(self, text: str) -> tuple[int, int] | None:
-        """Where the first stop text begins and ends."""
+        """Return where the first stop text begins and ends."""
         found = [(at, at + len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
         return min(found, default=None)
 
 
 class _PrefixMatcher:
-    """How much of one stop text a growing text ends with, never all of it. Each letter is looked at about twice
+    """Tracks how much of one stop text a growing text ends with, never all of it. Looks at each character about twice
     (Knuth, Morris and Pratt: Fast Pattern Matching in Strings, 1977)."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop
         self.length = 0
-        # For each beginning of the stop text, the longest shorter one that it ends with.
+        # For each prefix of the stop text, the length of the longest shorter prefix that it ends with.
         self._shorter = [0]
         length = 0
         for letter in stop[1:]:

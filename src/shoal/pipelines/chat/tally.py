@@ -1,4 +1,4 @@
-"""How many tokens an answer has, and how many of them the model only thought."""
+"""Count the tokens of an answer, and how many of them are reasoning."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from shoal.pipelines.chat.segments import Segment
 from shoal.pipelines.chat.vocabulary import Vocabulary
 
 BYTES_PER_TOKEN = 4
-"""Where there is no tokenizer: about what English has."""
+"""Bytes per token without a tokenizer: about the average of English."""
 UNSETTLED = 2048
-"""Only so many characters are counted again when a text goes on."""
+"""Maximum characters that are counted again when a text grows."""
 
 
 class TextCount:
-    """Tokens of a growing text: as the vocabulary has it, else by its bytes."""
+    """Counts the tokens of a growing text: with the vocabulary, or else by its bytes."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
@@ -32,14 +32,14 @@ class TextCount:
             return
         self._text += text
         while len(self._text) > UNSETTLED:
-            # At a space, where nearly every tokenizer parts words.
+            # Split at a space, where nearly every tokenizer splits words.
             at = self._text.rfind(" ", 1, UNSETTLED)
             at = at if at > 0 else UNSETTLED
             self._settled += self._vocabulary.count(self._text[:at])
             self._text = self._text[at:]
 
     def fitting(self, text: str, most: int) -> str:
-        """The beginning of a text that can be added without more than `most` tokens in all."""
+        """Return the longest beginning of `text` that keeps the total within `most` tokens."""
         if self._vocabulary is None:
             octets = text.encode("utf-8", "surrogatepass")
             room = max(0, most * BYTES_PER_TOKEN - self._octets)
@@ -59,7 +59,7 @@ class TextCount:
 
 
 class Tally:
-    """Counts as the backend does where it tells, by ids where it gives those, else by the text."""
+    """Counts as the backend does if it reports counts, by ids if it returns ids, or else by the text."""
 
     def __init__(self, vocabulary: Vocabulary | None, most: int | None = None) -> None:
         self._most = most
@@ -77,7 +77,7 @@ class Tally:
         return self._told + self._text.value
 
     def fitting(self, text: str) -> str:
-        """A piece that nobody counted, without what is over `most` tokens; if anything was, there are just so many."""
+        """Cut a piece without a token count at `most` tokens; once something was cut, the total is exactly `most`."""
         if self._most is None:
             return text
         kept = "" if self._full else self._text.fitting(text, self._most)
@@ -89,15 +89,15 @@ class Tally:
         return min(self._thought + self._thoughts.value, self.tokens)
 
     def add_plain(self, tokens: int | None, text: str) -> None:
-        """A piece of an answer that has no thoughts, as `add` counts it."""
+        """Count a piece of an answer without reasoning, as `add` does."""
         if tokens is None:
             self._text.add(text)
         else:
             self._told += tokens
 
     def add(self, tokens: int | None, text: str, segments: Sequence[Segment]) -> None:
-        """A piece: its tokens (None: nobody counted them), its text, and what came out. What nothing came out of yet
-        goes with what comes next."""
+        """Count a piece: its tokens (None: not counted), its text, and the segments it produced. Tokens that have
+        produced nothing yet are attributed with the next segments."""
         thoughts = "".join(segment.text for segment in segments if segment.kind == "reasoning")
         if tokens is None:
             self._text.add(text)

@@ -1,7 +1,7 @@
-"""A model's chat template: a conversation to the text that the model was trained to answer.
+"""Render a conversation with a model's chat template, into the text that the model was trained to answer.
 
-Templates differ in what they make of a content in parts, of none at all, and of a call's arguments. What this one wants
-is found out by rendering small conversations when it is loaded, since nothing in a template says it.
+Templates differ in how they treat content in parts, missing content, and a call's arguments. No template declares this,
+so it is detected by rendering small conversations when the template is loaded.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from shoal.pipelines.chat.tools import ParserKind, detect
 from shoal.types import Message, Part, Tool, ToolCall
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Variables that a request sets by its own fields."""
+"""Variables that a request sets through its own fields."""
 _PROBE = "shoalprobe"
 _MARK = "shoalendofmessage "
 _TOOL = Tool(name="probe", description="probe", parameters={"type": "object", "properties": {}})
 
 
 class ChatTemplate:
-    """Safe to use from several threads at once.
+    """A compiled chat template, safe to use from several threads at once.
 
-    `special_tokens` are variables of every rendering (bos_token, eos_token, ...). `mentions_tools`: it does something
-    with tools. `parser`: how the model writes its calls, as far as the template tells. Raises ConfigError for a source
-    that is no Jinja, or uses what chat templates do not have; its message says the line. And for one that goes on for
-    ever, since it is tried out.
+    `special_tokens` are variables of every rendering (bos_token, eos_token, ...). `mentions_tools`: whether it uses
+    tools. `parser`: how the model writes its calls, as far as the template shows. Raises ConfigError for a source that
+    is not valid Jinja or uses features that chat templates lack, naming the line, and for one that does not terminate.
     """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -45,7 +44,7 @@ class ChatTemplate:
                 self._template = made.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
-        except (TemplateError, SyntaxError, RecursionError) as error:  # the last two: too much is nested
+        except (TemplateError, SyntaxError, RecursionError) as error:  # the last two: nested too deeply
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
         names = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
         self.mentions_tools = "tools" in names
@@ -61,11 +60,11 @@ class ChatTemplate:
         continue_final: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation.
+        """Render a conversation to text.
 
-        `continue_final`: it ends where the last message ends, so that the answer goes on from there; then nothing
-        invites a new turn. `variables`: further ones of the template. Raises InvalidValue where the template refuses
-        or fails, in its own words.
+        `continue_final`: end where the last message ends, so that the answer continues it, without a generation prompt.
+        `variables`: additional template variables. Raises InvalidValue with the template's own message if it rejects
+        the messages or fails.
         """
         wrong = sorted(RESERVED & (variables or {}).keys())
         if wrong:
@@ -108,7 +107,7 @@ class ChatTemplate:
         return form
 
     def _render_call_probe(self, form: Form) -> str | None:
-        """A conversation whose second turn only calls a tool, where its arguments are shown as JSON."""
+        """Render a conversation whose second turn only calls a tool; None if its arguments are not shown as JSON."""
         call = ToolCall(id="probe0001", name="probe", arguments=f'{{"{_PROBE}": "told"}}')
         said = [
             Message(role="user", content="probe"),
@@ -127,7 +126,7 @@ class ChatTemplate:
                 f"the chat template does not come to an end for the smallest of conversations: {error.message}"
             ) from error
         except TemplateError:
-            return None  # an answer to the probe: the template does not take it
+            return None  # a valid result: the template does not accept this form
 
 
 def _compares(source: str, role: str) -> bool:
@@ -135,7 +134,7 @@ def _compares(source: str, role: str) -> bool:
 
 
 def _append_mark(message: Message) -> Message:
-    """The message with a mark at the end of its text."""
+    """Append a marker to the end of the message's text."""
     if not text_of(message):
         raise InvalidValue(
             "the last message has no text to go on from; give it one, or ask for a new answer", param="messages"
@@ -148,7 +147,8 @@ def _append_mark(message: Message) -> Message:
 
 
 def _cut_at_mark(text: str) -> str:
-    """As transformers does it: a template that takes blanks off the end of messages does so here as well."""
+    """Cut the text at the marker, as transformers does. If the template strips blanks from messages, strip them here
+    too."""
     at = text.rfind(_MARK.strip())
     if at < 0:
         raise InvalidValue(

@@ -1,4 +1,4 @@
-"""The turns of a conversation, for leaving out its oldest ones."""
+"""Split a conversation into turns, to drop its oldest ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ INSTRUCTIONS = ("system", "developer")
 
 
 def split_turns(messages: Sequence[Message]) -> list[list[int]]:
-    """The places of each turn's messages: what a user said and all that followed, so that a tool's result never stands
-    without its call, and nothing answers what is not there. Instructions are in none."""
+    """Return the message indices of each turn: a user message and everything after it, so that no tool result loses its
+    call and no answer its question. Instructions belong to no turn."""
     made: list[list[int]] = []
     for place, message in enumerate(messages):
         if message.role in INSTRUCTIONS:

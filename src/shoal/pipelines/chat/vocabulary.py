@@ -1,4 +1,4 @@
-"""A language model's tokenizer.json: texts to ids, ids to texts, and what single tokens stand for."""
+"""A language model's tokenizer.json: converts texts to ids, ids to texts, and gives the meaning of single tokens."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from shoal.pipelines.text.tokenizer import read_tokenizer
 Form: TypeAlias = Literal["byte_level", "byte_fallback", "other"]
 
 CHARS_PER_TOKEN = 8
-"""A text with fewer characters for each token that fits is read at once: prose has 4 to 5 of them."""
+"""A text with fewer characters per token that fits is tokenized at once; prose has 4 to 5."""
 PIECE, SMALLEST = 1 << 16, 1 << 11
-"""Characters of a longer text that are read at a time: a letter takes up to 200 bytes while it is."""
+"""Characters of a longer text to tokenize at a time: one character takes up to 200 bytes meanwhile."""
 AT_ONCE = 1 << 20
-"""Characters that are read at once at most, before it is known that they fit."""
+"""Maximum characters to tokenize at once before it is known that they fit."""
 MARGIN = 16
-"""A word or special token that the end of a piece cuts apart makes so many tokens more, and not as many."""
+"""Upper bound of the extra tokens that result from cutting a word or special token at the end of a piece."""
 _OCTET = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a tokenizer's decoder puts tokens together.
+    """How a tokenizer's decoder joins tokens.
 
-    "byte_level": tokens are spelt in GPT-2's 256 letters, one a byte. "byte_fallback": tokens are text in which
-    `replacements` are made, or one byte spelt <0x00>; up to `strip` times `stripped` is taken off the beginning of
-    the whole. "other": only the decoder itself knows.
+    "byte_level": tokens are spelled in GPT-2's 256 letters, one per byte. "byte_fallback": tokens are text in which
+    `replacements` are made, or one byte spelled <0x00>; up to `strip` times, `stripped` is removed from the beginning
+    of the whole text. "other": only the decoder itself knows.
     """
 
     form: Form
@@ -44,11 +44,11 @@ class Spelling:
 
 
 class Vocabulary:
-    """Safe to use from several threads at once: what it keeps is only remembered, never changed.
+    """A tokenizer with its special tokens. Safe to use from several threads at once: it only adds to a cache.
 
-    `size` is one more than the largest id. `eos_ids`, and the one of `eos_token`, end an answer. `special_ids` are the
-    tokens that are no text. `bos_id` begins a text, and `adds_bos` says that plain texts get it here. Padding and
-    truncation of the file itself are off. Raises ModelFileError when the file is missing or broken.
+    `size` is one more than the largest id. `eos_ids`, including that of `eos_token`, end an answer. `special_ids` are
+    the tokens that are not text. `bos_id` begins a text; `adds_bos`: plain texts get it here. The file's own padding
+    and truncation are disabled. Raises ModelFileError if the file is missing or broken.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Vocabulary:
         self._parts: dict[int, int | str | bytes | None] = {}
 
     def encode(self, text: str, *, special: bool, param: str = "prompt") -> list[int]:
-        """The ids of a text; `special`: with the tokens that the tokenizer itself puts around it.
+        """Return the ids of a text; `special`: with the tokens that the tokenizer itself adds around it.
 
-        What is spelt like a special token becomes that token, so that a rendered template is read as it was meant.
-        A text that already begins with the first token does not get it twice. Raises InvalidValue for a text that the
-        tokenizer cannot read, in the name of `param`.
+        Text spelled like a special token becomes that token, so that a rendered template is read as intended. A text
+        that already begins with the first token does not get it twice. Raises InvalidValue, with `param`, for a text
+        that the tokenizer cannot read.
         """
         try:
             ids = self.raw.encode_batch_fast([text], add_special_tokens=special)[0].ids
-        except Exception as error:  # of the library: a word without a token, or no Unicode
+        except Exception as error:  # of the library: a word without a token, or invalid Unicode
             check_letters(text, param)
             raise InvalidValue(f"the model's tokenizer cannot read this text: {error}", param=param) from error
         if special and self.adds_bos and ids[:2] == [self.bos_id, self.bos_id]:
@@ -96,12 +96,12 @@ class Vocabulary:
     def fit(
         self, text: str, *, special: bool, limit: int | None, param: str = "prompt"
     ) -> tuple[list[int] | None, int]:
-        """As `encode`, and how many ids they are. Of a text with surely more than `limit` tokens there are none, and
-        the number is one that it has at least: it is not read to its end.
+        """Return the ids, as `encode` does, and their number. A text certain to exceed `limit` tokens is not read to
+        its end: it gets no ids, and the number is a lower bound.
 
-        Sure is a text with more letters than `limit` of the longest tokens have bytes (see `shrinkage`); and one whose
-        pieces have twice as many tokens in all, or where they end at spaces hardly more. A token takes hundreds of
-        bytes while it is made, so that nobody may ask for millions of them in vain.
+        A text is certain to exceed it if it has more characters than `limit` of the longest tokens have bytes (see
+        `shrinkage`), or if its pieces have twice as many tokens in total; pieces that end at spaces need hardly more
+        than `limit`. A token takes hundreds of bytes while it is made, so no request may waste millions of them.
         """
         if limit is not None and len(text) > min(limit * CHARS_PER_TOKEN, AT_ONCE):
             if len(text) > limit * self._octets_per_token:
@@ -113,11 +113,11 @@ class Vocabulary:
         return ids, len(ids)
 
     def _min_tokens(self, text: str, limit: int, param: str) -> int:
-        """A number of tokens that a text has at least, once that is more than `limit`; else nothing of worth."""
+        """Return a lower bound of a text's tokens if it exceeds `limit`; otherwise the result is meaningless."""
         start = least = 0
         while start < len(text) and least <= limit:
             end = min(start + max(SMALLEST, min(limit * CHARS_PER_TOKEN // 2, PIECE)), len(text))
-            # At a space nearly every tokenizer parts words, and a word that is cut may have more tokens than the whole.
+            # Nearly every tokenizer splits words at spaces; a word that is cut may have more tokens than the whole.
             space = text.rfind(" ", (start + end) // 2, end) if end < len(text) else end
             whole = space > start
             end = space if whole else end
@@ -127,23 +127,23 @@ class Vocabulary:
         return least
 
     def count(self, text: str) -> int:
-        """How many tokens a text has, without any around it."""
+        """Count the tokens of a text, without any around it."""
         return len(self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def find_token_start(self, text: str, number: int) -> int | None:
-        """Where the token of that number, counted from 0, begins in a text, and before it the letter that it is a part
-        of. None: there are not so many."""
+        """Return where token `number`, counted from 0, begins in a text, before the character that it is part of. None
+        if there are fewer tokens."""
         if len(text.encode("utf-8", "surrogatepass")) <= number:
-            return None  # a token has a byte at least
+            return None  # a token has at least one byte
         offsets = self.raw.encode_batch([text], add_special_tokens=False)[0].offsets
         return offsets[number][0] if number < len(offsets) else None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids; what is no token is left out. Half a character becomes U+FFFD."""
+        """Decode ids to text, omitting unknown ids. An incomplete character becomes U+FFFD."""
         return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def check(self, ids: Sequence[int], param: str = "prompt") -> None:
-        """Raises InvalidValue when one is no token of this vocabulary."""
+        """Raises InvalidValue for an id outside this vocabulary."""
         for each in (min(ids), max(ids)) if ids else ():
             if not 0 <= each < self.size:
                 raise InvalidValue(
@@ -151,8 +151,8 @@ class Vocabulary:
                 )
 
     def part(self, token: int) -> int | str | bytes | None:
-        """What an id stands for within a text: bytes where tokens are spelt so, else one byte as its number, or a
-        text. None: no such token."""
+        """Return what an id stands for within a text: bytes for a byte-level tokenizer, else one byte as its number, or
+        a text. None: no such token."""
         if token in self._parts:
             return self._parts[token]
         text = self.raw.id_to_token(token) if 0 <= token < self.size else None
@@ -163,14 +163,14 @@ class Vocabulary:
         return part
 
     def data(self, token: int) -> bytes:
-        """The bytes of one token, those of its spelling where it is special; none for what is no token."""
+        """Return the bytes of one token, for a special token those of its spelling; empty for an unknown id."""
         part = self.part(token)
         if isinstance(part, int):
             return bytes([part])
         return part if isinstance(part, bytes) else (part or "").encode()
 
     def piece(self, token: int) -> str:
-        """One token as a text; what is no whole character becomes U+FFFD."""
+        """Return one token as text; incomplete characters become U+FFFD."""
         return self.data(token).decode("utf-8", "replace")
 
     def _decode_spelling(self, text: str) -> int | str:
@@ -183,7 +183,7 @@ class Vocabulary:
 
 
 def check_letters(text: str, param: str) -> None:
-    """Raise InvalidValue for a text with half a character of UTF-16, which no encoding has."""
+    """Raise InvalidValue for a text with an unpaired surrogate, which no encoding can represent."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -195,15 +195,15 @@ def check_letters(text: str, param: str) -> None:
 
 
 _KEPT = {"ByteLevel": 1, "Prepend": 1, "NFD": 1, "NFKD": 8, "NFC": 4, "NFKC": 8, "Lowercase": 3}
-"""How many times shorter a normalizer makes a text at most, in bytes."""
+"""How many times shorter, in bytes, a normalizer can make a text."""
 _PARTING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Split", "Punctuation"})
-"""Pre-tokenizers that drop nothing, unless they say so."""
+"""Pre-tokenizers that drop nothing unless configured to."""
 DROPS = 64
 
 
 def shrinkage(raw: Tokenizer) -> int:
-    """How many times more bytes a text may have than its tokens. `DROPS` where a tokenizer may drop any number of them
-    (blanks, accents, words that it does not know): nothing is sure then, and that is generous."""
+    """Return how many times more bytes a text may have than its tokens. `DROPS` for a tokenizer that may drop any
+    number of them (blanks, accents, unknown words): nothing is certain then, and `DROPS` is generous."""
     state: list[dict[str, Any]] = []
     for part in (raw.normalizer, raw.pre_tokenizer):
         one: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {"type": "Prepend"}
@@ -231,7 +231,7 @@ def shrinkage(raw: Tokenizer) -> int:
 
 
 def _spelling(raw: Tokenizer) -> Spelling:
-    """Told from the decoder's own description; what is not surely one of the two known forms is "other"."""
+    """Detect the spelling from the decoder's own description; anything but the two known forms is "other"."""
     if raw.decoder is None:
         return Spelling("other")
     state: dict[str, Any] = json.loads(raw.decoder.__getstate__())
@@ -251,7 +251,8 @@ def _spelling(raw: Tokenizer) -> Spelling:
 
 
 def _letters() -> dict[str, int]:
-    """GPT-2's letter of each byte: itself where that is visible in Latin-1, else the next one from U+0100 on."""
+    """Return GPT-2's letter for each byte: the byte itself if it is visible in Latin-1, else the next one from U+0100
+    on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [octet for octet in range(256) if octet not in visible]
     return {chr(octet): octet for octet in visible} | {chr(256 + i): octet for i, octet in enumerate(hidden)}
@@ -261,7 +262,7 @@ _LETTERS = _letters()
 
 
 def _octets(token: str) -> bytes:
-    """A token with any other letter was added to the vocabulary as plain text."""
+    """Convert a token to bytes. A token with any other letter was added to the vocabulary as plain text."""
     try:
         return bytes([_LETTERS[letter] for letter in token])
     except KeyError:

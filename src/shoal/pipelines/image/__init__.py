@@ -1,4 +1,4 @@
-"""Pictures to the tensors of an image tower: what a file may be, its pixels, and what the model's preprocessor does."""
+"""Image pipeline: file headers, decoding, and the model's preprocessing into tensors."""
 
 from shoal.pipelines.image.pipeline import ImagePipeline
 

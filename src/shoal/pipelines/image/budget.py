@@ -1,4 +1,4 @@
-"""How many bytes of decoded pictures may be in memory at once, over all threads."""
+"""Limit the bytes of decoded images in memory across all threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TOTAL = 256 * 1024 * 1024
 
 
 class Budget:
-    """`total` bytes, lent in the order in which they were asked for, so that a large picture is not overtaken for
-    ever. Whoever waits blocks its thread, and may hold no room meanwhile that it alone would give back."""
+    """Lends `total` bytes in request order (FIFO), so that small requests cannot starve a large image. Waiting blocks
+    the thread. A waiting thread must not hold bytes that only it would give back."""
 
     def __init__(self, total: int = TOTAL) -> None:
         self.total = total
@@ -24,7 +24,7 @@ class Budget:
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Lends `size` bytes for the body. Raises ValueError where there can never be as many."""
+        """Reserve `size` bytes for the body. Raises ValueError if `size` exceeds the total."""
         self.take(size)
         try:
             yield
@@ -32,7 +32,7 @@ class Budget:
             self.give(size)
 
     def take(self, size: int) -> None:
-        """Lends `size` bytes until `give`. Raises as `reserve` does."""
+        """Reserve `size` bytes until `give`. Raises as `reserve` does."""
         if not 0 <= size <= self.total:
             raise ValueError(f"{size} bytes never fit in {self.total}")
         ticket = object()
@@ -46,15 +46,16 @@ class Budget:
                 self._changed.notify_all()
 
     def give(self, size: int) -> None:
-        """So many bytes that were lent are free again."""
+        """Return `size` reserved bytes."""
         with self._changed:
             self._free += size
             self._changed.notify_all()
 
 
 class PictureBudget(Budget):
-    """The room of one picture: what is lent to its decoder comes with `kept` bytes more, in one go, for what becomes of
-    it. Those stay lent until they are given back to `budget`; `held` says whether they are."""
+    """The budget of one image. `take` reserves `kept` extra bytes, in one step, for what the decoded image becomes.
+    `give` does not return those; the caller returns them to `budget`. `held` says whether they are still to be
+    returned."""
 
     def __init__(self, budget: Budget, kept: int) -> None:
         super().__init__(budget.total - kept)
@@ -71,18 +72,18 @@ class PictureBudget(Budget):
 
 
 SHARED = Budget()
-"""That of this process."""
+"""The budget of this process."""
 
 
 def trim() -> None:
-    """Gives free memory back to the system. glibc keeps it by thread, so that eight threads that decode 40 million
-    pixels in turn would hold five times what is lent."""
+    """Return free memory to the system. glibc keeps it per thread: eight threads that take turns decoding 40 million
+    pixels would hold five times the reserved amount."""
     _malloc_trim()(0)
 
 
 @cache
 def _malloc_trim() -> Callable[[int], object]:
-    """Nothing where the C library is another, or cannot be asked."""
+    """Return a no-op if the C library is not glibc or cannot be loaded."""
     try:
         found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""What a picture's file says of itself, read before any decoder sees it: its format, its size, and what decoding costs.
+"""Parse the headers of image files before any decoder sees them: format, size and the memory that decoding takes.
 
 Sources: the PNG specification (third edition), GIF89a, ITU T.81 (JPEG), the WebP container and lossless specifications,
 Microsoft's BITMAPINFOHEADER.
@@ -17,24 +17,25 @@ Format: TypeAlias = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
 
 MAX_PIXELS = 40_000_000
 MAX_SIDE = 65_535
-"""What JPEG and GIF can say; the passes of a resize have a row or a column for each."""
+"""The largest side that JPEG and GIF can express; resizing needs a row or column for each pixel of a side."""
 
 _MAX_SCANS = 100
 _MAX_PARTS = 100_000
 _PIXEL = 4
-"""Bytes of a pixel in Pillow's memory, whether it has three channels or four."""
+"""Bytes per pixel in Pillow's memory, for three channels as for four."""
 _WEBP_PIXEL = 16
-"""libwebp's animation decoder keeps two canvases, hands over a third, and Pillow copies that one."""
+"""libwebp's animation decoder keeps two canvases and hands over a third, which Pillow copies."""
 
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 _FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-# With eXIf, which has the orientation; the rest of a PNG is text, profiles and animation.
+# Chunks to keep, besides eXIf with its orientation. The rest of a PNG is text, profiles and animation.
 _PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`data`: the file without what its picture does not need. `pixel_bytes`: what decoding holds, for each pixel."""
+    """The parsed header of an image file. `data`: the file without the parts its image does not need. `pixel_bytes`:
+    bytes per pixel that decoding holds."""
 
     format: Format
     width: int
@@ -44,9 +45,8 @@ class Header:
 
 
 def read_header(data: bytes) -> Header:
-    """The format is what the first bytes say, whatever else the file may be too. How many bytes there are is for
-    whoever let them in. Raises InvalidValue for none, for another format, for a broken header, and for more pixels than
-    may be."""
+    """Read the header; the first bytes decide the format. The caller limits the file size. Raises InvalidValue for an
+    empty file, another format, a broken header, or too many pixels."""
     if not data:
         _refuse("it has no bytes: send a JPEG, PNG, WebP, GIF or BMP file")
     header = _read(data)
@@ -68,7 +68,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _read(data: bytes) -> Header | None:
-    """None for a file that ends before its header does."""
+    """Return None for a file that ends within its header."""
     try:
         return _parse_header(data)
     except (struct.error, IndexError):
@@ -90,8 +90,8 @@ def _parse_header(data: bytes) -> Header:
 
 
 def _parse_jpeg(data: bytes) -> Header:
-    """Walks all markers. With several scans the decoder keeps every coefficient, two bytes each, until the last; and a
-    scan of a few bytes makes it go through all of them, so that their number is bounded."""
+    """Walk all markers. For a JPEG with several scans, the decoder keeps every coefficient, two bytes each, until the
+    last scan. The number of scans is limited, since a scan of a few bytes makes it go through all coefficients."""
     width = height = scans = 0
     samples = 0.0
     place = 2
@@ -121,7 +121,7 @@ def _parse_jpeg(data: bytes) -> Header:
 
 
 def _parse_png(data: bytes) -> Header:
-    """Only the chunks that make the picture are kept: texts and profiles inflate, and nobody reads them."""
+    """Keep only the chunks that make up the image: texts and profiles would be inflated, and nothing reads them."""
     if data[12:16] != b"IHDR":
         _refuse("its PNG does not begin with a header: save it again")
     width, height = struct.unpack_from(">II", data, 16)
@@ -142,7 +142,7 @@ def _parse_png(data: bytes) -> Header:
         place = end
     else:
         _refuse("its PNG has too many chunks: save it again")
-    kept.insert(2, exif)  # it may come after the pixels, and is read before them
+    kept.insert(2, exif)  # eXIf may follow the pixels but must be read before them
     return Header("PNG", width, height, b"".join(kept))
 
 
@@ -162,7 +162,7 @@ def _parse_webp(data: bytes) -> Header:
 
 
 def _parse_gif(data: bytes) -> Header:
-    """The first frame alone, of the size of the whole picture; comments and what follows are left out."""
+    """Keep only the first frame, at the size of the whole image; drop comments and everything after it."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + _table(flags)
     kept = [data[:place]]
@@ -172,7 +172,7 @@ def _parse_gif(data: bytes) -> Header:
             left, top, frame_width, frame_height, flags = struct.unpack_from("<HHHHB", data, place + 1)
             place = _blocks_end(data, place + 11 + _table(flags))
             kept += [data[start:place], b";"]
-            # Decoders make the picture as large as its frame.
+            # Decoders enlarge the image to hold its frame.
             sides = max(width, left + frame_width), max(height, top + frame_height)
             return Header("GIF", *sides, b"".join(kept))
         if kind != 0x21:
@@ -184,13 +184,13 @@ def _parse_gif(data: bytes) -> Header:
 
 
 def _table(flags: int) -> int:
-    """Bytes of a table of colours."""
+    """Return the bytes of a color table."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
 def _blocks_end(data: bytes, place: int) -> int:
-    """Behind a row of blocks that each begin with their size; one of size 0 is the last. A file that is cut off ends
-    where it ends: whether enough is there is for the decoder to say."""
+    """Return the end of a series of blocks, each prefixed with its size; a block of size 0 is the last. A truncated
+    file ends at its last byte: the decoder decides whether there is enough data."""
     while place < len(data):
         size = data[place]
         place += 1 + size

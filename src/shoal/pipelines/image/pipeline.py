@@ -1,4 +1,4 @@
-"""Pictures to the tensors of an image tower, and its rows to vectors or scores."""
+"""Convert images to the tensors of an image tower, and its rows to vectors or scores."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from shoal.specs import ImageSpec
 from shoal.types import Array, BatchTask, Classify, Embed, Image, Item
 
 COST = 1
-"""Tokens that a picture is taken for by admission and batching. All pictures of a model cost its tower the same, and
-no texts share their lane: a picture is the unit."""
+"""Cost of one image in tokens for admission and batching. All images of a model cost its tower the same and share their
+lane with no texts, so one image is the unit."""
 
 
 class ImagePipeline:
-    """Pipeline for one image tower, with the pixels that transformers' PIL processors make of the same files.
+    """Pipeline for one image tower, with the same pixels as transformers' PIL processors for the same files.
 
-    Every picture is an item by itself: what is wrong with it is its entry, and `param` is "input". Twins are known by
-    their bytes. Usage counts no tokens for pictures, which have none. The picture is decoded, and its full size freed,
-    within `prepare`. `budget` counts what is decoded, and each prepared picture twice, for itself and for its place in
-    a batch, until nothing holds it any more; threads may wait there, so few pictures are to be prepared in one call.
-    `normalize` False is the operator's word that rows stay as the model gives them, whatever a request asks.
-    Raises ModelFileError when the spec cannot be used.
+    Each image is its own item: its error is its entry, with `param` "input". Equal images are recognized by their
+    bytes. Images have no tokens, so usage counts none. `prepare` decodes the image and frees its full-size pixels.
+
+    `budget` counts decoded images. It also counts each prepared image twice, for itself and its place in a batch, until
+    nothing references it. Threads may wait for the budget, so prepare few images per call. `normalize` False is the
+    operator's setting to leave rows as the model returns them, whatever a request asks. Raises ModelFileError if the
+    spec cannot be used.
     """
 
     def __init__(self, spec: ImageSpec, *, normalize: bool | None = None, budget: Budget = SHARED) -> None:
@@ -38,7 +39,7 @@ class ImagePipeline:
         self._normalize = normalize
         self._preprocessing = Preprocessing(spec, budget=budget)
         self._kept = 2 * 4 * 3 * spec.size[0] * spec.size[1]
-        # Half of the budget: what a model holds whose engine hangs leaves the other half to all others.
+        # Half of the budget: a model whose engine hangs leaves the other half to all others.
         self.max_held_items = max(1, budget.total // 2 // self._kept)
 
     @property
@@ -47,7 +48,7 @@ class ImagePipeline:
 
     def check(self, task: BatchTask) -> None:
         """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name).
-        `input_type` and `truncate` change nothing: some clients always send them."""
+        `input_type` and `truncate` are ignored, since some clients always send them."""
         if isinstance(task, Classify) and self.spec.score is not None:
             return
         if not isinstance(task, Embed) or self.spec.score is not None:
@@ -84,7 +85,7 @@ class ImagePipeline:
     def _prepare_item(
         self, task: BatchTask, item: Item, made: dict[bytes, Array | ShoalError]
     ) -> Prepared | ShoalError:
-        """`made`: what became of pictures met before, by digest."""
+        """Prepare one item. `made` caches the results of earlier images by digest."""
         try:
             self.check(task)
         except ShoalError as error:
@@ -113,10 +114,10 @@ class ImagePipeline:
         try:
             values = self._preprocessing.values(self._preprocessing.pixels(data, keeping))
             weakref.finalize(values, self._preprocessing.budget.give, self._kept).atexit = False
-            keeping.held = False  # it is the array's now
+            keeping.held = False  # the array's finalizer gives it back
             return values
         except ShoalError as error:
-            return error.with_traceback(None)  # whose frames hold the file
+            return error.with_traceback(None)  # its frames hold the file
         finally:
             if keeping.held:
                 self._preprocessing.budget.give(self._kept)

@@ -1,8 +1,8 @@
-"""A file's bytes to upright RGB pixels of the size that is wanted, without ever holding the picture twice.
+"""Decode image files to upright RGB pixels of the requested size without holding the image twice.
 
-A picture of 40 million pixels takes 160 MB in Pillow, whatever its channels: so it is made RGB in place, strip by
-strip; where it must be turned, or Pillow would copy it, one channel is turned and resized after another, which gives
-the same bytes as doing all three at once.
+An image of 40 million pixels takes 160 MB in Pillow, whatever its channels, so it is converted to RGB in place, strip
+by strip. Where it must be rotated, or Pillow would copy it, channels are rotated and resized one after another, which
+gives the same bytes as doing all three at once.
 
 JPEG draft mode (decoding at 1/2, 1/4 or 1/8) is not used: its result is not within 1/255 of the full decode (see
 tests/unit/pipelines/image/test_pixels.py for the figures).
@@ -23,12 +23,12 @@ from shoal.pipelines.image.files import Format, Header, read_header
 from shoal.types import Array
 
 Resize = Callable[[Image.Image], Image.Image]
-"""An upright picture (mode RGB) or channel of it (mode L) to what is wanted of it."""
+"""Resizes an upright image (mode RGB) or one channel of it (mode L)."""
 
 Extra = Callable[[int, int], int]
-"""Bytes that resizing a picture of (width, height) takes beside the picture itself."""
+"""Returns the bytes that resizing an image of (width, height) takes in addition to the image itself."""
 
-# One class each, so that no other decoder of Pillow's ever sees the bytes.
+# One class per format, so that no other Pillow decoder ever sees the bytes.
 _READERS: dict[Format, type[ImageFile.ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -47,26 +47,26 @@ _TURNS = {
 }
 _ORIENTATION = 0x0112
 _TRIMMED = 16_000_000
-"""Bytes of a picture behind which memory is given back to the system."""
+"""Size of an image in bytes above which memory is returned to the system."""
 _STRIP = 1 << 17
 _TURNED_WHOLE = 4_000_000
-"""Pixels up to which RGB is turned and resized in one go, which is faster, and takes 8 bytes each."""
+"""Maximum pixels of an RGB image that is rotated and resized at once; this is faster, but takes 8 bytes per pixel."""
 _GREY = frozenset({"1", "L", "I;16"})
 
 
 def decode(data: bytes) -> Array:
-    """All pixels, uint8 [height, width, 3], upright. Raises as `decode_channels` does."""
+    """Decode all pixels, upright: uint8 [height, width, 3]. Raises as `decode_channels` does."""
     return decode_channels(data, lambda channel: channel)
 
 
 def decode_channels(
     data: bytes, resize: Resize, *, extra: Extra = lambda width, height: 0, budget: Budget = SHARED
 ) -> Array:
-    """What `resize` makes of the three channels, uint8 [height, width, 3].
+    """Decode an image and apply `resize` to its three channels: uint8 [height, width, 3].
 
-    EXIF's orientation is applied. What is transparent is laid over white, as transformers 5 does for its processors.
-    Of an animation it is the first frame. 16-bit grey is scaled to 8 bits, rounded; profiles are ignored.
-    Waits for room in `budget`. Raises InvalidValue for whatever is wrong with the bytes.
+    Applies the EXIF orientation. Composites transparent pixels over white, as transformers 5 does for its processors.
+    Takes the first frame of an animation. Scales 16-bit gray to 8 bits, rounded, and ignores color profiles. Waits for
+    memory in `budget`. Raises InvalidValue for anything wrong with the bytes.
     """
     header = read_header(data)
     cost = _cost(header, extra, budget.total)
@@ -83,8 +83,8 @@ def decode_channels(
 
 
 def _try_decode(header: Header, resize: Resize) -> Array | str:
-    """The channels, or why there are none. Not raised: an error's frames hold the picture, for as long as anybody
-    holds the error."""
+    """Return the channels, or the reason why they cannot be decoded. It does not raise: the frames of an exception
+    would keep the image alive as long as the exception."""
     try:
         picture = _READERS[header.format](io.BytesIO(header.data))
         if picture.size != (header.width, header.height):
@@ -92,18 +92,18 @@ def _try_decode(header: Header, resize: Resize) -> Array | str:
         turn = _read_orientation(picture)
         picture.load()
         flat = _flatten(picture)
-        del picture  # a palette's pixels, or those of a decoder, have no room beside what follows
+        del picture  # the budget does not cover the palette's or decoder's pixels beside what follows
         return _bands(flat, turn, resize)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error,
-        # IndexError, MemoryError and more for broken bytes: none of them is anybody's fault but the file's.
+        # IndexError, MemoryError and more for broken bytes; the file is always the cause.
         return str(error) if error.args else type(error).__name__
 
 
 def _cost(header: Header, extra: Extra, total: int) -> int:
-    """Bytes in memory at the worst moment: the decoder's, or later the picture with what is turned of it.
+    """Return the peak memory in bytes: that of the decoder, or that of the image with its rotated copy.
 
-    A JPEG of several scans whose coefficients are too much beside its pixels has all room for itself: they are no
-    pixels, and one such picture at a time is decoded.
+    A JPEG with several scans may need too much for its coefficients beside its pixels. It then takes the whole budget,
+    so that only one such image is decoded at a time.
     """
     width, height = header.width, header.height
     pixels = width * height
@@ -140,8 +140,8 @@ def _pixels(picture: Image.Image) -> int:
 
 
 def _read_orientation(picture: Image.Image) -> Image.Transpose | None:
-    """What makes the picture upright, from the first directory of its EXIF (a TIFF file); None for nothing or for one
-    that cannot be read, which is no reason to refuse the pixels."""
+    """Return the transpose that makes the image upright, from the first directory of its EXIF (a TIFF file). None if
+    there is none or it cannot be read, which is no reason to reject the pixels."""
     exif = picture.info.get("exif")
     if not isinstance(exif, bytes):
         return None
@@ -157,13 +157,13 @@ def _read_orientation(picture: Image.Image) -> Image.Transpose | None:
             if tag == _ORIENTATION:
                 return _TURNS.get(value) if kind == 3 else None
     except struct.error:
-        pass  # cut off
+        pass  # truncated EXIF
     return None
 
 
 def _flatten(picture: Image.Image) -> Image.Image:
-    """The same as RGB, or as L where it is grey: its first channels are what counts. Modes of four bytes a pixel are
-    overwritten in place; smaller ones become a new picture."""
+    """Convert to RGB, or to L for gray; only the first channels of the result count. Modes of four bytes per pixel are
+    overwritten in place; smaller ones become a new image."""
     if picture.mode in ("L", "RGB") and "transparency" not in picture.info:
         return picture
     inside = picture.mode in ("RGB", "RGBA", "CMYK", "LA")
@@ -177,7 +177,7 @@ def _flatten(picture: Image.Image) -> Image.Image:
 
 
 def _remove_alpha(strip: Image.Image) -> Image.Image:
-    """RGB or L, laid over white."""
+    """Convert to RGB or L, composited over white."""
     if strip.mode == "I;16":
         return _to_eight_bits(strip)
     if "transparency" in strip.info or strip.mode in ("RGBA", "LA"):
@@ -196,7 +196,7 @@ def _to_eight_bits(strip: Image.Image) -> Image.Image:
 
 
 def _to_mode(mode: str, strip: Image.Image) -> Image.Image:
-    """Put where a picture of `mode` keeps its first three channels."""
+    """Convert a strip so that it fills the first three channels of an image of `mode`."""
     if mode == "CMYK":
         return Image.merge("CMYK", [*strip.split(), Image.new("L", strip.size)])
     return strip.convert(mode)

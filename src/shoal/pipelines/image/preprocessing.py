@@ -1,4 +1,4 @@
-"""What a model's preprocessor does to a picture, to the byte as transformers' PIL processors do it."""
+"""Apply a model's image preprocessing with the exact results of transformers' PIL processors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shoal.types import Array, Vectors
 
 _FILE = "preprocessor_config.json"
 _WHOLE = 1 << 20
-"""Pixels up to which a picture is resized as a whole before it is cropped."""
+"""Maximum pixels of a resized image that is computed whole before it is cropped."""
 _SUPPORT = 4
-"""Pillow's filters reach three pixels of the smaller side, and one more for the rounding."""
+"""Pillow's filters reach three pixels of the smaller side, plus one for rounding."""
 
 
 class Preprocessing:
-    """The steps of one spec. Raises ModelFileError where they do not end in pictures of the model's size."""
+    """The preprocessing steps of one spec. Raises ModelFileError if they do not produce images of the model's size."""
 
     def __init__(self, spec: ImageSpec, *, budget: Budget = SHARED) -> None:
         if spec.resize == "shortest" and spec.edge < 1:
@@ -41,18 +41,18 @@ class Preprocessing:
         self._std = np.array(spec.std, dtype=np.float32)
 
     def pixels(self, data: bytes, budget: Budget | None = None) -> Array:
-        """Resized and cropped, uint8 [height, width, 3]. Raises InvalidValue as `channels` does."""
+        """Decode, resize and crop an image: uint8 [height, width, 3]. Raises InvalidValue as `decode_channels` does."""
         resized = decode_channels(data, self._resize, extra=self._extra, budget=budget or self.budget)
         return resized if resized.shape[:2] == self.spec.size else self._crop(resized)
 
     def values(self, pixels: Array) -> Vectors:
-        """float32 [3, height, width] of `pixels`. Scaled in float64 and rounded to float32 once, then normalised in
-        float32, as the reference does."""
+        """Convert `pixels` to normalized float32 [3, height, width]. Scales in float64 and rounds to float32 once, then
+        normalizes in float32, as the reference does."""
         scaled = (pixels.astype(np.float64) * self.spec.rescale).astype(np.float32)
         return np.ascontiguousarray(((scaled - self._mean) / self._std).transpose(2, 0, 1))
 
     def resized_size(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) after the resize, before the crop."""
+        """Return (width, height) after the resize, before the crop."""
         if self.spec.resize == "squash":
             return self.spec.size[1], self.spec.size[0]
         if not self.spec.resize:
@@ -70,7 +70,7 @@ class Preprocessing:
         return self._resize_window(picture, size)
 
     def _crop_middle(self, picture: Image.Image) -> Image.Image:
-        """Large pictures are cropped here, without the pixels that nobody needs; zeros are for `_crop` to add."""
+        """Crop large images here to skip pixels that are not needed; `_crop` adds zeros around small ones."""
         height, width = self.spec.size
         if picture.width < width or picture.height < height:
             return picture
@@ -78,8 +78,8 @@ class Preprocessing:
         return picture.crop((left, top, left + width, top + height))
 
     def _resize_window(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-        """Of what a resize to `size` gives all of the shorter side, and the middle of the longer one, computed from the
-        pixels that it depends on: a line of pixels would become a picture of gigabytes."""
+        """Compute only the middle of the longer side of a resize to `size`, from the pixels that it depends on.
+        Otherwise an image one pixel wide would become gigabytes."""
         axis = int(size[1] > size[0])
         scale = picture.size[axis] / size[axis]
         wanted = min(size[axis], self.spec.size[1 - axis])
@@ -87,7 +87,7 @@ class Preprocessing:
         margin = _SUPPORT * max(1.0, scale)
         start = max(0, int(first * scale - margin))
         end = min(picture.size[axis], ceil((first + wanted) * scale + margin))
-        # Relative to the part: Pillow keeps a box in float32.
+        # Relative to the part, since Pillow keeps the box in float32.
         low, high = first * scale - start, min((first + wanted) * scale - start, float(end - start))
         if axis:
             part = picture.crop((0, start, picture.width, end))
@@ -96,7 +96,7 @@ class Preprocessing:
         return part.resize((wanted, size[1]), self._filter, box=(low, 0.0, high, float(picture.height)))
 
     def _extra(self, width: int, height: int) -> int:
-        """The rows of a resize's first pass, its result, and the arrays that are made of it."""
+        """Bytes for the rows of the resize's first pass, its result, and the arrays made from it."""
         size = self.resized_size(width, height)
         if size == (width, height) or (self.spec.resize == "shortest" and size[0] * size[1] > _WHOLE):
             most = max(*self.spec.size, self.spec.edge)
@@ -104,8 +104,8 @@ class Preprocessing:
         return 4 * size[0] * height + 10 * size[0] * size[1]
 
     def _crop(self, pixels: Array) -> Array:
-        """[height, width, 3] of the model's size from the middle, zeros outside: half of a side that does not divide
-        evenly goes to the top and left where the picture is smaller, as transformers has it."""
+        """Crop [height, width, 3] to the model's size around the middle, with zeros outside. If the padding is odd, the
+        extra row or column goes to the top and left, as in transformers."""
         result = np.zeros((*self.spec.size, 3), dtype=pixels.dtype)
         ours: list[slice] = []
         theirs: list[slice] = []
@@ -118,5 +118,5 @@ class Preprocessing:
         return result
 
     def _start(self, more: int) -> int:
-        """Where the middle begins of a side that is so many pixels larger."""
+        """Return where the middle begins on a side that is `more` pixels too large."""
         return more // 2 if self.spec.centre == "down" else round(more / 2)

@@ -1,4 +1,4 @@
-"""The tokenizer of a text model as clients may see it: tokens with their offsets, and ids back to text."""
+"""Tokenize and detokenize for clients: tokens with their offsets, and ids back to text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from shoal.pipelines.text import prompts
 from shoal.pipelines.text.tokenizer import TextTokenizer
 
 CHUNK_CHARS = 65_536
-"""Offsets make tokenising hold the interpreter now and then; a long text is taken in chunks of this size."""
+"""Characters per chunk of a long text. With offsets, tokenizing holds the GIL at times."""
 MOST_CHARS = 524_288
-"""Of one request, prompts included. Nothing of it may be cut, and a token costs nearly a kilobyte while it is told."""
+"""Maximum characters of one request, prompts included. Texts are not cut, and a token takes nearly a kilobyte to
+report."""
 INLINE_CHARS = 512
 INLINE_IDS = 512
 
@@ -21,8 +22,8 @@ INLINE_IDS = 512
 class TokenizerCodec:
     """TextCodec over a TextTokenizer; large jobs run in a thread.
 
-    Texts are not cut. The prompt (the default one when none is named) is part of what is tokenised, and offsets
-    count its characters.
+    Texts are not cut. The prompt (the default one if none is named) is tokenized with the text, and offsets count its
+    characters.
     """
 
     def __init__(self, tokenizer: TextTokenizer, spec: prompts.HasPrompts) -> None:
@@ -45,7 +46,7 @@ class TokenizerCodec:
         return await asyncio.to_thread(self._tokenize, texts, prompt, add_special_tokens)
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """Raises InvalidValue for an id that the tokenizer does not have."""
+        """Raises InvalidValue for an id outside the vocabulary."""
         if sum(map(len, ids)) <= INLINE_IDS:
             return self._decode(ids, skip_special_tokens)
         return await asyncio.to_thread(self._decode, ids, skip_special_tokens)

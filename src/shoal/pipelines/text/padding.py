@@ -1,4 +1,4 @@
-"""Prepared texts to the tensors of an encoder: right-padded to the engine's buckets."""
+"""Pad prepared texts on the right to the engine's buckets, as tensors of an encoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUTS = frozenset({IDS, "attention_mask", TYPES, "position_ids", "pooling_mask"
 
 
 def check_inputs(spec: TextSpec, given: frozenset[str] = INPUTS) -> None:
-    """Raises ModelFileError for a graph that wants what is not `given`."""
+    """Raises ModelFileError if the graph has inputs other than those in `given`."""
     if unknown := set(spec.inputs) - given:
         raise ModelFileError(f"inputs that no text gives: {', '.join(sorted(unknown))}", file="graph", key="inputs")
 
@@ -29,11 +29,11 @@ def pad_batch(
     attended: Sequence[int] | None = None,
     skips: Sequence[int] = (),
 ) -> dict[str, Array]:
-    """int64 [rows, length]; rows past the batch hold one attended token, so that none divides by zero. A bucket is
-    never a reason to go past the positions that the model has. No row is shorter than `spec.pad_to`.
+    """Pad a batch to int64 [rows, length].
 
-    `attended`: how many leading tokens of each item the model sees (None: all); `skips`: how many of those pooling
-    leaves out. Segment ids are those that an item has, or zeros.
+    Rows past the batch attend to one token, so that nothing divides by zero. Buckets never extend a row past the
+    model's positions, and no row is shorter than `spec.pad_to`. `attended`: leading tokens of each item that the model
+    sees (None: all). `skips`: how many of those to exclude from pooling. Segment ids are the item's own, or zeros.
     """
     rows = round_up(len(batch), facts.size_buckets)
     costs = [item.cost for item in batch]
@@ -61,7 +61,7 @@ def pad_batch(
 
 
 def _column(rows: int, values: Sequence[int], rest: int) -> Array:
-    """[rows, 1]; those past the values hold `rest`."""
+    """Return a column [rows, 1] of the values, filled with `rest`."""
     column = np.full((rows, 1), rest, dtype=np.int64)
     column[: len(values), 0] = values
     return column

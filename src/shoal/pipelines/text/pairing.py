@@ -1,7 +1,7 @@
-"""Two texts that a model reads together, as tokens: framed and cut as the tokenizers library does it for pairs.
+"""Tokenize pairs of texts for one model input, framed and cut as the tokenizers library does for pairs.
 
-Each distinct text of a job is tokenised once, by itself, and the pairs are put together here: the library tokenises
-each half of a pair on its own as well, so the tokens are the same. A single text is framed as a text.
+Tokenizes each distinct text of a job once, by itself, and assembles the pairs here. The tokens are the same, since the
+library tokenizes each half of a pair separately as well. A single text is framed as a text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.types import Direction
 
 
 class PairInput(NamedTuple):
-    """What is to be read: one text, or two. `most`: tokens that the second is cut to by itself, before all else."""
+    """One text or a pair to tokenize. `most`: tokens that the second text is cut to before anything else."""
 
     first: str
     second: str | None
@@ -27,9 +27,9 @@ class PairInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FramedText:
-    """`ids`: what is kept, special tokens included. `first`, `second`: how many of them each text has; `second` None:
-    there is one text. `total`: tokens before it was cut to what the model takes, a lower bound when not `exact`.
-    `fits`: it was not. `cut`: not all of both texts was kept."""
+    """A framed text or pair. `ids`: the ids kept, special tokens included. `first`, `second`: how many of them each
+    text has; `second` None for a single text. `total`: tokens before cutting to the model's limit, a lower bound if not
+    `exact`. `fits`: whether nothing was cut to that limit. `cut`: whether part of a text is missing."""
 
     ids: list[int]
     first: int
@@ -41,9 +41,9 @@ class FramedText:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts are kept where there is room for so many: the longer one is cut down to the other,
-    then both are; of an odd number the longer one keeps one more, the second where they are equal. That is the strategy
-    of this name of the tokenizers library and of transformers."""
+    """Return how many tokens of two texts to keep within `room`, by the "longest_first" strategy of the tokenizers
+    library and of transformers. The longer text is cut down to the shorter, then both equally. If `room` is odd, the
+    longer one keeps one more, or the second if both are equal."""
     if first + second <= room:
         return first, second
     half = room // 2
@@ -53,10 +53,10 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 class PairTokenizer:
-    """Reads single texts and pairs for a model that takes `max_tokens`, special ones included.
+    """Tokenizes single texts and pairs for a model with `max_tokens`, special tokens included.
 
-    `frame` is that of a pair. Safe to use from several threads at once. Raises ModelFileError where the tokenizer's
-    post-processor frames pairs in a way that cannot be kept when cutting.
+    `frame` is the frame of a pair. Safe to use from several threads at once. Raises ModelFileError if the tokenizer's
+    post-processor frames pairs in a way that cutting would break.
     """
 
     def __init__(self, tokenizer: TextTokenizer, file: str, max_tokens: int) -> None:
@@ -67,7 +67,7 @@ class PairTokenizer:
         self._room = max(max_tokens - self.frame.size, 0)
 
     def read(self, readings: Sequence[PairInput]) -> list[FramedText | ShoalError]:
-        """One entry a reading, in order: InvalidValue for a text that the tokenizer cannot read."""
+        """Return one entry per reading, in order: InvalidValue for a text that the tokenizer cannot read."""
         job = _Job(self._tokenizer, readings, max(self._alone, self._room))
         return [
             self._read_single(job, reading) if reading.second is None else self._read_pair(job, reading, reading.second)
@@ -75,7 +75,7 @@ class PairTokenizer:
         ]
 
     def types(self, framed: FramedText) -> list[int]:
-        """The segment id of each token."""
+        """Return the segment id of each token."""
         if framed.second is None:
             return [0] * len(framed.ids)
         return self.frame.types(framed.first, framed.second)
@@ -125,7 +125,7 @@ class PairTokenizer:
 
 
 class _Job:
-    """The distinct texts of one job, each tokenised once and cut to `limit`, the most that is ever kept of it."""
+    """The distinct texts of one job, each tokenized once and cut to `limit`, the most that is ever kept of it."""
 
     def __init__(self, tokenizer: TextTokenizer, readings: Sequence[PairInput], limit: int) -> None:
         self._tokenizer = tokenizer
@@ -145,7 +145,8 @@ class _Job:
         return self._fits[text, direction]
 
     def count(self, text: str) -> int:
-        """The tokens of a text; of one that is longer than anybody reads, a number that grows with its characters."""
+        """Return the token count of a text; for one longer than the reading limit, an estimate that grows with its
+        characters."""
         if text not in self._counts:
             count, whole = self._tokenizer.count(text, self._most)
             self._counts[text] = count if whole else count + len(text) - self._most
@@ -153,7 +154,7 @@ class _Job:
 
 
 def _is_order_known(first: FittedText, second: FittedText, most: int | None) -> bool:
-    """Whether their totals, of which some are lower bounds, tell which text is the longer one."""
+    """Whether the totals, some of which may be lower bounds, show which text is longer."""
     if most is not None and most <= second.total:
         second = FittedText(second.ids, most, True)
     if first.exact:
@@ -162,7 +163,7 @@ def _is_order_known(first: FittedText, second: FittedText, most: int | None) -> 
 
 
 def _cut_ids(ids: list[int], count: int | None, direction: Direction) -> list[int]:
-    """The `count` tokens that are kept where the others are cut off in that direction."""
+    """Keep `count` tokens and cut the others off in that direction."""
     if count is None or count >= len(ids):
         return ids
     return ids[:count] if direction == "right" else ids[len(ids) - count :]

@@ -1,4 +1,4 @@
-"""Queries with documents, pairs and single texts to the tensors of a cross-encoder or classifier, and its logits to
+"""Convert query-document pairs and single texts to the tensors of a cross-encoder or classifier, and its logits to
 scores."""
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class _ItemOptions(NamedTuple):
 class PairPipeline:
     """Pipeline for one model with `spec.score`: a row is its scores, float32 [labels].
 
-    Pairs are framed and cut as transformers' fast tokenizers do it with truncation "longest_first", single texts like
-    any text; the model's default prompt, where it has one, stands before a text or before the first of two, as in
-    sentence-transformers 6. The activation is put over the logits here, so that items with and without it share a call.
-    `param` of an error names the field at fault, an item being "input". Raises ModelFileError when the tokenizer or the
-    spec cannot be used.
+    Pairs are framed and cut as transformers' fast tokenizers do with truncation "longest_first"; single texts like any
+    text. The model's default prompt, if any, precedes a single text or the first of a pair, as in sentence-transformers
+    6. The activation is applied to the logits here, so items with and without it share a call. `param` of an error
+    names the field at fault, "input" for an item. Raises ModelFileError if the tokenizer or the spec cannot be used.
     """
 
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool) -> None:
@@ -55,11 +54,12 @@ class PairPipeline:
         return "usual"
 
     def check(self, task: BatchTask) -> None:
-        """Raises InvalidValue for a limit of documents that is none."""
+        """Raises InvalidValue for an invalid document limit."""
         check_document_limit(task)
 
     def estimate(self, item: Item) -> int:
-        """As TextPipeline's: never more than the model takes, except for texts that are read in pieces."""
+        """Estimate as TextPipeline does: never more than the model's limit, except for texts that are read in
+        pieces."""
         assert not isinstance(item, list | Image)
         texts = item if isinstance(item, tuple) else (item,)
         frame = self._pairs.frame.size
@@ -122,7 +122,7 @@ class PairPipeline:
 
 
 def check_document_limit(task: BatchTask) -> None:
-    """Raises InvalidValue for a `max_document_tokens` that leaves nothing of a document."""
+    """Raises InvalidValue for a `max_document_tokens` below 1."""
     if isinstance(task, Rerank) and task.max_document_tokens is not None and task.max_document_tokens < 1:
         raise InvalidValue(
             f"a document must be allowed at least 1 token; got {task.max_document_tokens}", param="max_tokens_per_doc"
@@ -130,5 +130,5 @@ def check_document_limit(task: BatchTask) -> None:
 
 
 def token_ids_error(asked: object, ids: list[int]) -> InvalidValue:
-    """The refusal of token ids where scores are asked for."""
+    """Return the error for token ids sent to a scoring task."""
     return InvalidValue("scores are of texts, not of token ids: send the text itself", param="input")

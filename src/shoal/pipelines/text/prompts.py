@@ -1,4 +1,4 @@
-"""Which prompt a task asks for: the rules of sentence-transformers' encode, encode_query and encode_document."""
+"""Choose the prompt for a task by the rules of sentence-transformers' encode, encode_query and encode_document."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shoal.errors import InvalidValue
 from shoal.types import Embed
 
 ROLES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""Names under which models keep the prompt of a role, in the order of preference."""
+"""Prompt names that models use for each role, in order of preference."""
 
 
 class HasPrompts(Protocol):
-    """A model's prompts by name, and the one that is taken when none is named."""
+    """A model's prompts by name, and the name of its default prompt."""
 
     @property
     def prompts(self) -> Mapping[str, str]: ...
@@ -23,10 +23,10 @@ class HasPrompts(Protocol):
 
 
 def resolve_prompt(spec: HasPrompts, prompt_name: str | None, input_type: str | None) -> str:
-    """The text to put before each input, maybe empty.
+    """Return the text to put before each input, possibly empty.
 
-    A name wins over a role. A role that the model has no prompt for adds nothing, not even the default prompt. Raises
-    InvalidValue for a name that the model does not have and for a role that nobody knows.
+    A name wins over a role. A role without a prompt adds nothing, not even the default prompt. Raises InvalidValue for
+    a name that the model does not have and for an unknown role.
     """
     check_role(input_type)
     if prompt_name is not None:
@@ -38,24 +38,24 @@ def resolve_prompt(spec: HasPrompts, prompt_name: str | None, input_type: str | 
 
 
 def find_role_prompt(spec: HasPrompts, input_type: str) -> str | None:
-    """The name of the prompt that a model has for a role, None where it has none."""
+    """Return the name of the model's prompt for a role, or None."""
     return next((name for name in ROLES[input_type] if name in spec.prompts), None)
 
 
 def find_prompt_field(task: Embed, prompt: str) -> str | None:
-    """The field that asked for a prompt to be put before each text; None where nobody did."""
+    """Return the field that requested a prompt, or None."""
     if task.prompt_name is not None:
         return "prompt_name"
     return "input_type" if task.input_type is not None and prompt else None
 
 
 def prompt_with_ids_error(field: str) -> InvalidValue:
-    """The refusal of token ids where `field` asks for a prompt."""
+    """Return the error for token ids in a request whose `field` asks for a prompt."""
     return InvalidValue(f"{field} puts a prompt before a text; token ids are used as they are given", param=field)
 
 
 def check_role(input_type: str | None) -> None:
-    """Raises InvalidValue for a role that nobody knows."""
+    """Raises InvalidValue for an unknown role."""
     if input_type is not None and input_type not in ROLES:
         raise InvalidValue(
             f"input_type {input_type!r} is not known; use one of: {', '.join(ROLES)}", param="input_type"
@@ -63,7 +63,7 @@ def check_role(input_type: str | None) -> None:
 
 
 def get_prompt(spec: HasPrompts, name: str) -> str:
-    """The prompt of that name. Raises InvalidValue, which lists the names that the model has."""
+    """Return the prompt of that name. Raises an InvalidValue that lists the model's prompts."""
     prompt = spec.prompts.get(name)
     if prompt is None:
         if not spec.prompts:

@@ -1,4 +1,4 @@
-"""Pairs and single texts sent as they are, to rerankers and classifiers that bring their own tokenizer."""
+"""Send pairs and single texts as strings to rerankers and classifiers with their own tokenizer."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, Rerank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StringPairSpec:
-    """What is known of a model that reads pairs of texts.
+    """What is known of a model that scores texts or pairs of texts.
 
-    `output` names its scores, float32 [rows, labels], `token_count` its count of the tokens read ("": it gives none).
-    `one_query`: a call holds pairs of one first text alone. `raw`: its scores are logits, and `activation` is put over
-    them here; otherwise they are final, and raw ones can be had only where it `passes` "raw_scores". `max_tokens`:
-    where it cuts a text or a pair, as counted by the tokenizer that the pipeline is given; 0: not known. `passes`: what
-    it does itself when it is told, of "truncate", "truncation_direction", "raw_scores" and "max_document_tokens".
+    `output` names its scores, float32 [rows, labels], `token_count` its count of tokens read ("" if it returns none).
+    `one_query`: all pairs of a call must share their first text. `raw`: its scores are logits, and Shoal applies
+    `activation`; otherwise they are final, and raw scores require `passes` to contain "raw_scores". `max_tokens`: where
+    it cuts a text or pair, counted with the pipeline's tokenizer; 0 if unknown. `passes`: options that it applies
+    itself, out of "truncate", "truncation_direction", "raw_scores" and "max_document_tokens".
     """
 
     labels: tuple[str, ...]
@@ -51,7 +51,7 @@ class StringPairSpec:
 
 
 class _ItemOptions(NamedTuple):
-    """`raw`: rows stay as the model gives them."""
+    """The options of a task. `raw`: leave rows as the model returns them."""
 
     raw: bool
     truncate: bool
@@ -60,11 +60,11 @@ class _ItemOptions(NamedTuple):
 
 
 class StringPairPipeline:
-    """Pipeline for one model that takes texts and scores them: a batch is {"text": object array [rows] of str, "pair":
-    object array [rows] of str, None beside a single text}, never padded.
+    """Pipeline for one model that takes texts and scores them. A batch is {"text": object array [rows] of str, "pair":
+    object array [rows] of str, None for a single text}, never padded.
 
-    `tokenizer` only counts, as in StringPipeline; without one usage is an estimate. Raises ModelFileError where it
-    frames pairs in a way that cannot be counted.
+    `tokenizer` only counts, as in StringPipeline; without one, usage is an estimate. Raises ModelFileError if it frames
+    pairs in a way that cannot be counted.
     """
 
     def __init__(self, spec: StringPairSpec, *, truncate: bool, tokenizer: TextTokenizer | None = None) -> None:

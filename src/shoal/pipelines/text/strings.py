@@ -1,4 +1,4 @@
-"""Texts sent as they are, to models that bring their own tokenizer, and their rows to vectors."""
+"""Send texts as strings to models with their own tokenizer, and convert their rows to vectors."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _WHOLE: Shape = (None, False)
 class StringSpec:
     """What is known of a model that reads texts.
 
-    `normalized`: its rows are unit vectors as they come. `max_tokens`: where it cuts a text, at the right unless it is
-    told otherwise, as counted by the tokenizer that the pipeline is given; 0: not known. `kinds`: the vectors that it
-    gives. `output` names the dense ones, [rows, dimension]; `sparse` an object array [rows] of SparseVector, `tokens`
-    and `multi` object arrays [rows] of float32 [l, width]; `token_count` its count of the tokens read ("" where it
-    gives none). `passes`: what it does itself when it is told, of "truncate", "truncation_direction", "prompt_name",
-    "input_type", "normalize" and "dimensions"; a server that takes the names of prompts is told the name, and Shoal
-    puts nothing before a text. `nim`: it passes NIM_PASSES, and is told them in NVIDIA NIM's words. `ids`: it takes
-    token ids, a list of int in the place of a text, in calls of their own.
+    `normalized`: its rows are already unit vectors. `max_tokens`: where it cuts a text, on the right unless told
+    otherwise, counted with the pipeline's tokenizer; 0 if unknown. `kinds`: the kinds of vectors it returns. `output`
+    names the dense ones, [rows, dimension]; `sparse` an object array [rows] of SparseVector; `tokens` and `multi`
+    object arrays [rows] of float32 [l, width]; `token_count` its count of tokens read ("" if it returns none).
+    `passes`: options that it applies itself, out of "truncate", "truncation_direction", "prompt_name", "input_type",
+    "normalize" and "dimensions"; if it takes prompt names, Shoal sends the name and adds no prompt to the text. `nim`:
+    it takes NIM_PASSES, named as in NVIDIA NIM's API. `ids`: it takes token ids, a list of int in place of a text, in
+    separate calls.
     """
 
     dimension: int
@@ -64,7 +64,7 @@ class StringSpec:
 
 
 class _ItemOptions(NamedTuple):
-    """What a task asks of each of its items. `shape`: what is left to be done to its rows here."""
+    """A task's options for each of its items. `shape`: the shaping left to do here."""
 
     prompt: str
     added: str | None
@@ -85,11 +85,11 @@ class _Row(NamedTuple):
 class StringPipeline:
     """Pipeline for one model that takes text: a batch is {"text": object array [rows] of str}, never padded.
 
-    Items that ask for other kinds of vectors are in calls of their own, since servers have a path for each kind.
-    `tokenizer` only counts: usage is exact with it. Without one usage is what the model says (`spec.token_count`), or
-    else an estimate, a token for 4 bytes. `normalize` False is the operator's word that rows stay as the model gives
-    them, whatever a request asks. `truncate` is the default for requests that do not say; what a model cuts is known
-    only with a tokenizer and `spec.max_tokens`.
+    Items that request different kinds of vectors go in different calls, since servers have an endpoint for each kind.
+    `tokenizer` only counts, which makes usage exact. Without one, usage is the model's own count (`spec.token_count`),
+    or else an estimate of one token per 4 bytes. `normalize` False is the operator's setting to leave rows as the model
+    returns them, whatever a request asks. `truncate` is the default for requests that do not say. Truncation by the
+    model is detected only with a tokenizer and `spec.max_tokens`.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class StringPipeline:
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | CountedRow | ShoalError]:
         count = len(batch)
-        kinds = batch[0].extra.kinds  # a group's items ask for the same
+        kinds = batch[0].extra.kinds  # all items of a group request the same kinds
         dense: list[Array | ShoalError] = []
         if "dense" in kinds:
             vectors = outputs[self.spec.output][:count].reshape(count, -1)
@@ -168,12 +168,12 @@ class StringPipeline:
         )
 
     def _prompt(self, task: Embed) -> str:
-        """What is put before each text here."""
+        """Return the prompt that Shoal puts before each text."""
         prompts.check_role(task.input_type)
         if "prompt_name" in self._passes:
             return ""
         if "input_type" in self._passes and task.input_type is not None and task.prompt_name is None:
-            return ""  # the model puts the words of a role before a text itself
+            return ""  # the model adds the prompt of a role itself
         return prompts.resolve_prompt(self.spec, task.prompt_name, task.input_type)
 
     def _read_options(self, task: BatchTask) -> _ItemOptions:
@@ -224,7 +224,7 @@ class StringPipeline:
         return _to_nim_params(params) if self.spec.nim else params
 
     def _remaining_shape(self, shape: Shape) -> Shape:
-        """What is left to be done here. Rows that are cut here are normalised once more; to cut what the model cut
+        """Return the shaping left to do here. Rows cut here are normalized again; cutting what the model already cut
         changes nothing."""
         dimensions, normalize = shape
         cut_here = dimensions is not None and "dimensions" not in self._passes
@@ -241,7 +241,7 @@ class StringPipeline:
         ]
 
     def _count_tokens(self, texts: list[str]) -> list[Count | None]:
-        """The tokens of each text; None where nobody can count them."""
+        """Return the token count of each text; None if it cannot be counted."""
         if self.tokenizer is None:
             return [None] * len(texts)
         fits = self.tokenizer.fit_each(texts, ["right"] * len(texts), self._cutting.counted)
@@ -297,7 +297,7 @@ class StringPipeline:
 
 
 def _to_nim_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """As NVIDIA NIM's embedding API names them."""
+    """Convert the options to the parameters of NVIDIA NIM's embedding API."""
     end = "START" if params.get("truncation_direction") == "left" else "END"
     worded: dict[str, Any] = {"truncate": end if params["truncate"] else "NONE"}
     if "input_type" in params:

@@ -1,11 +1,11 @@
-"""A model's tokenizer.json: texts to ids, cut to what the model takes without reading all of a long text.
+"""Tokenize texts with a model's tokenizer.json, cut to the model's limit without reading all of a long text.
 
-A long text is cut by characters before it is tokenised, and never at the price of other tokens than the whole text
-would give. Where a tokenizer treats each word on its own, the tokens of a text up to a space are the first tokens of
-the whole text; so a piece that ends (or starts) at a space between words, and gives `MARGIN` tokens more than are kept,
-is as good as the whole. Whether a tokenizer is of that kind is found out once, when it is loaded; for the others, and
-where no space is found, all of the text is tokenised, as far as `most_chars` allows: a token costs hundreds of bytes
-while it is made, so that nobody may ask for millions of them.
+A long text is cut by characters before it is tokenized, but only where that gives the same tokens as the whole text. If
+a tokenizer treats each word separately, the tokens of a text up to a space are the first tokens of the whole text. So a
+piece that ends (or starts) at a space between words, and gives `MARGIN` tokens more than are kept, is as good as the
+whole. Whether a tokenizer is of that kind is tested once, when it is loaded. For other tokenizers, and if no space is
+found, the whole text is tokenized, up to `most_chars`: a token takes hundreds of bytes while it is made, so no client
+may request millions of them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from shoal.pipelines import probing
 from shoal.types import Direction
 
 CHARS_PER_TOKEN = 8
-"""The first piece of a text: ordinary prose has 4 to 5 characters a token, so that one piece nearly always does."""
+"""Characters per token of the first piece. Prose has 4 to 5, so one piece is nearly always enough."""
 GROWTH = 4
 MARGIN = 16
-"""Normalizers that collapse or prepend blanks can change a token next to the cut; so many are left out of account."""
+"""Extra tokens, since normalizers that collapse or prepend blanks can change tokens next to the cut."""
 WINDOW = 4096
 TRIES = 64
 CHARS_AT_ONCE = 262_144
 READ_CHARS = 65_536
-"""A text up to this size is read whole where it must be, whatever the model takes."""
+"""A text up to this size is read whole if it cannot be cut, whatever the model's limit."""
 _BLANKS = r"[\s\x1c-\x1f]+"
-"""Python's white space: the tokenizers library leaves out the last four."""
+"""Python's white space; the tokenizers library omits the last four."""
 DENSE = 32
 SPARSE = 250
-"""What is longer, and cannot be cut well, is cut anywhere: after DENSE characters a token that is kept, and where those
-are not enough after SPARSE, the bound of Text Embeddings Inference."""
+"""A longer text that cannot be cut safely is cut anywhere: after DENSE characters per token kept, or, if those are not
+enough, after SPARSE, the limit of Text Embeddings Inference."""
 
 
 SAMPLES = (
@@ -50,18 +50,19 @@ SAMPLES = (
     "for i in range(10): print(f'{i:>3}')  # 3.14159",
     "東京 Привет мир नमस्ते",
 )
-"""Texts on which tokenizers differ that differ in their words, in case or in accents."""
+"""Texts that tokenizers with a different vocabulary, case or accent handling tokenize differently."""
 
 
 def most_chars(max_tokens: int) -> int:
-    """So much of one text is tokenised at most for a model that takes `max_tokens`."""
+    """Maximum characters of one text to tokenize for a model with `max_tokens`."""
     return max(READ_CHARS, max_tokens * SPARSE)
 
 
 class FittedText(msgspec.Struct, frozen=True):
-    """`ids`: what is kept, special tokens included. `total`: the text's tokens; a lower bound when not `exact`.
+    """A text cut to a limit. `ids`: the ids kept, special tokens included. `total`: the text's tokens; a lower bound if
+    not `exact`.
 
-    A text that was not read to its end counts as one that is too long.
+    A text that was not read to its end counts as too long.
     """
 
     ids: list[int]
@@ -70,12 +71,12 @@ class FittedText(msgspec.Struct, frozen=True):
 
 
 def byte_size(text: str) -> int:
-    """The bytes of a text in UTF-8, half surrogate pairs included."""
+    """Return the UTF-8 size of a text in bytes; unpaired surrogates count too."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def too_long_error(total: int, exact: bool, limit: int) -> TooLong:
-    """The refusal of an input of `total` tokens, or of more where that is not `exact`."""
+    """Return the error for an input of `total` tokens, or of at least that many if not `exact`."""
     amount = f"{total}" if exact else f"at least {total}"
     return TooLong(
         f"the input has {amount} tokens, the model takes at most {limit}; shorten it, or let it be cut (truncate)",
@@ -84,7 +85,8 @@ def too_long_error(total: int, exact: bool, limit: int) -> TooLong:
 
 
 def fingerprint(folder: Path, file: str) -> str:
-    """16 hex digits of the ids that a tokenizer makes of a few texts. Raises ModelFileError. Blocks."""
+    """Return 16 hex digits that identify a tokenizer by the ids of a few sample texts. Raises ModelFileError.
+    Blocks."""
     tokenizer = read_tokenizer(folder, file)
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -93,12 +95,12 @@ def fingerprint(folder: Path, file: str) -> str:
 
 
 class TextTokenizer:
-    """Safe to use from several threads at once; nothing changes after construction.
+    """Tokenizes texts for one model; immutable after construction, so safe to use from several threads at once.
 
-    `prefix` and `suffix` are the special tokens around every text. Padding and truncation of the file itself are off.
-    `frame` False: there are none, whatever the file says. `dropped`: ids that are taken out of every text, before it is
-    counted or cut. Raises ModelFileError when the file is missing, broken, or frames texts in a way that cannot be kept
-    when cutting. `cleaning` is that of a TextSpec.
+    `prefix` and `suffix` are the special tokens around every text. The file's own padding and truncation are disabled.
+    `frame` False: no special tokens, whatever the file says. `dropped`: ids to remove from every text before counting
+    and cutting. `cleaning` is that of a TextSpec. Raises ModelFileError if the file is missing, broken, or frames texts
+    in a way that cutting would break.
     """
 
     def __init__(
@@ -136,9 +138,9 @@ class TextTokenizer:
     def fit(
         self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
     ) -> list[FittedText]:
-        """The ids of each text, cut to `max_tokens` at the end that its direction names; special tokens stay.
+        """Return the ids of each text, cut to `max_tokens` in its direction; special tokens stay.
 
-        `special` False: the text's own tokens alone.
+        `special` False: only the text's own tokens.
         """
         size, most = max(max_tokens, 1) * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE)
         pieces = [
@@ -158,14 +160,12 @@ class TextTokenizer:
     def fit_each(
         self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
     ) -> list[FittedText | ShoalError]:
-        """As `fit`; a text that the tokenizer cannot read has InvalidValue in its place."""
+        """Like `fit`, but a text that the tokenizer cannot read becomes an InvalidValue entry."""
         if not texts:
             return []
         try:
             return list(self.fit(texts, directions, max_tokens, special=special))
-        except (
-            Exception
-        ) as error:  # the tokenizers library raises plain Exception; which of the texts it was, it tells not
+        except Exception as error:  # the library raises plain Exception, without saying which text failed
             if len(texts) == 1:
                 return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="input")]
             return [
@@ -174,13 +174,14 @@ class TextTokenizer:
             ]
 
     def count(self, text: str, most: int) -> tuple[int, bool]:
-        """The tokens of the first `most` characters of a text, without special ones, and whether that is all of it."""
+        """Count the tokens of the first `most` characters, without special ones; also return whether that is the whole
+        text."""
         pieces = list(self.chunks(text[:most], READ_CHARS))
         return sum(len(self.encode([piece], special=False)[0]) for piece in pieces), len(text) <= most
 
     def piece(self, text: str, direction: Direction, size: int, most: int = READ_CHARS) -> str:
-        """At least `size` characters of the kept end, up to a space between words; where there is no such place within
-        `most` characters, those, or `text` itself when it has no more."""
+        """Return at least `size` characters of the kept end, up to a space between words. If there is no such place
+        within `most` characters, return `most` characters, or all of a shorter `text`."""
         right = direction == "right"
         if self.cuts_right if right else self.cuts_left:
             while size < min(len(text), most):
@@ -193,7 +194,7 @@ class TextTokenizer:
         return text[:most] if right else text[-most:]
 
     def chunks(self, text: str, size: int) -> Iterator[str]:
-        """All of `text` in pieces of about `size` characters whose tokens, joined, are the tokens of the text."""
+        """Split `text` into pieces of about `size` characters whose tokens, joined, are the tokens of the text."""
         start = 0
         if self.cuts_right and self.cuts_left:
             while len(text) - start > size:
@@ -208,7 +209,7 @@ class TextTokenizer:
         yield text[start:] if start else text
 
     def _boundary(self, text: str, at: int) -> int | None:
-        """The first place from `at` (at least 1) on that parts words, near enough to be worth the search."""
+        """Return the first word boundary from `at` (at least 1) on, searching a limited distance."""
         if self._ideographs:
             for place in range(at, min(at + TRIES, len(text))):
                 if _is_ideograph(text[place - 1]) and _is_ideograph(text[place]):
@@ -224,7 +225,7 @@ class TextTokenizer:
         return None
 
     def _boundary_before(self, text: str, at: int) -> int | None:
-        """The last place up to `at` that parts words, near enough to be worth the search."""
+        """Return the last word boundary up to `at`, searching a limited distance."""
         if self._ideographs:
             for place in range(at, max(at - TRIES, 0), -1):
                 if _is_ideograph(text[place - 1]) and _is_ideograph(text[place]):
@@ -240,8 +241,8 @@ class TextTokenizer:
         return None
 
     def _ends_word(self, char: str) -> bool:
-        """Whether a space after it parts words, come what may: no blank, nothing that a normalizer takes away, and not
-        the end of an added token, which may take the space for itself."""
+        """Whether a space after this character always separates words: it is no blank, no normalizer removes it, and it
+        does not end an added token, which may absorb the space."""
         return (char.isalnum() or "!" <= char <= "~") and char not in self._added_ends
 
     def _drop_ids(self, ids: list[int]) -> list[int]:
@@ -266,7 +267,7 @@ class TextTokenizer:
 
 
 def _next_pieces(pieces: list[str], start: int) -> list[str]:
-    """The pieces from `start` that are tokenised in one call: nearly always the rest, and always at least one."""
+    """Return the pieces from `start` to tokenize in one call: nearly always the rest, and always at least one."""
     stop, size = start, 0
     while stop < len(pieces) and (stop == start or size + len(pieces[stop]) <= CHARS_AT_ONCE):
         size += len(pieces[stop])
@@ -275,7 +276,7 @@ def _next_pieces(pieces: list[str], start: int) -> list[str]:
 
 
 def read_tokenizer(folder: Path, file: str) -> Tokenizer:
-    """The tokenizer in a model's folder, as the file has it. Raises ModelFileError."""
+    """Load the tokenizer of a model's folder, unchanged. Raises ModelFileError."""
     path = folder / file
     if not path.is_file():
         raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)
@@ -286,7 +287,7 @@ def read_tokenizer(folder: Path, file: str) -> Tokenizer:
 
 
 def _clean(raw: Tokenizer, cleaning: str) -> None:
-    """What SiglipTokenizer does before its sentencepiece model reads a text."""
+    """Add the cleaning that SiglipTokenizer does before its sentencepiece model reads a text."""
     if cleaning != "canonical":
         raise ModelFileError(f"unknown cleaning {cleaning!r}; fetch the model again", file="tokenizer_config.json")
     punctuation = Replace(Regex(f"[{re.escape(string.punctuation)}]"), "")
@@ -301,7 +302,7 @@ def _normalizers(raw: Tokenizer) -> list[Normalizer]:
 
 
 def _lower_case(raw: Tokenizer) -> None:
-    """Lower-case before all else, as sentence-transformers does for do_lower_case."""
+    """Lowercase before everything else, as sentence-transformers does for do_lower_case."""
     parts = _normalizers(raw)
     if not any(isinstance(part, Lowercase) for part in parts):
         raw.normalizer = Normalizers([Lowercase(), *parts])

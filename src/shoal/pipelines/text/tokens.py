@@ -1,4 +1,4 @@
-"""Texts and token ids to the tensors of an encoder, and its rows to vectors."""
+"""Convert texts and token ids to the tensors of an encoder, and its rows to vectors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _WHOLE: Shape = (None, False)
 
 
 class _ItemOptions(NamedTuple):
-    """What a task asks of each of its items. `added` is the field that named a prompt; `skip`: tokens of the prompt
-    that pooling leaves out."""
+    """A task's options for each of its items. `added`: the field that requested a prompt. `skip`: prompt tokens to
+    exclude from pooling."""
 
     prompt: str
     added: str | None
@@ -49,18 +49,19 @@ class _ItemOptions(NamedTuple):
 
 
 class TextPipeline:
-    """Pipeline for one text model, with the vectors that sentence-transformers 6 gives for the same files: texts are
-    taken as they are, blanks included, with the prompt before them.
+    """Pipeline for one text model, with the same vectors as sentence-transformers 6 for the same files. Texts are used
+    as they are, blanks included, with the prompt before them.
 
-    Items that want dense vectors alone need the output `spec.pooled` alone and share an engine call with every other
-    such item: cutting to `dimensions` comes before normalising, so both are done here, in float32 whatever the engine's
-    precision. Where that output is "token_embeddings", [rows, length, width], they are pooled here as well. What else
-    an item needs, and with whom it shares a call, is said by `outputs.Heads`.
-    A static model (`spec.frame_tokens` False) gives zeros for a text of which it knows no token, as model2vec and
-    StaticEmbedding do, or what the modules after its table make of zeros; any other text without a token is EmptyInput.
-    `normalize` False is the operator's word that rows stay as the model gives them, whatever a request asks.
-    `param` of an error names the field at fault, an item being "input". Raises ModelFileError when the tokenizer or the
-    spec cannot be used.
+    Items that only want dense vectors need only the output `spec.pooled` and share engine calls. `dimensions` are cut
+    before normalizing, so both are done here, in float32 whatever the engine's precision. If that output is
+    "token_embeddings", [rows, length, width], pooling is done here as well. `outputs.Heads` decides which other outputs
+    an item needs, and which items share a call.
+
+    A static model (`spec.frame_tokens` False) returns zeros for a text without known tokens, as model2vec and
+    StaticEmbedding do, or whatever the modules after its table make of zeros. Any other text without tokens is
+    EmptyInput. `normalize` False is the operator's setting to leave rows as the model returns them, whatever a request
+    asks. `param` of an error names the field at fault, "input" for an item. Raises ModelFileError if the tokenizer or
+    the spec cannot be used.
     """
 
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool, normalize: bool | None = None) -> None:
@@ -103,8 +104,8 @@ class TextPipeline:
         self._read_options(task)
 
     def estimate(self, item: Item) -> int:
-        """Never more than the model takes, except for a text so long that it is read in pieces: that one counts in
-        full, so that nobody thinks its tokenising a small job."""
+        """Estimate at most the model's limit, except for a text so long that it is read in pieces. That one counts in
+        full, since tokenizing it is not a small job."""
         assert not isinstance(item, tuple | Image)
         if not isinstance(item, str):
             return max(1, len(item))
@@ -169,7 +170,7 @@ class TextPipeline:
         )
 
     def _prompt_length(self, prompt: str) -> int:
-        """As sentence-transformers counts it: the tokens of the prompt alone, without a special token at their end."""
+        """Count as sentence-transformers does: the tokens of the prompt alone, without a special token at the end."""
         ids = self.tokenizer.fit([prompt], ["right"], self.spec.max_tokens)[0].ids
         return len(ids) - (ids[-1] in self.tokenizer.special_ids) if ids else 0
 
@@ -189,7 +190,7 @@ class TextPipeline:
         return [entry for entry in entries if entry is not None]
 
     def _read(self, waiting: list[tuple[_ItemOptions, Text]], texts: list[str], *, query: bool) -> list[Entry]:
-        """Of texts of one side."""
+        """Tokenize texts of one side: queries or documents."""
         room = self._sides.limit(query) - self._sides.marker_tokens(query)
         fits = self.tokenizer.fit_each(texts, [asked.direction for asked, _ in waiting], room)
         return [
@@ -213,7 +214,7 @@ class TextPipeline:
         return self._prepare_item(asked, self._sides.pad_query(ids, asked.query), skip, truncated, len(ids))
 
     def _count_lost_tokens(self, text: str, fitted: FittedText, skip: int) -> int:
-        """Tokens that were cut at the left, of which only the first `skip` matter."""
+        """Return how many tokens were cut off on the left; only the first `skip` matter."""
         lost = fitted.total - len(fitted.ids)
         if fitted.exact or lost >= skip:
             return lost
@@ -244,7 +245,7 @@ class TextPipeline:
         if not ids:
             if self.spec.frame_tokens:
                 return EmptyInput("the model's tokenizer makes no token of this text", param="input")
-            ids = [self.spec.pad_id]  # the engine needs a token; `finish` leaves it out of account
+            ids = [self.spec.pad_id]  # the engine needs a token; `finish` ignores it
         tensor = np.array(ids, dtype=np.int64)
         row = AskedRow(asked.shape, skip, tokens, asked.kinds, asked.query)
         return Prepared(
@@ -260,7 +261,7 @@ class TextPipeline:
 
 
 def _local_pooling(spec: TextSpec) -> str | None:
-    """The pooling that is left to this side; None where the engine answers sentence vectors."""
+    """Return the pooling left to do here; None if the engine returns sentence vectors."""
     if spec.pooled != pooling.TOKENS:
         return None
     pooling.check_modes(spec.pooling)

@@ -1,6 +1,6 @@
-"""The surface of Cohere's clients: /v2/rerank, /v2/embed, and /v1/embed of the older ones.
+"""Cohere's API: /v2/rerank, /v2/embed, and /v1/embed for older clients.
 
-Their /v1/rerank is Jina's path, too, and answered by `rerank`; /embed is text-embeddings-inference's.
+`surfaces.rerank` serves /v1/rerank, which is Jina's path, too. /embed belongs to text-embeddings-inference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""/v2/embed and /v1/embed of Cohere: vectors in as many types of numbers as are asked for."""
+"""/v2/embed and /v1/embed of Cohere, which return vectors in one or more types of numbers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 _LISTS = ("texts", "images", "embedding_types")
-"""Also the last one, which nobody fills: a body full of it costs no more."""
+"""Fields that may be long lists. The last one never is in practice, but a body full of it must not cost more."""
 
 MAX_TYPES = 64
 _DEFAULT: tuple[wire.EmbeddingType, ...] = ("float",)
 
 
 class CohereEmbed:
-    """`embed_v2` answers /v2/embed, `embed_v1` its older form."""
+    """The endpoints. `embed_v2` serves /v2/embed, `embed_v1` the older /v1/embed."""
 
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
@@ -89,7 +89,7 @@ class CohereEmbed:
 
 
 class _EmbedResult(NamedTuple):
-    """`texts`: those among the inputs; `tokens`: what was read of them; `images`: how many pictures there were."""
+    """The result, the `texts` among the inputs, the `tokens` read of them, and the number of `images`."""
 
     result: Embedded
     texts: list[str]
@@ -102,7 +102,7 @@ def _resolve_role(input_type: str | None, card: ModelCard) -> input_types.Role:
 
 
 def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:
-    """Raises InvalidValue for more of them than anybody means: of a large body not all were read."""
+    """Raise InvalidValue for more than `MAX_TYPES` types, because a large body's list is not fully decoded."""
     if types is not None and len(types) > MAX_TYPES:
         raise InvalidValue("'embedding_types' names a type many times; name each once.", param="embedding_types")
 
@@ -110,8 +110,11 @@ def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:
 def _parse_inputs(
     asked: wire.CohereEmbedV1Request, inputs: list[wire.ContentInput] | None, limit: int
 ) -> list[input_parsing.Input]:
-    """Raises WrongType for nothing at all, InvalidValue for two forms or several parts in one input, EmptyInput and
-    TooManyInputs. An empty list of images is as if it were not there."""
+    """Parse `texts`, `inputs` or `images`. An empty list of images counts as absent.
+
+    Raises WrongType if all are missing, InvalidValue for two of them or several parts in one input, EmptyInput and
+    TooManyInputs.
+    """
     forms: dict[str, Sequence[Any] | None] = {"texts": asked.texts, "inputs": inputs, "images": asked.images or None}
     sent = {name: each for name, each in forms.items() if each is not None}
     if not sent:
@@ -134,7 +137,7 @@ def _parse_inputs(
 
 
 def _parse_content(given: wire.ContentInput, at: int) -> str | input_parsing.ImageReference:
-    """The one text or picture of an input. Raises InvalidValue for several parts, which a model would have to fuse."""
+    """Parse the only text or picture of an input. Raises InvalidValue for several parts: no model here joins them."""
     place = f"inputs[{at}].content"
     if len(given.content) != 1:
         raise InvalidValue(
@@ -155,7 +158,7 @@ async def _reply_floats(request: Request, done: _EmbedResult) -> Reply:
 async def _reply_by_type(
     request: Request, done: _EmbedResult, types: Sequence[wire.EmbeddingType], version: str
 ) -> Reply:
-    """Each type once, whatever number of times it was named."""
+    """Encode the vectors in each requested type. Repeated types are written once."""
     pieces = [ranking.open_object({"id": request.id}, "embeddings") + b"{"]
     vectors = vector_encoding.to_contiguous(done.result.vectors)
     for number, kind in enumerate(dict.fromkeys(types)):
@@ -173,7 +176,7 @@ def _row_encoder(kind: wire.EmbeddingType) -> vector_encoding.RowEncoder:
 
 
 async def _finish_reply(request: Request, done: _EmbedResult, body: Body, said: tuple[str, str]) -> Reply:
-    """`said`: the type of the reply, and the version of the API."""
+    """Add texts and metadata to the body. `said` is the type of the reply, and the version of the API."""
     assert isinstance(body, bytes | list)
     texts = done.texts
     again = await vector_encoding.encode_array(len(texts), lambda start, stop: orjson.dumps(texts[start:stop]))

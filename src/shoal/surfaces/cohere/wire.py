@@ -1,4 +1,4 @@
-"""The JSON of Cohere's rerank and embed, as its Python client of version 7 sends and reads it."""
+"""JSON types of Cohere's rerank and embed, as its Python client, version 7, sends and reads them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class CohereEmbedResponse(msgspec.Struct, kw_only=True):
 
 
 class CohereEmbedV1Response(msgspec.Struct, kw_only=True):
-    """Where no `embedding_types` were asked for, `embeddings` are the floats and `response_type` says so."""
+    """The reply. Without `embedding_types`, `embeddings` are floats and `response_type` says so."""
 
     id: str
     embeddings: list[list[float]] | CohereVectors

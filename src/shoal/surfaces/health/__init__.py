@@ -1,4 +1,4 @@
-"""Whether the server lives, whether it can serve, and its metrics."""
+"""Liveness, readiness and metrics of the server."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class Health:
-    """- /health: `ok` while at least one model can answer, or none was named at start; else 503 with the reason: for
-      plain health checks.
-    - /health/live: the process serves; restart it when this fails.
+    """The health routes.
+
+    - /health: `ok` while at least one model can answer, or none was named at start; else 503 with the reason. For
+      simple health checks.
+    - /health/live: the process is alive; restart it if this fails.
     - /health/ready: every model can answer and the server is not draining; send traffic only then.
     """
 
@@ -115,7 +117,7 @@ class _HealthEndpoints:
 
     async def health(self, request: Request) -> Reply:
         models = list(self._gateway.registry)
-        # Of models that came by the API none need be there at all, so one that is loading is no reason to say no.
+        # Only models named at start count: one that is loaded through the API may be absent without a failure.
         serves = not any(model.required for model in models) or any(model.can_answer() for model in models)
         why = "ok" if serves else self._unready_reason()
         if request.accepts_json():
@@ -160,7 +162,10 @@ class _MetricsEndpoint:
         return Reply(200, [JSON], statistics.encode_statistics(models))
 
     def _choose_format(self, request: Request) -> Literal["json", "prometheus", "original"]:
-        """`original`: JSON with the names that inference-server gives its models in Triton, which have no slash."""
+        """Choose the format by `format`, else by the Accept header. Raises InvalidValue.
+
+        `original` is JSON with inference-server's names of its models in Triton, which have no slash.
+        """
         match request.query_parameter("format"):
             case "json" | "prometheus" as form:
                 return form
@@ -168,7 +173,7 @@ class _MetricsEndpoint:
                 accepted = request.headers.get(b"accept", b"")
                 if b"application/json" in accepted:
                     return "json"
-                # Prometheus names text or OpenMetrics, browsers text/html: whoever names a text gets one.
+                # Prometheus accepts text or OpenMetrics, browsers text/html: any client that accepts text gets it.
                 text = b"text/" in accepted or b"openmetrics" in accepted
                 return "original" if self._json_first and not text else "prometheus"
             case other:

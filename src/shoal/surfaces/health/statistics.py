@@ -1,5 +1,5 @@
-"""Statistics of models as JSON, as protobuf writes Triton's ModelStatistics: 64-bit numbers are strings, and what is
-nought or empty is left out."""
+"""Encode model statistics as protobuf encodes Triton's ModelStatistics in JSON: 64-bit integers are strings, and zero
+or empty fields are left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Long = Annotated[str, Meta(description="A whole number of 64 bits, absent when i
 
 
 class Duration(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How often, and how many nanoseconds in all."""
+    """A count, and the total time in nanoseconds."""
 
     count: Long = ""
     ns: Long = ""

@@ -1,4 +1,4 @@
-"""The JSON of /health and /health/ready."""
+"""JSON types of /health and /health/ready."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class Running(msgspec.Struct, kw_only=True):
-    """As inference-server answers /health."""
+    """The reply of inference-server's /health."""
 
     message: str = "The server is running."
 
 
 class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`models` tells the state of each model; of one that cannot serve, why."""
+    """The health of the server. `models` maps each model to its state, or to the reason why it cannot serve."""
 
     status: Literal["ok", "ready", "loading", "failed", "draining"]
     version: str

@@ -1,4 +1,4 @@
-"""POST /rank: which of some texts say what a picture shows."""
+"""POST /rank: rank texts by how well they describe a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 MAX_PAIRS: Final = 65_536
-"""Of a picture and a text, in one reply: some MB of JSON."""
+"""Maximum pairs of a picture and a text in one reply, a few MB of JSON."""
 
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), OpenAIError)
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
@@ -84,7 +84,10 @@ class _RankEndpoint:
         return Reply(200, [JSON, *batch_headers.batch_headers(request, found.embedded)], body)
 
     def _parse_images(self, asked: wire.PictureRankRequest) -> list[input_parsing.ImageReference]:
-        """Raises WrongType for no picture at all, InvalidValue for two forms, EmptyInput, TooManyInputs."""
+        """Parse `image` or `images`, and check the number of pictures and texts.
+
+        Raises WrongType if both are missing, InvalidValue if both are there, EmptyInput and TooManyInputs.
+        """
         if asked.image is not None and asked.images is not None:
             raise InvalidValue("Both 'image' and 'images' are there; send one of them.", param="images")
         if asked.image is not None:
@@ -113,7 +116,7 @@ class _RankEndpoint:
 
 
 def _find_model(gateway: Gateway, name: str | None) -> ModelCard:
-    """By name, else the first that is known to compare pictures and texts, else the default that embeds."""
+    """Find the named model, else the first known to compare pictures and texts, else the default embedder."""
     if name:
         return gateway.model(name)
     for card in gateway.models():
@@ -143,7 +146,7 @@ def _require_contrast(card: ModelCard) -> ContrastSpec:
 
 
 async def _encode_rankings(asked: wire.PictureRankRequest, found: ImageTextScores) -> list[bytes]:
-    """The JSON of one picture's results, or of the entry of each picture."""
+    """Encode one picture's results (`image`), or an entry per picture (`images`)."""
     if asked.images is None:
         return await _encode_results(asked, found.cosine[0], found.scores[0])
     pieces: list[bytes] = []
@@ -157,7 +160,7 @@ async def _encode_results(asked: wire.PictureRankRequest, cosine: Array, scores:
     def entry(place: int) -> dict[str, Any]:
         return {"index": place, "text": asked.texts[place], "cosine": cosine[place], "score": scores[place]}
 
-    # By cosine, whose order is that of the scores, which may be too close to 0 or 1 to tell apart.
+    # Sort by cosine, which has the order of the scores: those may be too close to 0 or 1 to distinguish.
     listed = await ranking.encode_results(ranking.sort_descending(cosine, asked.top_n), entry)
     assert isinstance(listed, bytes | list)
     return [listed] if isinstance(listed, bytes) else listed

@@ -1,4 +1,4 @@
-"""The JSON of /rank: pictures against texts."""
+"""JSON types of /rank, which ranks texts against pictures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RankedPictureText(msgspec.Struct, kw_only=True):
 
 
 class PictureRankResponse(msgspec.Struct, kw_only=True):
-    """Of one picture, the request's `image`."""
+    """The ranking for the request's `image`."""
 
     model: str
     activation: Annotated[
@@ -60,7 +60,7 @@ class RankedPicture(msgspec.Struct, kw_only=True):
 
 
 class PicturesRankResponse(msgspec.Struct, kw_only=True):
-    """Of several pictures, the request's `images`."""
+    """A ranking for each of the request's `images`."""
 
     model: str
     activation: Activation

@@ -1,7 +1,7 @@
-"""The surface of the sentence-transformers inference server: models come and go over HTTP, and embed by name.
+"""The API of the sentence-transformers inference server: load and unload models over HTTP, and embed by model name.
 
-Its later versions embed at /embed_text, /embed_image and /embed; the last of these is text-embeddings-inference's here,
-and /infer does the same.
+Its later versions embed at /embed_text, /embed_image and /embed. Here /embed belongs to text-embeddings-inference; use
+/infer instead.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _read_operations(life: LifecycleEndpoints) -> list[Operation]:
 
 
 def _embed_operations(embeds: EmbedEndpoints) -> list[Operation]:
-    """Those that may need a picture have no example with one: the document's default model may take none."""
+    """Build the embedding routes. Those for pictures have no example, because the default model may accept none."""
     text, image, both = wire.InferTextRequest, wire.InferImageRequest, wire.InferRequest
     routes: list[tuple[str, Any, str, Any, Any, Any, Any]] = [
         ("/infer_text", embeds.infer_text, "Embed texts", text, None, wire.TextEmbedding, _CAT),

@@ -1,4 +1,4 @@
-"""The bodies of the `infer` surface: JSON, or a form whose files are pictures; both become the same structs."""
+"""Decode bodies of the `infer` surface to structs: JSON, or forms with pictures as files."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _MAX_SHOWN = 64
 
 
 class BodyDecoder(Generic[T]):
-    """Decodes one type of body. The name may stand under `name`, as the original's later versions call it.
+    """Decodes one type of body. `name` is accepted for `model_name`, as in the original's later versions.
 
-    `lists` are the fields that may hold long lists, of which no more than `limit` + 1 entries come back.
+    `lists` are the fields that may hold long lists. At most `limit` + 1 entries of each are returned.
     """
 
     def __init__(self, kind: type[T], lists: tuple[str, ...] = (), limit: int = 0) -> None:
@@ -41,7 +41,7 @@ class BodyDecoder(Generic[T]):
         self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("Raw", raw))
 
     async def __call__(self, body: bytes) -> T:
-        """Raises Unfit, Malformed, TooLong and, for headers that are too long, InvalidValue."""
+        """Decode a body. Raises InvalidBody, Malformed, TooLong and, for headers that are too long, InvalidValue."""
         if len(body) > decoder.LARGE:
             _check_headers(body)
             await asyncio.sleep(0)
@@ -60,7 +60,7 @@ class BodyDecoder(Generic[T]):
             raise InvalidBody(error, self._invalid_field(body, error)) from None
 
     def _invalid_field(self, body: bytes, error: WrongType) -> dict[str, Any] | None:
-        """Of a large body the field that does not fit, alone: None where that is long itself, or not there."""
+        """Return only the invalid field of a large body; None if it is itself too long, or missing."""
         at = error.at if isinstance(error, decoder.FieldError) else ""
         field = re.split(r"[.\[]", at)[0]
         try:
@@ -74,15 +74,17 @@ class BodyDecoder(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ParsedBody(Generic[T]):
-    """`pictures`: a text (URL, data URI, base64) or the bytes of a file each, in the order of the body; None: the body
-    has no such field. `body.image` is not to be looked at."""
+    """A decoded body and its `pictures`, in order: each a text (URL, data URI, base64) or the bytes of a file.
+
+    `pictures` is None if the body has no such field. Do not use `body.image`.
+    """
 
     body: T
     pictures: Sequence[str | bytes] | None
 
 
 class ImageBodyDecoder(Generic[T]):
-    """Decodes one type of body with the field `image` from JSON or from a form."""
+    """Decodes one type of body with the field `image`, from JSON or a form."""
 
     def __init__(self, kind: type[T], lists: tuple[str, ...], limit: int) -> None:
         self._kind = kind
@@ -92,7 +94,7 @@ class ImageBodyDecoder(Generic[T]):
         self._most = len(lists) * limit + _OTHER_FIELDS
 
     async def __call__(self, request: Request) -> ParsedBody[T]:
-        """Raises what Body raises, and TooManyInputs for a form of too many parts."""
+        """Decode the body. Raises what `BodyDecoder` raises, and TooManyInputs for a form with too many parts."""
         content_type = request.headers.get(b"content-type", b"")
         if multipart.is_form(content_type):
             return self._parse_form(await multipart.parse_parts(content_type, request.body, most=self._most))
@@ -123,7 +125,7 @@ class ImageBodyDecoder(Generic[T]):
             raise decoder.to_request_error(error, b"") from None
 
     def _check_part(self, part: multipart.Part, fields: dict[str, Any]) -> None:
-        """Raises FieldError for a field that is not read, is there twice or is a file where none is read."""
+        """Raise FieldError for an unknown field, a duplicate field, or a file in any other field than `image`."""
         name = part.name[:_MAX_SHOWN]
         if part.name not in self._known:
             reason = f"The form may hold {', '.join(sorted(self._known))}; rename this field or leave it out"
@@ -151,11 +153,11 @@ _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _check_headers(body: bytes) -> None:
-    """Raises InvalidValue for download headers that would take long to read, and are more than any fetch sends."""
+    """Raise InvalidValue for download headers that would be slow to decode; no fetch sends that many."""
     try:
         head = _HEADER_DECODER.decode(body)
     except _DECODE_ERRORS:
-        return  # the decoder that comes next says what is wrong
+        return  # the next decoder reports the error
     for raw in (head.snake, head.camel):
         if raw is not msgspec.UNSET and len(memoryview(raw)) > _MAX_HEADER_BYTES:
             raise _too_long_error()
@@ -181,7 +183,7 @@ def _too_long_error() -> InvalidValue:
 
 
 def _find_name(body: bytes) -> str | None:
-    """What stands under `name` in an object that is known to be JSON."""
+    """Return the field `name` of a valid JSON object, or None."""
     try:
         return _NAME_DECODER.decode(body).name
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""/classify_image, by labels of the model or of the request; and what is known of models by name."""
+"""/classify_image, with labels of the model or of the request, and the routes that describe a model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ClassifyImage:
         return found.scores, found.embedded
 
     def _check_labels(self, labels: Sequence[str] | None, pictures: int) -> None:
-        """Raises EmptyInput and TooManyInputs. Each label is an input like each picture."""
+        """Raise EmptyInput or TooManyInputs for invalid labels. Each label counts as an input, as each picture does."""
         if labels is None:
             return
         if not labels:
@@ -75,7 +75,7 @@ class ClassifyImage:
 
 
 def _check_supported(asked: wire.ClassifyImageRequest, facts: ModelFacts) -> None:
-    """Raises Unsupported, in the original's words where it has some."""
+    """Raise Unsupported if the model cannot classify the pictures, with the original's message if it has one."""
     titled = models.format_title(asked)
     if "image" not in facts.modalities:
         raise Unsupported(f"{titled} does not support image inference.", param="model_name")
@@ -90,14 +90,14 @@ def _check_supported(asked: wire.ClassifyImageRequest, facts: ModelFacts) -> Non
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """The model that a query names, as bodies name it."""
+    """The model named in a query, with the same fields as in bodies."""
 
     model_name: str
     pretrained: str | None
 
 
 class FactsEndpoints:
-    """What is known of a model that is served, by name."""
+    """The routes that describe a served model."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -119,7 +119,10 @@ class FactsEndpoints:
         return model_jobs.json_reply(wire.EmbeddingSize(size=facts.dimension))
 
     async def _find_facts(self, request: Request) -> tuple[_Query, ModelFacts]:
-        """Raises MissingParameter, ModelNotFound for what nobody has, and InvalidValue for what is not loaded."""
+        """Find the facts of the model in the query, and wake it if needed.
+
+        Raises MissingParameter, ModelNotFound for an unknown model, and InvalidValue for one that is not loaded.
+        """
         name = request.query_parameter("name") or request.query_parameter("model_name")
         if not name:
             raise MissingParameter("name")

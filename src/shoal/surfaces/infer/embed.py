@@ -1,4 +1,4 @@
-"""/infer_text, /infer_image and /infer, which embeds texts and pictures side by side."""
+"""/infer_text, /infer_image and /infer, which embeds texts and pictures concurrently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EmbedOptions:
-    """What is the same for all inputs of a request."""
+    """Options that apply to all inputs of a request."""
 
     model: str
     normalize: bool
@@ -60,7 +60,7 @@ class EmbedEndpoints:
         return await self._embed_images(request, b"embeddings")
 
     async def infer(self, request: Request) -> Reply:
-        """Both sides at once; where one fails, the other is given up and the error says which it was."""
+        """Embed texts and pictures concurrently. If one side fails, cancel the other and name the side in the error."""
         asked = await self._both(request)
         body, given = asked.body, asked.pictures
         texts = None if body.text is None else self._check_texts(body.text)
@@ -113,7 +113,7 @@ class EmbedEndpoints:
         return await self._gateway.run(wish.to_task(pictures), request.context())
 
     def _check_texts(self, text: str | list[str]) -> list[TextItem]:
-        """Raises EmptyInput and TooManyInputs."""
+        """Return the texts as a list. Raises EmptyInput and TooManyInputs."""
         texts = [text] if isinstance(text, str) else text
         if not texts:
             raise EmptyInput("`text` is an empty list; send at least one text.", param="text")
@@ -127,7 +127,7 @@ def download_headers(body: wire.InferImageRequest | wire.InferRequest | wire.Cla
 
 
 def encode_timing(request: Request) -> bytes:
-    """The last field of every answer, and the end of its object."""
+    """Encode the processing time, the last field of every answer, and close the object."""
     return b'],"processingTimeMs":%b}' % orjson.dumps(round((time.monotonic() - request.started) * 1000, 3))
 
 
@@ -157,7 +157,7 @@ async def _build_reply(request: Request, sides: Mapping[bytes, Embedded]) -> Rep
 
 
 def _merge_results(results: Sequence[Embedded]) -> Result:
-    """What the headers and the log tell of a request with two sides."""
+    """Merge the results of both sides for the headers and the log."""
     if len(results) == 1:
         return results[0]
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""What is wrong with a body, in the words and the shape of the original's web framework."""
+"""Errors of the `infer` surface, in the format and terms of the original's web framework."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_ECHO = 1000
 
 
 class InvalidBody(WrongType):
-    """A body that does not fit, with what was there instead: the original's framework tells it."""
+    """A body of the wrong type. `found` is the decoded body, because the original's framework reports bad values."""
 
     def __init__(self, error: RequestError, found: Any) -> None:
         super().__init__(error.message, param=error.param)
@@ -26,21 +26,21 @@ class InvalidBody(WrongType):
 
 
 class UnknownField(decoder.FieldError):
-    """A form has a field that is not read."""
+    """A form has an unknown field."""
 
 
 class MissingParameter(WrongType):
-    """A parameter of the query that may not be left out is not there."""
+    """A required query parameter is missing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The query has no '{name}'; add ?{name}=...", param=name)
 
 
 def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-    """The original's shapes: a text, or for a body that is not as it should be a list of what is wrong with it.
+    """Render an error as the original does: `detail` is a text, or a list of problems for an invalid body.
 
-    Its framework says 422 to those; all other statuses are those of OpenAI's dialect, because the original has none of
-    its own: it answers 500 to whatever it did not foresee.
+    Invalid bodies return 422, as in its framework. All other statuses are those of OpenAI's dialect, because the
+    original has none of its own: it returns 500 for all other errors.
     """
     if isinstance(error, Malformed | WrongType):
         detail: Any = [_to_problem(error)]
@@ -53,7 +53,7 @@ def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
 
 
 def _to_problem(error: RequestError) -> dict[str, Any]:
-    """One entry of the framework's list."""
+    """Convert an error to an entry of the framework's list of problems."""
     if isinstance(error, MissingParameter):
         return {"type": "missing", "loc": ["query", error.param], "msg": error.message, "input": None}
     found: Any = None
@@ -78,17 +78,17 @@ def _body_error_type(cause: RequestError) -> str:
 
 
 def _field_error_type(reason: str) -> str:
-    """The framework's word for what was wanted: of "Expected `str`, got `int`" it is string_type."""
+    """Return the framework's name for the expected type: string_type for "Expected `str`, got `int`"."""
     wanted = reason.partition("`")[2].partition("`")[0].partition(" |")[0]
     return _KINDS.get(wanted, "value_error")
 
 
 def _value_at(found: Any, steps: Sequence[str | int]) -> Any:
-    """What stands there in the body; None where that is long or cannot be written."""
+    """Return the value at a path of the body; None if it is missing, too long or cannot be encoded."""
     try:
         for step in steps:
             found = found[step]
-        # Nested as deep as the answer nests it, since the encoder has a limit there.
+        # Nest it as deep as in the reply, because the encoder limits the depth.
         return found if len(orjson.dumps([[[[found]]]])) <= _MAX_ECHO else None
     except (LookupError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""The pictures of a request of the `infer` surface: texts that say where they are, and files that came with it."""
+"""Read the pictures of an `infer` request: URLs, data URIs or base64, and uploaded files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.types import Image
 
 
 def check_count(given: Sequence[str | bytes], limit: int) -> None:
-    """Raises EmptyInput and TooManyInputs."""
+    """Raise EmptyInput for no pictures, or TooManyInputs for more than `limit`."""
     if not given:
         raise EmptyInput("`image` is an empty list; send at least one picture.", param="image")
     if len(given) > limit:
@@ -23,8 +23,11 @@ def check_count(given: Sequence[str | bytes], limit: int) -> None:
 async def read_images(
     pictures: ImageReader, given: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
 ) -> list[Image]:
-    """In the order of the request. Raises what Pictures.read does; of a bad picture it begins with the original's
-    words, and names it by its place among all of them."""
+    """Read all pictures, in the order of the request.
+
+    Raises what `ImageReader.read` raises. The error of an invalid picture begins with the original's message, and gives
+    the picture's index among all pictures.
+    """
     places = [place for place, each in enumerate(given) if isinstance(each, str)]
     try:
         uploaded = [_read_upload(pictures, each, place, len(given)) for place, each in enumerate(given)]
@@ -48,7 +51,7 @@ def _read_upload(pictures: ImageReader, given: str | bytes, place: int, count: i
 
 
 def _renumber(error: RequestError, places: Sequence[int], count: int) -> RequestError:
-    """Of an error about one of the texts, its place among all pictures; of another, the same error."""
+    """Map an error's index among the texts to the index among all pictures. Return other errors unchanged."""
     if len(places) == count or not isinstance(error, InvalidValue | EmptyInput) or error.param is not None:
         return error
     place, message = parse_input_index(error)
@@ -56,5 +59,5 @@ def _renumber(error: RequestError, places: Sequence[int], count: int) -> Request
 
 
 def _to_image_error(error: InvalidValue | EmptyInput) -> InvalidValue | EmptyInput:
-    """An error that names a parameter is not about a picture."""
+    """Prefix a picture's error with the original's message. Errors with a parameter are not about a picture."""
     return error if error.param is not None else type(error)(f"Invalid image. {error.message}", param="image")

@@ -1,4 +1,4 @@
-"""How models come and go on the `infer` surface, and the lists of them."""
+"""The routes of the `infer` surface that load, unload, delete and list models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a request of the `infer` surface means: a name, or a name and a checkpoint as open_clip has them."""
+"""Resolve the model of an `infer` request: a name, or a name and a checkpoint as in open_clip."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class ModelReference(Protocol):
 
 
 def format_title(asked: ModelReference) -> str:
-    """As the original writes it, also where there is no checkpoint."""
+    """Format a model's name as the original does, which mentions the checkpoint even if there is none."""
     return f"Model {asked.model_name} with checkpoint {asked.pretrained}"
 
 
 def to_source(asked: ModelReference) -> str:
-    """What to load: a pair is called `NAME/CHECKPOINT`. Raises InvalidValue."""
+    """Return the source to load: `NAME/CHECKPOINT` for a pair, else the name. Raises InvalidValue."""
     name = _strip_prefix(asked.model_name)
     return model_jobs.check_source(f"{name}/{asked.pretrained}" if asked.pretrained else name, "model_name")
 
 
 async def resolve_name(gateway: Gateway, asked: ModelReference) -> str:
-    """The name of the pair, where a model is served or stored as that, else the bare name. Raises InvalidValue."""
+    """Return the pair's name if a model is served or stored under it, else the bare name. Raises InvalidValue."""
     name, pair = model_jobs.check_model_name(_strip_prefix(asked.model_name), "model_name"), _pair_name(asked)
     if pair and (gateway.registry.get(pair) or pair in {each.name for each in await list_models(gateway)}):
         return pair
@@ -46,7 +46,10 @@ async def resolve_name(gateway: Gateway, asked: ModelReference) -> str:
 
 
 def find_model(gateway: Gateway, asked: ModelReference) -> ModelCard:
-    """The model that is served as the pair, else as the bare name. Raises InvalidValue in the original's words."""
+    """Find the model served under the pair's name, else the bare name.
+
+    Raises InvalidValue with the original's message.
+    """
     name, pair = model_jobs.check_model_name(_strip_prefix(asked.model_name), "model_name"), _pair_name(asked)
     try:
         return gateway.model(pair if pair and gateway.registry.get(pair) else name)
@@ -57,9 +60,10 @@ def find_model(gateway: Gateway, asked: ModelReference) -> ModelCard:
 
 
 async def find_embedder(gateway: Gateway, request: Request, asked: ModelReference, *modalities: Modality) -> ModelCard:
-    """The model that is asked for, which embeds what is of these modalities, as far as is known of it now.
+    """Find the requested model, and check that it embeds these modalities if its facts are known.
 
-    Raises InvalidValue and Unsupported, in the original's words. A model that is to take pictures is woken to know it.
+    For pictures, the model is woken first so that they are. Raises InvalidValue and Unsupported, with the original's
+    messages.
     """
     card = find_model(gateway, asked)
     if "image" in modalities:
@@ -72,11 +76,11 @@ async def find_embedder(gateway: Gateway, request: Request, asked: ModelReferenc
 
 
 def _strip_prefix(name: str) -> str:
-    """Without the word that open_clip and timm put before the name of a repository."""
+    """Remove the prefix that open_clip and timm put before the name of a repository."""
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
 def _pair_name(asked: ModelReference) -> str:
-    """ "": there is none."""
+    """Return the name of the pair, or "" if there is none."""
     pair = f"{_strip_prefix(asked.model_name)}/{asked.pretrained}"
     return pair if asked.pretrained and is_name(pair) else ""

@@ -1,4 +1,4 @@
-"""The JSON of the `infer` surface, which is that of the sentence-transformers inference server."""
+"""JSON types of the `infer` surface, those of the sentence-transformers inference server."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class NewerEmbedding(msgspec.Struct, kw_only=True):
 
 
 class Embeddings(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The side that was not asked for is absent."""
+    """The vectors of texts and pictures. A side that was not requested is absent."""
 
     text_embeddings: list[list[float]] = []
     image_embeddings: list[list[float]] = []

@@ -1,4 +1,4 @@
-"""The surface that interfaces manage models with: the protocol of llama.cpp's router."""
+"""The API of llama.cpp's router, through which user interfaces manage models."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 HEARTBEAT_S = 15.0
-"""A comment goes out after so much silence, so that proxies do not take a quiet stream for a dead one."""
+"""Seconds without an event before a comment is sent, so that proxies do not close an idle stream."""
 
 MAX_STREAMS = 100
-"""Each holds a connection, and up to a queue of events."""
+"""Maximum event streams. Each holds a connection, and up to a full queue of events."""
 
-_POLL_INTERVAL_S = 1.0  # how soon a quiet stream notices that the server is going down
+_POLL_INTERVAL_S = 1.0  # how soon an idle stream notices a shutdown
 _CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), OpenAIError)
 _STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _ENCODE = msgspec.json.Encoder()
 
 
 class Models:
-    """Loads, unloads and downloads are answered as soon as they have begun, and tell how they go as events."""
+    """The surface of llama.cpp's router. Loads, unloads and downloads return once started, and report as events."""
 
     name = "models"
     error = OpenAIError
@@ -171,11 +171,11 @@ class _ModelEndpoints:
 
 
 class _EventStream:
-    """Ends when the client leaves, when the server goes down, and when the reader is too slow for its events."""
+    """Streams events of models. A stream ends on disconnect, on shutdown, or if the client reads too slowly."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._open: WeakSet[AsyncGenerator[Event]] = WeakSet()  # one whose answer never began takes no place
+        self._open: WeakSet[AsyncGenerator[Event]] = WeakSet()  # weak: a stream that never started does not count
 
     async def __call__(self, request: Request) -> Reply:
         lifecycle = model_jobs.get_lifecycle(self._gateway)
@@ -191,7 +191,7 @@ class _EventStream:
             yield b": watching\n\n"
             quiet = 0.0
             while not self._gateway.draining:
-                # Not cancelled when it is late: that would end the generator behind it.
+                # Not cancelled on a timeout: that would end the generator.
                 upcoming = upcoming or asyncio.ensure_future(anext(events))
                 done, _ = await asyncio.wait({upcoming}, timeout=_POLL_INTERVAL_S)
                 if done:
@@ -225,7 +225,7 @@ def _encode_event(event: Event) -> bytes:
 
 
 def _to_router_status(data: dict[str, Any]) -> dict[str, Any]:
-    """In the router's words, which has no state for having failed."""
+    """Convert a status to the router's, which has no state for failed models."""
     word = str(data.get("status", ""))
     told: dict[str, Any] = {"status": "unloaded" if word == "failed" else word}
     if word == "failed":

@@ -1,4 +1,4 @@
-"""The surface of Ollama's clients: chat, generate, embeddings and models under /api."""
+"""Ollama's API under /api: chat, generate, embeddings and models."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ _ACCOUNTS = (
 )
 _REFUSALS = {
     "/api/create": _CREATE,
-    # Asked first by Ollama's own client, which shows what is said here.
+    # Ollama's own client calls this first and shows the error message.
     "/api/blobs/{digest:path}": _CREATE,
     "/api/me": _ACCOUNTS,
     "/api/signout": _ACCOUNTS,
@@ -220,7 +220,7 @@ async def _refuse(why: str, request: Request) -> NoReturn:
 
 
 class _GenerateEndpoint(Generic[A]):
-    """One of the two routes that generate."""
+    """The endpoint of /api/chat or /api/generate."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class _GenerateEndpoint(Generic[A]):
         return Reply(200, [JSON, *prompt_headers(lines)], lines.encode_whole())
 
     async def _load_or_unload(self, request: Request, asked: A, *, unload: bool) -> Reply:
-        """Load the model, or unload it, and nothing more."""
+        """Only load or unload the model. Unloading requires admin access."""
         if unload:
             model, _ = find_model(self._gateway, asked.model, "generate")
             request.require_access("admin")
@@ -271,10 +271,10 @@ class _GenerateEndpoint(Generic[A]):
         return Reply(200, [JSON], lines.encode_empty("load"))
 
     async def _start_answer(self, request: Request, asked: A, model: str) -> LineEncoder:
-        """The answer that begins, once the model is awake: how long that took is told by itself."""
+        """Wake the model and start its answer, which reports the load time separately."""
         request.model, request.items = model, 1
         ctx = request.context()
-        request.handed_over = False  # what goes wrong here is counted by nobody else
+        request.handed_over = False  # only the HTTP layer counts failures to wake
         await self._gateway.wake(model, ctx)
         return LineEncoder(self._kind, asked.model, request, time.monotonic())
 
@@ -341,7 +341,7 @@ class _Embeddings:
         if dimensions is not None:
             card = await default_models.wake_model(self._gateway, request, self._gateway.model(model))
             own = card.facts.dimension if card.facts is not None else None
-            # The original passes over what it cannot cut to.
+            # The original ignores lengths that it cannot cut to.
             if dimensions < 1 or (own is not None and dimensions > own):
                 dimensions = None
         task = Embed(model=model, inputs=list(inputs), dimensions=dimensions, **more)

@@ -1,4 +1,4 @@
-"""Chunks to Ollama's answers: one line of JSON each, or all in one object."""
+"""Convert chunks to Ollama's answers: one line of JSON per chunk, or a single object."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ ENCODE = msgspec.json.Encoder().encode
 _NS = 1_000_000_000
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 _REASONS = {"length": "length"}
-"""Ollama's word for every other end is "stop", calls of tools included."""
+"""Every other finish reason is "stop" for Ollama, including tool calls."""
 
 
 def format_timestamp(ns: int | None = None) -> str:
-    """Nanoseconds of the Unix epoch (None: now) as RFC 3339 in UTC."""
+    """Format nanoseconds since the Unix epoch (None: now) as RFC 3339 in UTC."""
     seconds, rest = divmod(time.time_ns() if ns is None else ns, _NS)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
 
 
 @dataclass(slots=True, kw_only=True)
 class Line:
-    """What one line says."""
+    """The content of one line."""
 
     text: str = ""
     thinking: str = ""
@@ -50,11 +50,12 @@ class Line:
 
 
 class LineEncoder:
-    """One answer while it is made, as the frames of a stream (`streaming.Frames`) or as a `encode_whole`.
+    """Encodes one answer, as a stream (`streaming.StreamEncoder`) or as one object (`gather` and `encode_whole`).
 
-    `kind`: the text stands in `message`, or in `response`. `loaded` is when the model was there for the `request`, in
-    seconds of `clock`. Calls of tools are told once their arguments, which are an object here, are complete; those that
-    are none are told as text, so that nothing is lost. `cut`: messages that were left out.
+    `kind` decides whether the text is in `message` ("chat") or in `response` ("generate"). `loaded` is when the model
+    was ready for the `request`, in seconds of `clock`. Tool calls are sent once their arguments are complete, as an
+    object. Arguments that are no object are sent as text, so that nothing is lost. `cut` counts messages that were left
+    out.
     """
 
     heartbeat = b""  # clients read every line as JSON
@@ -83,7 +84,7 @@ class LineEncoder:
         self._all = Line()
 
     def encode_chunk(self, chunk: Chunk) -> bytes:
-        """The line of a chunk, b"" where there is nothing to tell yet."""
+        """Encode the line of a chunk; b"" if it has no content yet."""
         line = self._to_line(chunk)
         return self._encode(line, done=False) if line else b""
 
@@ -91,7 +92,7 @@ class LineEncoder:
         return ENCODE(wire.OllamaError(error=error.message)) + b"\n"
 
     def encode_end(self) -> bytes:
-        """The last line, with what the answer took."""
+        """Encode the last line, with token counts and durations."""
         return self._encode(self._finish(), done=True)
 
     def gather(self, chunk: Chunk) -> None:
@@ -102,7 +103,7 @@ class LineEncoder:
         return self._encode(self._all, done=True)
 
     def encode_empty(self, reason: Literal["load", "unload"]) -> bytes:
-        """The answer to a request that only loads or unloads."""
+        """Encode the answer to a request that only loads or unloads the model."""
         counts = wire.OllamaCounts(done_reason=reason)
         return self._encode_object(Line(), counts, done=True) + b"\n"
 
@@ -131,7 +132,7 @@ class LineEncoder:
         self._call = delta
 
     def _complete_call(self, line: Line) -> None:
-        """The open call is over: another began, or the answer ended."""
+        """Complete the open call, after another one began or the answer ended."""
         call, self._call = self._call, None
         if call is None:
             return
@@ -175,7 +176,7 @@ class LineEncoder:
         shared["logprobs"] = [_to_logprob(each) for each in line.logprobs] or None
         thinking = line.thinking or None
         if self._kind == "generate":
-            # A prompt names no tools, so there are no calls.
+            # /api/generate takes no tools, so there are no calls.
             return ENCODE(wire.OllamaGenerateAnswer(response=line.text, thinking=thinking, **shared))
         said = wire.OllamaSaid(role="assistant", content=line.text, thinking=thinking, tool_calls=line.calls or None)
         return ENCODE(wire.OllamaChatAnswer(message=said, **shared))

@@ -1,4 +1,4 @@
-"""Ollama's routes about models: which there are, what is known of each, getting and deleting them."""
+"""Ollama's model routes: list, show, pull and delete models."""
 
 from __future__ import annotations
 
@@ -40,22 +40,25 @@ if TYPE_CHECKING:
 NDJSON = (b"content-type", b"application/x-ndjson")
 
 API_VERSION = "0.17.4"
-"""Clients ask for the version to learn what they may ask for. This is the one whose requests are understood here."""
+"""The version of Ollama's API that this surface supports. Clients check it to decide which requests they may send."""
 
 _CLIENT = re.compile(rb"ollama/(\d+\.\d+\.\d+[0-9A-Za-z.+-]{0,32}) ")
-"""How Ollama's own client says who it is. It warns of any server that has not its version, older or newer."""
+"""The user agent of Ollama's own client, which warns about any server of another version, older or newer."""
 
 FOREVER = "9999-12-31T23:59:59Z"
-"""Of a model that nobody puts to sleep."""
+"""The expiry of a model that is never put to sleep."""
 
 _USABLE = {"loaded", "sleeping", "loading", "unloading", "unloaded"}
-_POLL_INTERVAL_S = 0.2  # how often a pull is looked at
+_POLL_INTERVAL_S = 0.2  # how often the progress of a pull is checked
 _MAX_SHOWN = 200
 
 
 def find_model(gateway: Gateway, name: str, task: TaskKind) -> tuple[str, str]:
-    """The served model and the adapter that a client means. Raises ModelNotFound in the words by which Ollama's
-    clients know it, ModelNotReady, and InvalidValue where none is named."""
+    """Find the served model and the adapter that a client names.
+
+    Raises ModelNotFound with the message that Ollama's clients recognize, ModelNotReady, and InvalidValue for an empty
+    name.
+    """
     if not name:
         raise InvalidValue("model is required", param="model")
     plain = strip_tag(name)
@@ -68,7 +71,7 @@ def find_model(gateway: Gateway, name: str, task: TaskKind) -> tuple[str, str]:
 
 
 def _match_model(gateway: Gateway, name: str) -> str | None:
-    """The served model that a name with a quantization stands for, or a name of Ollama's library."""
+    """Find the served model for a name with a quantization, or for a name of Ollama's library."""
     base, form = split_quantization(name)
     model = gateway.registry.get(base) if form else None
     if model is not None:
@@ -84,10 +87,9 @@ def _source_names(card: ModelCard) -> list[str]:
 
 
 async def find_or_load(gateway: Gateway, request: Request, name: str, task: TaskKind) -> tuple[str, str]:
-    """As `find_model`, but a model that lies on disk is loaded first, as Ollama does; that needs the right to load
-    models.
+    """Find a model as `find_model` does, and load one that is only on disk, as Ollama does.
 
-    Raises what its loading failed with, too.
+    Loading requires admin access. Also raises the error of a failed load.
     """
     try:
         return find_model(gateway, name, task)
@@ -116,7 +118,7 @@ def _not_found_error(name: str, why: str) -> ModelNotFound:
 
 
 class ModelCatalog:
-    """What is there: lists, what is known of one, and the version."""
+    """The read-only routes: lists, details of one model, and the version."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -134,7 +136,7 @@ class ModelCatalog:
         found = [
             _to_entry(each, name)
             for each in every
-            # Files that are served under another name are that model's.
+            # Files on disk are not listed again if they are served under another name.
             if each.status in _USABLE
             and (each.status != "unloaded" or (each.source not in served and _can_load(request)))
             for name in _list_names(each)
@@ -162,7 +164,7 @@ class ModelCatalog:
         return model_jobs.json_reply(_describe_model(await self._find_listing(name)))
 
     async def _find_listing(self, name: str) -> Listing:
-        """Raises ModelNotFound and ModelNotReady."""
+        """Find a served model, or one on disk. Raises ModelNotFound and ModelNotReady."""
         missing: ShoalError
         try:
             plain, _ = find_model(self._gateway, name, "generate")
@@ -178,7 +180,7 @@ class ModelCatalog:
 
 
 class ModelTransfers:
-    """Getting and deleting models."""
+    """The routes that pull and delete models."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -186,7 +188,7 @@ class ModelTransfers:
         self._decode_name = decoder.Decoder(wire.OllamaNamed, "ollama")
 
     async def pull(self, request: Request) -> Reply:
-        """Also loads it: a client that pulled a model asks it next, maybe without the right to load it."""
+        """Download a model and load it: the client uses it next, maybe without the right to load it."""
         asked = await self._decode_pull.decode_async(request.body)
         name, form = self._source(_require_name(asked.model, asked.name))
         job = model_jobs.get_lifecycle(self._gateway).load(name)
@@ -199,7 +201,7 @@ class ModelTransfers:
         return Reply(200, [NDJSON], stream_progress(job, check))
 
     def _source(self, asked: str) -> tuple[str, str]:
-        """What to load for a name, and the quantization that it asks for. Raises InvalidValue."""
+        """Return what to load for a name, and the quantization in it. Raises InvalidValue."""
         plain = strip_tag(asked)
         if self._gateway.registry.get(plain) is None and (meant := _match_model(self._gateway, plain)):
             return meant, ""
@@ -214,7 +216,7 @@ class ModelTransfers:
         return model_jobs.check_source(name), form
 
     def _check_form(self, job: Job, form: str) -> None:
-        """Raise InvalidValue where another quantization was loaded than the one that the name asked for."""
+        """Raise InvalidValue if the loaded quantization is not the requested one."""
         model = self._gateway.registry.get(job.model) if form else None
         facts = model.card().facts if model is not None else None
         if facts is not None and facts.precision.upper() not in (form, ""):
@@ -235,8 +237,10 @@ class ModelTransfers:
 
 
 async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator[bytes]:
-    """How a load goes, line by line; `check` raises what is wrong with one that is done. A client that leaves stops
-    reading, and not the load."""
+    """Yield the progress of a load, line by line. `check` raises if the finished load is wrong.
+
+    A disconnect ends the stream, not the load.
+    """
     yield _encode_line(wire.OllamaProgress(status="pulling manifest"))
     told: wire.OllamaProgress | None = None
     over = asyncio.create_task(job.over.wait())
@@ -264,7 +268,7 @@ async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator
 
 
 def _complete_bar(last: wire.OllamaProgress | None, now: wire.OllamaProgress | None) -> wire.OllamaProgress | None:
-    """The last line of a bar that was not seen full, once another one begins or everything is done."""
+    """Return a last, full line for a progress bar that ended unnoticed, once another bar begins or all is done."""
     if (
         last is None
         or not last.total
@@ -278,7 +282,7 @@ def _complete_bar(last: wire.OllamaProgress | None, now: wire.OllamaProgress | N
 def _to_progress(job: Job) -> wire.OllamaProgress:
     said = wire.OllamaProgress(status=job.stage)
     if job.total:
-        # Clients draw one bar for each digest.
+        # Clients draw one progress bar per digest.
         said.digest = "sha256:" + _hash(job.model, job.stage)
         said.total, said.completed = int(job.total), int(job.done or 0)
     return said
@@ -303,7 +307,7 @@ def _can_load(request: Request) -> bool:
     return True
 
 
-# What is known of a model
+# Model descriptions
 
 
 def _list_names(each: Listing) -> list[str]:
@@ -371,7 +375,7 @@ def _details(facts: ModelFacts | None) -> wire.OllamaDetails:
 
 
 def _capabilities(facts: ModelFacts | None) -> list[str]:
-    """Ollama's client embeds with every model that has "embedding", so that one that answers must not."""
+    """List a model's capabilities. Generating models omit "embedding": Ollama's client embeds with all that have it."""
     tasks: Collection[str] = facts.tasks if facts is not None else ()
     found = ["completion"] if "generate" in tasks else ["embedding"] if "embed" in tasks else []
     details = facts.details if facts is not None else {}
@@ -397,15 +401,17 @@ def _parameters(facts: ModelFacts | None) -> int:
 
 
 def _format_billions(parameters: int) -> str:
-    """As "7.6B" or "22.7M"."""
+    """Format a parameter count as "7.6B" or "22.7M"."""
     if not parameters:
         return ""
     return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}M"
 
 
 def _digest(each: Listing, tag: str = "latest") -> str:
-    """Of the model's files, or where they are not here of its source; clients show its beginning, and cannot do without
-    one. The same whatever the model is called and does just now."""
+    """Return a digest of the model's files, or of its source if they are not here.
+
+    Clients require a digest, and show its beginning. It does not depend on the model's name or state.
+    """
     digest = each.digest or _hash(each.source)
     return digest if tag == "latest" else _hash(digest, tag)
 

@@ -1,4 +1,4 @@
-"""What Ollama's clients call a model: tags, addresses of the hub, and the names of Ollama's library. Pure."""
+"""Translate model names of Ollama's clients: tags, hub addresses and names of Ollama's library. Does no I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EMBEDDERS: dict[str, dict[str, str]] = {
     "Qwen/Qwen3-Embedding-8B": {"qwen3-embedding": "latest 8b"},
     "google/embeddinggemma-300m": {"embeddinggemma": "latest 300m"},
 }
-"""Repositories of the hub by the names and tags that Ollama's library has their models under."""
+"""Hub repositories, each with the names and tags of its model in Ollama's library."""
 
 LIBRARY: Mapping[str, str] = {
     name if tag == "latest" else f"{name}:{tag}": repository
@@ -42,13 +42,13 @@ _QUANTIZED = re.compile(
     r"(?:^|[-_.])(i?q\d(?:_[0-9k])?(?:_(?:xxs|xs|s|m|l|xl))?|int[48]|fp?16|bf16|fp?32|fp8|[48]bit)(?=$|[-_.])"
 )
 _SCHEMES = {"hf", "pypi", "file", "fake"}
-"""Of addresses that may be without a slash."""
+"""Schemes of addresses that may have no slash."""
 
 _FORMS = {"instruct", "it", "chat", "gguf", "ov", "onnx", "hf"}
 
 
 def strip_tag(name: str) -> str:
-    """`name` without the tag that stands for the model itself, and as org/name where it has a hub's address before."""
+    """Remove the tag `:latest` and the host of a hub address, which leaves org/name."""
     if name.count("/") > 1:
         for hub in _HUBS:
             name = name.removeprefix(hub)
@@ -56,12 +56,12 @@ def strip_tag(name: str) -> str:
 
 
 def add_tag(name: str, adapter: str = "") -> str:
-    """As Ollama lists it."""
+    """Return the name as Ollama lists it, with the adapter or `latest` as its tag."""
     return f"{name}:{adapter}" if adapter else name + _LATEST
 
 
 def split_quantization(name: str) -> tuple[str, str]:
-    """`org/name:Q4_K_M` in two, the tag in capitals; "" for a tag that names no form of a model's weights."""
+    """Split `org/name:Q4_K_M` into name and upper-case tag. For any other tag, return the whole name and ""."""
     base, _, tag = name.rpartition(":")
     if base and _QUANTIZED.fullmatch(tag.lower()):
         return base, tag.upper()
@@ -69,13 +69,16 @@ def split_quantization(name: str) -> tuple[str, str]:
 
 
 def is_library_name(name: str) -> bool:
-    """Whether a name that no model has here can only be one of Ollama's library: the hub has no tags."""
+    """Whether an unknown name can only be one of Ollama's library: it has a tag, and the hub has none."""
     base, colon, _ = name.partition(":")
     return bool(colon) and "/" not in name and base not in _SCHEMES
 
 
 def match_library_name(name: str, served: Mapping[str, Collection[str]]) -> str | None:
-    """The one model that a name of Ollama's library stands for, of those served, each with all that it is called."""
+    """Find the served model that a name of Ollama's library means. `served` maps each model to all its names.
+
+    Returns None if there is none, or if the name is ambiguous.
+    """
     if repository := LIBRARY.get(name):
         return next((model for model, names in served.items() if repository in names), None)
     wanted = _normalize(name)
@@ -84,6 +87,7 @@ def match_library_name(name: str, served: Mapping[str, Collection[str]]) -> str 
 
 
 def _normalize(name: str) -> str:
-    """Family, version and size alone: "llama3.21b" for llama3.2:1b and for bartowski/Llama-3.2-1B-Instruct-GGUF."""
+    """Reduce a name to family, version and size: llama3.2:1b and bartowski/Llama-3.2-1B-Instruct-GGUF both become
+    "llama3.21b"."""
     last = _QUANTIZED.sub("", name.rpartition("/")[2].lower().replace(":", "-"))
     return "".join(word for word in re.split("[-_]", last) if word not in _FORMS)

@@ -1,4 +1,5 @@
-"""Ollama's requests to tasks: messages, options, formats and durations. Raises RequestErrors that name the field."""
+"""Convert Ollama's requests to tasks: messages, options, formats and durations. Raises RequestErrors that name the
+field."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ _NAMES = {"repetition_penalty": "repeat_penalty"}
 _LEVELS = ("low", "medium", "high", "max")
 _MAX_SHOWN = 64
 OFF_VALUES = {"typical_p": 1, "tfs_z": 1, "mirostat": 0}
-"""Options that no model here honours, by the value that is off."""
+"""Options that no model here supports, with the value that turns each off."""
 
-# What base64 of a file of each type begins with.
+# The first base64 characters of each file type.
 _IMAGES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "UklGR": "webp", "R0lGOD": "gif"}
 
 
 def chat_task(asked: wire.OllamaChatRequest, model: str, adapter: str, *, stream: bool) -> Generate:
-    """The task of a conversation; `messages` is not empty."""
+    """Build the task of a conversation with at least one message."""
     return Generate(
         model=model,
         adapter=adapter,
@@ -40,7 +41,7 @@ def chat_task(asked: wire.OllamaChatRequest, model: str, adapter: str, *, stream
 
 
 def generate_task(asked: wire.OllamaGenerateRequest, model: str, adapter: str, *, stream: bool) -> Generate:
-    """The task of a prompt: a conversation of one turn, or the prompt as it is where `raw` says so."""
+    """Build the task of a prompt: a conversation of one turn, or the unchanged prompt with `raw`."""
     _check_generate(asked)
     messages = []
     if not asked.raw:
@@ -61,7 +62,7 @@ def generate_task(asked: wire.OllamaGenerateRequest, model: str, adapter: str, *
 
 
 def parse_keep_alive(keep_alive: float | str | None) -> float | None:
-    """A `keep_alive` in seconds, infinite for what is below 0. Raises InvalidValue."""
+    """Parse a `keep_alive` into seconds; negative values mean infinity. Raises InvalidValue."""
     if keep_alive is None:
         return None
     found = parse_duration(keep_alive) if isinstance(keep_alive, str) else keep_alive
@@ -98,7 +99,7 @@ def _to_messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
         calls = []
         for call in each.tool_calls or []:
             count += 1
-            # Nine letters and digits: the templates of some models refuse every other id.
+            # Nine letters and digits: the templates of some models refuse any other id.
             ident = call.id or f"call{count:05d}"
             check_depth(call.function.arguments or {}, "messages")
             arguments = _JSON.encode(call.function.arguments or {}).decode()
@@ -122,7 +123,8 @@ def _to_messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
 
 
 def _match_call(calls: Sequence[ToolCall], name: str | None) -> str | None:
-    """The call that a result without an id is of: the first open one of that name, else the first open one."""
+    """Return the id of the call that a result without an id answers: the first open one of that name, else the first
+    open one."""
     named = [call.id for call in calls if call.name == name]
     return next(iter(named or [call.id for call in calls]), None)
 
@@ -183,7 +185,8 @@ def _to_int(number: float | None) -> int | None:
 
 
 def _positive_or_none(number: int | None) -> int | None:
-    """-1 (without end), -2 (as much as the context holds) and 0 leave the length to the model and its context."""
+    """Return None for -1 (no limit), -2 (fill the context) and 0, which leaves the length to the model and its
+    context."""
     return number if number is not None and number > 0 else None
 
 
@@ -201,7 +204,7 @@ def _to_guide(given: str | dict[str, Any] | None) -> Guide | None:
 
 
 def _thinking_kwargs(think: bool | str | None) -> dict[str, Any]:
-    """What the template is told. The names are those that templates of thinking models read."""
+    """Return the template variables for `think`, under the names that templates of thinking models read."""
     match think:
         case None | "":
             return {}

@@ -1,7 +1,7 @@
-"""The JSON of Ollama's API (github.com/ollama/ollama, docs/api.md and api/types.go).
+"""JSON types of Ollama's API (github.com/ollama/ollama, docs/api.md and api/types.go).
 
-Times are RFC 3339 with nanoseconds, durations whole nanoseconds, images base64 without a data: prefix. What a client
-may leave out, it may also send as null.
+Times are RFC 3339 with nanoseconds, durations whole nanoseconds, images base64 without a data: prefix. Optional fields
+may also be null.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Format: TypeAlias = Annotated[
 ]
 Images: TypeAlias = Annotated[list[str], Meta(max_length=256, description="Base64 of PNG, JPEG, WebP or GIF files.")]
 Whole: TypeAlias = int | float
-"""Ollama takes every number for an integer, without what is behind its point: some clients write 42.0."""
+"""An integer that may be sent as a float, as some clients write 42.0. Ollama drops the fraction."""
 
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
@@ -41,8 +41,8 @@ class OllamaError(msgspec.Struct, kw_only=True):
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How to sample. Options about loading a model (num_ctx, num_gpu, num_thread, ...) are accepted, and not used:
-    the server loads models by its own settings."""
+    """Sampling options. Options for loading a model (num_ctx, num_gpu, num_thread, ...) are accepted and ignored: the
+    server loads models with its own settings."""
 
     temperature: float | None = None
     top_k: Whole | None = None
@@ -138,8 +138,8 @@ class OllamaLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class OllamaCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the last line tells. `prompt_eval_duration` runs until the first token, waiting included; it and
-    `eval_duration` are absent where the answer came in one piece."""
+    """Counts and durations of the last line. `prompt_eval_duration` is the time to the first token, including waits; it
+    and `eval_duration` are absent if the answer came in one piece."""
 
     done_reason: Annotated[str, Meta(description="stop, length, load or unload.")] | None = None
     total_duration: int | None = None
@@ -151,7 +151,7 @@ class OllamaCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class OllamaSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`content` is there in every line, and `thinking` and `tool_calls` where there are any."""
+    """The model's message. Every line has `content`; `thinking` and `tool_calls` appear only if there are any."""
 
     role: str
     content: str
@@ -160,7 +160,7 @@ class OllamaSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class OllamaChatAnswer(OllamaCounts, kw_only=True, omit_defaults=True):
-    """One line of a stream, or all of an answer that is none."""
+    """One line of a stream, or a whole answer."""
 
     model: str
     created_at: str
@@ -170,7 +170,7 @@ class OllamaChatAnswer(OllamaCounts, kw_only=True, omit_defaults=True):
 
 
 class OllamaGenerateAnswer(OllamaCounts, kw_only=True, omit_defaults=True):
-    """One line of a stream, or all of an answer that is none."""
+    """One line of a stream, or a whole answer."""
 
     model: str
     created_at: str
@@ -232,7 +232,7 @@ class OllamaEmbeddingsAnswer(msgspec.Struct, kw_only=True):
 
 
 class OllamaNamed(msgspec.Struct, kw_only=True):
-    """`name` is what older clients call `model`."""
+    """A model, by name. Older clients send `name` instead of `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -252,7 +252,7 @@ class OllamaPullRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`digest` tells one stage of this pull from another; it is of no file. `total` and `completed` are bytes."""
+    """The progress of a pull. `digest` identifies a stage of it, not a file; `total` and `completed` are bytes."""
 
     status: str
     digest: str | None = None
@@ -299,7 +299,7 @@ class OllamaPs(msgspec.Struct, kw_only=True):
 
 
 class OllamaShown(msgspec.Struct, kw_only=True):
-    """What is not known is "" or absent."""
+    """Details of a model. Unknown fields are "" or absent."""
 
     modelfile: str
     parameters: str

@@ -1,4 +1,4 @@
-"""The surface of OpenAI's clients: embeddings, completions, responses and models."""
+"""OpenAI's API: embeddings, completions, responses and models."""
 
 from __future__ import annotations
 
@@ -180,7 +180,8 @@ def _model_operations(models: _ModelEndpoints) -> list[Operation]:
 
 
 class _ModelEndpoints:
-    """Lists from memory: interfaces ask for them on every page, and a busy or broken model must not delay them."""
+    """The model routes. Lists come from memory, so that a busy or broken model does not delay user interfaces, which
+    fetch them on every page."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -1,4 +1,4 @@
-"""Chat completions: a conversation to a task, and its chunks to OpenAI's answers and events."""
+"""Chat completions: converts a conversation to a task, and its chunks to OpenAI's replies and events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROLE = b'{"role":"assistant","content":""}'
 
 
 class Chat:
-    """The endpoint."""
+    """The chat completions endpoint."""
 
     def __init__(self, gateway: Gateway, heartbeat_s: float) -> None:
         self._gateway = gateway
@@ -53,7 +53,7 @@ class Chat:
 def build_task(
     asked: wire.ChatRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
 ) -> Generate:
-    """Raises InvalidValue, WrongType and Unsupported, with the field at fault."""
+    """Build the task. Raises InvalidValue, WrongType and Unsupported, with the field at fault."""
     tools = to_tools(asked.tools) or [to_tool(each, "functions") for each in asked.functions or ()]
     if asked.tool_choice is None and not asked.tools:
         mode, name = to_tool_selection(asked.function_call, tools, "function_call")
@@ -94,7 +94,7 @@ def _requested_logprobs(asked: wire.ChatRequest) -> int | None:
 
 
 def _adds_generation_prompt(asked: wire.ChatRequest) -> bool:
-    """Whether the template begins a new answer: not where the last message is one already."""
+    """Whether the template begins a new answer. It does not if the last message is to be continued."""
     if not asked.continue_final_message:
         return asked.add_generation_prompt is not False
     if asked.add_generation_prompt:
@@ -112,7 +112,7 @@ def _template_kwargs(asked: wire.ChatRequest) -> dict[str, Any]:
 
 
 def encode_body(answer: Answer, *, said: AnswerHeader, logprobs: bool, old: bool) -> bytes:
-    """The whole answer. `old`: calls are told as `function_call`, as they were before there were tools."""
+    """Encode the whole answer. `old` writes the call as `function_call`, the predecessor of `tool_calls`."""
     return ENCODE(
         wire.ChatCompletion(
             id=said.id,
@@ -167,14 +167,15 @@ def _finish_reason(reason: str, *, old: bool) -> str:
 
 
 class ChatEvents(CompletionEvents):
-    """Each choice begins with an event that holds its role, and ends with one that holds nothing but the reason."""
+    """The events of a stream. Each choice begins with an event with its role, and ends with one with only the finish
+    reason."""
 
     def __init__(
         self, said: AnswerHeader, request: Request, *, choices: int, include_usage: bool, old: bool = False
     ) -> None:
         super().__init__(said, "chat.completion.chunk", request, choices=choices, include_usage=include_usage)
         self._old = old
-        self._texts: dict[int, bytes] = {}  # what comes before a text, by choice; those that have begun
+        self._texts: dict[int, bytes] = {}  # bytes before a text delta, by choice that has begun
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
     def encode_chunk(self, chunk: Chunk) -> bytes:
@@ -209,10 +210,10 @@ class ChatEvents(CompletionEvents):
         if chunk.tools and self._old:
             deltas += [_encode_function_delta(each) for each in chunk.tools if each.index == 0]
         elif chunk.tools:
-            # Clients' own helpers take one fragment an event for granted.
+            # Client libraries assume one fragment per event.
             deltas += [b'{"tool_calls":[%b]}' % _encode_tool_delta(each) for each in chunk.tools]
         if chunk.logprobs and not deltas:
-            deltas.append(b'{"content":""}')  # of a token whose text is still kept back
+            deltas.append(b'{"content":""}')  # for a token whose text is still held back
         return deltas
 
     def _encode_event(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
@@ -221,7 +222,7 @@ class ChatEvents(CompletionEvents):
 
 
 def _has_more(chunk: Chunk) -> bool:
-    """Whether there is anything but a text."""
+    """Whether the chunk has anything besides text."""
     return bool(
         chunk.finish_reason is not None
         or chunk.logprobs

@@ -1,4 +1,4 @@
-"""Legacy completions: prompts to a task, and its chunks to OpenAI's answers and events."""
+"""Legacy completions: converts prompts to a task, and its chunks to OpenAI's replies and events."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 DIALECT = "openai.completions"
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for requests that do not say."""
+"""OpenAI's default for requests without `max_tokens`."""
 
 MAX_CHOICES = 2048
-"""Answers that one request makes: prompts times `n`, or times `best_of`."""
+"""Maximum answers that one request may generate: prompts times `n` or `best_of`, whichever is larger."""
 
 
 class Completions:
-    """The endpoint. `chat` answers bodies with `messages` and no `prompt`, which triton-openai takes here."""
+    """The completions endpoint. `chat` serves bodies with `messages` and no `prompt`, as triton-openai does here."""
 
     def __init__(self, gateway: Gateway, heartbeat_s: float, max_inputs: int, chat: Chat) -> None:
         self._gateway = gateway
@@ -65,7 +65,7 @@ class Completions:
                 body=partial(encode_body, said=said, logprobs=asked.logprobs is not None),
                 heartbeat_s=self._heartbeat_s,
             )
-        except RequestError as error:  # which engines name as chat completions do
+        except RequestError as error:  # engines use the field name of chat completions
             if error.param != "top_logprobs":
                 raise
             raise InvalidValue(
@@ -83,12 +83,15 @@ _SHAPE = msgspec.json.Decoder(_Shape)
 
 
 def has_messages(body: bytes) -> bool:
-    """Of a body that is JSON."""
+    """Whether a JSON body has `messages`."""
     return is_set(_SHAPE.decode(body).messages)
 
 
 def parse_prompts(given: str | list[Any], limit: int) -> list[TextItem]:
-    """Texts or lists of ids, one entry a prompt. One bare list of ids is one prompt."""
+    """Parse prompts: texts or lists of token ids, one entry each. One bare list of ids is one prompt.
+
+    Raises EmptyInput, WrongType and TooManyInputs.
+    """
     if isinstance(given, str):
         return [given]
     if not given:
@@ -115,7 +118,7 @@ def build_task(
     raw: tuple[str, bytes],
     extras: dict[str, msgspec.Raw],
 ) -> Generate:
-    """Raises InvalidValue, TooManyInputs, WrongType and Unsupported, with the field at fault."""
+    """Build the task. Raises InvalidValue, TooManyInputs, WrongType and Unsupported, with the field at fault."""
     if asked.suffix:
         raise Unsupported("'suffix' is not supported: no model here inserts text; leave it out.", param="suffix")
     n = asked.n or 1
@@ -151,7 +154,7 @@ def build_task(
 
 
 def encode_body(answer: Answer, *, said: AnswerHeader, logprobs: bool) -> bytes:
-    """The whole answer."""
+    """Encode the whole answer."""
     return ENCODE(
         wire.TextCompletion(
             id=said.id,
@@ -174,7 +177,7 @@ def _to_choice(choice: Choice, *, logprobs: bool) -> wire.TextChoice:
 
 
 def to_logprobs(tokens: list[TokenLogprob], offset: int = 0) -> tuple[wire.TextLogprobs, int]:
-    """Of tokens that begin after `offset` characters; and how many characters there are after them."""
+    """Convert tokens that begin `offset` characters into the text. Also returns the offset after them."""
     told = wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for each in tokens:
         told.tokens.append(each.token)

@@ -1,4 +1,4 @@
-"""Messages and tools of chat completions, as tasks have them. Raises RequestErrors that name the field."""
+"""Convert messages and tools of chat completions to those of a task. Raises RequestErrors that name the field."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ToolChoice = Literal["auto", "none", "required", "function"]
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _UPSTREAM_PARTS = frozenset({"input_audio", "audio_url", "video_url", "file"})
-"""Parts that servers behind may read, and nobody here does."""
+"""Parts that only upstream servers may read."""
 
 
 class ToolSelection(NamedTuple):
-    """`name` is that of the one function that must be called."""
+    """The tool choice. `name` is the function that must be called in mode "function"."""
 
     mode: ToolChoice = "auto"
     name: str = ""
@@ -30,8 +30,10 @@ def to_messages(given: Sequence[wire.ChatMessage]) -> list[Message]:
 
 
 def to_content(given: str | Sequence[wire.ContentPart] | None, where: str) -> str | list[Part] | None:
-    """A text, or parts; parts that are one text are that text, since more templates know it. `where`: the place in
-    the body."""
+    """Convert content to a text or parts. A single text part becomes a text, which more templates support.
+
+    `where` is the place in the body.
+    """
     if given is None or isinstance(given, str):
         return given
     parts = [to_part(each, f"{where}[{at}]") for at, each in enumerate(given)]
@@ -82,7 +84,7 @@ def to_tool(function: wire.FunctionDefinition, field: str) -> Tool:
 def to_tool_selection(
     asked: str | wire.NamedTool | wire.FunctionName | None, tools: Sequence[Tool], field: str
 ) -> ToolSelection:
-    """What `tool_choice`, or `function_call` of old, demands of these tools."""
+    """Convert `tool_choice`, or the older `function_call`, and check it against the tools."""
     if asked is None:
         return ToolSelection()
     if isinstance(asked, wire.NamedTool):
@@ -113,7 +115,7 @@ def _to_message(given: wire.ChatMessage, where: str, arguments: ArgumentsLimit) 
         called = given.function_call
         calls.append(ToolCall(id=f"call_{called.name}", name=called.name, arguments=arguments.check(called.arguments)))
     if role == "function" and call_id is None:
-        # What "tool" was called before: nothing but the name joined an answer to its call.
+        # The predecessor of "tool" had no ids: only the function's name links an answer to its call.
         call_id = f"call_{given.name or ''}"
     content = to_content(given.content, f"{where}.content")
     if content is None and given.refusal is not None:

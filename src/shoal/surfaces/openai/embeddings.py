@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: OpenAI's, with what NVIDIA NIM, Voyage, Jina and vLLM ask for on the same path."""
+"""POST /v1/embeddings: OpenAI's fields, plus those of NVIDIA NIM, Voyage, Jina and vLLM on the same path."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Embeddings:
         return Reply(200, [*headers, *batch_headers.batch_headers(request, result), *token_headers], body)
 
     async def _resolve_model(self, request: Request, name: str) -> tuple[ModelCard, str, str | None]:
-        """The model, its name as the client wrote it, and the role of the texts that the name ended in."""
+        """Return the model, its name as the client sent it, and the role from the name's suffix (None: no suffix)."""
         found = self._gateway.registry.get(name)
         if found is not None:
             card, role = found.card(), None
@@ -109,8 +109,10 @@ class Embeddings:
         return card, name, role
 
     def _find_model(self, name: str) -> ModelCard:
-        """By name. With `any_model` a name that nobody has means the default, but not one that a server may have which
-        is not there yet: its vectors would be of another space."""
+        """Find a model by name. With `any_model`, unknown names mean the default model.
+
+        That excludes names that a server which is still awaited may have: the default's vectors are of another space.
+        """
         try:
             return self._gateway.model("" if name == default_models.NOT_SPECIFIED else name)
         except ModelNotFound:
@@ -120,7 +122,7 @@ class Embeddings:
 
 
 def _is_extended(asked: EmbeddingsRequest) -> bool:
-    """Whether it has fields that are not OpenAI's own: one comparison of structs in place of a look at each."""
+    """Whether the request has fields beyond OpenAI's own. One struct comparison replaces a check of each field."""
     plain = type(asked)(  # the decoder's own subtype: structs of two types are never equal
         model=asked.model,
         input=asked.input,
@@ -148,7 +150,10 @@ def _check_supported(asked: EmbeddingsRequest) -> None:
 
 
 def _parse_inputs(asked: EmbeddingsRequest, limit: int) -> list[Input]:
-    """Raises WrongType for no input at all, InvalidValue for two, and as `input_parsing` does."""
+    """Parse `input` or `messages`.
+
+    Raises WrongType if both are missing, InvalidValue if both are there, and what `input_parsing` raises.
+    """
     if asked.messages is None:
         if asked.input is None:
             raise decoder.FieldError(
@@ -163,7 +168,7 @@ def _parse_inputs(asked: EmbeddingsRequest, limit: int) -> list[Input]:
 
 
 def _build_task(asked: EmbeddingsRequest, card: ModelCard, suffix: str | None, kind: VectorKind) -> Embed:
-    """The task without its inputs. `suffix`: the role that the model's name ends in."""
+    """Build the task without its inputs. `suffix` is the role from the end of the model's name."""
     whole = truncation.check_token_limit(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
     wanted = truncation.merge_truncate_fields(asked.truncate, asked.truncation)
     side = truncation.merge_fields(
@@ -191,7 +196,7 @@ def _build_task(asked: EmbeddingsRequest, card: ModelCard, suffix: str | None, k
 
 
 class _VectorFormat:
-    """How the vectors are to be written: which numbers, and as JSON, as base64 or as nothing but bytes."""
+    """The requested output format: the type of numbers, written as JSON, base64 or raw bytes."""
 
     def __init__(self, asked: EmbeddingsRequest, request: Request) -> None:
         kind = asked.embedding_type
@@ -221,7 +226,7 @@ class _VectorFormat:
         self.whole = self._precision in ("int8", "uint8")
 
     def check_numbers(self) -> None:
-        """Raises Unsupported where more than JSON numbers is asked of vectors that have no common length."""
+        """Raise Unsupported for formats other than JSON numbers, since late-interaction vectors vary in number."""
         if self._precision != "float" or self._bytes:
             raise Unsupported(
                 "vectors of late interaction come as JSON numbers: leave 'output_dtype' and bytes out.",
@@ -229,11 +234,11 @@ class _VectorFormat:
             )
 
     async def encode_reply(self, result: Embedded, model: str, total: int) -> tuple[Headers, Body]:
-        """`total`: tokens that the model read."""
+        """Return the headers and the body. `total` is the number of tokens that the model read."""
         head = b'{"object":"list","data":['
         tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (_ENCODE.encode(model), total, total)
         if result.multi_vectors:
-            # Also where base64 is asked for, as OpenAI's client does unasked: it takes what is a list as it is.
+            # Base64 requests get lists, too: OpenAI's client requests base64 by default, and accepts lists unchanged.
             pieces = await matrices.encode_entries(result.multi_vectors, _entry_head)
             return [JSON], [head, *pieces, tail]
         vectors = vector_encoding.to_contiguous(result.vectors)
@@ -267,7 +272,7 @@ class _VectorFormat:
 
 
 def _accepts_bytes(accept: bytes) -> bool:
-    """Whether the header, in lower case, names bytes, and names JSON no higher (RFC 9110, section 12.5.1)."""
+    """Whether a lower-case Accept header prefers bytes at least as much as JSON (RFC 9110, section 12.5.1)."""
     weights = {b"application/json": 0.0, _BINARY: 0.0}
     for each in accept.split(b","):
         name, *more = (part.strip() for part in each.split(b";"))
@@ -277,7 +282,7 @@ def _accepts_bytes(accept: bytes) -> bool:
 
 
 def _parse_weight(text: bytes) -> float:
-    """0 for what is no number of the header's form."""
+    """Parse a quality value; invalid ones count as 0."""
     return float(text) if _WEIGHT.fullmatch(text) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What the streams and answers of chat and of legacy completions have in common."""
+"""Shared code of the streams and answers of chat and legacy completions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shoal.types import Chunk, Usage
 ENCODE = msgspec.json.Encoder().encode
 HEARTBEAT = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-_DONE_LINES = (b"data: [DONE]", b"data:[DONE]")  # as upstreams write it
+_DONE_LINES = (b"data: [DONE]", b"data:[DONE]")  # the forms that upstreams use
 
 
 class AnswerHeader(NamedTuple):
-    """What every event of an answer repeats."""
+    """The fields that every event of an answer repeats."""
 
     id: str
     created: int
@@ -31,16 +31,15 @@ class AnswerHeader(NamedTuple):
 
     @classmethod
     def create(cls, model: str, prefix: str) -> Self:
-        """With a new id: the prefix and 32 random characters."""
+        """Create a header with a new id: the prefix and 32 random characters."""
         return cls(prefix + os.urandom(16).hex(), int(time.time()), model)
 
 
 class CompletionEvents:
-    """The frames of a stream of completions, but for how a chunk of a choice is told: that is the subclass's
-    `_encode_choice_chunk`.
+    """Encodes a stream of completions. Subclasses encode the chunks of a choice in `_encode_choice_chunk`.
 
-    The event that finishes the last choice waits for the usage, which comes next, so that it can carry the timings
-    where nobody asked for an event of the usage itself. `choices`: how many will finish.
+    The event that finishes the last choice is held back until the usage arrives, which comes next. It then carries the
+    timings if the client did not request a usage event. `choices` is the number of choices that will finish.
     """
 
     heartbeat = HEARTBEAT
@@ -82,14 +81,15 @@ class CompletionEvents:
         return self._encode_choice_chunk(chunk)
 
     def encode_error(self, error: ShoalError) -> bytes:
-        # Named, which is all that langchain4j reads, and without [DONE]: others must not take it for a whole answer.
+        # langchain4j only recognizes named error events. [DONE] is left out, so that no client takes the answer for
+        # complete.
         return b"%bevent: error\ndata: %b\n\n" % (self._release(), render_stream_error(error))
 
     def encode_end(self) -> bytes:
         return self._release() + (b"" if self._done else DONE)
 
     def finish_choice(self, event: bytes) -> bytes:
-        """The event that finishes a choice, or nothing yet where it is the last one."""
+        """Return the event that finishes a choice, or b"" for the last choice, whose event is held back."""
         self._unfinished -= 1
         if self._unfinished:
             return event
@@ -100,7 +100,7 @@ class CompletionEvents:
         raise NotImplementedError
 
     def _release(self, more: bytes = b"") -> bytes:
-        """What was held back; `more` becomes part of its object."""
+        """Return the held-back event. `more` is added to its JSON object."""
         held, self._held = self._held, b""
         return b"%b%b}\n\n" % (held[: -len(b"}\n\n")], more) if held else b""
 
@@ -114,8 +114,8 @@ class CompletionEvents:
 
 
 def wants_usage(asked: wire.Sampled) -> bool:
-    """Whether a stream ends with an event of the usage. Raises InvalidValue, as OpenAI does, for options of a stream
-    where there is none."""
+    """Whether a stream ends with a usage event. Raises InvalidValue, as OpenAI does, for stream options without a
+    stream."""
     if asked.stream_options is None:
         return False
     if not asked.stream:
@@ -137,7 +137,10 @@ def to_usage(usage: Usage) -> wire.CompletionUsage:
 
 
 def compute_timings(usage: Usage, first_s: float, seconds: float, pieces: int) -> wire.Timings:
-    """Of a request whose first chunk came after `first_s`, and which was told in so many `pieces`."""
+    """Compute the timings of a request with its first chunk after `first_s` and `seconds` in all, both in seconds.
+
+    `pieces` is the number of chunks with content.
+    """
     began = estimate_answer_start(usage, first_s, seconds, pieces)
     prompt = usage.prompt_tokens - usage.cached_tokens
     counts = wire.Timings(prompt_n=prompt, predicted_n=usage.completion_tokens, cache_n=usage.cached_tokens)

@@ -1,4 +1,4 @@
-"""Answers as items, and the typed events that tell how they grow."""
+"""Build the output items of OpenAI's responses, and the typed events that stream them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REASONS: dict[str, Literal["max_output_tokens", "content_filter"]] = {
 
 @dataclass(slots=True)
 class _Item:
-    """`number`: its place in the output; `call`: the index of the call that it is."""
+    """An output item. `number` is its place in the output, `call` the index of its tool call (-1: none)."""
 
     kind: Kind
     number: int
@@ -58,7 +58,7 @@ class _Item:
 
 
 class Output:
-    """The items of one answer while it is made. Every method answers the events that tell of it."""
+    """The items of one answer as it is generated. `push`, `close` and `stop` yield the events of what changed."""
 
     def __init__(self) -> None:
         self.items: list[_Item] = []
@@ -76,13 +76,13 @@ class Output:
             yield from self._add_call(delta)
 
     def close(self, status: Literal["completed", "incomplete"] = "completed") -> Iterator[Event]:
-        """What is still open ends; an answer without anything in it is an empty message."""
+        """Finish all open items. An empty answer becomes an empty message."""
         if not self.items:
             yield from self._begin("message")
         yield from self.stop(status)
 
     def stop(self, status: Literal["completed", "incomplete"] = "incomplete") -> Iterator[Event]:
-        """What is still open ends, and nothing begins."""
+        """Finish all open items without beginning new ones."""
         for item in self._open:
             yield from self._finish_item(item, status)
         self._open.clear()
@@ -110,7 +110,7 @@ class Output:
             yield "response.function_call_arguments.delta", said
 
     def _begin(self, kind: Kind, delta: ToolDelta | None = None) -> Iterator[Event]:
-        """A new item, after the end of a text before it; calls may grow side by side."""
+        """Begin a new item, after finishing an open text item. Several calls may be open at once."""
         for each in [each for each in self._open if each.kind != "function_call"]:
             yield from self._finish_item(each, "completed")
             self._open.remove(each)
@@ -139,7 +139,7 @@ class Output:
 
 
 class ResponseEvents:
-    """The frames of a stream; `begun` is the response before its answer. Each event has its number, and no [DONE]
+    """Encodes the stream of a response; `begun` is the response without its answer. Events are numbered, and no [DONE]
     follows."""
 
     heartbeat = HEARTBEAT
@@ -170,7 +170,7 @@ class ResponseEvents:
     def encode_error(self, error: ShoalError) -> bytes:
         said = describe_error(error)
         if self._raw:
-            # The upstream has numbered its own events; this one stands alone.
+            # The upstream numbered its own events; this one does not continue their numbers.
             alone = {"code": said.code or said.type, "message": said.message, "param": said.param}
             return self._encode_event(("error", alone))
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
@@ -201,7 +201,7 @@ class ResponseEvents:
 
 
 def encode_body(begun: wire.Response, answer: Answer) -> bytes:
-    """The whole response."""
+    """Encode the whole response."""
     output, reason = Output(), "stop"
     for choice in answer.choices:
         reason = choice.finish_reason

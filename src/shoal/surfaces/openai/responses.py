@@ -1,4 +1,4 @@
-"""OpenAI's responses, without a memory: items to a task, and its chunks to items and typed events."""
+"""OpenAI's responses without stored state: converts items to a task, and its chunks to items and typed events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class Responses:
-    """The endpoint."""
+    """The responses endpoint."""
 
     def __init__(self, gateway: Gateway, heartbeat_s: float) -> None:
         self._gateway = gateway
@@ -55,7 +55,7 @@ class Responses:
 def build_task(
     asked: wire.ResponsesRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
 ) -> Generate:
-    """Raises EmptyInput, InvalidValue, WrongType and Unsupported, with the field at fault."""
+    """Build the task. Raises EmptyInput, InvalidValue, WrongType and Unsupported, with the field at fault."""
     _refuse_stored_state(asked)
     if asked.max_output_tokens == 0:
         raise InvalidValue("'max_output_tokens' is 0; an answer has at least one token.", param="max_output_tokens")
@@ -88,7 +88,7 @@ def build_task(
 
 
 def _refuse_stored_state(asked: wire.ResponsesRequest) -> None:
-    """What refers to something that a server would have kept."""
+    """Refuse fields that refer to stored state, and automatic truncation. Raises Unsupported."""
     refused = {
         "previous_response_id": asked.previous_response_id is not None,
         "conversation": to_json_bytes(asked.conversation) is not None,
@@ -156,10 +156,10 @@ def _to_call(item: wire.InputItem, where: str, arguments: ArgumentsLimit) -> Too
 
 
 def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
-    """To the assistant's turn that it belongs to: calls are items of their own here, and no turns."""
+    """Add a call to its assistant turn: here calls are separate items, not part of a message."""
     last = messages[-1] if messages else None
     if last is not None and last.role == "assistant" and not thought:
-        last.tool_calls.append(call)  # of a message that was made here
+        last.tool_calls.append(call)  # safe to change: this module made the message
         if len(last.tool_calls) > MAX_CALLS:
             raise InvalidValue(
                 f"'input' holds more than {MAX_CALLS} function calls in one turn; send their outputs after "
@@ -200,7 +200,7 @@ def _to_guide(text: wire.TextOptions | None) -> Guide | None:
 
 
 def start_response(asked: wire.ResponsesRequest, said: AnswerHeader) -> wire.Response:
-    """The response as it begins: what was asked for, and nothing of the answer."""
+    """Build the initial response: the request's fields, without any of the answer."""
     tools: list[Any] = [
         {
             "type": "function",
@@ -235,7 +235,7 @@ def start_response(asked: wire.ResponsesRequest, said: AnswerHeader) -> wire.Res
 
 
 def _to_plain(value: Any) -> Any:
-    """As JSON has it, without what was left out."""
+    """Convert to plain JSON values, without null fields."""
     if isinstance(value, str):
         return value
     told = cast(dict[str, Any], msgspec.json.decode(ENCODE(value)))

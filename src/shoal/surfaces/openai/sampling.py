@@ -1,4 +1,4 @@
-"""Fields of completions to Sampling and Guide. Raises RequestErrors that name the field."""
+"""Convert fields of completions to `Sampling` and `Guide`. Raises RequestErrors that name the field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOO_MANY = "%s and %s both say what the answer must look like; send one of them
 
 
 def to_sampling(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None) -> Sampling:
-    """Everything that `asked` says about how tokens are chosen."""
+    """Convert all sampling fields of a request."""
     return Sampling(
         max_tokens=None if max_tokens == -1 else max_tokens,
         min_tokens=asked.min_tokens,
@@ -57,7 +57,7 @@ def to_sampling(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | 
 
 
 def to_guide(asked: wire.Sampled) -> Guide | None:
-    """The one guide of a request, by whichever of its names. Raises InvalidValue where there are two."""
+    """Return the guide of a request, from any of its fields. Raises InvalidValue if there are two."""
     found: dict[str, Guide | None] = {
         "response_format": None if asked.response_format is None else format_guide(asked.response_format),
         "guided_json": schema_guide(to_json_bytes(asked.guided_json), "guided_json"),
@@ -70,7 +70,7 @@ def to_guide(asked: wire.Sampled) -> Guide | None:
 
 
 def format_guide(asked: wire.ResponseFormat) -> Guide | None:
-    """The guide of a `response_format`; None for text."""
+    """Return the guide of a `response_format`; None for text."""
     match asked.type:
         case "text":
             return None
@@ -83,7 +83,7 @@ def format_guide(asked: wire.ResponseFormat) -> Guide | None:
 
 
 def named_schema(raw: bytes | None, name: str) -> Guide:
-    """The guide of `{"name", "schema", ...}`, which stands at `name` in the body."""
+    """Return the guide of `{"name", "schema", ...}`, found at `name` in the body."""
     said = _decode(raw, name, _NAMED) if raw is not None else _NamedSchema()
     guide = schema_guide(to_json_bytes(said.schema), name)
     if guide is None:
@@ -92,7 +92,7 @@ def named_schema(raw: bytes | None, name: str) -> Guide:
 
 
 def schema_guide(raw: bytes | None, name: str) -> Guide | None:
-    """The guide of a JSON schema: an object, or the text of one. It stays as it was written."""
+    """Return the guide of a JSON schema, sent as an object or as its text. The schema is kept as written."""
     if raw is None:
         return None
     schema = _decode(raw, name)
@@ -106,7 +106,8 @@ def schema_guide(raw: bytes | None, name: str) -> Guide | None:
 
 
 def _parse_stops(given: str | list[str] | None) -> list[str]:
-    """Empty texts would end every answer before it begins; clients send them where their users left a field empty."""
+    """Return the stop texts, without empty ones. Those would end every answer at once, and clients send them for form
+    fields that users left empty."""
     texts = [given] if isinstance(given, str) else given or []
     return [text for text in texts if text]
 

@@ -1,6 +1,6 @@
-"""The JSON of chat completions and of legacy completions: OpenAI's fields, and vLLM's where they mean something here.
+"""JSON types of chat and legacy completions: OpenAI's fields, and vLLM's where they are supported.
 
-Bounds are those of OpenAI's API reference; null means absent everywhere. Fields that are in no struct are allowed.
+Bounds are those of OpenAI's API reference. Null always means absent. Unknown fields are allowed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`json_schema`: `{"name", "schema", "strict", "description"}`. Of `structural_tag` all fields go to the model."""
+    """The format of the answer. `json_schema` is `{"name", "schema", "strict", "description"}`; with `structural_tag`
+    all fields go to the model."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: Object = msgspec.UNSET
@@ -48,7 +49,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's name for what guides an answer: one of these."""
+    """vLLM's constraints on an answer. Send one of the fields."""
 
     json: Schema = msgspec.UNSET
     regex: str | None = None
@@ -59,7 +60,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class Sampled(msgspec.Struct, kw_only=True):
-    """What both kinds of completions take. From `top_k` on the fields are vLLM's."""
+    """Fields of chat and legacy completions. From `top_k` on they are vLLM's."""
 
     model: (
         Annotated[
@@ -119,8 +120,7 @@ class ImageUrl(msgspec.Struct, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A `text`, a `refusal` or an `image_url`; others that OpenAI-compatible servers behind may read go on as they
-    are."""
+    """A `text`, a `refusal` or an `image_url`. Other parts are passed unchanged to OpenAI-compatible upstreams."""
 
     type: str
     text: str | None = None
@@ -134,7 +134,7 @@ class FunctionCall(msgspec.Struct, kw_only=True):
 
 
 class SentToolCall(msgspec.Struct, kw_only=True):
-    """A call of an earlier turn, sent back."""
+    """A tool call of an earlier turn, sent back by the client."""
 
     id: str | None = None
     type: str | None = None
@@ -142,7 +142,7 @@ class SentToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """`reasoning_content` and `reasoning` are two names for what the model thought before it answered."""
+    """A message. `reasoning_content` and `reasoning` are two names for the model's reasoning before its answer."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
@@ -177,7 +177,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(Sampled, kw_only=True):
-    """A conversation to be answered. From `chat_template_kwargs` on the fields are vLLM's."""
+    """A conversation to answer. From `chat_template_kwargs` on the fields are vLLM's."""
 
     messages: Annotated[
         list[ChatMessage],
@@ -225,7 +225,7 @@ class ChatRequest(Sampled, kw_only=True):
 
 
 class CompletionRequest(Sampled, kw_only=True):
-    """Texts to be continued."""
+    """Texts to continue."""
 
     prompt: Annotated[
         str | list[str | TokenId | list[TokenId]],
@@ -267,8 +267,8 @@ class CompletionUsage(msgspec.Struct, kw_only=True):
 
 
 class Timings(msgspec.Struct, kw_only=True):
-    """As llama.cpp tells them; the time until the first token counts as that of the prompt. The times and rates are
-    absent where the answer came in one piece."""
+    """Timings in llama.cpp's form; the time to the first token counts as prompt time. Times and rates are absent if the
+    answer came in one piece."""
 
     prompt_n: int
     prompt_ms: float | msgspec.UnsetType = msgspec.UNSET
@@ -335,7 +335,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class TextLogprobs(msgspec.Struct, kw_only=True):
-    """`text_offset`: characters before each token."""
+    """Log probabilities by token; `text_offset` is the number of characters before each token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -1,4 +1,4 @@
-"""The JSON of /v1/embeddings: OpenAI's, with the fields that NVIDIA NIM, Voyage, Jina and vLLM add to it."""
+"""JSON types of /v1/embeddings: OpenAI's, with the fields that NVIDIA NIM, Voyage, Jina and vLLM add."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EmbeddingsInput: TypeAlias = Annotated[
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """What to embed, as OpenAI's clients say it; then what others say. Two names for one thing must agree."""
+    """OpenAI's fields, then those of other dialects. Two names for the same field must agree."""
 
     model: Annotated[
         str,
@@ -154,7 +154,7 @@ AnyModel: TypeAlias = Annotated[
 
 
 class AnyModelRequest(EmbeddingsRequest, kw_only=True):
-    """The same where one model answers whatever name is sent, as text-embeddings-inference does."""
+    """The same for servers that accept any model name, as text-embeddings-inference does."""
 
     model: AnyModel = None  # type: ignore[assignment]  # wider than where it must be there
 

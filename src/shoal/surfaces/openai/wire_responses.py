@@ -1,4 +1,4 @@
-"""The JSON of OpenAI's responses, as far as a server without a memory can speak it."""
+"""JSON types of OpenAI's responses, as far as a server that stores nothing can support them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shoal.surfaces.shared.wire_conversations import MAX_MESSAGES, MAX_TOOLS, Js
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A `message` (the type may be left out), a `function_call`, a `function_call_output` or a `reasoning` that an
-    earlier answer held."""
+    """A `message` (the type may be omitted), a `function_call`, a `function_call_output`, or a `reasoning` item of an
+    earlier answer."""
 
     type: str | None = None
     role: str | None = None
@@ -36,7 +36,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponseTool(msgspec.Struct, kw_only=True):
-    """A function; no other tools are there."""
+    """A function. Other tools are not supported."""
 
     type: str
     name: str | None = None
@@ -61,7 +61,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """Nothing is kept: `store` is accepted and means nothing, and what refers to something kept is refused."""
+    """Nothing is stored: `store` is accepted and ignored, and references to stored objects are refused."""
 
     input: Annotated[
         str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)],
@@ -163,7 +163,7 @@ class Incomplete(msgspec.Struct, kw_only=True):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """What was asked for is told again, as OpenAI's clients expect it."""
+    """The response. It repeats the request's fields, as OpenAI's clients expect."""
 
     id: str
     object: Literal["response"] = "response"

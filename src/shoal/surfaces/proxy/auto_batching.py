@@ -1,5 +1,7 @@
-"""The surface of auto-batching-proxy (https://github.com/sitetester/auto-batching-proxy, src/routes.rs and
-src/types.rs): `{"inputs": [...]}` to `{"embeddings": [...]}` on the path that is TEI's elsewhere."""
+"""The API of auto-batching-proxy (https://github.com/sitetester/auto-batching-proxy, src/routes.rs and src/types.rs).
+
+It maps `{"inputs": [...]}` to `{"embeddings": [...]}` on /embed, which is TEI's path otherwise.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +49,17 @@ _FRAMEWORK_STATUSES = {
     "forbidden": HTTPStatus.FORBIDDEN,
     "request_timeout": HTTPStatus.REQUEST_TIMEOUT,
 }
-"""What the original's web framework refuses, in the words of the status alone."""
+"""Statuses of errors that the original's web framework reports, with only the status phrase as text."""
 
 _PHRASES = {413: "Payload Too Large", 422: "Unprocessable Entity"}
-"""Where Python names a status otherwise than Rocket and reqwest do."""
+"""Status phrases of Rocket and reqwest that differ from Python's."""
 
 
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 408, 413, 422, 424, 429, 500, 503), wire.ProxyError)
 
 
 class AutoBatchingProxy:
-    """In the place of the original, and so before all other surfaces: what nobody knows is told in its words, too."""
+    """Replaces the original, so it is the first of all surfaces and also renders the errors of unknown paths."""
 
     name = "auto-batching-proxy"
     error = wire.ProxyError
@@ -123,7 +125,7 @@ class _EmbedEndpoint:
 
 
 class _HealthEndpoint:
-    """`OK` while any model can answer; the original says so whatever its upstream does."""
+    """Returns `OK` while any model can answer. The original does so regardless of its upstream."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -149,8 +151,11 @@ def _to_batch_info(facts: BatchFacts) -> wire.ProxyBatch:
 
 
 def _describe_error(error: ShoalError) -> tuple[int, str]:
-    """Status and text, by who is at fault: the client in the framework's words; the server behind, which is what a
-    model is here, as a server of TEI's would have said it, or as one that is not there."""
+    """Return the status and text of an error.
+
+    Client errors have the framework's texts. A model takes the place of the original's upstream: its errors read like
+    those of a TEI server, or of an unreachable one.
+    """
     if error.kind in _FRAMEWORK_STATUSES:
         status = _FRAMEWORK_STATUSES[error.kind]
         return status, _phrase(status)
@@ -173,7 +178,7 @@ def _describe_error(error: ShoalError) -> tuple[int, str]:
 def _as_tei(error: ShoalError) -> tuple[int, str]:
     status, kind = status_codes.find_row(error).tei
     if error.kind == "upstream_failed":
-        status = 424  # what the original passes on of its server, for a batch that failed
+        status = 424  # the original passes on this status of its TEI server for a failed batch
     return status, _http_error(status, orjson.dumps({"error": error.message, "error_type": kind or "Backend"}).decode())
 
 
@@ -186,5 +191,5 @@ def _phrase(status: int) -> str:
         return _PHRASES[status]
     try:
         return HTTPStatus(status).phrase
-    except ValueError:  # an upstream may answer any number
+    except ValueError:  # an upstream may return any number
         return "<unknown status code>"

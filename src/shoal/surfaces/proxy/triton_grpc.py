@@ -1,4 +1,4 @@
-"""The surface of the Triton proxy in Rust: `[{"query": ...}]` to `[{"embedding": [...]}]`."""
+"""The API of the Triton proxy in Rust, which maps `[{"query": ...}]` to `[{"embedding": [...]}]`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _QueryEndpoint:
         self._gateway = gateway
         self._limit = max_inputs
         self._seen = 0
-        # Whatever the length of the list, its decoding ends with the first query too many.
+        # Decoding stops at the first query above the limit, however long the list is.
         counted = msgspec.defstruct(
             "Query", [], bases=(wire.Query,), namespace={"__post_init__": lambda query: self._count()}, kw_only=True
         )

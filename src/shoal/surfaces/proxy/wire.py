@@ -1,4 +1,4 @@
-"""The JSON of the proxies that Shoal replaces: auto-batching-proxy, and the Triton proxy in Rust."""
+"""JSON types of the proxies that Shoal replaces: auto-batching-proxy, and the Triton proxy in Rust."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from msgspec import Meta
 
 
 class ProxyRequest(msgspec.Struct, kw_only=True):
-    """Other fields are ignored, as there."""
+    """The texts to embed. Other fields are ignored, as in the original."""
 
     inputs: Annotated[list[str], Meta(description="The texts, also where it is one.", examples=[["Hello", "World"]])]
 
 
 class ProxyBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Of the largest batch that the request was part of."""
+    """The largest batch that the request was part of."""
 
     batch_id: int
     batch_type: Annotated[

@@ -1,6 +1,6 @@
-"""The surface of reranking: Jina and Voyage on paths that they share, and NVIDIA NIM.
+"""The rerank APIs of Jina and Voyage, which share their paths, and of NVIDIA NIM.
 
-Cohere's second version has paths of its own, in `cohere`.
+Cohere's second version has its own paths, in `cohere`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DESCRIPTION = "With `top_k`, also null, the reply is Voyage's: `data`, and docu
 
 
 class RerankDocuments:
-    """/rerank by `documents`. The path is shared with a dialect that ranks `texts`: see `shared.rerank_path`."""
+    """The surface of /rerank with `documents`. Another dialect shares the path: see `shared.rerank_path`."""
 
     name = "rerank"
     error = DetailError
@@ -51,7 +51,7 @@ class RerankDocuments:
 
 
 class Ranking:
-    """/v1/rerank and /v1/ranking."""
+    """The surface of /v1/rerank, /v1/ranking and /ranking."""
 
     name = "ranking"
     error = DetailError
@@ -100,13 +100,16 @@ def _rerank_operation(path: str, gateway: Gateway, options: Options) -> Operatio
 
 
 class RerankEndpoint:
-    """By `documents`, in the reply of Jina or, where there is a `top_k`, of Voyage. Clients of Infinity always send
-    `raw_scores`: their documents are texts, not objects, and only there when asked for; `object` is `rerank`."""
+    """Ranks `documents`, and replies as Voyage if there is a `top_k`, else as Jina.
+
+    Infinity's clients always send `raw_scores`. With it, documents in the reply are texts instead of objects, only
+    appear if requested, and `object` is `rerank`.
+    """
 
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        # The value null is as if the field were not there, but for the dialect.
+        # A null counts as absent, except that it still selects the dialect.
         asked: Any = msgspec.defstruct(
             "RerankRequest",
             [
@@ -182,9 +185,9 @@ def _build_task(asked: wire.RerankRequest, card: ModelCard, query: str, document
 
 
 def _as_jina(listed: Body, model: str, result: Scored, request_id: str, kind: str) -> Body:
-    """Jina's reply, with the `id` and the `meta` that clients of Cohere's first version look for.
+    """Build Jina's reply, with the `id` and `meta` that clients of Cohere's first version expect.
 
-    `kind`: the value of `object`. Infinity's client raises ValueError unless it is `rerank`.
+    `kind` is the value of `object`. Infinity's client raises ValueError unless it is `rerank`.
     """
     usage = ranking.count_usage(result)
     head = {"id": request_id, "object": kind, "model": model, "usage": usage}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RankingEndpoint:
-    """Logits, whatever activation the model names; all of them, because its client takes the first as they come."""
+    """Returns logits, whatever activation the model names. Returns all of them: its client takes the first itself."""
 
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway

@@ -1,4 +1,4 @@
-"""The JSON of the routes that rank documents: Jina's, Voyage's and NVIDIA NIM's, with what vLLM and Infinity add."""
+"""JSON types for ranking documents: Jina's, Voyage's and NVIDIA NIM's, with the fields of vLLM and Infinity."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RerankOptions(msgspec.Struct, kw_only=True):
 
 
 class RerankRequest(RerankOptions, kw_only=True):
-    """Documents to rank by how well they answer a query. `top_k`, whatever its value, asks for Voyage's reply."""
+    """Documents to rank by relevance to a query. `top_k`, whatever its value, selects Voyage's reply."""
 
     documents: Annotated[
         list[str | RankText], Meta(description="Texts, or objects with a `text`.", examples=[["first", "second"]])
@@ -56,7 +56,7 @@ class RerankRequest(RerankOptions, kw_only=True):
 
 
 class AnyRerankRequest(RerankOptions, kw_only=True):
-    """As for /v1/rerank, with `documents`; or as text-embeddings-inference has it, with `texts`. One of the two."""
+    """Either `documents`, as for /v1/rerank, or `texts`, as in text-embeddings-inference."""
 
     documents: Annotated[list[str | RankText], Meta(examples=[["first", "second"]])] | None = None
     texts: Annotated[list[str], Meta(examples=[["first", "second"]])] | None = None
@@ -105,7 +105,7 @@ class VoyageResponse(msgspec.Struct, kw_only=True):
 
 
 class RankingRequest(msgspec.Struct, kw_only=True):
-    """Passages to rank by how well they answer a query, as NVIDIA NIM has it."""
+    """Passages to rank by relevance to a query, in NVIDIA NIM's form."""
 
     query: RankText
     passages: Annotated[list[RankText], Meta(examples=[[{"text": "first"}, {"text": "second"}]])]

@@ -1,4 +1,4 @@
-"""What a reply tells about the batches that made it: the same headers on every surface that embeds."""
+"""Reply headers that describe a request's batches. They are the same on every surface that embeds."""
 
 from __future__ import annotations
 

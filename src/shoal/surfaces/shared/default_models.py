@@ -1,4 +1,4 @@
-"""Which model answers a route of the original, which knows one model and no names: a default for each route here."""
+"""Pick the default model of a route, for dialects whose original server has one model and no model names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 NOT_SPECIFIED = "default/not-specified"
-"""What Infinity's clients call the model that they do not name."""
+"""The name that Infinity's clients send when they name no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequirement:
-    """What a route needs of a model; `refusal` is what the original says of one without it, word for word, and
-    `of_sparse` what it says of SPLADE ("": the same)."""
+    """What a route needs from a model.
+
+    `refusal` is the original server's error, word for word, for a model without it. `of_sparse` is its error for SPLADE
+    models ("": the same).
+    """
 
     task: TaskKind
     refusal: str
@@ -33,7 +36,10 @@ class ModelRequirement:
         return self.task in facts.tasks and (self.vectors is None or self.vectors in facts.vectors)
 
     def build_refusal(self, name: str, facts: ModelFacts) -> Unsupported:
-        """The original knows models with other vectors by SPLADE alone; of all others Shoal says what they give."""
+        """Return the error for a model that does not fit.
+
+        The original has an error only for SPLADE models. For other vectors, the error lists the kinds the model has.
+        """
         if self.task not in facts.tasks or self.vectors in (None, "sparse"):
             return Unsupported(self.refusal, param="model")
         if is_sparse(facts) and self.of_sparse:
@@ -58,14 +64,15 @@ CLASSIFY = ModelRequirement("classify", "Backend error: Model is not a classifie
 
 
 def is_sparse(facts: ModelFacts) -> bool:
-    """What the original calls SPLADE pooling: it gives weights of the vocabulary and no dense vectors."""
+    """Whether the model has sparse vectors and no dense ones, which the original calls SPLADE pooling."""
     return "sparse" in facts.vectors and "dense" not in facts.vectors
 
 
 async def find_model(gateway: Gateway, request: Request, name: str | None, wanted: ModelRequirement) -> ModelCard:
-    """The model of that name, or the default one of the route; awake, where its facts are not known otherwise.
+    """Find the named model, or the route's default. Wake it if its facts are unknown.
 
-    Raises Unsupported for a model that lacks what is wanted, ModelNotFound, and why a model cannot answer now.
+    Raises Unsupported for a model that does not fit `wanted`, ModelNotFound, and the reason why a model cannot answer
+    now.
     """
     card = gateway.model(name) if name else _find_default(gateway, wanted)
     card = await wake_model(gateway, request, card)
@@ -75,9 +82,9 @@ async def find_model(gateway: Gateway, request: Request, name: str | None, wante
 
 
 async def find_default_model(gateway: Gateway, request: Request, name: str | None, task: TaskKind) -> ModelCard:
-    """The model of that name, else the default one of the task; awake, where its facts are not known otherwise.
+    """Find the named model, or the task's default. Wake it if its facts are unknown, as before its first load.
 
-    Raises ModelNotFound, and why a model cannot answer now: what it can do is not known before it was loaded.
+    Raises ModelNotFound, and the reason why a model cannot answer now.
     """
     wanted = "" if name is None or name == NOT_SPECIFIED else name
     card = gateway.registry.find(wanted, task).card()
@@ -86,7 +93,7 @@ async def find_default_model(gateway: Gateway, request: Request, name: str | Non
 
 
 async def wake_model(gateway: Gateway, request: Request, card: ModelCard) -> ModelCard:
-    """The card with its facts: a model that was never loaded is. Raises why a model cannot answer now."""
+    """Return the card with its facts, loading the model if needed. Raises the reason why it cannot answer."""
     request.model = card.name
     if card.facts is None:
         await gateway.wake(card.name, wait_context(request))
@@ -97,7 +104,7 @@ async def wake_model(gateway: Gateway, request: Request, card: ModelCard) -> Mod
 
 
 def find_main_model(gateway: Gateway, name: str | None = None) -> ModelCard:
-    """The model that stands for the server, on /info and /: the default one for vectors, else the first that scores."""
+    """Find the model that /info and / describe: the default embedder, else the first that reranks or classifies."""
     if name:
         return gateway.model(name)
     try:
@@ -110,12 +117,12 @@ def find_main_model(gateway: Gateway, name: str | None = None) -> ModelCard:
 
 
 def wait_context(request: Request) -> Context:
-    """For a model that has to wake first. It is no task, so what becomes of it stays the front's to count."""
+    """Return a context for waking a model. Waking is not a task, so the HTTP layer still counts its failures."""
     return Context(id=request.id, deadline=request.deadline, client=request.client)
 
 
 def _find_default(gateway: Gateway, wanted: ModelRequirement) -> ModelCard:
-    """The task's default where it has what is wanted, else the first model that has."""
+    """Return the task's default model if it fits `wanted`, else the first model that does."""
     try:
         card = gateway.registry.find("", wanted.task).card()
     except ModelNotFound:

@@ -1,4 +1,4 @@
-"""Errors of the dialects that tell them in one field: `detail` (Voyage, Jina, NVIDIA NIM) or `message` (Cohere)."""
+"""Errors of dialects with a single error field: `detail` (Voyage, Jina, NVIDIA NIM) or `message` (Cohere)."""
 
 from __future__ import annotations
 

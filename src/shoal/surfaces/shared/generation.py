@@ -1,4 +1,4 @@
-"""What the dialects that generate have in common: answers put together, times, and how a request is answered."""
+"""Shared code of the dialects that generate: collect chunks into answers, measure times, build replies."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HEADER_DOCS = {
 }
 
 _MAX_TOKENS_PER_PIECE = 8
-"""More tokens a piece than this are no stream of tokens."""
+"""With more tokens per piece than this, a stream was buffered and not sent token by token."""
 
 
 @dataclass(slots=True)
 class Choice:
-    """One answer, whole. `tools` are the calls that the model asked for, in their order."""
+    """One complete answer. `tools` are the model's tool calls, in order."""
 
     index: int
     text: str = ""
@@ -44,10 +44,11 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """All that a stream of chunks said. `choices` by their index, without gaps where the runner leaves none.
+    """The content of a whole stream of chunks. `choices` are sorted by index, without gaps if the runner leaves none.
 
-    `raw`: (dialect, body) as an upstream sent it; then there are no choices. `first_s`: seconds until the first chunk;
-    `seconds`: in all. `pieces`: chunks that told something. `cut`: messages that were left out.
+    `raw` is (dialect, body) as an upstream sent it; `choices` is then empty. `first_s` is the time to the first chunk
+    and `seconds` the total time, both in seconds. `pieces` counts the chunks with content, `cut` the messages that were
+    left out.
     """
 
     choices: list[Choice] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Answer:
 
 
 async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
-    """The whole answer. Raises what the chunks raise; they are closed in any case."""
+    """Collect all chunks into one answer, and close them in any case. Raises what the chunks raise."""
     began = time.monotonic()
     answer = Answer()
     parts: dict[int, _Parts] = {}
@@ -86,7 +87,7 @@ async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
 
 
 class _Parts:
-    """The pieces of one choice."""
+    """Accumulates the pieces of one choice."""
 
     __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "text")
 
@@ -125,8 +126,11 @@ async def generate_reply(
     body: Callable[[Answer], bytes],
     heartbeat_s: float,
 ) -> Reply:
-    """The reply to a task: its stream, or its answer in one piece; what an upstream said in this dialect goes on as it
-    is. Raises what the gateway raises before the first chunk."""
+    """Run a task and return its reply: a stream, or the whole answer.
+
+    An upstream's raw reply in the same dialect is passed through unchanged. Raises what the gateway raises before the
+    first chunk.
+    """
     request.model, request.items = task.model, task.choices
     chunks = gateway.stream(task, request.context())
     if task.stream:
@@ -142,10 +146,10 @@ async def generate_reply(
 
 
 def estimate_answer_start(usage: Usage, first_s: float, seconds: float, pieces: int) -> float | None:
-    """When the time of the prompt ended and that of the answer began: `first_s`, or None where nobody can tell.
+    """Estimate when prompt processing ended and generation began: `first_s`, or None if it cannot be known.
 
-    An answer that came in one piece does not tell the two apart, nor does one that was held back, as calls of tools
-    are, and came in a few large pieces at the end.
+    It is unknown for an answer in one piece. It is also unknown for an answer that was held back, as tool calls are,
+    and came in a few large pieces at the end.
     """
     whole = pieces <= 1 < usage.completion_tokens
     held = pieces * _MAX_TOKENS_PER_PIECE < usage.completion_tokens and seconds - first_s < seconds / 4
@@ -153,7 +157,7 @@ def estimate_answer_start(usage: Usage, first_s: float, seconds: float, pieces: 
 
 
 class PromptRemarks(Protocol):
-    """What says on its way what became of a request: a chunk, or what was gathered of them."""
+    """Reports what was left out of a request: a chunk, or an object collected from chunks."""
 
     @property
     def cut(self) -> int: ...
@@ -162,7 +166,7 @@ class PromptRemarks(Protocol):
 
 
 def prompt_headers(said: PromptRemarks | None) -> Headers:
-    """What became of the request: messages that were left out, fields that were ignored."""
+    """Return the headers that report left-out messages and ignored fields."""
     made: Headers = []
     if said is not None and said.cut:
         made.append((b"x-shoal-prompt-cut", b"%d" % said.cut))

@@ -1,4 +1,4 @@
-"""Inputs that are texts, token ids or pictures, each in the forms that clients have for it."""
+"""Parse inputs that are texts, token ids or pictures, in all forms that clients send."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TEXT_TYPES = ("text", "input_text")
 
 @dataclass(frozen=True, slots=True)
 class ImageReference:
-    """One that is still to be read: `link` as the client sent it, and `place`, what the client called it."""
+    """A picture that is not read yet: `link` as the client sent it, and `place`, its field in the request."""
 
     link: str
     place: str
@@ -38,7 +38,9 @@ Input: TypeAlias = TextItem | ImageReference
 
 
 def parse_inputs(asked: str | list[Any], limit: int, modality: Modalities | None = None) -> list[Input]:
-    """The inputs of an `input`, in order. One bare list of ids is one input. `modality` says what plain texts are.
+    """Parse an `input` field into its inputs, in order. One bare list of ids is one input.
+
+    `modality` says whether plain strings are texts or pictures.
 
     Raises WrongType, EmptyInput, TooManyInputs, InvalidValue.
     """
@@ -67,19 +69,21 @@ def parse_inputs(asked: str | list[Any], limit: int, modality: Modalities | None
 
 
 def parse_texts(asked: str | list[Any], limit: int) -> list[TextItem]:
-    """As `parse_inputs`, of an `input` that cannot hold objects."""
+    """Parse an `input` field that cannot hold objects, as `parse_inputs` does."""
     return cast(list[TextItem], parse_inputs(asked, limit))
 
 
 def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
-    """A conversation of one text or one picture, which is one input: vLLM's form. Raises WrongType, InvalidValue and
-    EmptyInput."""
+    """Parse a conversation with one text or one picture into one input, as vLLM does.
+
+    Raises WrongType, InvalidValue and EmptyInput.
+    """
     found: list[Input] = []
     for at, message in enumerate(messages):
         if isinstance(message.content, str):
             found.append(message.content)
             continue
-        parts = enumerate(message.content[:2])  # more are refused below, whatever they are
+        parts = enumerate(message.content[:2])  # two are enough to refuse the request below
         found += [parse_part(each, f"messages[{at}].content[{place}]") for place, each in parts]
         if len(found) > 1:
             break
@@ -96,8 +100,10 @@ def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
 
 
 def parse_part(asked: InputObject, place: str) -> str | ImageReference:
-    """The text or the picture that an object is; `place`: what the client called it. Raises WrongType and
-    InvalidValue."""
+    """Parse an object into its text or picture. `place` is its field in the request.
+
+    Raises WrongType and InvalidValue.
+    """
     field = place.partition("[")[0]
     links = [(name, link) for name in ("image", "image_url") if (link := getattr(asked, name)) is not None]
     if not links and asked.text is None:
@@ -121,7 +127,7 @@ def to_image_reference(asked: str | ImageLink, place: str) -> ImageReference:
 
 
 def check_count(asked: Sequence[Any], field: str, limit: int) -> None:
-    """Raises TooManyInputs."""
+    """Raise TooManyInputs if a field holds more than `limit` entries."""
     if len(asked) > limit:
         raise TooManyInputs(
             f"'{field}' holds more than the {limit} entries that one request may hold; split it.", param=field
@@ -133,8 +139,11 @@ def has_images(inputs: Sequence[Input]) -> bool:
 
 
 def check_modalities(gateway: Gateway, model: str, inputs: Sequence[Input]) -> None:
-    """Judge the model before anything is fetched. Raises InvalidValue where there is a picture and the model takes
-    none, or takes nothing but pictures and there is something else."""
+    """Check that the model accepts pictures, before anything is fetched.
+
+    Raises InvalidValue if there is a picture and the model accepts none, or accepts only pictures and there are other
+    inputs.
+    """
     if not has_images(inputs):
         return
     gateway.check_modality(model, "image")
@@ -145,8 +154,10 @@ def check_modalities(gateway: Gateway, model: str, inputs: Sequence[Input]) -> N
 async def read_images(
     pictures: ImageReader, inputs: Sequence[Input], request: Request, headers: UnreadField = msgspec.UNSET
 ) -> list[TextItem | Image]:
-    """The inputs with their pictures read, in order. Raises what Pictures.read does; its refusals name the input as
-    the client did. `headers` as they came."""
+    """Read the pictures among the inputs and return all inputs, in order. `headers` are the client's, unparsed.
+
+    Raises what `ImageReader.read` raises; errors name the field as the client sent it.
+    """
     sought = [each for each in inputs if isinstance(each, ImageReference)]
     links = [each.link for each in sought]
     try:
@@ -157,7 +168,10 @@ async def read_images(
 
 
 def parse_headers(raw: UnreadField) -> Mapping[str, str]:
-    """Raises WrongType for what is no object of texts, InvalidValue for more than anybody needs."""
+    """Parse the headers for fetching pictures.
+
+    Raises WrongType unless they are an object of strings, and InvalidValue if they are too long.
+    """
     if not is_set(raw):
         return {}
     data = memoryview(cast(msgspec.Raw, raw))
@@ -170,12 +184,12 @@ def parse_headers(raw: UnreadField) -> Mapping[str, str]:
 
 
 def count_text_tokens(inputs: Sequence[TextItem | Image], tokens: Sequence[int]) -> int:
-    """What was read of the texts: a picture has no tokens."""
+    """Counts the tokens of the texts; pictures have none."""
     return sum(count for each, count in zip(inputs, tokens, strict=True) if not isinstance(each, Image))
 
 
 def _apply_modality(asked: list[Any], modality: Modalities) -> list[Any]:
-    """Plain texts as what they are said to be; objects say so themselves."""
+    """Turn plain strings into pictures where `modality` says so; objects carry their own type."""
     kinds = modality if isinstance(modality, list) else [modality] * len(asked)
     if len(kinds) != len(asked):
         raise InvalidValue(
@@ -195,7 +209,8 @@ def _mixed_error() -> WrongType:
 
 
 def _remap_error(error: RequestError, sought: Sequence[ImageReference]) -> RequestError:
-    """The refusal of a picture, naming it as the client did; of several, the error says which one."""
+    """Rewrite a picture's error to name the field as the client sent it. With several pictures, the error holds the
+    index."""
     if error.param is not None:
         return error
     at, message = parse_input_index(error)

@@ -1,4 +1,4 @@
-"""The names that dialects have for what a text is for, and what a model makes of them."""
+"""Map the dialects' names for the purpose of a text to the roles and prompts of a model."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ _SUFFIXES = {"-query": "query", "-passage": "document"}
 
 
 class Role(NamedTuple):
-    """As Embed has it: the side that the texts are on, or a prompt by its name."""
+    """The role of the texts as in `Embed`: an input type (query or document), or the name of a prompt."""
 
     input_type: str | None = None
     prompt_name: str | None = None
 
 
 def normalize_role(name: str) -> str:
-    """ "query" or "document" for what means that; any other name as it is."""
+    """Return "query" or "document" for their synonyms, and any other name unchanged."""
     return _ROLES.get(name, name)
 
 
 def resolve_purpose(name: str, card: ModelCard) -> Role:
-    """What Cohere and Jina call the use of vectors: a side of a search, or the model's prompt of that name. A use that
-    the model has no prompt for changes nothing."""
+    """Resolve Cohere's or Jina's purpose of vectors: one side of a search, or the model's prompt of that name.
+
+    A purpose without such a prompt has no effect.
+    """
     if name in _ROLES:
         return Role(input_type=_ROLES[name])
     prompts = card.facts.prompts if card.facts is not None else {}
@@ -40,8 +42,10 @@ def resolve_purpose(name: str, card: ModelCard) -> Role:
 
 
 def strip_role_suffix(gateway: Gateway, name: str) -> tuple[str, str | None]:
-    """The served model that `MODEL-query` or `MODEL-passage` means, as NVIDIA's clients may call it, and the role; a
-    name that is served itself, or that means nothing, as it is."""
+    """Split `MODEL-query` or `MODEL-passage`, as NVIDIA's clients send it, into a served model and its role.
+
+    Return the name unchanged and None if that name is itself served, or if no such model is.
+    """
     if gateway.registry.get(name) is None:
         for suffix, said in _SUFFIXES.items():
             base = name.removesuffix(suffix)

@@ -1,4 +1,4 @@
-"""Models as lists show them: those that are served, and those that could be."""
+"""Build model lists: the served models, and those that could be loaded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from shoal.http.request import Request
 
 LISTING_TIMEOUT_S = 1.0
-"""Interfaces ask for the list on every page. A Triton that does not answer must not delay them: what is served is known
-without it."""
+"""User interfaces fetch the list on every page, so a Triton that does not answer must not delay it. The served models
+are known without it."""
 
 _STATES: dict[str, wire.StatusValue] = {
     "ready": "loaded",
@@ -37,12 +37,12 @@ UNRESPONSIVE_ERROR = "it is loaded, but does not answer: see the server's log, a
 
 
 def find_unresponsive(gateway: Gateway) -> set[str]:
-    """Names of models that are loaded and cannot answer, because what works for them has ended or is out of reach."""
+    """Return the names of loaded models that cannot answer, because their worker ended or is unreachable."""
     return {model.name for model in gateway.registry if model.state == "ready" and not model.can_answer()}
 
 
 def list_statuses(gateway: Gateway) -> dict[str, str]:
-    """Of each model its state, or why it cannot answer; and why servers are waited for."""
+    """Map each model to its state or error, and each server that is still awaited to the reason."""
     silent = find_unresponsive(gateway)
     states = {
         card.name: UNRESPONSIVE_ERROR if card.name in silent else card.error or card.status_text
@@ -53,7 +53,7 @@ def list_statuses(gateway: Gateway) -> dict[str, str]:
 
 
 def build_entry(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
-    """The entry of a model that is served. `silent`: those of `find_unresponsive`."""
+    """Build the entry of a served model. `silent` holds the names from `find_unresponsive`."""
     value = "sleeping" if card.sleeping else _STATES.get(card.state, "unloaded")
     status = wire.ModelStatus(
         value=value, failed=card.state == "failed", error=_redact_optional(card.error), note=redact(card.note)
@@ -69,8 +69,7 @@ def build_entry(card: ModelCard, silent: Container[str]) -> wire.ModelEntry:
 
 
 def list_served(gateway: Gateway) -> list[wire.ModelEntry]:
-    """Entries of what is served, from memory: each model, and after it its adapters, which are asked for by names of
-    their own."""
+    """List the served models from memory. Each model is followed by its adapters, which have their own names."""
     silent = find_unresponsive(gateway)
     entries = []
     for card in gateway.models():
@@ -80,7 +79,7 @@ def list_served(gateway: Gateway) -> list[wire.ModelEntry]:
 
 
 def get_entry(gateway: Gateway, name: str) -> wire.ModelEntry:
-    """The entry of a model, or of an adapter, with details that lists do without. Raises ModelNotFound."""
+    """Return the entry of a model or adapter, with details that lists omit. Raises ModelNotFound."""
     base = name
     if gateway.registry.get(name) is None and ":" in name:
         base, adapter = gateway.resolve(name)
@@ -91,7 +90,7 @@ def get_entry(gateway: Gateway, name: str) -> wire.ModelEntry:
         entry.details = {key: value for key, value in card.facts.details.items() if key != "chat_template"}
     runner: object = gateway.registry.find(base).runner
     if isinstance(runner, Replicated) and len(replicas := runner.replicas()) > 1:
-        # In the order of their addresses, which are no client's matter.
+        # In the order of their addresses, which are not shown to clients.
         entry.replicas = [wire.ReplicaEntry(state=each.state, ejections=each.ejections) for each in replicas]
     return next((each for each in _adapters(entry, card.facts) if each.id == name), entry)
 
@@ -106,7 +105,10 @@ def _adapters(entry: wire.ModelEntry, facts: ModelFacts | None) -> list[wire.Mod
 
 
 async def list_models(gateway: Gateway) -> list[Listing]:
-    """All models, also those that are only on disk or in a repository; without these where they cannot be had soon."""
+    """List all models, including those only on disk or in a repository.
+
+    Omit the latter if listing them fails or takes longer than `LISTING_TIMEOUT_S`.
+    """
     if gateway.lifecycle is not None:
         try:
             async with asyncio.timeout(LISTING_TIMEOUT_S):
@@ -124,7 +126,7 @@ async def list_models(gateway: Gateway) -> list[Listing]:
 
 
 async def list_all_entries(gateway: Gateway) -> list[wire.ModelEntry]:
-    """Entries of all models, with what llama.cpp's router tells beyond OpenAI."""
+    """List the entries of all models, with the fields that llama.cpp's router adds to OpenAI's."""
     cards = {card.name: card for card in gateway.models()}
     jobs = {job.model: job for job in gateway.lifecycle.jobs() if job.state == "running"} if gateway.lifecycle else {}
     entries = []
@@ -193,7 +195,7 @@ def _redact_optional(text: str | None) -> str | None:
 
 
 def _architecture(tasks: Iterable[str], facts: ModelFacts | None) -> wire.Architecture:
-    """By its tasks; what was never loaded is taken for what this server serves, and for a model of texts."""
+    """Derive the modalities from the tasks. A model that was never loaded counts as a text embedder."""
     outputs = ["text"] if "generate" in tasks else []
     if "rerank" in tasks or "classify" in tasks:
         outputs.append("scores")
@@ -219,7 +221,7 @@ def _to_listing(card: ModelCard, silent: Container[str]) -> Listing:
 
 
 def hide_addresses(request: Request, entries: Sequence[wire.ModelEntry]) -> list[wire.ModelEntry]:
-    """The entries with the addresses of servers for admins alone."""
+    """Return the entries, without server addresses unless the client is an admin."""
     return list(entries) if request.has_access("admin") else [_without_address(entry) for entry in entries]
 
 

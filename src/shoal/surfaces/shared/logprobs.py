@@ -1,4 +1,4 @@
-"""Probabilities of tokens, as JSON can hold them."""
+"""Convert token log probabilities to values that JSON can represent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several vectors an input, as entries of a reply's list: some numbers at a time, with the loop free between them."""
+"""Encode several vectors per input as entries of a reply, in slices, so that the event loop can run in between."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 SLICE_NUMBERS = 65_536
-"""Numbers encoded at once: about 2 ms."""
+"""Numbers encoded at once, in about 2 ms."""
 
 MAX_NUMBERS = 16_777_216
-"""Numbers that one request may be answered with where each token has a vector: 32 texts of 512 tokens at a width of
-1,024. They are 64 MB, and about 200 MB of JSON."""
+"""Maximum numbers in one reply with a vector per token: 32 texts of 512 tokens at a width of 1,024. They take 64 MB,
+and about 200 MB as JSON."""
 
 _CHARACTERS_PER_TOKEN = 8
-"""Of a text, for each token that is certainly there: hardly any has fewer tokens, code and its spaces included."""
+"""Characters per token for a lower bound: hardly any text has fewer tokens, including code with its spaces."""
 
 _EMPTY = np.empty((0, 0), np.float32)
 
 
 def check_inputs(card: ModelCard, inputs: Sequence[TextItem], field: str) -> None:
-    """Refuse before the work what is too much by any count: of a text no more tokens are assumed than it surely has.
+    """Refuse inputs before inference if even a lower bound of their tokens gives too many numbers.
 
-    Raises TooManyInputs. Nothing is known of a model without a dimension.
+    Raises TooManyInputs. A model without a known dimension is not checked.
     """
     facts = card.facts
     if facts is None or not facts.dimension:
@@ -45,7 +45,7 @@ def check_inputs(card: ModelCard, inputs: Sequence[TextItem], field: str) -> Non
 
 
 def check_matrices(each: Sequence[Array], field: str) -> None:
-    """Refuse to write what is too much. Raises TooManyInputs."""
+    """Raise TooManyInputs if the matrices hold more than `MAX_NUMBERS` numbers."""
     _check_size(sum(one.size for one in each), field)
 
 
@@ -59,15 +59,15 @@ def _check_size(numbers: int, field: str) -> None:
 
 
 def take_matrix(each: list[Array], index: int) -> Array:
-    """One of the matrices, contiguous; the list lets go of it, so that it does not stand beside its text."""
+    """Take one matrix out of the list, contiguous, so that it is freed once its JSON is written."""
     matrix, each[index] = each[index], _EMPTY
     return vector_encoding.to_contiguous(matrix)
 
 
 async def encode_entries(each: list[Array], head: Callable[[int], bytes]) -> list[bytes]:
-    """`HEAD[[...], ...]}` of each float32 [l, width], with commas between; `head` answers what stands before.
+    """Encode each float32 [l, width] as `HEAD[[...], ...]}`, with commas between. `head` returns the HEAD of an index.
 
-    Takes the matrices out of the list as it goes.
+    Remove the matrices from the list as they are encoded.
     """
     pieces: list[bytes] = []
     since = 0

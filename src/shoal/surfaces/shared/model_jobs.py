@@ -1,4 +1,4 @@
-"""What routes that load, unload, download and delete have in common: names checked first, jobs waited for or shown."""
+"""Shared code of the routes that load, unload, download and delete models: check names, await and report jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WAIT = {"wait": "false: answer 202 with a job at once, instead of when it is done."}
 
-# What may follow a name (@revision) or make an address is the loader's to judge; nothing else can begin like a path.
+# The loader checks the rest: the @revision after a name, and addresses. Nothing else may begin like a path.
 _SOURCE = re.compile(rf"{NAME}(?:@[A-Za-z0-9._/-]{{1,96}})?|[a-z][a-z0-9+]*:[\x21-\x5b\x5d-\x7e]{{0,512}}")
 _STEPS = re.compile(r"(?:^|[/:@#])\.{1,2}(?:$|[/@#])")
 _MAX_SHOWN = 200
@@ -28,7 +28,7 @@ _ENCODE = msgspec.json.Encoder()
 
 
 def get_lifecycle(gateway: Gateway) -> Lifecycle:
-    """Raises Unsupported where models cannot come and go."""
+    """Return the gateway's lifecycle. Raises Unsupported if the server has a fixed set of models."""
     found = gateway.lifecycle
     if found is None:
         raise Unsupported("This server serves a fixed set of models: start it with `shoal serve` to load others.")
@@ -36,7 +36,7 @@ def get_lifecycle(gateway: Gateway) -> Lifecycle:
 
 
 def check_model_name(name: str, param: str = "model") -> str:
-    """`name`, if it may be a model's. Raises InvalidValue; nothing else has looked at it before."""
+    """Return `name` if it is a valid model name, else raise InvalidValue. This is the first check of the name."""
     if not is_name(name) or name in RESERVED:
         raise InvalidValue(
             f"{name[:_MAX_SHOWN]!r} cannot name a model; {NAME_RULE}, and none of {', '.join(sorted(RESERVED))}.",
@@ -46,7 +46,7 @@ def check_model_name(name: str, param: str = "model") -> str:
 
 
 def check_source(text: str, param: str = "model") -> str:
-    """`text`, if it may name a model or say where one comes from. Raises InvalidValue."""
+    """Return `text` if it is a valid model name or source address, else raise InvalidValue."""
     if _SOURCE.fullmatch(text) is None or _STEPS.search(text) or text in RESERVED:
         raise InvalidValue(
             f"{text[:_MAX_SHOWN]!r} is no model's name or address; write org/name, org/name@revision or pypi:package.",
@@ -60,7 +60,7 @@ def load_options(backend: str | None, text_in: bool | None) -> LoadOptions:
 
 
 def should_wait(request: Request) -> bool:
-    """Whether the answer is to come when the job is done. Raises InvalidValue."""
+    """Whether to reply only when the job is done (`wait`). Raises InvalidValue."""
     match request.query_parameter("wait"):
         case None | "" | "true" | "1":
             return True
@@ -71,9 +71,10 @@ def should_wait(request: Request) -> bool:
 
 
 async def await_job(request: Request, job: Job, *, wait: bool) -> Reply | None:
-    """None when the job is done; else the 202 that says where to look. Raises what the job failed with.
+    """Wait for the job and return None, or return a 202 with its location if `wait` is false.
 
-    A client that leaves stops waiting, and not the job. From here on the request is not one that was turned away.
+    Raises the job's error. A disconnect ends the wait, not the job. From here on the request no longer counts as
+    refused.
     """
     request.handed_over = True
     request.model = job.model
@@ -84,7 +85,7 @@ async def await_job(request: Request, job: Job, *, wait: bool) -> Reply | None:
 
 
 async def start_unload(gateway: Gateway, name: str) -> Job:
-    """The job that takes a model out. Raises ModelNotFound for a name that no model has, loaded or not."""
+    """Start the job that unloads a model. Raises ModelNotFound if no model has that name, loaded or not."""
     job = get_lifecycle(gateway).unload(name)
     known = job.changed or gateway.registry.was_unloaded(job.model)
     if not known and job.model not in {each.name for each in await list_models(gateway)}:
@@ -93,7 +94,7 @@ async def start_unload(gateway: Gateway, name: str) -> Job:
 
 
 def check_changed(job: Job) -> None:
-    """Raises ModelNotFound when there was nothing to delete."""
+    """Raise ModelNotFound if there was nothing to delete."""
     if not job.changed:
         raise unknown_model_error(job.model)
 

@@ -1,13 +1,13 @@
-"""Narrow numbers for vectors, each row by itself: what a text becomes never depends on its neighbours.
+"""Quantize vectors row by row, so that the result for a text never depends on the other texts of a request.
 
-`binary` and `ubinary` are the signs, eight dimensions a byte, the first in the highest bit, as sentence-transformers
-packs them: a bit is set where the value is above 0, missing ones at the end are 0, and `binary` is `ubinary` less 128.
+`binary` and `ubinary` hold the signs, eight dimensions per byte, the first in the highest bit, as sentence-transformers
+packs them. A bit is set if the value is above 0, padding bits at the end are 0, and `binary` is `ubinary` minus 128.
 
-`int8` is the value times 127, rounded to the nearest number (halves to the even one) and kept within -127..127;
-`uint8` is that plus 128. The range is -1 to 1, which a vector of length one cannot leave. Cohere, Voyage and
-sentence-transformers fit ranges to a collection instead, which loses less and needs that collection: such numbers and
-these do not compare. Cosines of `int8` are those of the vectors within about 0.01 at 1,024 dimensions; of `uint8` only
-after 128 was taken off.
+`int8` is the value times 127, rounded to the nearest integer (halves to even) and clipped to -127..127. `uint8` is
+`int8` plus 128. The range is -1 to 1, which a vector of length one cannot exceed. Cohere, Voyage and
+sentence-transformers fit the range to a collection instead. That loses less but needs the collection, and the two kinds
+of numbers are not comparable. Cosines of `int8` vectors are within about 0.01 of the exact ones at 1,024 dimensions;
+those of `uint8` only after subtracting 128.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ SCALE = 127
 
 
 def quantize(vectors: Array, precision: Precision) -> Array:
-    """Of float32 [..., d]: float32 [..., d] as it is, int8 or uint8 [..., d], or int8 or uint8 [..., ceil(d / 8)].
+    """Quantize float32 [..., d] to `precision`.
 
-    `int8` and `uint8` want vectors of length one.
+    Return float32 [..., d] unchanged for `float`, int8 or uint8 [..., d] for `int8` and `uint8`, and int8 or uint8
+    [..., ceil(d / 8)] for `binary` and `ubinary`. `int8` and `uint8` need vectors of length one.
     """
     match precision:
         case "float":

@@ -1,4 +1,4 @@
-"""What all dialects of reranking have in common: the task, its order, and how results are written."""
+"""Shared code of the rerank dialects: parse texts, build the task, sort the scores, write the results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 DOCUMENTS_A_UNIT = 100
-"""Cohere counts a query with so many documents as one search."""
+"""Documents per search unit: Cohere counts a query with up to this many documents as one."""
 
 
 def parse_rank_texts(given: Sequence[str | RankText], field: str, limit: int) -> list[str]:
-    """Raises EmptyInput for none of them, TooManyInputs, and Unsupported for an image. An empty text is a text."""
+    """Parse a list of texts to rank. Empty texts are allowed.
+
+    Raises EmptyInput for an empty list, TooManyInputs, and Unsupported for an image.
+    """
     if not given:
         raise EmptyInput(f"'{field}' is an empty list; send at least one text.", param=field)
     check_count(given, field, limit)
@@ -40,7 +43,7 @@ def parse_text(given: str | RankText, field: str) -> str:
 
 
 def parse_query(given: str | RankText) -> str:
-    """Raises EmptyInput for an empty query."""
+    """Parse the query. Raises EmptyInput if it is blank, and Unsupported for an image."""
     query = parse_text(given, "query")
     if not query.strip():
         raise EmptyInput("'query' is empty; send a text.", param="query")
@@ -48,12 +51,12 @@ def parse_query(given: str | RankText) -> str:
 
 
 def resolve_document_tokens(card: ModelCard, limit: int | None) -> int | None:
-    """The limit of a document, None where it changes nothing."""
+    """Return the token limit per document, or None if it has no effect."""
     return None if not limit or truncation.fits(card, limit) else limit
 
 
 def wants_raw_scores(raw_scores: bool | None, use_activation: bool | None) -> bool:
-    """Raises InvalidValue where the two contradict each other."""
+    """Whether scores come without the activation. Raises InvalidValue if the two fields contradict each other."""
     if raw_scores is not None and use_activation is not None and raw_scores == use_activation:
         raise InvalidValue("'raw_scores' and 'use_activation' contradict each other; send one.", param="raw_scores")
     return bool(raw_scores) or use_activation is False
@@ -80,13 +83,13 @@ def build_task(
 
 
 def sort_descending(scores: Array, most: int | None = None) -> list[int]:
-    """Places of scores, the highest first, of equal ones the lower place; `most` of them, 0 and None: all."""
+    """Return the indices of the scores, highest first; ties keep their order. `most` limits them (0 or None: all)."""
     order: list[int] = np.argsort(-scores, kind="stable").tolist()
     return order[:most] if most else order
 
 
 async def encode_results(order: Sequence[int], entry: Callable[[int], object]) -> Body:
-    """A JSON array with the entry of each place, some at a time. Numbers of numpy are written as they are."""
+    """Encode a JSON array with the entry of each index, a slice at a time. Entries may hold NumPy numbers."""
 
     def some(start: int, stop: int) -> bytes:
         rows = [entry(place) for place in order[start:stop]]
@@ -96,19 +99,19 @@ async def encode_results(order: Sequence[int], entry: Callable[[int], object]) -
 
 
 def wrap_body(head: bytes, body: Body, tail: bytes) -> Body:
-    """`body`, made by `encode_results`, inside of an object."""
+    """Wrap `body` from `encode_results` into an object."""
     assert isinstance(body, bytes | list)
     return head + body + tail if isinstance(body, bytes) else [head, *body, tail]
 
 
 def open_object(fields: dict[str, Any], name: str) -> bytes:
-    """An object of `fields` that is left open, at the value of `name`."""
+    """Encode `fields` as an object that is left open at the value of `name`."""
     inside = orjson.dumps(fields)[1:-1]
     return b'{%b%b"%b":' % (inside, b"," if inside else b"", name.encode())
 
 
 def close_object(fields: dict[str, Any]) -> bytes:
-    """The rest of the object, from behind that value."""
+    """Encode the rest of an object from `open_object`, after the open value."""
     inside = orjson.dumps(fields)[1:-1]
     return b"%b%b}" % (b"," if inside else b"", inside)
 
@@ -119,7 +122,7 @@ def count_usage(result: Scored) -> dict[str, int]:
 
 
 def search_meta(version: str, count: int, tokens: int) -> dict[str, Any]:
-    """Cohere's `meta` of a search among `count` documents."""
+    """Build Cohere's `meta` for a search among `count` documents."""
     return {
         "api_version": {"version": version},
         "billed_units": {"search_units": -(-count // DOCUMENTS_A_UNIT)},

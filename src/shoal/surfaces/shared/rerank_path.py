@@ -1,4 +1,5 @@
-"""POST /rerank, a path of two dialects: by `documents` (Jina, Voyage) and by `texts` (text-embeddings-inference)."""
+"""POST /rerank, which two dialects share: one with `documents` (Jina, Voyage), one with `texts`
+(text-embeddings-inference)."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ Endpoint = Callable[[Request], Awaitable[Reply]]
 
 
 class RerankPath:
-    """The surface of the shared path, composed of two surfaces that have one route each.
+    """The surface of the shared path, composed of two surfaces with one route each.
 
-    Errors are in the dialect of `texts` until the body turns out to hold `documents`. `request` documents both bodies.
+    Errors use the dialect of `texts` until the body is known to hold `documents`. `request` documents both bodies.
     """
 
     name = "rerank"
@@ -61,14 +62,14 @@ class RerankPath:
 
 
 class _Shape(msgspec.Struct, kw_only=True):
-    """The fields that tell the two bodies apart; the rest is skipped."""
+    """The fields that distinguish the two bodies; the rest is skipped."""
 
     texts: UnreadField = msgspec.UNSET
     documents: UnreadField = msgspec.UNSET
 
 
 class _EitherBody:
-    """Passes a request on to the endpoint whose body it has."""
+    """Passes a request to the endpoint that matches its body."""
 
     def __init__(self, documents: Endpoint, texts: Endpoint, render_documents_error: ErrorRenderer) -> None:
         self._documents = documents
@@ -84,7 +85,7 @@ class _EitherBody:
         texts, documents = is_set(shape.texts), is_set(shape.documents)
         if texts and documents:
             raise InvalidValue("Both 'documents' and 'texts' are there; send one of them.", param="texts")
-        await asyncio.sleep(0)  # a large body was skipped over
+        await asyncio.sleep(0)  # scanning a large body took time
         if texts:
             return await self._texts(request)
         if not documents:

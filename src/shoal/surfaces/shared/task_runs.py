@@ -1,4 +1,4 @@
-"""Runs one task for one request: the last step before a reply, the same in every dialect that batches."""
+"""Run the task of a request, the last step before a reply in every dialect with batched tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def run_task(gateway: Gateway, request: Request, task: Rerank | Classify) 
 
 
 async def run_task(gateway: Gateway, request: Request, task: BatchTask) -> Result:
-    """Run the task by the request's deadline. Model, items and result are noted for the log and the headers.
+    """Run the task within the request's deadline, and record model, items and result for the log and the headers.
 
     Raises what the gateway raises.
     """
@@ -38,7 +38,7 @@ async def run_task(gateway: Gateway, request: Request, task: BatchTask) -> Resul
 
 
 class EmbeddedInputs(NamedTuple):
-    """`text_tokens`: tokens that the model read; pictures have none."""
+    """The result, and in `text_tokens` the number of tokens that the model read; pictures have none."""
 
     result: Embedded
     text_tokens: int
@@ -54,7 +54,7 @@ async def embed_inputs(
 ) -> EmbeddedInputs:
     """Run `task`, which has no inputs yet, on texts, token ids and pictures. `headers` are for fetching the pictures.
 
-    Raises what `input_parsing.read` and the gateway raise.
+    Raises what `input_parsing.read_images` and the gateway raise.
     """
     request.model, request.items = task.model, len(inputs)
     if not input_parsing.has_images(inputs):

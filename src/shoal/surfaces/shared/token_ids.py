@@ -1,9 +1,11 @@
-"""Token ids in the place of texts: whose tokenizer made them, and what becomes of them.
+"""Resolve token ids sent instead of texts, depending on the tokenizer that made them.
 
-A vector of ids that another tokenizer made is a wrong one, and nothing about it shows it: most short texts have ids
-that are some tokens of any vocabulary. LangChain's OpenAIEmbeddings sends ids of OpenAI's tables by default, whatever
-the model. So ids are taken where their meaning is known: under a name of OpenAI's they are of that model's table, and
-become texts again; a server of OpenAI's API knows its own; for all others the operator says so.
+Ids from another tokenizer give a wrong vector without any error, because most ids of short texts are valid in any
+vocabulary. LangChain's OpenAIEmbeddings sends ids of OpenAI's tables by default, whatever the model. So ids are
+accepted only if their meaning is known:
+- Under the name of an OpenAI model they belong to that model's table, and are decoded to texts.
+- An upstream with OpenAI's API knows its own ids.
+- For all other models the operator decides.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 TABLES = dict.fromkeys(("text-embedding-3-small", "text-embedding-3-large", "text-embedding-ada-002"), "cl100k_base")
-"""OpenAI's models for embedding, and the tables that their ids are of."""
+"""OpenAI's embedding models, and the tiktoken tables of their ids."""
 
 HEADER = "x-shoal-token-ids"
 HEADER_DOCS = {
@@ -38,9 +40,9 @@ _loading = threading.Lock()
 async def resolve_token_ids(
     given: list[Input], name: str, card: ModelCard, policy: Literal["accept", "refuse"]
 ) -> tuple[list[Input], Headers]:
-    """The inputs that the model reads, and the header that says what ids they came from. `name`: as it was asked for.
+    """Return the inputs for the model, and a header that says how token ids were used. `name` is as requested.
 
-    Raises Unsupported where nobody knows what the ids mean, InvalidValue for ids that the table does not have.
+    Raises Unsupported if the meaning of the ids is unknown, and InvalidValue for ids that the table does not have.
     """
     ids = [each for each in given if isinstance(each, list)]
     if not ids:
@@ -79,7 +81,7 @@ def _decode(ids: Sequence[list[Any]], table: str) -> list[str]:
 
 
 def _load_table(name: str) -> Any:
-    """tiktoken's table, None where it is not installed or would have to be fetched: requests fetch nothing."""
+    """Load a tiktoken table. Returns None without tiktoken, or if the table is not cached: requests never download."""
     try:
         import tiktoken
         from tiktoken import load

@@ -1,4 +1,4 @@
-"""How each dialect says what becomes of a text that is too long for the model."""
+"""Parse the dialects' fields for texts that are too long for the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def parse_truncation(asked: bool | str | None, side: str | None = None) -> tuple[bool | None, Direction]:
-    """True or a word ("NONE", "START", "END") to whether to cut, and where; None leaves that to the model's setting."""
+    """Parse a flag or a word ("NONE", "START", "END") into whether to cut, and at which end.
+
+    None leaves it to the model's setting whether to cut.
+    """
     direction: Direction = "left" if side == "left" else "right"
     if isinstance(asked, str):
         return asked != "NONE", "left" if asked == "START" else direction
@@ -20,15 +23,15 @@ def parse_truncation(asked: bool | str | None, side: str | None = None) -> tuple
 
 
 def fits(card: ModelCard, limit: int) -> bool:
-    """Whether a limit of that many tokens changes nothing, because the model reads no more."""
+    """Whether a limit in tokens has no effect because the model reads no more anyway."""
     most = card.facts.max_input_tokens if card.facts is not None else None
     return most is not None and limit >= most
 
 
 def check_token_limit(card: ModelCard, limit: int | None, name: str) -> bool | None:
-    """What the field `name`, a limit in tokens, says about cutting: True, or None where it is not given.
+    """Check the field `name`, a limit in tokens, and return whether to cut: True, or None if it is absent.
 
-    Raises Unsupported for a limit below the model's own, which nobody applies here. -1 is the model's own.
+    -1 means the model's own limit. Raises Unsupported for a lower limit, which cannot be applied here.
     """
     if limit is None:
         return None
@@ -43,14 +46,14 @@ def check_token_limit(card: ModelCard, limit: int | None, name: str) -> bool | N
 
 
 def parse_prompt_truncation(card: ModelCard, limit: int | None, side: str | None) -> tuple[bool | None, Direction]:
-    """Whether to cut, and where, as vLLM's `truncate_prompt_tokens` and `truncation_side` say it."""
+    """Parse vLLM's `truncate_prompt_tokens` and `truncation_side` into whether to cut, and at which end."""
     return parse_truncation(check_token_limit(card, limit, "truncate_prompt_tokens"), side)
 
 
 def merge_truncate_fields(truncate: bool | str | None, truncation: bool | None) -> bool | str | None:
-    """What the two names of one thing say, for `parse_truncation`; a word says more than a flag that agrees with it.
+    """Merge two names of the same field for `parse_truncation`. A word wins over a flag that agrees with it.
 
-    Raises InvalidValue where they differ.
+    Raises InvalidValue if they differ.
     """
     cuts = None if truncate is None else truncate not in (False, "NONE")
     merge_fields(truncate=cuts, truncation=truncation)
@@ -58,8 +61,10 @@ def merge_truncate_fields(truncate: bool | str | None, truncation: bool | None) 
 
 
 def merge_fields(**given: object) -> object:
-    """The value that the fields have, by whatever name; None where none is given. Raises InvalidValue where two of
-    them say different things."""
+    """Merge several names of one field and return its value, or None if all are absent.
+
+    Raises InvalidValue if two of them differ.
+    """
     said = {name: value for name, value in given.items() if value is not None}
     values = list(said.values())
     if any(value != values[0] for value in values[1:]):

@@ -1,4 +1,4 @@
-"""Which kind of vectors a route of embeddings answers, and what late interaction rules out."""
+"""Pick the kind of vectors that an embeddings route returns, and check the limits of late interaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def main_kind(card: ModelCard) -> VectorKind:
-    """Dense vectors where the model has them, else those of late interaction. Raises Unsupported for sparse ones."""
+    """Return "dense" if the model has dense vectors, else "multi" (late interaction).
+
+    Raises Unsupported if it has neither.
+    """
     vectors = card.facts.vectors if card.facts is not None and "embed" in card.facts.tasks else ("dense",)
     if "dense" in vectors:
         return "dense"
@@ -26,9 +29,9 @@ def main_kind(card: ModelCard) -> VectorKind:
 
 
 def check_late_interaction(task: Embed, normalize: str = "normalize") -> None:
-    """Vectors of late interaction are as the model makes them. Raises Unsupported where others are asked for.
+    """Check that the task does not change late-interaction vectors, which always come as the model makes them.
 
-    `normalize`: what the dialect calls that field.
+    `normalize` is the dialect's name for that field. Raises Unsupported for other dimensions or no normalization.
     """
     for name, asked in (("dimensions", task.dimensions is not None), (normalize, not task.normalize)):
         if asked:

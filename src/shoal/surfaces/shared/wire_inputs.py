@@ -1,4 +1,4 @@
-"""The JSON of inputs that several dialects embed, texts and pictures, and of the tokens that were read of them."""
+"""JSON types of texts, pictures and token usage, shared by several embeddings dialects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PictureHeaders: TypeAlias = Annotated[
         extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}},
     ),
 ]
-"""Read only where there is a picture to read: a body may hold millions of them."""
+"""Decoded only if there is a picture to fetch, because a body may hold millions of headers."""
 
 
 class ImageLink(msgspec.Struct, kw_only=True):
@@ -25,7 +25,7 @@ class ImageLink(msgspec.Struct, kw_only=True):
 
 
 class InputObject(msgspec.Struct, kw_only=True):
-    """A text or a picture, as Jina writes it, or as OpenAI writes a part of a message."""
+    """A text or a picture, in Jina's form or in the form of OpenAI's message parts."""
 
     type: Literal["text", "input_text", "image", "image_url", "input_image"] | None = None
     text: str | None = None

@@ -1,4 +1,4 @@
-"""The JSON about models: what lists and jobs show, and what loads, unloads and deletes them."""
+"""JSON types for models: lists, jobs, and the requests that load, unload and delete them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ StatusValue = Literal["loaded", "sleeping", "loading", "unloaded", "downloading"
 
 
 class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The words of llama.cpp's router. `sleeping`: put aside to make room, and loaded again by the next request."""
+    """A model's status, in the terms of llama.cpp's router. `sleeping` models were unloaded to free memory; the next
+    request loads them again."""
 
     value: StatusValue
     failed: bool = False
@@ -37,7 +38,7 @@ class ReplicaEntry(msgspec.Struct, kw_only=True):
 
 
 class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A model. What is only known of a loaded one is absent before."""
+    """A model. Fields that are known only after loading are absent before."""
 
     id: str
     object: Literal["model"]
@@ -109,7 +110,7 @@ TextIn = Annotated[
 
 
 class LoadSettings(msgspec.Struct, kw_only=True):
-    """What may be chosen about one load."""
+    """Options of one load."""
 
     backend: Backend | None = None
     text_in: TextIn | None = None
@@ -131,7 +132,7 @@ class Deleted(msgspec.Struct, kw_only=True):
 
 
 class JobStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that takes its time: asked for with `wait=false`, and polled."""
+    """A long-running job, started with `wait=false` and then polled."""
 
     job: Annotated[str, Meta(description="Its id, for GET /jobs/{id}.")]
     action: Literal["load", "download", "unload", "delete", "sleep", "wake"]

@@ -1,4 +1,4 @@
-"""The JSON that several dialects of reranking have in common."""
+"""JSON types shared by several rerank dialects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MaybeDocumentTokens: TypeAlias = (
 
 
 class RankText(msgspec.Struct, kw_only=True):
-    """A text with a name around it. Images are refused by name."""
+    """A text in an object. `image` is always refused."""
 
     text: str
     image: RefusedField = msgspec.UNSET
@@ -52,7 +52,7 @@ class CohereTokens(msgspec.Struct, kw_only=True):
 
 
 class CohereMeta(msgspec.Struct, kw_only=True):
-    """As Cohere's clients read it; nobody is billed."""
+    """Metadata that Cohere's clients read; nothing is billed."""
 
     api_version: ApiVersion
     billed_units: BilledUnits

@@ -1,6 +1,6 @@
-"""The surface of text-embeddings-inference: vectors, scores, the tokenizer, and the model's card.
+"""The API of text-embeddings-inference: vectors, scores, the tokenizer, and the model's card.
 
-/rerank is a surface of its own, because other dialects have that path, too: see `shared.rerank_path`.
+/rerank is a separate surface, because other dialects use that path, too: see `shared.rerank_path`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _TEXT = "What is Deep Learning?"
 
 
 class Tei:
-    """The original knows one model and no names: each route works on the first model that can do it, or on the one
-    that the body names."""
+    """The surface of text-embeddings-inference, without /rerank.
+
+    The original has one model and no model names. Here each route uses the model that the body names, or the first one
+    that can do its task.
+    """
 
     name = "tei"
     error = wire.TeiError
@@ -73,7 +76,7 @@ class Tei:
 
 
 class RerankTexts:
-    """/rerank by `texts`."""
+    """The surface of /rerank with `texts`."""
 
     name = "rerank"
     error = wire.TeiError
@@ -111,7 +114,7 @@ def _vector_operations(vectors: TeiEmbed) -> list[Operation]:
 
 
 def _default_operations(default: TeiDefault) -> list[Operation]:
-    """What the addresses of cloud providers lead to; clients that are given nothing but a server's post to /."""
+    """Build the routes of cloud providers. Clients that have only a server's address post to /."""
     answers = (_DENSE, _SPARSE, *_PREDICTIONS, _RANKS, _SIMILARITIES)
     return [
         *(
@@ -211,7 +214,7 @@ def _batched_operation(
     response: Any,
     example: Any,
 ) -> Operation:
-    """A route that is answered in batches, with what they came to in the headers."""
+    """Build a batched route, whose replies describe the batches in headers."""
     return Operation(
         method="POST",
         path=path,

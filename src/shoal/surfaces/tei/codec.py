@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TeiCodec:
-    """Of the model that stands for the server, or of one by name."""
+    """Tokenizes and decodes with the server's main model, or with a named one."""
 
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
@@ -76,14 +76,14 @@ class TeiCodec:
 
 
 def _prompt_text(facts: ModelFacts | None, name: str | None) -> str:
-    """What the model put before the texts, whose tokens are among those told."""
+    """Return the prompt that the model puts before the texts; the reported tokens include the prompt's."""
     if facts is None:
         return ""
     return facts.prompts.get(name or facts.default_prompt_name or "", "")
 
 
 def _to_byte_offsets(text: str, tokens: Sequence[Token]) -> Sequence[Token]:
-    """The tokens with offsets in the UTF-8 of the text, as the original counts; theirs are in characters."""
+    """Convert the tokens' character offsets to UTF-8 byte offsets, as the original reports."""
     if text.isascii():
         return tokens
     points: Array = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

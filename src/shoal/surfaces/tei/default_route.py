@@ -1,4 +1,4 @@
-"""POST /, /invocations and /vertex of text-embeddings-inference: the model and the body tell which route is meant."""
+"""POST /, /invocations and /vertex of text-embeddings-inference, which route by the model and the body."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Reply]]
 
 MAX_CONCURRENT_INPUTS = 64
-"""Inputs of one request's instances that are answered side by side; an instance of more is answered by itself."""
+"""Maximum inputs of one request's instances processed concurrently; an instance with more is processed alone."""
 
 QUEUE_DIVISOR = 4
-"""One part of so many of the queue is for one such request: it must not be refused for what it holds itself."""
+"""One request uses at most one part in this many of the queue, so that its own instances cannot overload it."""
 
 MAX_REPLY_BYTES = 12 * matrices.MAX_NUMBERS
-"""Of all answers of one request together."""
+"""Maximum bytes of all answers of one request together."""
 
 
 class _Shape(msgspec.Struct, kw_only=True):
-    """What of a body tells where it belongs; the rest is skipped."""
+    """The fields that decide the route of a body; the rest is skipped."""
 
     inputs: UnreadField = msgspec.UNSET
     texts: UnreadField = msgspec.UNSET
@@ -41,8 +41,10 @@ class _Shape(msgspec.Struct, kw_only=True):
 
 
 class TeiDefault:
-    """A body with `texts` reranks, one whose `inputs` is an object compares. Of all others the model decides: it
-    classifies, or gives sparse vectors, or dense ones."""
+    """Routes a body with `texts` to rerank, and one with an object as `inputs` to similarity.
+
+    For all others the model decides: predict, sparse vectors, or dense vectors.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class TeiDefault:
         self._limit = options.max_inputs
         self._shape = msgspec.json.Decoder(_Shape)
         self._at_once = max(1, min(MAX_CONCURRENT_INPUTS, options.max_queue_items // QUEUE_DIVISOR))
-        # Nothing is made of what is inside: it is cut into bodies.
+        # Instances are not decoded here, but split into bodies.
         shell: Any = msgspec.defstruct(
             "TeiVertexRequest", [("instances", msgspec.Raw)], bases=(wire.TeiVertexRequest,), kw_only=True
         )
@@ -72,8 +74,10 @@ class TeiDefault:
         return await endpoint(request)
 
     async def vertex(self, request: Request) -> Reply:
-        """Each instance is a body of its own. They are answered in order, small ones side by side; the first that fails
-        speaks for the request, and none that comes after it begins."""
+        """Answer each instance as a separate body, in order, and small ones concurrently.
+
+        The first failure fails the request, and no later group of instances starts.
+        """
         asked = await self._vertex.decode_async(request.body)
         try:
             instances = await split_objects(memoryview(asked.instances), "instances", self._limit)
@@ -101,7 +105,7 @@ class TeiDefault:
         return Reply(200, [JSON], [*pieces, b"]}"])
 
     async def _answer_instance(self, request: Request, instance: memoryview, at: int) -> list[bytes]:
-        """What the instance is answered. Raises as `default` does, with its place."""
+        """Return the body of an instance's answer. Raises what `default` raises, with the instance's index."""
         one = copy.copy(request)
         one.body = bytes(instance)
         try:
@@ -140,9 +144,9 @@ class TeiDefault:
 
 
 def _group_instances(instances: Sequence[memoryview], most: int) -> Iterator[range]:
-    """Places of neighbours that hold no more than `most` inputs together, or of one alone.
+    """Yield ranges of consecutive instances with at most `most` inputs together, or with one instance.
 
-    A body has no more inputs than commas and one: to count those costs nothing.
+    A body has at most one input more than commas, which are cheap to count.
     """
     start = held = 0
     for at, instance in enumerate(instances):

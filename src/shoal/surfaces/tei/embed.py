@@ -1,4 +1,4 @@
-"""What text-embeddings-inference makes of vectors: /embed, /embed_all, /embed_sparse and /similarity."""
+"""/embed, /embed_all, /embed_sparse and /similarity of text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class TeiEmbed:
-    """The endpoints that answer vectors, or compare them."""
+    """The endpoints that return or compare vectors."""
 
     def __init__(self, gateway: Gateway, options: Options) -> None:
         limit = self._limit = options.max_inputs
         self._gateway = gateway
         self._dense = decoder.Decoder(wire.TeiEmbedRequest, "tei", "inputs", limit)
         self._other = decoder.Decoder(wire.TeiInputsRequest, "tei", "inputs", limit)
-        # The list is inside of an object: it is taken out first, so that it can be decoded in turns.
+        # The list is inside an object, which is taken out first so that the list can be decoded in slices.
         shell: Any = msgspec.defstruct(
             "TeiSimilarityRequest",
             [("inputs", msgspec.Raw)],
@@ -66,7 +66,7 @@ class TeiEmbed:
         return _build_reply(request, card, inputs, result, body)
 
     async def embed_all(self, request: Request) -> Reply:
-        """The vectors of all tokens, as the model gives them before pooling."""
+        """Return the vectors of all tokens, before pooling."""
         card, inputs, result = await self._embed_kind(request, "tokens", default_models.TOKENS)
         matrices.check_matrices(result.token_vectors, "inputs")
         return _build_reply(request, card, inputs, result, await token_vectors.encode_matrices(result.token_vectors))
@@ -76,7 +76,7 @@ class TeiEmbed:
         return _build_reply(request, card, inputs, result, await token_vectors.encode_sparse(result.sparse))
 
     async def similarity(self, request: Request) -> Reply:
-        """The cosine of each sentence with the source."""
+        """Return the cosine similarity of each sentence with the source."""
         asked = await self._comparison.decode_async(request.body)
         compared = await self._sentences.decode_async(bytes(asked.inputs))
         if not compared.sentences:
@@ -126,7 +126,7 @@ def _build_reply(request: Request, card: ModelCard, inputs: Sequence[TextItem], 
 
 
 def _name_sentence(error: ShoalError) -> ShoalError:
-    """Source and sentences are one list of inputs here: the place that is named becomes the field that was sent."""
+    """Replace an error's input index by the field as sent, because source and sentences are one list of inputs."""
     place, message = parse_input_index(error)
     if place is None:
         return error
@@ -134,7 +134,7 @@ def _name_sentence(error: ShoalError) -> ShoalError:
 
 
 def _parse_inputs(given: str | list[Any], limit: int) -> list[TextItem]:
-    """Texts and lists of ids, in any mixture. One bare list of ids is one input, and an empty list is such a one."""
+    """Parse texts and lists of ids, in any mixture. One bare list of ids is one input, also if it is empty."""
     items: list[Any] = [given] if isinstance(given, str) else given
     kinds = set(map(type, items))
     if int in kinds or not items:

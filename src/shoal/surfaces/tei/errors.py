@@ -1,4 +1,4 @@
-"""Errors as text-embeddings-inference tells them."""
+"""Errors in the format of text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from shoal.http import status_codes
 
 
 def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
-    """`error` and `error_type`; plain text where the original's web framework refuses, and no body for a wrong key."""
+    """Render `error` and `error_type`, or plain text where the original's web framework refuses a request.
+
+    Unauthorized has no body.
+    """
     status, error_type = status_codes.find_row(error).tei
     headers = status_codes.headers(error, status)
     if isinstance(error, Unauthorized):

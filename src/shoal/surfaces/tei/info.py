@@ -1,4 +1,4 @@
-"""/info of text-embeddings-inference: the card of a model as the original writes it."""
+"""/info of text-embeddings-inference: a model's card in the original's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POOLINGS = {"lasttoken": "last_token"}
 
 
 class TeiInfo:
-    """Of the model that stands for the server, or of one by name."""
+    """Describes the server's main model, or a named one."""
 
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
@@ -35,7 +35,7 @@ class TeiInfo:
 
 
 def model_type(facts: ModelFacts) -> wire.TeiModelType:
-    """One label makes a reranker, several a classifier; all else embeds."""
+    """Return the type of a model: a reranker (one label), a classifier (several), or an embedder."""
     if {"rerank", "classify"} & set(facts.tasks):
         labels = wire.TeiLabels(
             id2label={str(number): label for number, label in enumerate(facts.labels)},
@@ -49,7 +49,7 @@ def model_type(facts: ModelFacts) -> wire.TeiModelType:
 
 
 def _build_info(name: str, facts: ModelFacts, options: Options) -> wire.TeiInfo:
-    """What a model's own table changes stands in the details of its facts; all else is as the server's settings."""
+    """Build the card. A model's own settings are in the details of its facts; the rest are the server's."""
     details = facts.details
     return wire.TeiInfo(
         model_id=facts.id or name,

@@ -1,4 +1,4 @@
-"""/predict of text-embeddings-inference: the labels of texts, and of pairs of texts."""
+"""/predict of text-embeddings-inference: classifies texts and pairs of texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 LABELS_PER_SLICE = 2048
-"""Pairs of label and score encoded at once: about 2 ms."""
+"""Pairs of label and score encoded at once, in about 2 ms."""
 
 _FORMS = (
     "expected a string, a pair of strings [string, string] or a batch of mixed strings and pairs "
@@ -27,7 +27,7 @@ _FORMS = (
 
 
 class TeiPredict:
-    """`["a", "b"]` is one pair, not two texts: those are `[["a"], ["b"]]`, and only they get a list each."""
+    """The endpoint. `["a", "b"]` is one pair; two texts are `[["a"], ["b"]]`. Only the latter get one list each."""
 
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
@@ -56,7 +56,7 @@ class TeiPredict:
 
 
 def _parse_inputs(given: str | list[str | list[str]]) -> tuple[list[str | TextPair], bool]:
-    """What to classify, and whether it is a batch. Raises WrongType for what is neither text, pair nor batch."""
+    """Return the inputs, and whether they are a batch. Raises WrongType for neither text, pair nor batch."""
     if isinstance(given, str):
         return [given], False
     if not given or any(isinstance(each, str) for each in given):

@@ -1,4 +1,4 @@
-"""What the routes of text-embeddings-inference share: bounds of a request, and the headers of replies."""
+"""Shared code of the text-embeddings-inference routes: limits of a request, and headers of replies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEADER_DOCS = {**batch_headers.HEADER_DOCS, **_TIMING_DOCS}
 
 
 def check_count(count: int, limit: int) -> None:
-    """Raises TooManyInputs in the original's words; of a large body no more than one input too many was counted."""
+    """Raise TooManyInputs with the original's message. In a large body, counting stops one above the limit."""
     if count > limit:
         raise TooManyInputs(f"batch size {count} > maximum allowed batch size {limit}")
 
@@ -43,12 +43,15 @@ def parse_direction(given: str | None) -> Direction:
 
 
 def count_characters(inputs: Sequence[str | Sequence[Any]]) -> int:
-    """Of texts; each token id counts as one. of a pair, those of both."""
+    """Counts the characters of texts and of both texts of a pair; each token id counts as one."""
     return sum(len(each) if isinstance(each, str | list) else sum(map(len, each)) for each in inputs)
 
 
 def build_headers(request: Request, card: ModelCard, count: int, result: Result) -> Headers:
-    """JSON, the batch's facts, and the original's headers in whole milliseconds; `count` is of characters."""
+    """Build the content type, the batch headers, and the original's headers with times in whole milliseconds.
+
+    `count` is the number of characters.
+    """
     facts = result.facts
     total = b"%d" % ((time.monotonic() - request.started) * 1000)
     kind = "+".join(filter(None, (card.facts.backend, card.facts.precision))) if card.facts is not None else "unknown"

@@ -1,4 +1,4 @@
-"""/rerank by `texts`, as text-embeddings-inference has it; the same path by `documents` is another dialect's."""
+"""/rerank with `texts`, as in text-embeddings-inference; `documents` on the same path belong to another dialect."""
 
 from __future__ import annotations
 

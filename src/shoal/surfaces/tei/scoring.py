@@ -1,4 +1,4 @@
-"""Scores as text-embeddings-inference gives them, whatever activation a model names: core/src/infer.rs there."""
+"""Scores as in text-embeddings-inference (core/src/infer.rs), which ignores a model's own activation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shoal.types import Array
 
 
 def apply_activation(logits: Array, *, raw: bool) -> Array:
-    """float32 [items, labels]: a sigmoid of one label, a softmax over several; `raw`: as they are."""
+    """Apply a sigmoid for one label, or a softmax over several, to float32 [items, labels]. `raw` skips it."""
     if raw:
         return logits
     if logits.shape[1] == 1:
-        with np.errstate(over="ignore"):  # exp of a large number is infinity, and one divided by that is right
+        with np.errstate(over="ignore"):  # exp may overflow to infinity, and 1 / infinity is the right score
             scores: Array = 1 / (1 + np.exp(-logits))
         return scores
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -21,5 +21,5 @@ def apply_activation(logits: Array, *, raw: bool) -> Array:
 
 
 def sort_descending(scores: Array) -> list[int]:
-    """Places of a row of scores, the highest first; of equal ones the later place comes first, as in the original."""
+    """Return the indices of a row of scores, highest first. On ties the later index is first, as in the original."""
     return np.argsort(scores, kind="stable")[::-1].tolist()  # type: ignore[no-any-return]  # a list of int

@@ -1,4 +1,4 @@
-"""Vectors of tokens and of vocabularies as text-embeddings-inference writes them, some milliseconds at a time."""
+"""Encode token vectors and sparse vectors as text-embeddings-inference does, a few milliseconds at a time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.types import Array, SparseVector
 T = TypeVar("T")
 
 SLICE_NUMBERS = 32_768
-"""Numbers encoded at once: about a millisecond."""
+"""Numbers encoded at once, in about a millisecond."""
 
 SLICE_ENTRIES = 2048
-"""Entries of sparse vectors encoded at once: about 2 ms."""
+"""Entries of sparse vectors encoded at once, in about 2 ms."""
 
 
 async def encode_matrices(each: list[Array]) -> bytes | list[bytes]:
-    """`[[[...], ...], ...]` of float32 [l, width]. Takes the matrices out of the list as it goes."""
+    """Encode float32 [l, width] matrices as `[[[...], ...], ...]`. Remove them from the list as they are encoded."""
 
     def slices(index: int) -> Iterator[tuple[int, bytes]]:
         rows = matrices.take_matrix(each, index)
@@ -32,7 +32,7 @@ async def encode_matrices(each: list[Array]) -> bytes | list[bytes]:
 
 
 async def encode_sparse(each: Sequence[SparseVector]) -> bytes | list[bytes]:
-    """`[[{"index":...,"value":...}, ...], ...]`, without weights of zero."""
+    """Encode sparse vectors as `[[{"index":...,"value":...}, ...], ...]`, without zero weights."""
 
     def slices(vector: SparseVector) -> Iterator[tuple[int, bytes]]:
         there = vector.values != 0
@@ -49,8 +49,11 @@ async def encode_sparse(each: Sequence[SparseVector]) -> bytes | list[bytes]:
 async def _encode_arrays(
     each: Sequence[T], slices: Callable[[T], Iterator[tuple[int, bytes]]], most: int, least: int
 ) -> bytes | list[bytes]:
-    """A JSON array of arrays. `slices` answers the inside of one, in pieces with their sizes; after `most` in all the
-    loop has its turn. An array counts `least` for itself, which is about what its making costs."""
+    """Encode a JSON array of arrays.
+
+    `slices` yields the content of one array in pieces, each with its size. After a total size of `most`, the event loop
+    gets to run. Each array adds `least` to the total, about the cost of creating it.
+    """
     pieces: list[bytes] = []
     written, since = [b"["], 0
     for index, one in enumerate(each):

@@ -1,7 +1,7 @@
-"""The JSON of text-embeddings-inference, as router/src/http/types.rs of
-https://github.com/huggingface/text-embeddings-inference has it.
+"""JSON types of text-embeddings-inference, from router/src/http/types.rs of
+https://github.com/huggingface/text-embeddings-inference.
 
-`model` is Shoal's own: the original serves one model and knows no names.
+`model` is Shoal's addition: the original serves one model and has no model names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TeiEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class TeiInputsRequest(msgspec.Struct, kw_only=True):
-    """Texts whose vectors cannot be scaled or cut."""
+    """Texts for vectors that cannot be normalized or cut."""
 
     inputs: Inputs
     truncate: MaybeTruncate = None
@@ -139,7 +139,7 @@ class TeiDecodeRequest(msgspec.Struct, kw_only=True):
 
 
 class TeiDefaultRequest(msgspec.Struct, kw_only=True):
-    """What the default model's own route takes: `query` and `texts` where it reranks, else `inputs`."""
+    """The fields of the default model's own route: `query` and `texts` for a reranker, else `inputs`."""
 
     inputs: Annotated[Any, Meta(description="As for /embed, /embed_sparse, /predict or /similarity.")] = None
     query: str | None = None
@@ -173,7 +173,7 @@ class TeiLabels(msgspec.Struct, kw_only=True):
 
 
 class TeiModelType(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One of the three."""
+    """The type of a model. Exactly one field is present."""
 
     embedding: TeiPooling | msgspec.UnsetType = msgspec.UNSET
     classifier: TeiLabels | msgspec.UnsetType = msgspec.UNSET

@@ -1,4 +1,4 @@
-"""The surface of vLLM's pooling models: /score, /classify and /pooling. What of it ranks documents is in `rerank`."""
+"""vLLM's API for pooling models: /score, /classify and /pooling. Its rerank routes are in `rerank`."""
 
 from __future__ import annotations
 

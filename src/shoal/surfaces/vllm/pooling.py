@@ -1,4 +1,4 @@
-"""POST /pooling of vLLM: what a model makes of texts, whatever that is."""
+"""POST /pooling of vLLM, which returns whatever a model computes for texts: vectors or label scores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class Pooling:
         return score_replies.build_reply(request, "pool", card.name, body, result)
 
     async def _find_model(self, request: Request, asked: PoolingRequest) -> ModelCard:
-        """By name, else the default for the task; without a task for vectors, and for scores where nothing embeds."""
+        """Find the named model, else the task's default.
+
+        Without a task, it is the default for embedding, or for classification if no model embeds.
+        """
         default: TaskKind = "classify" if asked.task == "classify" else "embed"
         try:
             return await default_models.find_default_model(self._gateway, request, asked.model, default)

@@ -1,4 +1,4 @@
-"""How vLLM's pooling routes tell what they found: one envelope around all of them."""
+"""Build the replies of vLLM's pooling routes, which share one envelope."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 
 def get_labels(gateway: Gateway, model: str) -> tuple[str, ...]:
-    """Of a model that just classified, in the order of its scores."""
+    """Return the labels of a model that just classified, in the order of its scores."""
     facts = gateway.model(model).facts
     return facts.labels if facts is not None else ()
 
 
 def build_reply(request: Request, prefix: str, model: str, listed: Body, result: Result, kind: str = "list") -> Reply:
-    """`listed` is the JSON array of the entries, `kind` the value of `object`. The id is the request's own, which the
-    log has, behind `prefix`."""
+    """Build the reply. `listed` is the JSON array of the entries, `kind` the value of `object`.
+
+    The id is `prefix` and the request's id, which is also in the log.
+    """
     head = {"id": f"{prefix}-{request.id}", "object": kind, "created": int(time.time()), "model": model}
     body = ranking.wrap_body(
         ranking.open_object(head, "data"), listed, ranking.close_object({"usage": _count_usage(result)})

@@ -1,4 +1,4 @@
-"""The JSON of vLLM's /score, /classify and /pooling."""
+"""JSON types of vLLM's /score, /classify and /pooling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PoolingOptions(msgspec.Struct, kw_only=True):
 
 
 class ScoreRequest(PoolingOptions, kw_only=True):
-    """Two sides, under any of these names: one text and many, or as many as many."""
+    """Two sides, under any of these pairs of names: one text against many, or two lists of equal length."""
 
     text_1: MaybeTexts = None
     text_2: MaybeTexts = None

@@ -1,12 +1,10 @@
-"""PyTorch: any text model that transformers knows, straight from its folder; on a GPU in 16 bits, else on the CPU in
-f32. The GPU path, and the fallback for what has no graph.
+"""The PyTorch engine runs any text model that transformers supports, straight from its folder.
 
-No pickle is read and no code of a model is run: weights are safetensors, architectures those of transformers. Pooling
-and heads run on the device in f32, so that only results travel. A batch without padding goes without a mask, because
-PyTorch's flash attention takes none.
-
-On a GPU two batches are in flight on one stream: while one computes, the other is prepared and queued behind it. On the
-CPU there is one, because its operators use all threads.
+It runs on a GPU in 16 bits, else on the CPU in f32. It is the GPU path, and the fallback for models without a graph. It
+reads no pickles and runs no model code: weights are safetensors, and architectures are those of transformers. Pooling
+and heads run on the device in f32, so that only results are transferred. A batch without padding is run without a mask,
+because PyTorch's flash attention takes none. On a GPU two batches are in flight on one stream: while one computes, the
+other is prepared and queued behind it. On the CPU there is one, because its operators use all threads.
 """
 
 from shoal.backends.local.torch.engine import open

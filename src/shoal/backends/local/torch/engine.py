@@ -1,4 +1,4 @@
-"""Loading, precision and batches in flight of the torch engine."""
+"""Loading, precision and concurrent batches of the torch engine."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from shoal.specs import TextSpec
 from shoal.types import Array, compute_digest
 
 CUDA_SLOTS = 2
-"""One batch computes; the other is copied to the device and queued behind it. A third would only wait."""
+"""One batch computes while the other is copied to the device and queued behind it. A third would only wait."""
 
 CUDA_STEP = 8
-"""Lengths on a GPU are multiples of this: the kernels for 16 bits want aligned rows."""
+"""Lengths on a GPU are multiples of this: the 16-bit kernels want aligned rows."""
 
 HALVES: tuple[Literal["fp16", "bf16"], ...] = ("fp16", "bf16")
 """Precisions that `auto` tries, in this order: fp16 is eight times as fine, bf16 never overflows."""
 
 
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
-    """Load a model's folder and time it. The contract is `shoal.backends.Open`'s; `options.spec` is needed."""
+    """Load and time a model's folder. Implements `OpenEngine` of `shoal.backends.local.engines`; needs `options.spec`.
+    """
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise MissingExtra("the engine torch", "torch")
@@ -82,7 +83,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         return Lanes(slots)
 
     def end() -> None:
-        pool.shutdown(wait=False)  # its threads have nothing left to do by then
+        pool.shutdown(wait=False)  # its threads are idle by then
         network.free()
 
     plan = shapes(lengths or length_buckets(positions), size_buckets(options.max_batch_size), options.max_batch_tokens)
@@ -101,7 +102,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """Where a network runs: `name` as torch says it, `title` for people."""
+    """The device of a network. `name` is torch's name, `title` the one to show."""
 
     name: str
     title: str
@@ -114,14 +115,14 @@ class _Device:
         return self.name != "cpu"
 
     def init_thread(self) -> None:
-        """Called once on each thread that computes; the number of threads is kept per thread."""
+        """Initialize a compute thread, because torch keeps the number of threads per thread."""
         import torch
 
         if not self.cuda:
             torch.set_num_threads(self.threads)
 
     def check_alive(self) -> None:
-        """Raise BackendError when the device does nothing any more, as a GPU does after some errors."""
+        """Raise BackendError if the device no longer works, as happens to a GPU after some errors."""
         import torch
 
         try:
@@ -150,7 +151,7 @@ class _LoadedNetwork:
 
 
 def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOptions) -> _LoadedNetwork:
-    """Load in the precision asked for, or found to agree. Raises ModelFileError and ConfigError."""
+    """Load in the configured precision, or in one that passes the check. Raises ModelFileError and ConfigError."""
     device = _pick_device(options)
 
     def network(precision: str) -> Network:
@@ -194,7 +195,7 @@ def _cache_key(device: _Device, precision: str, samples: Sequence[Tensors]) -> s
 
 
 def _run_samples(network: Network, ports: Sequence[Port], options: EngineOptions) -> list[Mapping[str, Array]]:
-    """What the network answers for the samples, to be compared."""
+    """Run the samples and return the outputs for comparison."""
     assert options.spec is not None
     rows: list[Mapping[str, Array]] = []
     for sample in options.samples:
@@ -205,9 +206,9 @@ def _run_samples(network: Network, ports: Sequence[Port], options: EngineOptions
 
 
 class _NetworkWorker:
-    """A Worker: one batch at a time on a thread of the pool, which has one for each slot.
+    """A Worker that runs one batch at a time on a thread of the pool, which has one thread per slot.
 
-    `turn` is held while a batch is put onto the device, so that its work there is not mixed with another's.
+    `turn` is held while a batch is put onto the device, so that its work there does not mix with another's.
     """
 
     def __init__(self, network: Network, device: _Device, pool: ThreadPoolExecutor, turn: threading.Lock) -> None:
@@ -235,7 +236,7 @@ class _NetworkWorker:
     def _work(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
         try:
             self._outcome = self._on_gpu(feeds, outputs) if self._device.cuda else self._on_cpu(feeds, outputs)
-        except Exception as error:  # raised again by `result`, on the loop's side
+        except Exception as error:  # raised again by `result`, on the event loop's side
             self._outcome = error.with_traceback(None)  # its frames would keep the batch's memory
         done()
 
@@ -244,7 +245,8 @@ class _NetworkWorker:
         return {name: found[name].numpy() for name in outputs}
 
     def _on_gpu(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
-        """The copy back is queued behind the batch, and waited for without keeping the next batch from the device."""
+        """Run a batch and queue the copy back behind it. Waiting for the copy does not keep the next batch off the
+        device."""
         import torch
 
         with self._turn:

@@ -1,4 +1,4 @@
-"""A model's folder as its author published it: which parts a TextSpec says it has, and where their weights lie."""
+"""Locates the parts of a model and their weights in a published folder, as its TextSpec describes them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _INDEX = json_decoder(_Index)
 
 
 def find_parts(spec: TextSpec) -> PartsSpec:
-    """What stands around the encoder. The spec alone says it: the files of the folder are read once, when a model is
-    stored, so that two readings cannot differ. Where nobody read them, it is an encoder at the folder's top and its
-    pooling, and nothing else.
+    """Return the parts around the encoder.
 
-    Raises ModelFileError for a spec that has more than that, and does not say where it lies or contradicts itself.
+    Only the spec decides: the folder's files are read once, when a model is stored, so that two readings cannot differ.
+    Without parts in the spec, it is an encoder at the top of the folder and its pooling, nothing else. Raises
+    ModelFileError for a spec that contradicts itself, or has more parts without saying where they are.
     """
     parts = spec.parts or PartsSpec()
     dense = spec.dimension and spec.score is None
@@ -48,8 +48,8 @@ def find_parts(spec: TextSpec) -> PartsSpec:
 
 
 def find_weights(folder: Path, path: str, tensor: str) -> Path:
-    """The safetensors file of a module that holds `tensor`: the one of all its weights, or the shard that an index
-    names. Raises ModelFileError when there is none."""
+    """Return the safetensors file of a module that holds `tensor`: the single file, or the shard that an index names.
+    Raises ModelFileError if there is none."""
     file, index = folder / path / WEIGHTS, folder / path / INDEX
     if file.is_file():
         return file

@@ -1,6 +1,6 @@
-"""From token vectors to what a TextSpec promises, on the device and in f32: pooling, modules, sparse and multi vectors.
+"""Computes a TextSpec's outputs from token vectors, on the device in f32: pooling, modules, sparse and multi vectors.
 
-Token vectors may be of 16 bits; they are added up in f32 and never copied as f32 whole.
+Token vectors may have 16 bits. They are summed in f32 and never copied to f32 as a whole.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Tensor: TypeAlias = Any
 """A torch.Tensor; PyTorch is no dependency of the type checker."""
 
 NORM_EPS = 1e-5
-"""torch.nn.LayerNorm's default, which sentence-transformers' LayerNorm module keeps."""
+"""The default of torch.nn.LayerNorm, which sentence-transformers' LayerNorm module keeps."""
 
 SHORTEST = 1e-12
-"""Least length that a vector is divided by, as in torch.nn.functional.normalize."""
+"""Minimum length that a vector is divided by, as in torch.nn.functional.normalize."""
 
 
 class Linear:
-    """`activation(x @ weight.T + bias)` in f32. `residual` None adds nothing to it, a matrix x @ residual.T, and True
-    x itself."""
+    """Computes `activation(x @ weight.T + bias)` in f32, plus a residual: nothing if `residual` is None, x @ residual.T
+    for a matrix, and x for True."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, activation: str, residual: Tensor | Literal[True] | None = None
@@ -66,10 +66,11 @@ Module: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Heads:
-    """What a model has after its encoder, with the weights on `device`."""
+    """The modules after a model's encoder, with the weights on `device`."""
 
     def __init__(self, folder: Path, spec: TextSpec, device: str) -> None:
-        """Raises ModelFileError for weights that are missing, unreadable or of other sizes than the spec's."""
+        """Load the modules. Raises ModelFileError for weights that are missing, unreadable or of other sizes than in
+        the spec."""
         parts = find_parts(spec)
         self._spec = spec
         self._modes = spec.pooling.split("+")
@@ -81,7 +82,7 @@ class Heads:
             self._multi = [*(_load_module(folder, step, device) for step in parts.late), normalize]
 
     def compute(self, tokens: Tensor, mask: Tensor, pooling_mask: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-        """The `wanted` outputs, f32, of token vectors [b, l, width]; masks are integers [b, l]."""
+        """Return the `wanted` outputs, f32, of token vectors [b, l, width]. The masks are integers [b, l]."""
         spec = self._spec
         found: dict[str, Tensor] = {}
         if wanted & {spec.sentence_embedding, spec.pooled}:
@@ -98,9 +99,9 @@ class Heads:
         return found
 
     def splade_weights(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """SPLADE's weights, f32 [b, vocabulary], of logits [b, l, vocabulary], which are overwritten.
+        """Return SPLADE's weights, f32 [b, vocabulary], of logits [b, l, vocabulary], which are overwritten.
 
-        The logarithm grows with its argument, so where the largest counts it is taken of that alone.
+        The logarithm is monotonic, so for the maximum it is taken of the largest logit only.
         """
         strategy, activation = self._splade
         left_out = (mask == 0).unsqueeze(-1)
@@ -126,12 +127,12 @@ def _cut(dimension: int) -> Module:
 
 
 def _first(tokens: Tensor, mask: Tensor) -> Tensor:
-    """The first token that the mask keeps; token 0 when it keeps none."""
+    """Return the first token that the mask keeps, or token 0 if it keeps none."""
     return _pick(tokens, (mask > 0).int().argmax(1))
 
 
 def _last(tokens: Tensor, mask: Tensor) -> Tensor:
-    """The last token that the mask keeps; zeros when it keeps none."""
+    """Return the last token that the mask keeps, or zeros if it keeps none."""
     kept = (mask > 0).int()
     last = mask.shape[1] - 1 - kept.flip(1).argmax(1)
     return _pick(tokens, last).masked_fill(kept.sum(1, keepdim=True) == 0, 0.0)
@@ -144,7 +145,7 @@ def _pick(tokens: Tensor, at: Tensor) -> Tensor:
 
 
 def _max(tokens: Tensor, mask: Tensor) -> Tensor:
-    """The largest value of each dimension; zeros when the mask keeps no token."""
+    """Return the largest value of each dimension, or zeros if the mask keeps no token."""
     left_out = (mask == 0).unsqueeze(-1)
     highest = tokens.masked_fill(left_out, float("-inf")).amax(1).float()
     return highest.masked_fill(mask.sum(1, keepdim=True) == 0, 0.0)
@@ -159,7 +160,7 @@ def _mean_sqrt_len(tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def _weighted_mean(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Weights 1, 2, 3, ... by position; a prompt that is left out keeps its numbers."""
+    """Average with weights 1, 2, 3, ... by position. A prompt that is left out still counts in the positions."""
     import torch
 
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)
@@ -174,7 +175,7 @@ def _sum(tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def _zero_masked(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Zeros where the mask keeps nothing, whatever stands there: it may be NaN."""
+    """Set masked tokens to zero, even if they are NaN."""
     return tokens.masked_fill((mask == 0).unsqueeze(-1), 0.0)
 
 
@@ -186,11 +187,11 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "weightedmean": _weighted_mean,
     "lasttoken": _last,
 }
-"""Pooling mode to f32 [b, width] of token vectors [b, l, width] and an integer mask [b, l]."""
+"""Maps a pooling mode to its function: f32 [b, width] from token vectors [b, l, width] and an integer mask [b, l]."""
 
 
 def get_activation(name: str) -> Module:
-    """By the names of `TextSpec.modules`. Raises ModelFileError for one that is not known."""
+    """Return an activation by its name in `TextSpec.modules`. Raises ModelFileError for an unknown one."""
     import torch
     from torch.nn import functional
 
@@ -227,7 +228,8 @@ def _load_module(folder: Path, step: LayerSpec, device: str) -> Module:
 
 
 def _load_tensor(folder: Path, step: LayerSpec, tensor: str, shape: tuple[int, ...], device: str) -> Tensor:
-    """One tensor of a module, as f32 on the device. Raises ModelFileError when it is absent or of another shape."""
+    """Load one tensor of a module as f32 onto the device. Raises ModelFileError if it is missing or of another shape.
+    """
     from safetensors import SafetensorError, safe_open
 
     place = folder / step.file if step.file else find_weights(folder, step.path, tensor)

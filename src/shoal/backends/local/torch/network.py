@@ -1,4 +1,4 @@
-"""A model's folder as a network on a device: named arrays in, named tensors out."""
+"""Runs a model's folder as a network on a device: named arrays in, named tensors out."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ Model: TypeAlias = Any
 """A transformers.PreTrainedModel; transformers is no dependency of the type checker."""
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""Precision by Shoal's names to torch's."""
+"""Maps Shoal's precision names to torch's."""
 
 PRECISIONS = {name: precision for precision, name in DTYPES.items()}
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _ENCODER_DECODERS = ("t5", "mt5", "umt5")
-"""Architectures of an encoder and a decoder, of which embedders have the encoder alone."""
+"""Encoder-decoder architectures of which embedders have only the encoder."""
 
 _POSITIONS = ("position_embeddings", "wpe", "embed_positions")
-"""What transformers calls a table of positions."""
+"""Names of position tables in transformers."""
 
 
 _loading = threading.RLock()
-"""transformers imports an architecture on its first use, and sets the default dtype and the initializers of the whole
-process while it builds a model: one load at a time."""
+"""Serializes loading: transformers imports an architecture on first use, and sets the default dtype and the
+initializers of the whole process while it builds a model."""
 
 
 class BatchCancelled(RuntimeError):
-    """A batch was stopped on the way, because nobody waits for it any more."""
+    """A batch was stopped halfway because nobody waits for it any more."""
 
 
 class Network:
     """A loaded model with its heads. `run` may be called from several threads."""
 
     def __init__(self, folder: Path, spec: TextSpec, precision: str, device: str) -> None:
-        """Loads the model. Raises ModelFileError when transformers cannot, or when weights are missing."""
+        """Load the model. Raises ModelFileError if transformers cannot load it or weights are missing."""
         self.precision = precision
         self.device = device
         self._spec = spec
@@ -60,11 +60,11 @@ class Network:
 
     @property
     def attention(self) -> str:
-        """The implementation of attention that transformers chose."""
+        """The attention implementation that transformers chose."""
         return str(getattr(self._model.config, "_attn_implementation", "") or "own")
 
     def check(self, feeds: Tensors) -> None:
-        """Raise ValueError for numbers outside the model's tables: on a GPU they would end all later work."""
+        """Raise ValueError for numbers outside the model's tables: on a GPU they would break all later work."""
         for name, size in self._bounds.items():
             if name in feeds and (feeds[name].min() < 0 or feeds[name].max() >= size):
                 raise ValueError(f"{name} has {feeds[name].min()} to {feeds[name].max()}, the table 0 to {size - 1}")
@@ -73,7 +73,7 @@ class Network:
             raise ValueError(f"{length} tokens, the model has {self.positions} positions")
 
     def run(self, feeds: Tensors, outputs: Sequence[str], stop: threading.Event) -> dict[str, Tensor]:
-        """The outputs as f32 tensors on the device. On a GPU they may still be under way.
+        """Return the outputs as f32 tensors on the device. On a GPU they may still be in progress.
 
         Raises BatchCancelled soon after `stop` is set, and whatever torch raises.
         """
@@ -94,7 +94,8 @@ class Network:
             return self._read_outputs(answer, masks, set(outputs))
 
     def free(self) -> None:
-        """Let go of the weights at once: a model holds cycles, which would keep them until the next collection."""
+        """Release the weights at once: a model has reference cycles, which would keep them until the next garbage
+        collection."""
         import torch
 
         for tensor in (*self._model.parameters(), *self._model.buffers()):
@@ -126,7 +127,7 @@ class Network:
 
 
 def published_precision(folder: Path, spec: TextSpec) -> str:
-    """The precision that a model's config.json says its weights have. Raises ModelFileError."""
+    """Return the precision of the weights according to the model's config.json. Raises ModelFileError."""
     config = _config(folder / find_parts(spec).encoder)
     return PRECISIONS.get(str(config.dtype).rpartition(".")[2], "f32") if config.dtype is not None else "f32"
 
@@ -137,7 +138,7 @@ def _config(folder: Path) -> Any:
 
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # transformers lets through whatever its own code for a model raises
+        except Exception as error:  # transformers does not catch what its model classes raise
             raise _load_error(error) from error
     if getattr(config, "auto_map", None):
         raise ModelFileError(
@@ -158,7 +159,7 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # what it would warn of is an error here
+    transformers.utils.logging.set_verbosity_error()  # its warnings are errors here
     place = folder / find_parts(spec).encoder
     config = _config(place)
     optional = ""
@@ -169,7 +170,7 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
     else:
         halved = config.is_encoder_decoder or config.model_type in _ENCODER_DECODERS
         kind = transformers.AutoModelForTextEncoding if halved else transformers.AutoModel
-        optional = "pooler."  # nothing reads it here, and many embedders come without
+        optional = "pooler."  # nothing reads the pooler here, and many embedders come without
     try:
         model, told = kind.from_pretrained(
             place,
@@ -180,7 +181,7 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
             dtype=getattr(torch, DTYPES[precision]),
             output_loading_info=True,
         )
-    except Exception as error:  # transformers lets through whatever its own code for a model raises
+    except Exception as error:  # transformers does not catch what its model classes raise
         raise _load_error(error) from error
     missing = [name for name in told["missing_keys"] if not optional or optional not in name]
     if missing or told["mismatched_keys"]:
@@ -203,14 +204,14 @@ def _load_error(error: Exception) -> ModelFileError:
 
 
 def _layers(model: Model) -> list[Any]:
-    """The repeated blocks of a model: between them a batch can be given up."""
+    """Return the repeated blocks of a model. A batch can be canceled between them."""
     from torch.nn import ModuleList
 
     return [layer for part in model.modules() if isinstance(part, ModuleList) for layer in part]
 
 
 def _bounds(model: Model) -> dict[str, int]:
-    """Input name to the rows of the table that its numbers are looked up in."""
+    """Map input names to the number of rows in the table that their values index."""
     bounds = {"input_ids": int(model.get_input_embeddings().num_embeddings)}
     part: Any
     for name, part in model.named_modules():
@@ -220,7 +221,7 @@ def _bounds(model: Model) -> dict[str, int]:
 
 
 def _positions(model: Model) -> int:
-    """Tokens that the table of positions has room for; 0 without a table. RoBERTa's starts behind its padding row."""
+    """Return the number of positions in the position table, or 0 without one. RoBERTa's start after its padding row."""
     part: Any
     for name, part in model.named_modules():
         if name.rpartition(".")[2] in _POSITIONS and hasattr(part, "num_embeddings"):
@@ -230,7 +231,7 @@ def _positions(model: Model) -> int:
 
 
 def _fill_empty_rows(mask: Any) -> Any:
-    """The mask with the first token kept in rows that keep none: attention to nothing is NaN."""
+    """Return the mask with the first token kept in rows that keep none, because attention to nothing is NaN."""
     empty = ~mask.any(axis=1)
     if not empty.any():
         return mask

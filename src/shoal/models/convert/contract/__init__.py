@@ -1,4 +1,4 @@
-"""The loader contract: which files of a model decide on its vectors, and what they say."""
+"""The loader contract: which files of a model determine its vectors, and what they say."""
 
 from shoal.models.convert.contract.reader import read_contract, shipped_graph
 from shoal.models.convert.contract.types import Contract, Dense, Encoder, LayerNorm, Normalize, Pooling

@@ -1,7 +1,7 @@
-"""Sequence classifiers and cross-encoders: labels, activation and head, as their files say.
+"""Read sequence classifiers and cross-encoders: labels, activation and head, as their files say.
 
-Two libraries save them, and a model is what its files say that it is. The files of a cross-encoder of
-sentence-transformers name that library; any other `...ForSequenceClassification` is a classifier of transformers.
+Two libraries save them. Files that name sentence-transformers as their library are those of a cross-encoder; any other
+`...ForSequenceClassification` is a transformers classifier.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _HEADS = {
     "distilbert": _Head("pre_classifier", "relu", "classifier"),
     "electra": _PROJECTED._replace(activation="gelu"),
 }
-"""By model_type: how transformers' class for it names and shapes its head."""
+"""By model_type: the names and shape of the head in transformers' class."""
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether sentence-transformers saved the folder as a cross-encoder (since its version 5.4; older ones look like
-    a classifier of transformers with a key more)."""
+    """Whether sentence-transformers saved the folder as a cross-encoder (since version 5.4; older ones look like a
+    transformers classifier with one more key)."""
     config = read_object(folder, SENTENCE_TRANSFORMERS)
     return config is not None and config.data.get("model_type") == "CrossEncoder"
 
 
 def cross_encoder_path(folder: Path) -> str:
-    """The folder of a saved cross-encoder's transformer. Raises ModelFileError where more than that scores."""
+    """Return the folder of a saved cross-encoder's transformer. Raises ModelFileError if it has other modules too."""
     listed = read_json(folder, MODULES)
     if listed is None:
         return ""
@@ -86,10 +86,10 @@ def _is_transformer(kind: str) -> bool:
 
 
 def read_classifier(folder: Path, config: JsonFile, encoder: Encoder | None, prefix: str) -> Classifier | None:
-    """The head that the files describe; None for a model that is neither classifier nor cross-encoder.
+    """Read the head from the files; None for a model that is neither classifier nor cross-encoder.
 
-    `config` is config.json, `prefix` the path before the names of the files beside it. Raises ModelFileError naming
-    the key for labels and activations that cannot be served.
+    `config` is config.json, `prefix` the path before the names of the files beside it. Raises ModelFileError naming the
+    key for labels and activations that cannot be served.
     """
     saved = read_object(folder, SENTENCE_TRANSFORMERS) if is_cross_encoder(folder) else None
     architectures = config.texts("architectures") or [""]
@@ -112,9 +112,8 @@ def read_classifier(folder: Path, config: JsonFile, encoder: Encoder | None, pre
 
 
 def read_labels(config: JsonFile) -> tuple[str, ...]:
-    """`id2label` in the order of its numbers; without it LABEL_0, LABEL_1 and so on, `num_labels` of them, or 2 as in
-    transformers. Raises ModelFileError for more than can be served, and for labels that are no names or not unique.
-    """
+    """Return `id2label` in numeric order; without it LABEL_0, LABEL_1 and so on, `num_labels` of them, or 2 as in
+    transformers. Raises ModelFileError for too many labels, and for labels that are not valid names or not unique."""
     if "id2label" not in config:
         count = config.integer("num_labels", 2, least=1)
         if count > _MOST_LABELS:
@@ -137,17 +136,16 @@ def read_labels(config: JsonFile) -> tuple[str, ...]:
 
 
 def read_activation(config: JsonFile, saved: JsonFile | None, labels: int) -> ScoreActivation:
-    """What turns logits into scores, where raw ones were not asked for.
+    """Return the activation that turns logits into scores, unless raw scores are requested.
 
-    1. An activation that sentence-transformers wrote down, by a name that starts with `torch.` (others are code of
-       the model's own, which that library ignores too): `activation_fn` of config_sentence_transformers.json
-       (`saved`), of config.json's `sentence_transformers`, or the older `sbert_ce_default_activation_function`.
-    2. One label: sigmoid. So say sentence-transformers and Text Embeddings Inference, whatever the problem_type is,
-       and a sigmoid changes no order.
+    1. An activation stored by sentence-transformers, with a name that starts with `torch.` (others are the model's own
+       code, which that library ignores too): `activation_fn` of config_sentence_transformers.json (`saved`), of
+       config.json's `sentence_transformers`, or the older `sbert_ce_default_activation_function`.
+    2. One label: sigmoid. sentence-transformers and Text Embeddings Inference do so, whatever the problem_type, and a
+       sigmoid changes no order.
     3. A cross-encoder of sentence-transformers with several labels: identity, that library's rule.
-    4. A classifier of transformers with several labels: by its problem_type, as that library's pipeline for text
-       classification does: softmax, also where none is given; sigmoid for multi_label_classification; identity for
-       regression.
+    4. A transformers classifier with several labels: by its problem_type, as that library's text-classification
+       pipeline does: softmax, also if none is given; sigmoid for multi_label_classification; identity for regression.
     """
     named = _find_activation(config, saved)
     if named is not None:
@@ -181,13 +179,13 @@ def _find_activation(config: JsonFile, saved: JsonFile | None) -> ScoreActivatio
 
 
 def _is_old_cross_encoder(config: JsonFile) -> bool:
-    """Before they had a file of their own, cross-encoders left a key in config.json, maybe null."""
+    """Whether config.json has the key, possibly null, that cross-encoders had before they got a file of their own."""
     return bool({"sentence_transformers", "sbert_ce_default_activation_function"} & set(config.data))
 
 
 def tells_segments(folder: Path, prefix: str) -> bool:
-    """Whether the tokenizer gives token_type_ids to the model, as transformers' BERT and DeBERTa tokenizers do unless
-    told not to, and those of the RoBERTa kind, and of no kind since its version 5, do not."""
+    """Whether the tokenizer passes token_type_ids to the model. transformers' BERT and DeBERTa tokenizers do unless
+    configured not to; those of the RoBERTa kind, and of no kind since version 5, do not."""
     config = read_object(folder, f"{prefix}tokenizer_config.json")
     if config is None:
         return True

@@ -1,4 +1,4 @@
-"""The Dense module of sentence-transformers and PyLate: a linear layer, over a sentence's vector or over each token's.
+"""Read the Dense module of sentence-transformers and PyLate: a linear layer over a sentence's or each token's vector.
 
 A Dense without an activation_function has Tanh in sentence-transformers and none in PyLate.
 """
@@ -41,9 +41,9 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def read_dense(folder: Path, entry: Entry, *, of: str = SENTENCE, unsaid: str = SENTENCE) -> Dense:
-    """The layer that the entry names, working on `of`; `unsaid`: what it works on where its file does not tell.
+    """Read the layer of an entry, which must work on `of`; `unsaid`: what it works on if its file does not say.
 
-    Raises ModelFileError for settings that change the vectors and are not known.
+    Raises ModelFileError for unknown settings that change the vectors.
     """
     config = module_config(folder, entry)
     config.only(_KEYS)
@@ -63,7 +63,7 @@ def read_dense(folder: Path, entry: Entry, *, of: str = SENTENCE, unsaid: str = 
 
 
 def check_names(config: JsonFile, *, of: str = SENTENCE, unsaid: str = SENTENCE) -> None:
-    """Refuse a module that reads or writes other vectors than `of`."""
+    """Reject a module that reads or writes other vectors than `of`."""
     read = config.text("module_input_name", unsaid)
     for key, name in (("module_input_name", read), ("module_output_name", config.text("module_output_name", read))):
         if name != of:

@@ -1,4 +1,4 @@
-"""config.json of the families that Shoal builds; anything that would change the vectors and is not known is refused."""
+"""Read config.json of the families that Shoal builds; reject anything unknown that would change the vectors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MPNET_BUCKETS = 32
 
 
 def read_encoder(config: JsonFile) -> Encoder:
-    """The encoder that config.json describes. Raises ModelFileError naming the key for any that is not known."""
+    """Read the encoder from config.json. Raises ModelFileError naming the key for an unknown one."""
     model_type = config.text("model_type")
     kind = _KINDS.get(model_type)
     if kind is None:
@@ -95,7 +95,7 @@ def _distilbert(config: JsonFile, kind: _Kind) -> Encoder:
 
 def _pad_id(config: JsonFile, kind: _Kind) -> int:
     if kind.family == "mpnet":
-        # transformers' MPNet derives positions from row 1 whatever pad_token_id says.
+        # transformers' MPNet derives positions from row 1, whatever pad_token_id says.
         if config.integer("pad_token_id", _MPNET_PAD) != _MPNET_PAD:
             raise config.refuse("pad_token_id", f"must be {_MPNET_PAD} for MPNet, whose positions depend on it")
         return _MPNET_PAD
@@ -103,7 +103,7 @@ def _pad_id(config: JsonFile, kind: _Kind) -> int:
 
 
 def read_activation(config: JsonFile, key: str, default: str = "gelu") -> Activation:
-    """The activation that a key names. Raises ModelFileError for one that is not known."""
+    """Return the activation that a key names. Raises ModelFileError for an unknown one."""
     name = config.text(key, default)
     if name not in ACTIVATIONS:
         raise config.refuse(key, f"unknown activation {name!r}; Shoal knows {', '.join(ACTIVATIONS)}")

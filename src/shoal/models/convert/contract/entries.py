@@ -1,4 +1,4 @@
-"""The entries of modules.json: which module each is, and the folder that it keeps its files in."""
+"""Read the entries of modules.json: the kind of each module, and the folder of its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN = (
     "MultiVectorMask",
 )
 _MOST_BYTES = 200
-"""Of a module's path: file systems take 255 bytes for a name."""
+"""Maximum bytes of a module's path: file systems allow 255 bytes for a name."""
 
 _ROUTES = (
     "sends queries and documents through different models: save the modules of each route as a model of its own, and "
@@ -37,11 +37,12 @@ _REFUSED = {
     "that its documents are read with",
     "SparseAutoEncoder": "makes dense vectors sparse, which is not supported; serve the model without it",
 }
-"""Modules of sentence-transformers that are known and not served, with what can be done."""
+"""Modules of sentence-transformers that are known but not supported, with advice."""
 
 
 class Entry(NamedTuple):
-    """`kind`: the class without its package, which may be PyLate's (`pylate`). `where`: its place, for errors."""
+    """A module. `kind`: the class without its package, which may be PyLate's (`pylate`). `where`: its place, for
+    errors."""
 
     kind: str
     path: str
@@ -50,7 +51,7 @@ class Entry(NamedTuple):
 
 
 def read_entries(folder: Path) -> tuple[Entry, ...] | None:
-    """What modules.json lists, None when there is no such file. Raises ModelFileError for anything not known."""
+    """Return the modules of modules.json, None without the file. Raises ModelFileError for unknown modules."""
     listed = read_json(folder, MODULES)
     if listed is None:
         return None
@@ -60,7 +61,7 @@ def read_entries(folder: Path) -> tuple[Entry, ...] | None:
 
 
 def encoder_path(entries: tuple[Entry, ...] | None) -> str:
-    """The folder of the encoder, which must come first; the model's own where no modules are listed."""
+    """Return the folder of the encoder, which must come first; the model's own if no modules are listed."""
     if entries is None:
         return ""
     if entries[0].kind not in ("Transformer", "MLMTransformer"):
@@ -71,7 +72,7 @@ def encoder_path(entries: tuple[Entry, ...] | None) -> str:
 
 
 def module_config(folder: Path, entry: Entry) -> JsonFile:
-    """The config.json of a module that cannot do without one."""
+    """Return the required config.json of a module."""
     name = f"{entry.path}/config.json" if entry.path else "config.json"
     config = read_object(folder, name)
     if config is None:
@@ -98,8 +99,8 @@ def _entry(index: int, item: Any) -> Entry:
 
 
 def inner_path(path: str, index: int) -> str:
-    """A module's path as the start of its files' names, "" for the model's own folder. Raises ModelFileError for one
-    that leads out of it, or that no folder can have."""
+    """Return a module's path as prefix of its file names, "" for the model's own folder. Raises ModelFileError for a
+    path that leads out of it, or is not valid."""
     inner = path.rstrip("/")
     inner = "" if inner == "." else inner
     if inner and not is_inside(inner):

@@ -1,4 +1,4 @@
-"""Which heads stand over an encoder's token vectors, when they are not pooled or not only."""
+"""Choose the heads over an encoder's token vectors, if these are not pooled or not only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shoal.models.convert.contract.types import Late, Splade, TokenWeights
 
 
 class Heads(NamedTuple):
-    """With `splade`, or `late` of a model of kind "late", there is no dense vector. `prompts` are put before all that
-    the other files say."""
+    """The heads of a model. With `splade`, or `late` of a model of kind "late", there is no dense vector. `prompts` are
+    prepended to those of the other files."""
 
     kind: Kind = "dense"
     splade: Splade | None = None
@@ -26,7 +26,7 @@ class Heads(NamedTuple):
 
 
 def kind_of(folder: Path, entries: tuple[Entry, ...] | None, config: JsonFile) -> Kind:
-    """What kind of vectors the files are for. `config` is the encoder's config.json."""
+    """Return the kind of vectors that the files describe. `config` is the encoder's config.json."""
     if entries is None:
         if STANFORD in config.texts("architectures"):
             return "late"
@@ -45,7 +45,7 @@ def read_heads(
     sentence: JsonFile | None,
     width: int,
 ) -> Heads:
-    """The heads over token vectors of `width`. Raises ModelFileError for what is missing or unknown."""
+    """Read the heads over token vectors of `width`. Raises ModelFileError for missing or unknown parts."""
     prefix = f"{entries[0].path}/" if entries and entries[0].path else ""
     if kind == "sparse":
         splade = read_splade(folder, entries, config, sentence) if entries else plain_splade(folder, config)
@@ -60,7 +60,7 @@ def read_heads(
 
 
 def longest(late: Late | None, stated: list[Length]) -> list[Length]:
-    """The stated lengths, where late interaction has its own for queries and documents: the larger of the two."""
+    """Return the stated lengths; if late interaction has its own for queries and documents, the larger of the two."""
     given = (
         [] if late is None else [length for length in (late.query_length, late.document_length) if length is not None]
     )
@@ -70,5 +70,5 @@ def longest(late: Late | None, stated: list[Length]) -> list[Length]:
 
 
 def with_markers(prompts: dict[str, str], markers: dict[str, str]) -> dict[str, str]:
-    """The prompts of each role with the role's marker before it, once."""
+    """Prepend each role's marker to its prompt, once."""
     return prompts | {role: text + prompts.get(role, "").removeprefix(text) for role, text in markers.items()}

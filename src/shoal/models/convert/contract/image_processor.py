@@ -1,7 +1,7 @@
-"""preprocessor_config.json of transformers' image processors for CLIP and SigLIP, into an ImageSpec.
+"""Convert preprocessor_config.json of transformers' image processors for CLIP and SigLIP to an ImageSpec.
 
-What is not stated is what the processor's class takes. A step that is unknown or leads to pictures of another size than
-the tower reads is refused.
+Missing values get the defaults of the processor's class. Unknown steps are rejected, as are those that produce images
+of another size than the tower reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.specs import ImageSpec
 
 FILE = "preprocessor_config.json"
 UNIFIED = "processor_config.json"
-"""Where transformers 5 saves all parts of a processor in one file, this one under `image_processor`."""
+"""File in which transformers 5 saves all parts of a processor, this one under `image_processor`."""
 
 _Colours: TypeAlias = tuple[float, float, float]
 _BICUBIC = 3
@@ -50,16 +50,16 @@ _WITHOUT_EFFECT = frozenset(
     {"processor_class", "_valid_processor_keys", "data_format", "input_data_format", "device", "return_tensors"}
     | {"disable_grouping", "default_to_square", "image_seq_length", *_CLASS_KEYS}
 )
-"""Of no effect on one picture, or only where `size` is a number, and then the classes above set it themselves."""
+"""Without effect on a single image, or only if `size` is a number, where the classes above set it themselves."""
 
 
 def read_image_spec(
     folder: Path, *, family: Literal["clip", "siglip"], size: int, dimension: int, path: str = ""
 ) -> ImageSpec:
-    """How pictures become the `size` x `size` pixels of a tower whose vectors have `dimension` numbers, by the files in
-    `folder / path`.
+    """Read the preprocessing to `size` x `size` pixels, for a tower with vectors of `dimension` numbers, from the files
+    in `folder / path`.
 
-    Raises ModelFileError, naming file and key, for what is missing, unknown or contradictory.
+    Raises ModelFileError, naming file and key, for missing, unknown or contradictory settings.
     """
     config = _config(folder, f"{path}/" if path else "")
     defaults = _defaults(config, _BY_FAMILY[family])
@@ -74,7 +74,7 @@ def read_image_spec(
     resample = config.integer("resample", _BICUBIC)
     if resample >= _FILTERS:
         raise config.refuse("resample", f"{resample} is none of Pillow's filters, 0 to {_FILTERS - 1}")
-    config.boolean("do_convert_rgb", True)  # pictures are always read in RGB: without it no other would fit the tower
+    config.boolean("do_convert_rgb", True)  # images are always read as RGB; without it, no others would fit the tower
     normalize = config.boolean("do_normalize", True)
     return ImageSpec(
         size=(size, size),
@@ -123,7 +123,7 @@ def _refuse_unknown(config: JsonFile) -> None:
 
 
 def _resize(config: JsonFile, size: int) -> tuple[Literal["", "shortest", "squash"], int]:
-    """The kind of resizing, and the shorter side's pixels where that is what counts."""
+    """Return the kind of resizing, and the shorter side's pixels if that determines the size."""
     if not config.boolean("do_resize", True):
         return "", 0
     stated = config.data["size"]
@@ -139,7 +139,7 @@ def _resize(config: JsonFile, size: int) -> tuple[Literal["", "shortest", "squas
 
 
 def _sides(config: JsonFile, key: str) -> tuple[int, int]:
-    """Height and width, from an object of the two, a list of them, or one number for both."""
+    """Return height and width, from an object with both, a list of them, or one number for both."""
     stated = config.data.get(key)
     given: Any = [stated, stated]
     if isinstance(stated, list) and len(stated) == 2:
@@ -153,7 +153,7 @@ def _sides(config: JsonFile, key: str) -> tuple[int, int]:
 
 
 def read_colours(config: JsonFile, key: str) -> _Colours:
-    """A number for red, green and blue. Raises ModelFileError for anything else."""
+    """Return numbers for red, green and blue. Raises ModelFileError for anything else."""
     stated = config.data[key]
     if (
         not isinstance(stated, list)
@@ -166,7 +166,7 @@ def read_colours(config: JsonFile, key: str) -> _Colours:
 
 
 def read_spread(config: JsonFile, key: str) -> _Colours:
-    """The same, of numbers to divide by."""
+    """Return such numbers to divide by, all above 0."""
     spread = read_colours(config, key)
     if min(spread) <= 0:
         raise config.refuse(key, f"must hold numbers above 0, not {list(spread)}")

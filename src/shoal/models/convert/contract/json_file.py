@@ -1,4 +1,4 @@
-"""A model's files of text and JSON, the latter read key by key: every refusal names the file and the key."""
+"""Read a model's text and JSON files, the latter key by key: every error names the file and the key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.errors import ModelFileError
 class JsonFile:
     """An object of a JSON file; `name` is its path inside the model's folder, as errors show it.
 
-    The getters answer `default` for an absent key or null, and raise ModelFileError for a value of another type;
+    The getters return `default` for an absent key or null, and raise ModelFileError for a value of another type;
     without a default an absent key is an error too.
     """
 
@@ -50,7 +50,7 @@ class JsonFile:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings, empty where there is none."""
+        """Return a list of strings, empty if absent."""
         value = self._get(key, [])
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise self.refuse(key, f"must be a list of strings, not {value!r}")
@@ -63,7 +63,7 @@ class JsonFile:
         return value
 
     def only(self, known: frozenset[str]) -> None:
-        """Refuse keys that nobody here knows: they may change the vectors."""
+        """Reject unknown keys: they may change the vectors."""
         for key in self.data:
             if key not in known:
                 raise self.refuse(key, f"unknown key; Shoal knows {', '.join(sorted(known))}")
@@ -91,18 +91,18 @@ def is_there(folder: Path, name: str) -> bool:
 
 
 def read_json(folder: Path, name: str) -> Any:
-    """The decoded file `name` of the folder, None when there is none. Raises ModelFileError when it is not JSON."""
+    """Return the decoded file `name` of the folder, None if there is none. Raises ModelFileError if it is not JSON."""
     if not is_there(folder, name):
         return None
     try:
         return msgspec.json.decode((folder / name).read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # brackets in brackets, a thousand deep
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # brackets nested a thousand levels deep
         raise ModelFileError(f"is not readable as JSON ({error}); fetch the model again", file=name) from None
 
 
 def read_lines(folder: Path, name: str) -> list[str]:
-    """The lines of a text file, without their ends. Only line feeds and carriage returns end one: what else Unicode
-    counts as an end may be a token. Raises ModelFileError when it is not UTF-8."""
+    """Return the lines of a text file, without their ends. Only line feeds and carriage returns end a line: other
+    Unicode line ends may be tokens. Raises ModelFileError if it is not UTF-8."""
     try:
         with (folder / name).open(encoding="utf-8") as file:
             return [line.removesuffix("\n") for line in file]
@@ -111,7 +111,7 @@ def read_lines(folder: Path, name: str) -> list[str]:
 
 
 def read_object(folder: Path, name: str) -> JsonFile | None:
-    """The file as an object, None when there is none."""
+    """Return the file as an object, None if there is none."""
     data = read_json(folder, name)
     if data is None:
         return None

@@ -1,8 +1,8 @@
-"""Late interaction (ColBERT): a vector for each token, and how queries and documents are laid out for it.
+"""Read late-interaction (ColBERT) models: a vector per token, and how queries and documents are laid out for it.
 
-Four kinds of files say so: PyLate's (settings in config_sentence_transformers.json), those of sentence-transformers'
+There are four kinds of files: PyLate's (settings in config_sentence_transformers.json), those of sentence-transformers'
 MultiVectorEncoder (settings on its modules), the Stanford library's (`HF_ColBERT` with artifact.metadata) and bge-m3's
-second head. Where a file is silent, the defaults are those with which sentence-transformers reads it.
+second head. Missing settings get sentence-transformers' defaults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METADATA = "artifact.metadata"
 STANFORD = "HF_ColBERT"
 MODEL_TYPES = ("ColBERT", "MultiVectorEncoder")
 SETTINGS = ("query_length", "document_length", "query_expansion")
-"""Of the Transformer module; PyLate keeps them with its others."""
+"""Settings of the Transformer module; PyLate stores them with its others."""
 
 _QUERY_LENGTH = 32
 _PYLATE = frozenset(
@@ -48,14 +48,14 @@ _MASK_KEYS = frozenset({"skiplist_words", "skiplist_tasks", "keep_only_token_ids
 
 
 class LateHead(NamedTuple):
-    """The head, and the prompts that a marker which is no token becomes."""
+    """The head, and the prompts for markers that are not tokens."""
 
     late: Late
     prompts: dict[str, str]
 
 
 class _Layout(NamedTuple):
-    """What the files say of queries and documents. `fill` None: queries are not filled up; "": with the mask token."""
+    """What the files say of queries and documents. `fill` None: queries are not padded; "": with the mask token."""
 
     query_prefix: str = ""
     document_prefix: str = ""
@@ -67,7 +67,7 @@ class _Layout(NamedTuple):
 
 
 def is_late(folder: Path, entries: tuple[Entry, ...]) -> bool:
-    """Whether modules.json and what lies beside it are those of a late-interaction model."""
+    """Whether modules.json and the files beside it are those of a late-interaction model."""
     if any(entry.pylate or entry.kind == "MultiVectorMask" for entry in entries):
         return True
     saved = read_object(folder, SAVED)
@@ -75,9 +75,9 @@ def is_late(folder: Path, entries: tuple[Entry, ...]) -> bool:
 
 
 def read_late(folder: Path, entries: tuple[Entry, ...], width: int, sentence: JsonFile | None) -> LateHead:
-    """The head over token vectors of `width` (0: not known); `sentence` is the Transformer's own settings.
+    """Read the head over token vectors of `width` (0: unknown); `sentence` holds the Transformer's own settings.
 
-    Raises ModelFileError for modules and settings that would give other vectors.
+    Raises ModelFileError for modules and settings that would change the vectors.
     """
     saved = read_object(folder, SAVED) or JsonFile(SAVED, {})
     native = saved.data.get("model_type") == "MultiVectorEncoder"
@@ -90,8 +90,8 @@ def read_late(folder: Path, entries: tuple[Entry, ...], width: int, sentence: Js
 
 
 def read_stanford(folder: Path, width: int) -> LateHead:
-    """The head of a checkpoint of the Stanford library: `linear.weight` among the encoder's own weights."""
-    # Here and not above: that package reads what this one says.
+    """Read the head of a Stanford checkpoint: `linear.weight` among the encoder's own weights."""
+    # Imported here because that package imports this one.
     from shoal.models.convert.graphs.weights import open_weights
 
     found = read_object(folder, METADATA)
@@ -116,7 +116,7 @@ def read_stanford(folder: Path, width: int) -> LateHead:
 
 
 def read_m3(folder: Path, prefix: str, width: int) -> Late | None:
-    """bge-m3's head of token vectors, None where its file is not there."""
+    """Read bge-m3's head of token vectors; None without its file."""
     name = f"{prefix}{COLBERT_LINEAR}"
     if not (folder / name).is_file():
         return None
@@ -180,7 +180,7 @@ def _pylate(saved: JsonFile) -> _Layout:
 
 
 def _native(sentence: JsonFile | None, mask: JsonFile | None) -> _Layout:
-    """The markers of a MultiVectorEncoder are prompts, so that none is left to be put in."""
+    """Read the layout of a MultiVectorEncoder. Its markers are prompts, so there are none to insert."""
     settings = sentence or JsonFile("sentence_bert_config.json", {})
     query = _length(settings, "query_length", LONGEST_QUERY)
     document = _length(settings, "document_length", LONGEST)
@@ -201,7 +201,7 @@ def _native(sentence: JsonFile | None, mask: JsonFile | None) -> _Layout:
 
 
 def _length(config: JsonFile, key: str, most: int) -> Length | None:
-    """None where none is stated; a marker and the special tokens must find room in it."""
+    """Return a length, None if not stated; it must have room for a marker and the special tokens."""
     if key not in config:
         return None
     return Length(within(config.integer(key, least=3), config.name, key, most), config.name, key)
@@ -212,7 +212,7 @@ def _query_length(config: JsonFile, key: str) -> Length:
 
 
 def _expansion(config: JsonFile) -> tuple[Length, str, bool]:
-    """Length, fill token and whether it is attended; keys are named with their parent's."""
+    """Return length, fill token and whether it is attended; errors name keys with their parent's."""
     named = JsonFile(config.name, {f"query_expansion.{key}": value for key, value in config.data.items()})
     named.only(frozenset(f"query_expansion.{key}" for key in _EXPANSION))
     strategy = named.text("query_expansion.strategy")
@@ -255,7 +255,7 @@ def _build_head(
 
 
 def _marker(vocabulary: Vocabulary, prefix: str) -> tuple[int | None, str]:
-    """The token that a prefix is, else the prefix as a text to begin with, as sentence-transformers has it."""
+    """Return the token that equals a prefix, else the prefix as text to prepend, as sentence-transformers does."""
     if not prefix.strip():
         return None, ""
     found = vocabulary.id(prefix)

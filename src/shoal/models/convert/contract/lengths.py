@@ -1,4 +1,4 @@
-"""How long inputs may be, as the files of a model say it: with the place that says so, and within bounds."""
+"""Read the input lengths that a model's files state, with their place in the files, and check their bounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from shoal.errors import ModelFileError
 
 LONGEST = 1_048_576
-"""Tokens of one input. Far above any model's, and so low that what is held ready for one input has an end."""
+"""Maximum tokens of one input: far above any model's, but low enough to limit the memory reserved for one input."""
 
 LONGEST_QUERY = 8_192
-"""Tokens of a late-interaction model's query: a query of one letter may be filled up to so many."""
+"""Maximum tokens of a late-interaction query: a query of one character may be padded to this length."""
 
 
 class Length(NamedTuple):
-    """So many tokens, special ones included, as `key` of `file` says."""
+    """A length in tokens, special ones included, stated by `key` of `file`."""
 
     tokens: int
     file: str
@@ -23,14 +23,14 @@ class Length(NamedTuple):
 
 
 def within(tokens: int, file: str, key: str, most: int = LONGEST) -> int:
-    """The same tokens. Raises ModelFileError for less than one, and for more than `most`."""
+    """Return `tokens`. Raises ModelFileError if it is less than one or more than `most`."""
     if not 1 <= tokens <= most:
         raise ModelFileError(f"must be 1 to {most} tokens, not {tokens}", file=file, key=key)
     return tokens
 
 
 def shortest(lengths: Sequence[Length]) -> Length:
-    """The length that counts where several are stated. Raises ModelFileError when it is out of bounds."""
+    """Return the effective one of several stated lengths. Raises ModelFileError if it is out of bounds."""
     least = min(lengths, key=lambda length: length.tokens)
     within(*least)
     return least

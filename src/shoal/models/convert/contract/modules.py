@@ -1,7 +1,7 @@
-"""modules.json and the folders it names: the pooling, and what follows it.
+"""Read modules.json and its folders: the pooling, and the modules after it.
 
-The rules are those of sentence-transformers: modes named by flags are concatenated in its fixed order, modes named by
-`pooling_mode` in the order given; a Dense without an activation_function has Tanh; Dropout does nothing at inference.
+Follows sentence-transformers: modes named by flags are concatenated in its fixed order, modes named by `pooling_mode`
+in the order given; a Dense without an activation_function has Tanh; Dropout does nothing at inference.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _NORMALIZE_KEYS = frozenset({"module_input_name", "module_output_name"})
 
 
 class Modules(NamedTuple):
-    """`pooling_file` is where the pooling was read, `width` the token vectors' size that it states (None: unsaid)."""
+    """The modules of a model. `pooling_file` is where the pooling was read; `width` is the size of token vectors that
+    it states (None: not stated)."""
 
     encoder_path: str
     pooling: Pooling
@@ -48,7 +49,7 @@ class Modules(NamedTuple):
 
 
 def read_modules(folder: Path, entries: tuple[Entry, ...]) -> Modules:
-    """An encoder, its pooling and what follows. Raises ModelFileError for anything else and for what is not known."""
+    """Read an encoder, its pooling and the modules after it. Raises ModelFileError for anything else or unknown."""
     if len(entries) < 2 or entries[1].kind != "Pooling":
         raise ModelFileError("the second module must be a Pooling", file=MODULES, key="[1].type")
     pooling, width, file = _pooling(folder, entries[1])
@@ -56,12 +57,12 @@ def read_modules(folder: Path, entries: tuple[Entry, ...]) -> Modules:
 
 
 def after_modules(folder: Path, entries: tuple[Entry, ...]) -> tuple[AfterPooling, ...]:
-    """The modules that work on a sentence's vector, in order."""
+    """Return the modules that work on a sentence's vector, in order."""
     return tuple(module for entry in entries if (module := _read_after_pooling(folder, entry)) is not None)
 
 
 def truncate_modules(modules: tuple[AfterPooling, ...], dimensions: int | None) -> tuple[AfterPooling, ...]:
-    """The modules with a cut to so many numbers, before a final Normalize: vectors stay of unit length, where
+    """Add a cut to `dimensions` numbers before a final Normalize, so that vectors keep unit length;
     sentence-transformers cuts them after it."""
     if dimensions is None:
         return modules
@@ -71,7 +72,7 @@ def truncate_modules(modules: tuple[AfterPooling, ...], dimensions: int | None) 
 
 
 def compute_output_width(width: int, modules: tuple[AfterPooling, ...]) -> int:
-    """The size of vectors of `width` (0: not known) behind the modules. Raises ModelFileError where two do not fit."""
+    """Return the size of vectors of `width` (0: unknown) after the modules. Raises ModelFileError if two do not fit."""
     for module in modules:
         if isinstance(module, Normalize):
             continue

@@ -1,7 +1,7 @@
-"""Models of two towers as open_clip saves them: open_clip_config.json, beside open_clip_model.safetensors.
+"""Read dual encoders as open_clip saves them: open_clip_config.json, beside open_clip_model.safetensors.
 
-Read are CLIP with a plain ViT, and SigLIP, whose image tower is timm's. open_clip is the reference for every default:
-what is unknown, and every variation of the two that changes the vectors, is refused by key.
+Supports CLIP with a plain ViT, and SigLIP, whose image tower is timm's. open_clip is the reference for every default;
+unknown settings, and any variation of the two that changes the vectors, are rejected by key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OTHER_MODELS = {
 }
 _BLOCKS = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 _Plain: TypeAlias = Mapping[str, tuple[Any, Any]]
-"""What a key must say, and what it means where it is not there: any other value is another architecture."""
+"""The required value of a key, and its default; any other value is another architecture."""
 
 _PLAIN: _Plain = {"ls_init_value": (None, None), "block_type": (None, None)} | dict.fromkeys(_BLOCKS, (False, False))
 _PLAIN_VISION: _Plain = {
@@ -75,12 +75,12 @@ _UNUSED = frozenset(
     | {"custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale", "output_dict"}
     | {"size", "fill_color"}
 )
-"""Of training, or of what the architectures read here do not have; a norm behind the choice of one token is the norm
-before it, and the size of pictures is the tower's."""
+"""Keys for training, or for what these architectures do not have. A norm after choosing one token equals the norm
+before it, and the image size is the tower's."""
 
 
 class _Trunk(NamedTuple):
-    """A ViT of timm by its numbers."""
+    """The numbers of a timm ViT."""
 
     width: int
     layers: int
@@ -96,17 +96,17 @@ _TRUNKS = {
     "giantopt": _Trunk(1536, 40, 16),
 }
 _WITH_TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_.*|vit_large_patch16_siglip_512")
-"""Those of SigLIP 2 alone, whose GELU is the approximation; the others serve the first SigLIP too."""
+"""SigLIP 2 models, with the approximate GELU; the other names serve the first SigLIP too."""
 
 _TRUNK_EPS = 1e-6
 _MOST = 2**31
 
 
 def read_open_clip(folder: Path, path: str = "") -> Towers:
-    """Read and check what is in `folder / path`, all but the weights.
+    """Read and check everything in `folder / path` except the weights.
 
-    Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory, and for an
-    architecture that is not built here (`unsupported_error`).
+    Raises ModelFileError, naming file and key, for missing, malformed, unknown or contradictory content, and for an
+    architecture that Shoal does not build (`unsupported_error`).
     """
     config = _config(folder, path)
     refused = _unsupported_error(config)
@@ -144,14 +144,13 @@ def read_open_clip(folder: Path, path: str = "") -> Towers:
 
 
 def unsupported_error(folder: Path, path: str = "") -> ModelFileError | None:
-    """Why the architecture in `folder / path` is not built here, or not as it is stated, for whoever can have it
-    converted; None where it is, whatever else may be wrong. Raises ModelFileError for a file that cannot be read at
-    all."""
+    """Return the error if Shoal does not build the architecture in `folder / path`, for a caller that can convert it;
+    None if it does, whatever else may be wrong. Raises ModelFileError for a file that cannot be read at all."""
     _config(folder, path)
     try:
         read_open_clip(folder, path)
     except ModelFileError as error:
-        # Of the refusals, those for the architecture's sake name the conversion as their next step.
+        # Only errors about the architecture advise conversion as the next step.
         return error if CONVERT_IMAGES in error.message else None
     return None
 
@@ -165,7 +164,7 @@ def _config(folder: Path, path: str) -> JsonFile:
 
 
 def _section(config: JsonFile, name: str) -> JsonFile:
-    """A part of the file by its path, without nulls; keys in errors are full paths."""
+    """Return a part of the file by its path, without nulls; keys in errors are full paths."""
     data, at = config.data, ""
     for part in name.split("."):
         at = f"{at}.{part}" if at else part
@@ -176,7 +175,7 @@ def _section(config: JsonFile, name: str) -> JsonFile:
 
 
 def _refuse_unknown_keys(section: JsonFile, part: str, read: frozenset[str], plain: _Plain | None = None) -> None:
-    """Refuse keys that nobody here knows."""
+    """Reject unknown keys."""
     known = read | _UNUSED | frozenset(plain or ())
     for key in section.data:
         if key.removeprefix(f"{part}.") not in known:
@@ -184,7 +183,7 @@ def _refuse_unknown_keys(section: JsonFile, part: str, read: frozenset[str], pla
 
 
 def _unsupported_error(config: JsonFile) -> ModelFileError | None:
-    """The refusal of what may be sound, and is neither of the two architectures."""
+    """Return the error for settings that may be valid, but belong to neither of the two architectures."""
     model = _section(config, _MODEL)
     for name, other in _OTHER_MODELS.items():
         if f"{_MODEL}.{name}" in model:
@@ -214,7 +213,7 @@ def _find_deviation(section: JsonFile, part: str, plain: _Plain) -> ModelFileErr
 
 
 def _other_tokens(text: JsonFile) -> ModelFileError | None:
-    """Of a tokenizer that is told more than how to clean texts."""
+    """Return the error for a tokenizer with options other than text cleaning."""
     key = f"{_TEXT}.tokenizer_kwargs"
     for name, value in text.object(key).items():
         if name != "clean" and value:
@@ -252,7 +251,7 @@ def _image_tower(section: JsonFile, *, quick: bool) -> ImageTower:
 
 
 def _timm_tower(section: JsonFile) -> ImageTower:
-    """SigLIP's, whose numbers its name stands for."""
+    """Read SigLIP's image tower, whose name determines its numbers."""
     _refuse_unknown_keys(section, _VISION, _READ_VISION, _PLAIN_TIMM)
     key = f"{_VISION}.timm_model_name"
     name = section.text(key)
@@ -300,7 +299,7 @@ def _text_tower(section: JsonFile, *, quick: bool, siglip: bool) -> TextTower:
 
 
 def _side(section: JsonFile, key: str, default: int) -> int:
-    """A square's side, stated once or twice."""
+    """Return a square's side, stated once or twice."""
     stated = section.data.get(key, default)
     if isinstance(stated, list) and len(stated) == 2:
         if stated[0] != stated[1]:
@@ -310,7 +309,7 @@ def _side(section: JsonFile, key: str, default: int) -> int:
 
 
 def _inner(section: JsonFile, part: str, hidden: int) -> int:
-    """Rounded down, as there."""
+    """Return the inner width, rounded down as in open_clip."""
     ratio = section.number(f"{part}.mlp_ratio", 4.0)
     if not 1 <= hidden * ratio < _MOST:
         raise section.refuse(f"{part}.mlp_ratio", f"{ratio} is out of all proportion for {hidden} dimensions")
@@ -335,7 +334,7 @@ def _activation(section: JsonFile, part: str, *, quick: bool) -> Activation:
 
 
 def _clean(section: JsonFile) -> Clean:
-    """What is done to a text first: by the class of tokenizer where nothing is stated."""
+    """Return the cleaning of texts; the tokenizer's class determines the default."""
     key = f"{_TEXT}.tokenizer_kwargs"
     default = "whitespace" if section.text(f"{_TEXT}.hf_tokenizer_name", "") else "lower"
     stated = JsonFile(section.name, {f"{key}.clean": section.object(key).get("clean")}).text(f"{key}.clean", default)

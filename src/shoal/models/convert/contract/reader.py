@@ -1,4 +1,4 @@
-"""One reading of a model's folder into a Contract; sentence-transformers is the reference for every default."""
+"""Read a model's folder into a Contract; sentence-transformers is the reference for every default."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SENTENCE_CONFIGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""In the order in which sentence-transformers looks for them; the first one that is there counts."""
+"""In the order in which sentence-transformers looks for them; it uses the first one found."""
 
 GRAPHS = ("onnx/model.onnx", "model.onnx")
 _TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
@@ -34,7 +34,7 @@ _SENTENCE_KEYS = {
     "document_length": None,
     "query_expansion": None,
 }
-"""Keys of sentence_bert_config.json with the only value that Shoal serves."""
+"""Keys of sentence_bert_config.json with the only supported value."""
 
 _SCORING_KEYS = _SENTENCE_KEYS | {
     "transformer_task": "sequence-classification",
@@ -53,28 +53,27 @@ _SERVED = {
     },
     "late": {key: value for key, value in _SENTENCE_KEYS.items() if key not in LATE_SETTINGS},
 }
-"""By the kind of model."""
+"""By kind of model."""
 
 _WITHOUT_EFFECT = frozenset(
     {"torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", "use_fast", "trust_remote_code", "use_cache"}
 )
-"""Loading arguments that choose speed or precision, never other vectors."""
+"""Loading arguments that affect speed or precision, never the vectors."""
 
 _ENDLESS = 10**9
-"""transformers writes 1e30 for "no limit"; no tokenizer states a true limit near this."""
+"""transformers writes 1e30 for "no limit"; no tokenizer states a real limit near this."""
 
 _POSITIONS = "max_position_embeddings"
 _UNSAID = Length(0, "", "")
 
 
 def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = False) -> Contract:
-    """Read and check every file that decides on the vectors.
+    """Read and check every file that determines the vectors.
 
-    Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory. An
-    unknown architecture is accepted only when the folder ships an ONNX graph, or with `foreign`, of one that others
-    will run or export (`encoder` is then None).
-    Of a model that runs `elsewhere` any architecture is, and what no file says is left open: config.json may be
-    missing, `dimension` and `max_tokens` are 0 then.
+    Raises ModelFileError, naming file and key, for missing, malformed, unknown or contradictory content. An unknown
+    architecture is accepted only if the folder ships an ONNX graph, or with `foreign`, if something else will run or
+    export it (`encoder` is then None). For a model that runs `elsewhere`, any architecture is accepted and unstated
+    values stay open: config.json may be missing, and `dimension` and `max_tokens` are then 0.
     """
     crossing = not elsewhere and is_cross_encoder(folder)
     entries = None if crossing else read_entries(folder)
@@ -121,7 +120,7 @@ def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = Fals
 
 
 def shipped_graph(folder: Path, encoder_path: str = "") -> str | None:
-    """The path of the ONNX graph that comes with the model, None when it has none."""
+    """Return the path of the ONNX graph that comes with the model, None if it has none."""
     for base in dict.fromkeys((encoder_path, "")):
         for name in GRAPHS:
             path = f"{base}/{name}" if base else name
@@ -193,7 +192,7 @@ def _max_tokens(limits: list[Length], config: JsonFile, elsewhere: bool) -> Leng
 
 
 def _positions(encoder: Encoder | None, config: JsonFile) -> list[Length]:
-    """The room in the position table, where that is known."""
+    """Return the limit of the position table, if known."""
     if encoder is not None:
         return [Length(encoder.usable_positions, config.name, _POSITIONS)]
     return [_read_length(config, _POSITIONS)] if _POSITIONS in config else []
@@ -209,7 +208,7 @@ def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> lis
     tokenizer = read_object(folder, f"{prefix}tokenizer_config.json")
     if tokenizer is None or "model_max_length" not in tokenizer:
         return []
-    stated = tokenizer.number("model_max_length")  # written as a float where it is 1e30
+    stated = tokenizer.number("model_max_length")  # a float if it is 1e30
     if stated < 1:
         raise tokenizer.refuse("model_max_length", f"must be at least 1 token, not {stated}")
     return [Length(int(stated), tokenizer.name, "model_max_length")] if stated < _ENDLESS else []

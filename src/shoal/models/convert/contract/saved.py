@@ -1,4 +1,4 @@
-"""config_sentence_transformers.json: prompts, similarity and the kind of model that was saved."""
+"""Read config_sentence_transformers.json: prompts, similarity and the kind of the saved model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _USUAL: dict[Kind, str] = {"dense": "cosine", "sparse": "dot", "late": "maxsim",
 
 
 class SavedSettings(NamedTuple):
-    """`dimensions`: how many numbers of a vector are kept, None for all."""
+    """Settings of the file. `dimensions`: how many numbers of a vector to keep, None for all."""
 
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
@@ -36,7 +36,7 @@ class SavedSettings(NamedTuple):
 
 
 def read_saved(folder: Path, kind: Kind = "dense") -> SavedSettings:
-    """What the file says, of a model of that kind. Raises ModelFileError for another kind and for malformed values."""
+    """Read the file of a model of that kind. Raises ModelFileError for another kind and for malformed values."""
     config = read_object(folder, SAVED)
     if config is None:
         return SavedSettings(similarity=_USUAL[kind])
@@ -57,7 +57,7 @@ def read_saved(folder: Path, kind: Kind = "dense") -> SavedSettings:
 
 
 def _similarity(config: JsonFile, kind: Kind) -> str:
-    """Late interaction knows MaxSim alone, whatever an older library wrote down."""
+    """Return the similarity. Late interaction always uses MaxSim, whatever an older library stored."""
     if kind == "late":
         return _USUAL[kind]
     similarity = config.text("similarity_fn_name", _USUAL[kind])

@@ -1,9 +1,8 @@
-"""Sparse vectors: SPLADE over a masked language model, and bge-m3's weight for each token.
+"""Read heads of sparse vectors: SPLADE over a masked language model, and bge-m3's weight per token.
 
-A SPLADE model is what sentence-transformers saves as a SparseEncoder, or a plain `...ForMaskedLM` whose files say
-SPLADE: any other one is read as an encoder, which is what they are most often used as. bge-m3 keeps its heads in files
-beside the encoder; as published they are pickles, which are never read here, but by the convert extra, which writes
-them again as safetensors.
+A SPLADE model is one that sentence-transformers saves as a SparseEncoder, or a plain `...ForMaskedLM` whose files say
+SPLADE; any other is read as an encoder, its most frequent use. bge-m3 stores its heads in files beside the encoder. As
+published they are pickles, which are never read here; the convert extra rewrites them as safetensors.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _KEYS = frozenset(
 )
 _STRATEGIES, _ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 _WITHOUT_WEIGHT = ("cls", "eos", "pad", "unk")
-"""The special tokens whose weights FlagEmbedding leaves out, by their roles in the tokenizer's settings."""
+"""Special tokens whose weights FlagEmbedding leaves out, by their roles in the tokenizer's settings."""
 
 _XLM_R = ("<s>", "</s>", "<pad>", "<unk>")
 
@@ -35,9 +34,9 @@ def is_splade(entries: tuple[Entry, ...]) -> bool:
 
 
 def read_splade(folder: Path, entries: tuple[Entry, ...], config: JsonFile, sentence: JsonFile | None) -> Splade:
-    """The head of a SPLADE model. `config` is the encoder's config.json, `sentence` its sentence_bert_config.json.
+    """Read the head of a SPLADE model. `config` is the encoder's config.json, `sentence` its sentence_bert_config.json.
 
-    Raises ModelFileError for other modules than a masked language model and a SpladePooling, and unknown settings.
+    Raises ModelFileError unless the modules are a masked language model and a SpladePooling with known settings.
     """
     if len(entries) < 2 or entries[1].kind != "SpladePooling":
         raise ModelFileError("the second module must be a SpladePooling", file=MODULES, key="[1].type")
@@ -61,7 +60,8 @@ def read_splade(folder: Path, entries: tuple[Entry, ...], config: JsonFile, sent
 
 
 def plain_splade(folder: Path, config: JsonFile) -> Splade | None:
-    """The head of a masked language model without modules.json whose files call it SPLADE, None for any other."""
+    """Return the head of a masked language model without modules.json whose files call it SPLADE; None for any
+    other."""
     architectures = config.texts("architectures") or [""]
     if not architectures[0].endswith(MASKED_LM):
         return None
@@ -80,13 +80,13 @@ def is_tied(config: JsonFile) -> bool:
 
 
 def refuse_pruning(saved: JsonFile) -> None:
-    """config_sentence_transformers.json may keep only the largest weights of each text."""
+    """Reject config_sentence_transformers.json if it keeps only the largest weights of each text."""
     if "max_active_dims" in saved:
         raise saved.refuse("max_active_dims", "keeping only the largest weights is not supported; save it with null")
 
 
 def read_token_weights(folder: Path, prefix: str, width: int) -> TokenWeights | None:
-    """bge-m3's head of token weights over vectors of `width`, None where its file is not there."""
+    """Read bge-m3's head of token weights over vectors of `width`; None without its file."""
     name = f"{prefix}{SPARSE_LINEAR}"
     if not (folder / name).is_file():
         return None
@@ -100,8 +100,9 @@ def read_token_weights(folder: Path, prefix: str, width: int) -> TokenWeights | 
 
 
 def linear_file(folder: Path, name: str, width: int, activation: Literal["identity", "relu"]) -> Dense:
-    """A linear layer over vectors of `width` in a safetensors file of its own: `weight` [out, width], maybe `bias`."""
-    # Here and not above: that package reads what this one says.
+    """Read a linear layer over vectors of `width` from its own safetensors file: `weight` [out, width], optionally
+    `bias`."""
+    # Imported here because that package imports this one.
     from shoal.models.convert.graphs.weights import open_file
 
     weights = open_file(folder, name)

@@ -1,4 +1,4 @@
-"""From a model's contract to the TextSpec that serves it."""
+"""Convert a model's contract to the TextSpec that serves it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SENTENCE = "sentence_embedding"
 
 
 def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pooled: str, tokens: str = "") -> TextSpec:
-    """`tokenizer` is a file in the served model's folder; the graph takes `inputs` and gives `pooled`, which is the
-    sentence embedding itself, what stands before a final Normalize, or token vectors to be pooled, and token vectors as
-    `tokens` where it does. A classifier's gives the logits that its contract names, and nothing else; other heads are
-    those of the contract."""
+    """Build the TextSpec of a model. `tokenizer` is a file in the served model's folder. The graph takes `inputs` and
+    returns `pooled`: the sentence embedding itself, its value before a final Normalize, or token vectors to pool.
+    `tokens` names its token vectors, if any. A classifier's graph returns only the logits that its contract names;
+    other heads are those of the contract."""
     return TextSpec(
         tokenizer=tokenizer,
         inputs=tuple(inputs),

@@ -1,10 +1,11 @@
-"""Static models: a table of one vector a token, whose mean is the text's. No layers, no positions, no special tokens.
+"""Read static models: a table with one vector per token, whose mean is the text's. They have no layers, positions or
+special tokens.
 
-Two libraries save them, and a table is read as its own library reads it. sentence-transformers' StaticEmbedding calls
-it `embedding.weight`, counts every token, and cuts a text where its tokenizer.json says so. model2vec
+Two libraries save them, and each table is read as its own library reads it. sentence-transformers' StaticEmbedding
+calls it `embedding.weight`, counts every token, and cuts a text where its tokenizer.json says so. model2vec
 (github.com/MinishLab/model2vec) calls it `embeddings`, may store fewer rows than there are ids (`mapping`) and a factor
-for each id (`weights`), leaves unknown tokens out of the mean, and cuts at the `max_length` of its config.json, 512
-where that is silent.
+for each id (`weights`), leaves unknown tokens out of the mean, and cuts at the `max_length` of its config.json, 512 if
+that is not set.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from shoal.models.convert.contract.vocabulary import Vocabulary
 
 MODEL2VEC_TOKENS = 512
 MOST_TOKENS = 8192
-"""For a table whose files state no length. There are no positions to run out of, and a mean of so many tokens hardly
-moves with one more; but a request's cost must have an end."""
+"""Limit for a table whose files state no length. There are no positions to run out of, and one more token hardly
+changes the mean of so many; but the cost of a request must be limited."""
 
 _ARCHITECTURE = "StaticModel"
 _TABLE, _MODEL2VEC_TABLE = "embedding.weight", "embeddings"
 
 
 def is_model2vec(config: JsonFile | None) -> bool:
-    """Whether config.json is one that model2vec wrote."""
+    """Whether model2vec wrote this config.json."""
     if config is None:
         return False
     architectures = config.data.get("architectures")
@@ -38,9 +39,10 @@ def is_model2vec(config: JsonFile | None) -> bool:
 
 
 def read_static(folder: Path, entries: tuple[Entry, ...] | None) -> Contract | None:
-    """The contract of a static model, None for a model of another kind; model2vec's folders need no modules.json.
+    """Return the contract of a static model, None for a model of another kind; model2vec's folders need no
+    modules.json.
 
-    Raises ModelFileError for what is missing or unknown.
+    Raises ModelFileError for missing or unknown content.
     """
     config = read_object(folder, "config.json")
     if entries is None and not is_model2vec(config):
@@ -73,8 +75,9 @@ def read_static(folder: Path, entries: tuple[Entry, ...] | None) -> Contract | N
 
 
 def read_table(folder: Path, path: str) -> Table:
-    """The table in a module's folder. Raises ModelFileError when it is not there or its tensors do not fit together."""
-    # Here and not above: that package reads what this one says.
+    """Read the table in a module's folder. Raises ModelFileError if it is missing or its tensors do not fit
+    together."""
+    # Imported here because that package imports this one.
     from shoal.models.convert.graphs.weights import open_weights
 
     weights = open_weights(folder, path)
@@ -103,7 +106,7 @@ def read_table(folder: Path, path: str) -> Table:
 
 
 def table_length(folder: Path, table: Table) -> Length:
-    """How many tokens of a text are read."""
+    """Return how many tokens of a text are read."""
     prefix = f"{table.path}/" if table.path else ""
     if table.tensor == _TABLE:
         limit = Vocabulary(folder, prefix).limit

@@ -1,8 +1,8 @@
-"""The tokenizer of a model of two towers: where texts end, what fills them, and what is done to them first.
+"""Read the tokenizer of a dual encoder: where texts end, how they are padded, and how they are cleaned.
 
-SigLIP attends to its padding, so that a wrong pad token gives wrong vectors: it is read as transformers does, from
-tokenizer_config.json, and never from config.json, whose pad_token_id is another family's default. open_clip says how
-texts are cleaned and how long they may be in its own settings, and fills them on the right whatever the tokenizer says.
+SigLIP attends to its padding, so a wrong pad token gives wrong vectors. It is read as transformers does, from
+tokenizer_config.json, and never from config.json, whose pad_token_id is another family's default. open_clip states the
+cleaning and the maximum length of texts in its own settings, and pads on the right whatever the tokenizer says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Clean: TypeAlias = Literal["lower", "whitespace", "canonicalize"]
-"""open_clip's names for what is done to a text."""
+"""open_clip's names for the cleaning of a text."""
 
 CLEANS: tuple[Clean, ...] = get_args(Clean)
 FILE = "tokenizer.json"
@@ -34,14 +34,14 @@ _PADS = {_CANONICAL: "</s>", _T5: "<pad>"} | dict.fromkeys(_GEMMA, "<pad>")
 _ENDS = {_CANONICAL: "</s>", _T5: "</s>"} | dict.fromkeys(_GEMMA, "<eos>")
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-"""What CLIP's tokenizer takes for words (github.com/openai/CLIP, simple_tokenizer.py)."""
+"""The words of CLIP's tokenizer (github.com/openai/CLIP, simple_tokenizer.py)."""
 _ENDLESS = 10**9
 _PROBE = "A,  b"
 
 
 class TowerTokenizer(NamedTuple):
-    """`max_tokens` counts special tokens; `lower_case` and `cleaning` are those of a TextSpec. `pad_id` is 0 for CLIP,
-    where it is never seen."""
+    """A tower's tokenizer. `max_tokens` counts special tokens; `lower_case` and `cleaning` are those of a TextSpec.
+    `pad_id` is 0 for CLIP, where it is never seen."""
 
     file: str
     max_tokens: int
@@ -60,10 +60,10 @@ def read_tower_tokenizer(
     path: str = "",
     clean: Clean | None = None,
 ) -> TowerTokenizer:
-    """What the tokenizer's files in `folder / path` say, for a tower of `positions`; `eos_id` is CLIP's (TextTower).
-    `clean`: what open_clip says, None for a model of transformers.
+    """Read the tokenizer's files in `folder / path`, for a tower of `positions`; `eos_id` is CLIP's (TextTower).
+    `clean`: open_clip's setting, None for a transformers model.
 
-    Raises ModelFileError, naming file and key, for what is missing, unknown or contradictory.
+    Raises ModelFileError, naming file and key, for missing, unknown or contradictory settings.
     """
     prefix = f"{path}/" if path else ""
     settings = read_object(folder, prefix + SETTINGS) or JsonFile(prefix + SETTINGS, {})
@@ -98,8 +98,8 @@ def read_tower_tokenizer(
 
 
 def write_tower_tokenizer(folder: Path, target: Path, *, family: Literal["clip", "siglip"], path: str = "") -> None:
-    """Write the tokenizer of `folder / path` to `target`: tokenizer.json as it is, or one made of CLIP's vocabulary and
-    merges. Raises ModelFileError where neither is there."""
+    """Write the tokenizer of `folder / path` to `target`: tokenizer.json unchanged, or one built from CLIP's vocabulary
+    and merges. Raises ModelFileError if neither exists."""
     prefix = f"{path}/" if path else ""
     if is_there(folder, prefix + FILE):
         target.write_bytes((folder / (prefix + FILE)).read_bytes())
@@ -132,7 +132,7 @@ def _open(folder: Path, prefix: str, family: Literal["clip", "siglip"]) -> Token
 
 
 def _build(folder: Path, prefix: str) -> Tokenizer:
-    """CLIP's tokenizer, as transformers makes it of the two files."""
+    """Build CLIP's tokenizer from the two files, as transformers does."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     name, merges = prefix + VOCABULARY, prefix + MERGES
@@ -145,7 +145,7 @@ def _build(folder: Path, prefix: str) -> Tokenizer:
         model = models.BPE.from_file(
             str(folder / name), str(folder / merges), unk_token=unknown, end_of_word_suffix="</w>"
         )
-    except Exception as error:  # bare Exception, for whatever is wrong in either file
+    except Exception as error:  # bare Exception for anything wrong in either file
         raise ModelFileError(f"and {merges} are no vocabulary ({error}); fetch the model again", file=name) from None
     tokenizer = Tokenizer(model)
     ids = {token: found for token in (start, end) if (found := tokenizer.token_to_id(token)) is not None}
@@ -170,14 +170,14 @@ def _build(folder: Path, prefix: str) -> Tokenizer:
 def _max_tokens(settings: JsonFile, positions: int) -> int:
     if "model_max_length" not in settings:
         return positions
-    stated = settings.number("model_max_length")  # written as a float where it is 1e30
+    stated = settings.number("model_max_length")  # a float if it is 1e30
     if stated < 1:
         raise settings.refuse("model_max_length", f"must be at least 1 token, not {stated}")
     return min(int(stated), positions) if stated < _ENDLESS else positions
 
 
 def _kind(settings: JsonFile, tokenizer: Tokenizer, known: Collection[str]) -> str:
-    """The class that is taken: SigLIP's own or Gemma's, which SigLIP 2 has."""
+    """Return the tokenizer class: SigLIP's own, or Gemma's for SigLIP 2."""
     if "tokenizer_class" not in settings:
         return _CANONICAL
     kind = settings.text("tokenizer_class").removesuffix("Fast")
@@ -189,7 +189,8 @@ def _kind(settings: JsonFile, tokenizer: Tokenizer, known: Collection[str]) -> s
 
 
 def _check_padding_side(settings: JsonFile, kind: str) -> None:
-    """Gemma's tokenizer fills a text on the left where nothing else is stated; SigLIP 2 was trained on the other."""
+    """Reject padding on the left, Gemma's default unless stated otherwise; SigLIP 2 was trained with padding on the
+    right."""
     if settings.text("padding_side", "left" if kind in _GEMMA else "right") != "right":
         raise settings.refuse(
             "padding_side",
@@ -199,7 +200,7 @@ def _check_padding_side(settings: JsonFile, kind: str) -> None:
 
 
 def _check_frame(folder: Path, settings: JsonFile, tokenizer: Tokenizer, kind: str) -> None:
-    """`add_bos_token` and `add_eos_token` against what tokenizer.json does: in transformers the first two win."""
+    """Check `add_bos_token` and `add_eos_token` against tokenizer.json: in transformers the former win."""
     ids = tokenizer.encode("").ids
     for key, name, default, found in (
         ("add_bos_token", "bos_token", "<bos>", ids[:1]),
@@ -213,7 +214,7 @@ def _check_frame(folder: Path, settings: JsonFile, tokenizer: Tokenizer, kind: s
 
 
 def _check_end(tokenizer: Tokenizer, eos_id: int | None, file: str) -> None:
-    """CLIP's vectors are read at the end of the text, so every text must have one."""
+    """Check that every text has an end token, where CLIP's vectors are read."""
     ids = tokenizer.encode("").ids
     end = max(ids, default=None) if eos_id is None else eos_id
     if not ids or ids[-1] != end or ids.index(ids[-1]) != len(ids) - 1:
@@ -226,7 +227,7 @@ def _check_end(tokenizer: Tokenizer, eos_id: int | None, file: str) -> None:
 
 
 def _token(folder: Path, settings: JsonFile, key: str, default: str) -> str:
-    """A special token, as text or as the object that transformers may write in its place."""
+    """Return a special token, given as text or as the object that transformers may write instead."""
     for config in (settings, read_object(folder, settings.name.replace(SETTINGS, _SPECIAL))):
         if config is not None and key in config:
             stated = config.data[key]

@@ -1,8 +1,8 @@
-"""Models of two towers, CLIP and SigLIP: one reading of the files that say what they are and how texts and pictures are
-prepared. Here it is transformers' files, and transformers is the reference for every default; `open_clip` reads the
-other layout. A folder that holds both is transformers' where its weights are there.
+"""Read dual encoders, CLIP and SigLIP: the files that describe them, and how texts and images are prepared. This module
+reads transformers' files, with transformers as the reference for every default; `open_clip` reads the other layout. A
+folder with both is read as transformers' if its weights are there.
 
-The files lie in the model's folder, or in that of sentence-transformers' only module (CLIPModel).
+The files are in the model's folder, or in that of sentence-transformers' only module (CLIPModel).
 
 SigLIP 2 of a fixed resolution is a "siglip" by its config.json, with another tokenizer.
 """
@@ -32,10 +32,10 @@ PIXELS = "pixel_values"
 
 TowerFamily: TypeAlias = Literal["clip", "siglip"]
 Layout: TypeAlias = Literal["transformers", "open_clip"]
-"""Whose names weights and settings have."""
+"""The library whose names weights and settings have."""
 
 _LEGACY_EOS = 2
-"""CLIP's configurations before transformers 4.31 state it wrongly; such models are pooled at the highest id."""
+"""A wrong value in CLIP's configurations before transformers 4.31; such models are pooled at the highest id."""
 
 _TEXT = "text_config"
 _VISION = "vision_config"
@@ -84,11 +84,11 @@ _DEFAULTS: dict[TowerFamily, dict[str, dict[str, Any]]] = {
         },
     },
 }
-"""What transformers 5 takes where a configuration is silent; files that older versions saved leave defaults out."""
+"""Defaults of transformers 5 for missing settings; files from older versions omit defaults."""
 
 _MODULE = "CLIPModel"
 _NEWER = "Transformer"
-"""What sentence-transformers called the module of two towers, and what it calls it now."""
+"""sentence-transformers' old and new names for the module with two towers."""
 
 _ARCHITECTURES = {"clip": ("CLIPModel",), "siglip": ("SiglipModel",)}
 _INSTEAD = {
@@ -102,8 +102,8 @@ _INSTEAD = {
 
 
 class TextTower(msgspec.Struct, frozen=True, kw_only=True):
-    """A text tower's numbers. `eos_id`: a text's vector is taken at the first token of this id; None: at the first of
-    the highest id there is (CLIP's older configurations). SigLIP takes the last position and needs none."""
+    """A text tower's numbers. `eos_id`: a text's vector is taken at the first token with this id; None: at the first of
+    the highest id in the text (CLIP's older configurations). SigLIP takes the last position and needs none."""
 
     vocab_size: int
     max_positions: int
@@ -117,8 +117,8 @@ class TextTower(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageTower(msgspec.Struct, frozen=True, kw_only=True):
-    """An image tower's numbers. A picture of `size` pixels a side is cut into squares of `patch`; what is left over at
-    its right and lower edge is not seen."""
+    """An image tower's numbers. An image of `size` pixels a side is cut into squares of `patch`; the remainder at its
+    right and lower edge is ignored."""
 
     size: int
     patch: int
@@ -136,9 +136,9 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Towers(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the files of such a model promise. `dimension`: of the vectors of both towers. `text_spec` and
-    `image_spec` are those of the two graphs, which give vectors of any length. `path`: where in the model's folder its
-    files lie ("": at its top)."""
+    """Everything that the files of a dual encoder specify. `dimension` is that of both towers' vectors. `text_spec` and
+    `image_spec` are those of the two graphs, whose vectors are not normalized. `path`: where the files are in the
+    model's folder ("": at its top)."""
 
     family: TowerFamily
     text: TextTower
@@ -151,8 +151,8 @@ class Towers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_towers(folder: Path) -> bool:
-    """Whether the folder is of a model of two towers, one that can be read here or not. Raises ModelFileError for a
-    file that is not JSON."""
+    """Whether the folder contains a dual encoder, supported or not. Raises ModelFileError for a file that is not
+    JSON."""
     modules = _modules(folder)
     path = _path(modules)
     if modules and modules[0]["type"].split(".")[-1] == _MODULE:
@@ -163,9 +163,9 @@ def has_towers(folder: Path) -> bool:
 
 
 def read_towers(folder: Path) -> Towers:
-    """Read and check every file that decides on the vectors but the weights.
+    """Read and check every file that determines the vectors, except the weights.
 
-    Raises ModelFileError, naming file and key, for what is missing, malformed, unknown or contradictory.
+    Raises ModelFileError, naming file and key, for missing, malformed, unknown or contradictory content.
     """
     modules = _modules(folder)
     if len(modules) > 1:
@@ -177,7 +177,7 @@ def read_towers(folder: Path) -> Towers:
     path = _path(modules)
     config = read_object(folder, _prefix(path) + CONFIG)
     if _layout(folder, path, config) == "open_clip":
-        from shoal.models.convert.contract.open_clip import read_open_clip  # which fills the structs of this module
+        from shoal.models.convert.contract.open_clip import read_open_clip  # it imports the structs of this module
 
         return read_open_clip(folder, path)
     if config is None:
@@ -208,8 +208,8 @@ def read_towers(folder: Path) -> Towers:
 
 
 def read_contrast(folder: Path, towers: Towers) -> ContrastSpec:
-    """How the vectors of the two towers are compared; logit_scale is stored as a logarithm. SigLIP adds a bias, and so
-    does whatever open_clip trained as it. Raises ModelFileError for weights that are missing or cannot be read."""
+    """Read how the vectors of the two towers are compared; logit_scale is stored as a logarithm. SigLIP adds a bias, as
+    do open_clip models trained like it. Raises ModelFileError for weights that are missing or cannot be read."""
     from shoal.models.convert.graphs.tower_weights import open_tower_weights
 
     weights = open_tower_weights(folder, towers)
@@ -225,8 +225,8 @@ def read_contrast(folder: Path, towers: Towers) -> ContrastSpec:
 
 
 def _modules(folder: Path) -> list[dict[str, str]]:
-    """What modules.json lists, where it is a list of modules that can start with two towers; else nothing, and what is
-    wrong with it is another reader's to say."""
+    """Return the modules of modules.json if the list can start with two towers; else nothing: other readers report
+    errors in it."""
     listed = read_json(folder, MODULES)
     if not isinstance(listed, list) or not all(
         isinstance(each, dict) and isinstance(each.get("type"), str) and isinstance(each.get("path"), str)
@@ -253,13 +253,13 @@ def _is_of_transformers(config: JsonFile | None) -> bool:
 
 
 def _layout(folder: Path, path: str, config: JsonFile | None) -> Layout:
-    """Whose files are read, where a folder has both."""
+    """Choose whose files to read if a folder has both."""
     from shoal.models.convert.graphs.weights import has_weights
 
     if not is_there(folder, _prefix(path) + OPEN_CLIP):
         return "transformers"
     if config is None or config.data.get("model_type") not in _DEFAULTS:
-        return "open_clip"  # a config.json of timm's, of its image tower alone
+        return "open_clip"  # timm's config.json, of its image tower alone
     whole = has_weights(folder, path) and any(is_there(folder, _prefix(path) + name) for name in (FILE, UNIFIED))
     return "open_clip" if is_there(folder, _prefix(path) + OPEN_CLIP_WEIGHTS) and not whole else "transformers"
 
@@ -286,7 +286,7 @@ def _family(config: JsonFile) -> TowerFamily:
 
 
 def _section(config: JsonFile, family: TowerFamily, name: str) -> JsonFile:
-    """A tower's part of config.json, with the defaults; keys in errors are full paths.
+    """Return a tower's part of config.json, with the defaults; keys in errors are full paths.
 
     CLIP's older files have the part twice: `text_config_dict` wins, with its defaults, as in transformers.
     """
@@ -361,10 +361,10 @@ def _dimension(family: TowerFamily, config: JsonFile, text_config: JsonFile, tex
 
 
 def text_spec(tokenizer: TowerTokenizer, family: TowerFamily, text: TextTower, dimension: int) -> TextSpec:
-    """The TextSpec of a text tower and its tokenizer."""
+    """Build the TextSpec of a text tower and its tokenizer."""
     pad_id = tokenizer.pad_id
     if family == "clip":
-        # Behind the token that is pooled nothing is seen, so any padding will do that does not look like that token.
+        # Nothing after the pooled token is seen, so any padding works that does not look like that token.
         pad_id = 0 if text.eos_id != 0 else 1
     return TextSpec(
         tokenizer=tokenizer.file,

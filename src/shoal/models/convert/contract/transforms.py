@@ -1,7 +1,7 @@
-"""How open_clip and timm prepare pictures, as the two libraries state it once a model is loaded, into an ImageSpec.
+"""Convert the image preprocessing that open_clip and timm state for a loaded model to an ImageSpec.
 
-Both resize and crop with torchvision, on Pillow's pictures. What an ImageSpec cannot say is refused by name: pictures
-that are filled up with a border, resized by their longer side, or cropped after they were squashed.
+Both resize and crop Pillow images with torchvision. Preprocessing that an ImageSpec cannot express is rejected by name:
+padding with a border, resizing by the longer side, and cropping after squashing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "
 """Pillow's numbers."""
 
 _OPEN_CLIP_FILTERS = {"bicubic": 3, "bilinear": 2, "random": 3}
-"""Those that open_clip takes; "random" is of training alone."""
+"""Filters that open_clip accepts; "random" is for training only."""
 
 _COLOURS = {
     "mean": (0.48145466, 0.4578275, 0.40821073),
     "std": (0.26862954, 0.26130258, 0.27577711),
 }
-"""What open_clip takes in the place of nothing, which one 0 for all channels is to it."""
+"""open_clip's values if none are set; a single 0 for all channels also counts as unset."""
 
 LOGITS = "logits"
 
 
 def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) -> ImageSpec:
-    """Of `preprocess_cfg`, complete as open_clip hangs it onto a model's image tower. Raises ModelFileError for what
-    cannot be said, naming `file`."""
+    """Convert a `preprocess_cfg`, complete as open_clip attaches it to a model's image tower. Raises ModelFileError,
+    naming `file`, for settings that cannot be expressed."""
     stated = dict(stated) | {key: stated.get(key) or value for key, value in _COLOURS.items()}
     config = JsonFile(file, {f"preprocess_cfg.{key}": value for key, value in stated.items()})
     size = _size(config, "preprocess_cfg.size")
@@ -53,8 +53,8 @@ def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) 
 
 
 def timm_pictures(stated: Mapping[str, Any], *, dimension: int, labels: tuple[str, ...], file: str) -> ImageSpec:
-    """Of what timm's `resolve_data_config` answers for a model. With `labels` it is a classifier, whose dimension is 0.
-    Raises ModelFileError for what cannot be said, naming `file`."""
+    """Convert what timm's `resolve_data_config` returns for a model. With `labels` it is a classifier, whose dimension
+    is 0. Raises ModelFileError, naming `file`, for settings that cannot be expressed."""
     at = "pretrained_cfg."
     config = JsonFile(file, {f"{at}{key}": value for key, value in stated.items()})
     sizes = config.data.get(f"{at}input_size")
@@ -118,14 +118,14 @@ def _score(labels: tuple[str, ...]) -> ScoreSpec:
 
 
 def _to_triple(value: Any) -> Any:
-    """One number for all channels, or a tuple, as a list of three."""
+    """Convert one number for all channels, or a tuple, to a list of three."""
     if isinstance(value, tuple | list):
         return [*value] * (3 if len(value) == 1 else 1)
     return [value] * 3 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _size(config: JsonFile, key: str) -> tuple[int, int]:
-    """(height, width), from one number or two."""
+    """Return (height, width), from one number or two."""
     stated = config.data.get(key)
     given = [stated, stated] if isinstance(stated, int) else stated
     if isinstance(given, tuple | list) and len(given) == 1:

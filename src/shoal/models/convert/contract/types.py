@@ -1,4 +1,4 @@
-"""What a model's files say, checked: the input of graph building, of the numpy reference and of the TextSpec."""
+"""The checked content of a model's files: input of graph building, of the numpy reference and of the TextSpec."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True):
-    """A transformer encoder of a known family, by the numbers of its config.json.
+    """A transformer encoder of a known family, with the numbers of its config.json.
 
-    `family` is the layout of its tensors: XLM-R and CamemBERT are "roberta", ELECTRA is "bert". `prefix` is what may
-    stand before each tensor's name. `position_offset`: the first real token's row in the position table.
+    `family` is the layout of its tensors: XLM-R and CamemBERT are "roberta", ELECTRA is "bert". `prefix` may precede
+    each tensor's name. `position_offset`: the first real token's row in the position table.
     """
 
     family: Family
@@ -37,22 +37,22 @@ class Encoder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable_positions(self) -> int:
-        """The longest input in tokens that the position table can hold."""
+        """The longest input in tokens that the position table allows."""
         return self.max_positions - self.position_offset
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """Token vectors to one vector; several modes are concatenated in this order."""
+    """Combines token vectors to one vector; several modes are concatenated in this order."""
 
     modes: tuple[PoolingMode, ...] = ("mean",)
     include_prompt: bool = True
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True, tag="dense"):
-    """`activation(x @ weight.T + bias)`; `path` is the module's folder, where its safetensors lie.
+    """`activation(x @ weight.T + bias)`; `path` is the module's folder, which contains its safetensors.
 
-    `residual`: x is added to that, through a matrix of its own where the sizes differ. `file`: the weights are those of
-    this safetensors file; `stem` stands before the names `weight` and `bias` in it.
+    `residual`: add x, through a separate matrix if the sizes differ. `file`: a safetensors file with the weights;
+    `stem` precedes the names `weight` and `bias` in it.
     """
 
     path: str
@@ -66,7 +66,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True, tag="dense"):
 
     @property
     def place(self) -> str:
-        """What tells the layer's weights from others in a graph."""
+        """A name that distinguishes the layer's weights from others in a graph."""
         return self.path or self.file or self.stem.rstrip(".")
 
 
@@ -80,7 +80,7 @@ class Normalize(msgspec.Struct, frozen=True, kw_only=True, tag="normalize"):
 
 
 class Truncate(msgspec.Struct, frozen=True, kw_only=True, tag="truncate"):
-    """The first `dimension` numbers alone: what a Matryoshka model keeps of a vector."""
+    """Keeps the first `dimension` numbers of a vector, as for a Matryoshka model."""
 
     dimension: int
 
@@ -89,10 +89,10 @@ AfterPooling: TypeAlias = Dense | LayerNorm | Normalize | Truncate
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """A static model's vectors, one a token id: `tensor` float [stored, width] in the safetensors of `path`.
+    """A static model's vectors, one per token id: `tensor` float [stored, width] in the safetensors of `path`.
 
-    `mapping`: the tensor that tells an id's row (""; the id is the row); `weights`: the one of a factor for each id.
-    `ids`: how many ids there are. `dropped`: ids that count for nothing.
+    `mapping`: tensor with the row of each id ("": the id is the row); `weights`: tensor with a factor for each id.
+    `ids`: number of ids. `dropped`: ids to ignore.
     """
 
     path: str
@@ -106,9 +106,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Splade(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights over the vocabulary from a masked language model's logits: log(1 + relu(logit)), for "log1p_relu" the
-    logarithm twice, of the largest over the tokens or their sum. `tied`: the last layer is the word embeddings, where
-    no other is in the weights."""
+    """Weights over the vocabulary from a masked language model's logits: log(1 + relu(logit)), with the logarithm
+    applied twice for "log1p_relu", as the maximum or the sum over the tokens. `tied`: the last layer is the word
+    embeddings, unless the weights contain another."""
 
     strategy: Literal["max", "sum"] = "max"
     activation: Literal["relu", "log1p_relu"] = "relu"
@@ -116,15 +116,15 @@ class Splade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """A weight for each token read, by `layer` over its vector; `skipped` ids have none (bge-m3)."""
+    """A weight for each token read, computed by `layer` from its vector; `skipped` ids have none (bge-m3)."""
 
     layer: Dense
     skipped: tuple[int, ...]
 
 
 class Late(msgspec.Struct, frozen=True, kw_only=True):
-    """Vectors of late interaction: `layers` over each token's vector, then unit length. `spec`: how they are read.
-    `query_length`, `document_length`: where that states them, None where it does not."""
+    """Late-interaction vectors: `layers` over each token's vector, then unit length. `spec`: how texts are read.
+    `query_length`, `document_length`: where the files state them, None if they do not."""
 
     layers: tuple[Dense, ...]
     spec: MultiSpec
@@ -135,8 +135,8 @@ class Late(msgspec.Struct, frozen=True, kw_only=True):
 class Classifier(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence classifier's head: `activation(first token @ dense)`, then `out`, one logit for each label of `spec`.
 
-    `dense` and `out` are the names of two linear layers in the weights, beside or inside the encoder. `segments`: the
-    encoder is told which text a token is of (token_type_ids). Without an `Encoder` only `spec` means anything.
+    `dense` and `out` name two linear layers in the weights, beside or inside the encoder. `segments`: the encoder is
+    given token_type_ids, the text that each token belongs to. Without an `Encoder`, only `spec` is meaningful.
     """
 
     spec: ScoreSpec
@@ -147,15 +147,16 @@ class Classifier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contract(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a text embedding model's files promise.
+    """Everything that the files of a text model specify.
 
     `encoder_path` is the folder of config.json, weights and tokenizer inside the model's folder ("" for its root).
-    `encoder` is None when only a shipped ONNX graph can run the model. `modules` follow the pooling, in order.
-    `max_tokens` counts special tokens; `max_tokens_at` is the file and the key that say it. `vocab_size` is 0 where no
-    file states it. A model with a `classifier` scores texts and does not embed them: `pooling` and `modules` mean
-    nothing then, and `dimension` is 0. A `table` stands in the encoder's place. With `splade`, and with `late` of a
-    model that is not pooled, `dimension` is 0 too; beside a dense vector (bge-m3) there may be `token_weights` and
-    `late`.
+    `encoder` is None if only a shipped ONNX graph can run the model. `modules` follow the pooling, in order.
+    `max_tokens` counts special tokens; `max_tokens_at` is the file and key that state it. `vocab_size` is 0 if no file
+    states it.
+
+    A model with a `classifier` scores texts and does not embed them: `pooling` and `modules` are then meaningless, and
+    `dimension` is 0. A `table` replaces the encoder. With `splade`, or `late` without pooling, `dimension` is 0 too; a
+    model with dense vectors (bge-m3) may also have `token_weights` and `late`.
     """
 
     encoder_path: str
@@ -179,7 +180,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sparse(self) -> SparseSpec | None:
-        """The sparse vectors that it gives, None for none."""
+        """The sparse vectors of the model, or None."""
         if self.splade is not None:
             return SparseSpec()
         if self.token_weights is not None:
@@ -191,5 +192,5 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.modules) and isinstance(self.modules[-1], Normalize)
 
     def file(self, name: str) -> str:
-        """The path of a file that lies beside config.json, inside the model's folder."""
+        """Return the path of a file beside config.json, inside the model's folder."""
         return f"{self.encoder_path}/{name}" if self.encoder_path else name

@@ -1,4 +1,4 @@
-"""Token ids by name, out of a tokenizer's files: the markers, fillers and special tokens that heads speak of."""
+"""Look up token ids by name in a tokenizer's files, for the markers, fill tokens and special tokens of heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 class Vocabulary:
-    """The tokens of tokenizer.json, or of vocab.txt where there is none. `prefix` is the path before their names."""
+    """The tokens of tokenizer.json, or of vocab.txt without it. `prefix` is the path before their names."""
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self.name = f"{prefix}tokenizer.json"
@@ -27,11 +27,11 @@ class Vocabulary:
             self._ids = {word: index for index, word in enumerate(read_lines(folder, lines))}
 
     def id(self, token: str) -> int | None:
-        """The id of a whole token, None for what is none."""
+        """Return the id of a whole token, None if it is not a token."""
         return self._ids.get(token)
 
     def special(self, role: str) -> int | None:
-        """The id of the token that the settings name for a role ("mask", "cls", ...), None where they name none."""
+        """Return the id of the token that the settings name for a role ("mask", "cls", ...), None if they name none."""
         for file in self._settings:
             named = file.data.get(f"{role}_token")
             if isinstance(named, dict):
@@ -42,7 +42,7 @@ class Vocabulary:
 
     @property
     def unknown(self) -> int | None:
-        """The id that the tokenizer's own model gives to what it does not know."""
+        """The id that the tokenizer's own model uses for unknown tokens."""
         token = self._model.get("unk_token")
         if isinstance(token, str):
             return self._ids.get(token)
@@ -51,7 +51,8 @@ class Vocabulary:
 
     @property
     def limit(self) -> int | None:
-        """The tokens to which the file cuts texts, None where it does not. Raises ModelFileError for what is none."""
+        """The number of tokens to which the file cuts texts, None if it does not. Raises ModelFileError for an invalid
+        one."""
         cut = self._file.object("truncation") if self._file is not None else {}
         key = "truncation.max_length"
         return JsonFile(self.name, {key: cut.get("max_length")}).integer(key, least=1) if cut else None

@@ -1,7 +1,7 @@
-"""A small ONNX graph under construction: operators, constants, and the file it becomes.
+"""Build a small ONNX graph: operators, constants, and the file they are written to.
 
-Operators whose form changed between opsets are methods here, so that the same head can end a graph that Shoal builds
-(opset 20) and one that came with a model (11 or later). Equal input gives equal bytes.
+Operators that changed between opsets are methods here, so that the same head can end a graph that Shoal builds (opset
+20) and one that came with a model (11 or later). Equal input gives equal bytes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 
 OPSET = 20
 IR_VERSION = 10
-"""Opset 20 has Gelu and is read by every engine version that Shoal supports; IR 10 is its contemporary."""
+"""Opset 20 has Gelu and is supported by every engine version that Shoal supports; IR 10 is its contemporary."""
 
 INLINE_BYTES = 1_800_000_000
-"""Above this the constants go to a file of their own: a protobuf message ends at 2 GiB."""
+"""Above this, constants go to a separate file: a protobuf message is limited to 2 GiB."""
 
 FLOAT, INT64 = 1, 7
-"""TensorProto's numbers of the two types; written out so that importing this module does not import onnx."""
+"""TensorProto's numbers of the two types; literals, so that importing this module does not import onnx."""
 
 Array = npt.NDArray[Any]
 _ALIGN = 4096
-"""Offsets of external tensors, so that engines can map them."""
+"""Alignment of external tensors, so that engines can map them."""
 
 
 class Constant(NamedTuple):
-    """`load` gives the array when the file is written: a big model never lies in memory twice."""
+    """A constant of the graph. `load` provides the array when the file is written: a big model is never in memory
+    twice."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,7 +46,7 @@ class Constant(NamedTuple):
 
 
 class Graph:
-    """Nodes and constants in the order of their making. Values are named by strings; names start with `prefix`."""
+    """Nodes and constants in creation order. Values are named by strings; names start with `prefix`."""
 
     def __init__(self, opset: int = OPSET, prefix: str = "") -> None:
         self.opset = opset
@@ -55,7 +56,7 @@ class Graph:
         self._made = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Append a node with one output; answers the output's name."""
+        """Append a node with one output; return the output's name."""
         from onnx import helper
 
         self._made += 1
@@ -64,21 +65,21 @@ class Graph:
         return out
 
     def weight(self, name: str, shape: tuple[int, ...], load: Callable[[], Array]) -> str:
-        """A float32 constant of the model."""
+        """Add a float32 constant of the model."""
         name = self._prefix + name
         self.constants[name] = Constant(name, shape, np.dtype(np.float32), load)
         return name
 
     def integers(self, *values: int) -> str:
-        """A one-dimensional int64 constant."""
+        """Add a one-dimensional int64 constant."""
         return self._small("i" + "_".join(map(str, values)), np.array(values, np.int64))
 
     def integer(self, value: int) -> str:
-        """An int64 scalar."""
+        """Add an int64 scalar."""
         return self._small(f"i{value}_scalar", np.array(value, np.int64))
 
     def number(self, value: float) -> str:
-        """A float32 scalar."""
+        """Add a float32 scalar."""
         return self._small(f"f{value!r}", np.array(value, np.float32))
 
     def cast_float(self, value: str) -> str:
@@ -98,7 +99,7 @@ class Graph:
         return self.op(kind, value, self.integers(axis), keepdims=int(keep))
 
     def layer_norm(self, value: str, weight: str, bias: str, epsilon: float) -> str:
-        """Over the last axis, with the biased variance."""
+        """Normalize over the last axis, with the biased variance."""
         if self.opset >= 17:
             return self.op("LayerNormalization", value, weight, bias, axis=-1, epsilon=epsilon)
         centred = self.op("Sub", value, self.reduce("ReduceMean", value, -1, keep=True))
@@ -107,7 +108,7 @@ class Graph:
         return self.op("Add", self.op("Mul", scaled, weight), bias)
 
     def activate(self, kind: str, value: str) -> str:
-        """The activation of that name (contract.types.Activation)."""
+        """Append the activation of that name (contract.types.Activation)."""
         if kind == "identity":
             return value
         if kind in _PLAIN:
@@ -118,13 +119,13 @@ class Graph:
             return self.op("Mul", value, self.op("Sigmoid", self.op("Mul", value, self.number(1.702))))
         if self.opset >= 20:
             return self.op("Gelu", value, approximate="tanh" if kind == "gelu_tanh" else "none")
-        # Only Dense layers of shipped graphs come here, and torch.nn.GELU() is the exact one.
+        # Only Dense layers of shipped graphs get here, and torch.nn.GELU() is the exact variant.
         inner = self.op("Erf", self.op("Div", value, self.number(float(np.sqrt(2.0)))))
         half = self.op("Mul", value, self.number(0.5))
         return self.op("Mul", half, self.op("Add", inner, self.number(1.0)))
 
     def parameters(self) -> int:
-        """How many learned numbers the graph holds."""
+        """Count the learned numbers of the graph."""
         return sum(c.nbytes // c.dtype.itemsize for c in self.constants.values() if c.shape and c.dtype.kind == "f")
 
     def _small(self, name: str, value: Array) -> str:
@@ -145,7 +146,7 @@ def write_graph(
     inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> list[Path]:
-    """Write the graph; answers the files made: the graph, and `<name>_data` when the constants are external.
+    """Write the graph; return the files written: the graph, and `<name>_data` if the constants are external.
 
     `inputs` are int64 [b, l], or with (name, axes) float32 [b, *axes] as `outputs` are; "l" is the axis of the tokens.
     """
@@ -208,7 +209,7 @@ def _store(
 
 
 def describe(constant: Constant, tensor: TensorProto) -> None:
-    """Fill in name, type and shape; the data is the caller's."""
+    """Set name, type and shape; the caller sets the data."""
     from onnx import helper
 
     tensor.name = constant.name

@@ -1,4 +1,4 @@
-"""A sequence classifier's head: the first token's vector to one logit for each label."""
+"""Append a sequence classifier's head: from the first token's vector to one logit per label."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.models.convert.graphs.weights import Weights
 def build_classifier(graph: Graph, classifier: Classifier, weights: Weights, tokens: str, width: int) -> None:
     """Append the head after `tokens` [b, l, width], writing the spec's output, float32 [b, labels].
 
-    Raises ModelFileError, naming file and tensor, for a head that is missing or of another shape.
+    Raises ModelFileError, naming file and tensor, for a head that is missing or has another shape.
     """
     first = graph.op("Gather", tokens, graph.integer(0), axis=1)
     inner = graph.activate(classifier.activation, _linear(graph, weights, classifier.dense, first, (width, width)))
@@ -21,7 +21,7 @@ def build_classifier(graph: Graph, classifier: Classifier, weights: Weights, tok
 
 
 def _linear(graph: Graph, weights: Weights, name: str, value: str, shape: tuple[int, int]) -> str:
-    """value @ weight.T + bias; `shape` is (out, in) as stored."""
+    """Append value @ weight.T + bias; `shape` is (out, in) as stored."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     weights.check(weight, shape)
     weights.check(bias, shape[:1])

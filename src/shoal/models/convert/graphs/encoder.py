@@ -1,7 +1,7 @@
-"""The encoders of the BERT family as ONNX: input_ids and attention_mask in, token vectors [b, l, hidden] out.
+"""Build the encoders of the BERT family as ONNX: from input_ids and attention_mask to token vectors [b, l, hidden].
 
-What the exported graphs carry and nobody needs is left out: dropout, and where texts are read alone the token types
-(row 0 is folded into the positions).
+Leaves out parts of exported graphs that have no use: dropout, and the token types where texts are read alone (row 0 is
+folded into the positions).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LAYERS = {
 
 
 def tensor_prefix(encoder: Encoder, weights: Weights) -> str:
-    """What stands before every tensor's name: nothing, or the family's prefix when a head was saved with the model."""
+    """Return the prefix of every tensor's name: empty, or the family's if a head was saved with the model."""
     for prefix in ("", encoder.prefix):
         if f"{prefix}embeddings.word_embeddings.weight" in weights:
             return prefix
@@ -72,7 +72,8 @@ def tensor_prefix(encoder: Encoder, weights: Weights) -> str:
 
 
 def build_encoder(graph: Graph, encoder: Encoder, weights: Weights, *, segments: bool = False) -> str:
-    """Append the encoder; answers the name of its token vectors. Raises ModelFileError for missing or odd tensors.
+    """Append the encoder; return the name of its token vectors. Raises ModelFileError for missing or mismatched
+    tensors.
 
     `segments`: token types are an input, token_type_ids, for texts that are read in pairs.
     """
@@ -109,7 +110,7 @@ class _Builder:
         return graph.op("Add", word, rows)
 
     def _positions(self) -> str:
-        """pad + (1, 2, 3, ... over the tokens that are no padding); padding itself stays at row `pad`."""
+        """pad + (1, 2, 3, ... over the tokens that are not padding); padding itself stays at row `pad`."""
         graph, pad = self.graph, self.graph.integer(self.encoder.pad_id)
         ones = graph.cast_int(graph.op("Not", graph.op("Equal", "input_ids", pad)))
         counted = graph.op("CumSum", ones, graph.integer(1))
@@ -123,7 +124,7 @@ class _Builder:
         return graph.op("Add", bias, self._relative_bias()) if self.encoder.family == "mpnet" else bias
 
     def _relative_bias(self) -> str:
-        """One learned number a head and distance, [1, heads, l, l]: a table over all distances, by key - query."""
+        """One learned number per head and distance, [1, heads, l, l]: a table over all distances, by key - query."""
         graph, encoder = self.graph, self.encoder
         name = f"{self.prefix}encoder.relative_attention_bias.weight"
         shape = (_MPNET_BUCKETS, encoder.heads)
@@ -148,7 +149,7 @@ class _Builder:
         return self.layers.constant("embeddings.token_type_embeddings.weight", shape)
 
     def _position_table(self) -> str:
-        """The position table, with row 0 of the token types added where the family has them and no input does."""
+        """The position table. Row 0 of the token types is added if the family has them and they are not an input."""
         encoder, weights = self.encoder, self.weights
         name, shape = "embeddings.position_embeddings.weight", (encoder.max_positions, encoder.hidden)
         types, types_shape = "embeddings.token_type_embeddings.weight", (encoder.token_types, encoder.hidden)
@@ -164,10 +165,10 @@ class _Builder:
 
 
 def relative_buckets(span: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """T5's bucket of each distance key - query in -span..span (Raffel et al. 2020, as MPNet uses it).
+    """Return T5's bucket of each distance key - query in -span..span (Raffel et al. 2020, as MPNet uses it).
 
-    Half of the buckets are for keys after the query; of each half, distances below 8 have one bucket each, the
-    others share 8 that grow by the logarithm up to MPNET_MAX_DISTANCE. float32, as the models were trained.
+    Half of the buckets are for keys after the query. In each half, distances below 8 have one bucket each; the others
+    share 8 that grow logarithmically up to MPNET_MAX_DISTANCE. Computed in float32, as the models were trained.
     """
     distance = np.arange(-span, span + 1)
     half, exact = _MPNET_BUCKETS // 2, _MPNET_BUCKETS // 4

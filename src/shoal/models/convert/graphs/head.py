@@ -1,7 +1,7 @@
-"""From token vectors to a sentence's: pooling, then the modules that follow, ending in the two outputs.
+"""Append pooling and the modules after it, from token vectors to a sentence's, ending in the two outputs.
 
-Everything that counts or picks positions is integer arithmetic: an engine that runs in bfloat16 cannot tell
-position 257 from 258.
+Everything that counts or selects positions uses integers: an engine that runs in bfloat16 cannot tell position 257 from
+258.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ TORCH_NORM_EPS = 1e-5
 
 
 def pooling_input(pooling: Pooling) -> str:
-    """The input that pooling reads: its own when the prompt's tokens are left out."""
+    """Return the mask that pooling reads: a separate one if the prompt's tokens are excluded."""
     return "attention_mask" if pooling.include_prompt else "pooling_mask"
 
 
 def build_head(graph: Graph, contract: Contract, folder: Path, tokens: str, *, name: str | None = SENTENCE) -> None:
-    """Append pooling and modules after `tokens` [b, l, width], writing POOLED and, unless `name` is None, the whole.
+    """Append pooling and modules after `tokens` [b, l, width], writing POOLED and, unless `name` is None, the final
+    vector.
 
-    POOLED is what stands before a final Normalize; without one both outputs are equal.
+    POOLED is the value before a final Normalize; without one, both outputs are equal.
     """
     append_modules(graph, contract, folder, _pool(graph, contract.pooling, tokens), name=name)
 
 
 def append_modules(graph: Graph, contract: Contract, folder: Path, pooled: str, *, name: str | None = SENTENCE) -> None:
-    """Append the modules alone, after one vector a text [b, width]; the outputs are those of `build_head`."""
+    """Append only the modules, after one vector per text [b, width]; the outputs are those of `build_head`."""
     modules = contract.modules[:-1] if contract.ends_normalized else contract.modules
     for module in modules:
         if isinstance(module, Dense):
@@ -61,7 +62,7 @@ def _pool(graph: Graph, pooling: Pooling, tokens: str) -> str:
 
 
 def _cls(graph: Graph, tokens: str, mask: str) -> str:
-    """The first token that the mask keeps; token 0 when it keeps none."""
+    """The first token that the mask keeps; token 0 if it keeps none."""
     if mask == "attention_mask":
         return graph.op("Gather", tokens, graph.integer(0), axis=1)
     # Tokens are padded on the right, so the mask's first 1 is the end of the prompt.
@@ -69,7 +70,7 @@ def _cls(graph: Graph, tokens: str, mask: str) -> str:
 
 
 def pick_first(graph: Graph, tokens: str, mask: str) -> str:
-    """The token of each row at the first 1 of an int64 mask [b, l]; token 0 where there is none."""
+    """Select the token of each row at the first 1 of an int64 mask [b, l]; token 0 if there is none."""
     steps = _steps(graph, mask)
     length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
     ahead = graph.reduce("ReduceMax", graph.op("Mul", mask, graph.op("Sub", length, steps)), 1, keep=True)
@@ -78,7 +79,7 @@ def pick_first(graph: Graph, tokens: str, mask: str) -> str:
 
 
 def _last(graph: Graph, tokens: str, mask: str) -> str:
-    """The last token that the mask keeps; zeros when it keeps none."""
+    """The last token that the mask keeps; zeros if it keeps none."""
     steps = _steps(graph, mask)
     last = graph.reduce("ReduceMax", graph.op("Mul", mask, steps), 1, keep=True)
     kept = graph.op("Greater", mask, graph.integer(0))
@@ -86,7 +87,7 @@ def _last(graph: Graph, tokens: str, mask: str) -> str:
 
 
 def _max(graph: Graph, tokens: str, mask: str) -> str:
-    """The largest value of each dimension; zeros when the mask keeps no token."""
+    """The largest value of each dimension; zeros if the mask keeps no token."""
     kept = graph.op("Greater", graph.unsqueeze(mask, -1), graph.integer(0))
     highest = graph.reduce("ReduceMax", graph.op("Where", kept, tokens, graph.number(-1e9)), 1, keep=False)
     some = graph.op("Greater", _count(graph, mask), graph.integer(0))
@@ -102,7 +103,7 @@ def _mean_sqrt_len(graph: Graph, tokens: str, mask: str) -> str:
 
 
 def _weighted_mean(graph: Graph, tokens: str, mask: str) -> str:
-    """Weights 1, 2, 3, ... by position; a prompt that is left out keeps its numbers."""
+    """Mean with weights 1, 2, 3, ... by position; excluded prompt tokens still count as positions."""
     weights = graph.op("Mul", mask, graph.op("Add", _steps(graph, mask), graph.integer(1)))
     return graph.op("Div", _sum(graph, tokens, weights), _at_least_one(graph, _count(graph, weights)))
 
@@ -129,7 +130,7 @@ def _count(graph: Graph, weights: str) -> str:
 
 
 def _at_least_one(graph: Graph, count: str) -> str:
-    """As float; a sum over no token is zeros, so any divisor but 0 gives the zeros that 1e-9 gives the reference."""
+    """As float. A sum over no token is zeros, so any divisor but 0 gives the zeros that 1e-9 gives the reference."""
     return graph.op("Max", graph.cast_float(count), graph.number(1.0))
 
 
@@ -139,18 +140,18 @@ def _sum(graph: Graph, tokens: str, weights: str) -> str:
 
 
 def _pick(graph: Graph, tokens: str, where: str) -> str:
-    """The sum of the tokens where a bool [b, l] holds: one of them, or none."""
+    """The sum of the tokens where a bool [b, l] is true: one of them, or none."""
     return _sum(graph, tokens, where)
 
 
 def append_normalize(graph: Graph, value: str, name: str | None = None) -> str:
-    """Every vector to unit length, along the last axis."""
+    """Scale every vector to unit length, along the last axis."""
     length = graph.op("Max", graph.reduce("ReduceL2", value, -1, keep=True), graph.number(1e-12))
     return graph.op("Div", value, length, name=name)
 
 
 def append_dense(graph: Graph, dense: Dense, folder: Path, value: str) -> str:
-    """The layer over vectors [..., in_features]. Raises ModelFileError for weights that do not fit it."""
+    """Append the layer over vectors [..., in_features]. Raises ModelFileError for weights that do not fit it."""
     weights = open_file(folder, dense.file) if dense.file else open_weights(folder, dense.path)
     shape = (dense.out_features, dense.in_features)
     out = graph.op("MatMul", value, _matrix(graph, weights, f"{dense.stem}weight", f"{dense.place}.weight", shape))
@@ -167,7 +168,7 @@ def append_dense(graph: Graph, dense: Dense, folder: Path, value: str) -> str:
 
 
 def _matrix(graph: Graph, weights: Weights, name: str, own: str, shape: tuple[int, int]) -> str:
-    """A matrix that is stored as (out, in), as the constant `own` to multiply with."""
+    """Add a matrix stored as (out, in) as the constant `own`, transposed for multiplication."""
     weights.check(name, shape)
     return graph.weight(own, shape[::-1], lambda: np.ascontiguousarray(weights.get(name, shape).T))
 

@@ -1,7 +1,7 @@
-"""The layers that all transformers share: linear maps, norms, attention and feed-forward.
+"""Build the layers that all transformers share: linear maps, norms, attention and feed-forward.
 
-The attention scale is folded into the query's weights. Attention stays the plain MatMul, Add, Softmax, MatMul that
-engines recognise and fuse.
+The attention scale is folded into the query's weights. Attention remains the plain MatMul, Add, Softmax, MatMul that
+engines recognize and fuse.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.weights import Floats, Weights
 
 MASKED = -32768.0
-"""Added to the scores of padding: exp() of it is zero, and a row that is all padding gives numbers, not NaN.
+"""Added to the scores of padding: its exp() is zero, and a row of padding only gives numbers, not NaN.
 
 A power of two, exact in float16 and bfloat16, because an engine may compute (1 - mask) * M as M - mask * M and round
-the product alone: with -1e9 OpenVINO adds 1.8e6 to every score in bfloat16, and float32 then keeps eighths of a score.
+only the product: with -1e9 OpenVINO adds 1.8e6 to every score in bfloat16, and float32 then keeps eighths of a score.
 """
 
 QUERY_ORDER = [0, 2, 1, 3]
@@ -58,7 +58,7 @@ class Sizes(Protocol):
 class Layers:
     """Appends layers of `sizes` to a graph, over values [b, l, hidden], with weights whose names start with `prefix`.
 
-    Every method answers the name of what it made; ModelFileError for tensors that are missing or of another shape.
+    Every method returns the name of its result. Raises ModelFileError for tensors that are missing or of another shape.
     """
 
     def __init__(self, graph: Graph, sizes: Sizes, weights: Weights, prefix: str) -> None:
@@ -68,8 +68,8 @@ class Layers:
         self.prefix = prefix
 
     def layer(self, value: str, bias: str | None, prefix: str, names: LayerNames, *, pre_norm: bool = False) -> str:
-        """Attention and feed-forward, each added to what it reads. `bias` is added to the scores. `pre_norm`: the norms
-        stand before the two parts, and not after the sums."""
+        """Append attention and feed-forward, each with its residual. `bias` is added to the scores. `pre_norm`: the
+        norms come before the two parts, not after the sums."""
         graph = self.graph
         attention_norm, output_norm = prefix + names.attention_norm, prefix + names.output_norm
         read = self.norm(value, attention_norm) if pre_norm else value
@@ -86,7 +86,8 @@ class Layers:
         return value if pre_norm else self.norm(value, output_norm)
 
     def attend(self, query: str, key: str, content: str, bias: str | None, out: str) -> str:
-        """Of queries and contents [b, heads, l, size], scaled, and keys [b, heads, size, l]; `out`: the last map."""
+        """Attend, with queries and contents [b, heads, l, size], scaled, and keys [b, heads, size, l]; `out`: the last
+        map."""
         graph, hidden = self.graph, self.sizes.hidden
         scores = graph.op("MatMul", query, key)
         if bias is not None:
@@ -101,11 +102,11 @@ class Layers:
         return self.linear(wide, down, (hidden, inner))
 
     def split(self, projected: str, order: list[int]) -> str:
-        """[b, l, hidden] by heads: [b, l, heads, size], its axes in `order`."""
+        """Split [b, l, hidden] by heads: [b, l, heads, size], with the axes in `order`."""
         return self.graph.op("Transpose", self.graph.op("Reshape", projected, self._parts()), perm=order)
 
     def linear(self, value: str, name: str, shape: tuple[int, int], scale: float = 1.0) -> str:
-        """value @ weight.T + bias, both times `scale`; `shape` is (out, in) as stored."""
+        """Append value @ weight.T + bias, both times `scale`; `shape` is (out, in) as stored."""
         weight, bias = f"{self.prefix}{name}.weight", f"{self.prefix}{name}.bias"
         self.weights.check(weight, shape)
         self.weights.check(bias, shape[:1])
@@ -126,7 +127,8 @@ class Layers:
         weight: Callable[[], Floats],
         bias: Callable[[], Floats] | None,
     ) -> str:
-        """The same, of a weight of `shape` and a bias (None: without one) that are made when the file is written."""
+        """Append value @ weight.T + bias, with a weight of `shape` and a bias (None: no bias) created when the file is
+        written."""
         graph = self.graph
         w = graph.weight(f"{name}.weight", shape[::-1], lambda: np.ascontiguousarray(weight().T))
         if bias is None:
@@ -145,7 +147,7 @@ class Layers:
         )
 
     def constant(self, name: str, shape: tuple[int, ...], stored: str | None = None) -> str:
-        """A tensor as it is; `stored`: its full name, where that is not `name` after the prefix."""
+        """Add a tensor unchanged; `stored`: its full name, if that is not `name` after the prefix."""
         tensor = stored or self.prefix + name
         self.weights.check(tensor, shape)
         return self.graph.weight(name, shape, lambda: self.weights.get(tensor, shape))
@@ -161,7 +163,7 @@ class Layers:
 
 
 def norm_names(weights: Weights, name: str) -> tuple[str, str]:
-    """A LayerNorm's tensors; checkpoints that came from TensorFlow call them gamma and beta."""
+    """Return the names of a LayerNorm's tensors; checkpoints from TensorFlow call them gamma and beta."""
     if f"{name}.weight" not in weights and f"{name}.gamma" in weights:
         return f"{name}.gamma", f"{name}.beta"
     return f"{name}.weight", f"{name}.bias"

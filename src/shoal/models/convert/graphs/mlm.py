@@ -1,8 +1,8 @@
-"""A masked language model's head and SPLADE over it: a weight for each word of the vocabulary.
+"""Append a masked language model's head with SPLADE: a weight for each vocabulary entry.
 
-The logits [b, l, vocabulary] are by far the largest tensor of such a model, so that nothing but the matrix product
-makes one: padding is taken out of the small vectors before it, and bias, relu and logarithm, which keep the order,
-come after the largest over the tokens was taken. Only the sum needs all of them for each token.
+The logits [b, l, vocabulary] are by far the largest tensor of such a model, so only the matrix product creates one.
+Padding is removed from the small vectors before it. Bias, relu and logarithm preserve order, so they come after the
+maximum over the tokens. Only the sum needs all of them for each token.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ OUTPUT = "sparse_embedding"
 
 
 class MaskedHead(NamedTuple):
-    """Where a family keeps its head: a dense layer, a norm, then the last layer, whose `matrix` may not be stored and
-    whose bias is the first of `biases` that is. `activation` None: the encoder's own."""
+    """Where a family stores its head: a dense layer, a norm, then the last layer. Its `matrix` may not be stored; its
+    bias is the first of `biases` that is. `activation` None: the encoder's own."""
 
     dense: str
     norm: str
@@ -48,13 +48,13 @@ HEADS: dict[Family, MaskedHead] = {
         "vocab_transform", "vocab_layer_norm", "vocab_projector.weight", ("vocab_projector.bias",), None
     ),
 }
-"""By the layout that transformers gives each family's ...ForMaskedLM."""
+"""By the layout of each family's ...ForMaskedLM in transformers."""
 
 
 def last_layer(encoder: Encoder, splade: Splade, weights: Weights) -> tuple[str, str]:
-    """The tensors of the last layer, matrix and bias: its own, else where they are tied the word embeddings.
+    """Return the tensors of the last layer, matrix and bias: its own, else the word embeddings if they are tied.
 
-    Raises ModelFileError where neither is there.
+    Raises ModelFileError if neither exists.
     """
     head = HEADS[encoder.family]
     matrix = head.matrix
@@ -69,7 +69,7 @@ def last_layer(encoder: Encoder, splade: Splade, weights: Weights) -> tuple[str,
 def build_splade(graph: Graph, encoder: Encoder, splade: Splade, weights: Weights, tokens: str) -> None:
     """Append head and pooling after `tokens` [b, l, hidden], writing OUTPUT, float32 [b, vocabulary].
 
-    The first token of a text must be attended. Raises ModelFileError for a head that is missing or of another shape.
+    The first token of a text must be attended. Raises ModelFileError for a head that is missing or has another shape.
     """
     head = HEADS[encoder.family]
     value = _linear(graph, weights, head.dense, tokens, encoder.hidden)
@@ -93,7 +93,8 @@ def build_splade(graph: Graph, encoder: Encoder, splade: Splade, weights: Weight
 
 
 def append_splade(graph: Graph, splade: Splade, logits: str) -> None:
-    """The pooling alone, after the logits [b, l, vocabulary] of a graph that came with the model, writing OUTPUT."""
+    """Append only the pooling, after the logits [b, l, vocabulary] of a graph that came with the model, writing
+    OUTPUT."""
     weighed = _weigh(graph, splade, logits)
     mask = graph.unsqueeze(graph.cast_float("attention_mask"), -1)
     kind = "ReduceMax" if splade.strategy == "max" else "ReduceSum"

@@ -1,9 +1,9 @@
-"""ONNX graphs that came with the model: what they take and give, and the few nodes that make them end as ours do.
+"""Adapt ONNX graphs that came with the model: check inputs and outputs, and append nodes so that they end like Shoal's.
 
-Two families of exported embedders exist. A token-level graph ends in token vectors, to which pooling and modules are
-appended; one that ends in `sentence_embedding` holds the whole pipeline and is never pooled again. A classifier's graph
-ends in logits. The original file is not touched: a new graph is written, and weights in a file of their own are
-copied beside it.
+There are two families of exported embedders. A token-level graph ends in token vectors, to which pooling and modules
+are appended. One that ends in `sentence_embedding` contains the whole pipeline and is never pooled again. A
+classifier's graph ends in logits. The original file stays unchanged: a new graph is written, and weights in separate
+files are copied beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INTEGERS = {6, 7}
 
 _OLDEST_OPSET = 12
 _MOST_INLINE = 16_000_000
-"""Bytes of a constant that is no weight: a position table at most."""
+"""Maximum bytes of a constant that is not a weight: at most a position table."""
 
 Kind: TypeAlias = Literal["token-level", "pooled", "scores", "sparse", "multi"]
 
@@ -48,7 +48,7 @@ class _Port(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What a graph file offers. `data` are the paths of its external weights, relative to it."""
+    """Inputs and outputs of a graph file. `data` are the paths of its external weights, relative to it."""
 
     inputs: tuple[_Port, ...]
     outputs: tuple[_Port, ...]
@@ -57,11 +57,11 @@ class _Shape(NamedTuple):
 
 
 class ShippedGraph(NamedTuple):
-    """A shipped graph, put into service.
+    """A shipped graph, ready to serve.
 
-    `inputs`: what to feed. `pooled`: the output before a final Normalize, or `sentence_embedding` when the graph has
-    none before it. `tokens`: the output of token vectors ("": it has none). `data`: files written beside the graph. A
-    graph of `kind` "scores" has neither, but a classifier's output.
+    `inputs`: what to feed. `pooled`: the output before a final Normalize, or `sentence_embedding` if the graph has no
+    such output. `tokens`: the output of token vectors ("": none). `data`: files written beside the graph. A graph of
+    `kind` "scores" has neither, but a classifier's output.
     """
 
     inputs: tuple[str, ...]
@@ -73,11 +73,11 @@ class ShippedGraph(NamedTuple):
 
 
 Axes: TypeAlias = tuple[int | str | None, ...]
-"""Of an output, after the batch: a size, a name, or None for one that is not known."""
+"""Axes of an output, after the batch: a size, a name, or None if unknown."""
 
 
 class _GraphOutputs(NamedTuple):
-    """What was made of a graph's outputs; `outputs` are (name, axes)."""
+    """The adapted outputs of a graph; `outputs` are (name, axes)."""
 
     kind: Kind
     outputs: tuple[tuple[str, Axes], ...]
@@ -88,10 +88,10 @@ class _GraphOutputs(NamedTuple):
 def adapt_shipped_graph(
     folder: Path, name: str, contract: Contract, target: Path, *, progress: Callable[[float], None] | None = None
 ) -> ShippedGraph:
-    """Write `target` from the graph `folder / name`, ending in `sentence_embedding` and, where it can, `pooled` and
+    """Write `target` from the graph `folder / name`, ending in `sentence_embedding` and, if possible, `pooled` and
     `token_embeddings`, or in a classifier's logits.
 
-    Raises ModelFileError when the graph's inputs or outputs are not those of such a text model.
+    Raises ModelFileError if the graph's inputs or outputs are not those of such a text model.
     """
     model = _load(folder / name, name)
     shape = _shape(model)
@@ -115,7 +115,7 @@ def adapt_shipped_graph(
 
 
 def _end_in_scores(model: ModelProto, graph: Graph, shape: _Shape, classifier: Classifier, name: str) -> _GraphOutputs:
-    """The output `logits`, else the only one that there is, as float32 [b, labels]."""
+    """Expose the output `logits`, else the only output, as float32 [b, labels]."""
     floats = [port for port in shape.outputs if port.type in _FLOATS]
     output, labels = classifier.spec.output, len(classifier.spec.labels)
     scores = next((port for port in floats if port.name == output), floats[0] if len(floats) == 1 else None)
@@ -135,7 +135,7 @@ def _end_in_scores(model: ModelProto, graph: Graph, shape: _Shape, classifier: C
 def _end_in_weights(
     model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, splade: Splade, name: str
 ) -> _GraphOutputs:
-    """The logits of a masked language model [b, l, vocabulary], with SPLADE's pooling after them."""
+    """Append SPLADE's pooling after the logits of a masked language model [b, l, vocabulary]."""
     logits = next((port for port in shape.outputs if port.name == "logits" and port.type in _FLOATS), None)
     if logits is None or (logits.shape and len(logits.shape) != 3):
         given = ", ".join(port.name for port in shape.outputs)
@@ -151,7 +151,7 @@ def _end_in_weights(
 def _end_in_late(
     model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, late: Late, folder: Path, name: str
 ) -> _GraphOutputs:
-    """Token vectors as the encoder gives them, with the layers of late interaction after them."""
+    """Append the late-interaction layers after the encoder's token vectors."""
     found = (port for wanted in TOKEN_LEVEL for port in shape.outputs if port.name == wanted and port.type in _FLOATS)
     tokens = next(found, None)
     if tokens is None:
@@ -182,7 +182,7 @@ def _end_in_vectors(
 ) -> _GraphOutputs:
     sentence, tokens = _outputs(shape, contract, name)
     if tokens is not None and not contract.pooling.include_prompt:
-        sentence = None  # its own pooling cannot leave a prompt out, ours can
+        sentence = None  # its own pooling cannot exclude a prompt, Shoal's can
     if sentence is not None and not contract.pooling.include_prompt:
         raise ModelFileError("pools by itself and cannot leave prompts out, as include_prompt asks", file=name)
     if sentence is None and tokens is None:
@@ -217,7 +217,7 @@ def _end_in_vectors(
 
 
 def _expose_output(model: ModelProto, graph: Graph, port: _Port, name: str) -> None:
-    """Let the graph's value `port` be called `name`, in float32."""
+    """Rename the graph's value `port` to `name`, in float32."""
     if (port.name, port.type) == (name, FLOAT):
         return
     inner = f"shoal/{port.name}"
@@ -242,7 +242,7 @@ def _load(path: Path, name: str) -> ModelProto:
 
 
 def _inline(constant: Any, folder: Path, name: str) -> None:
-    """Take in a small constant that PyTorch's exporter wrote to a file of its own, of which engines know nothing."""
+    """Inline a small constant that PyTorch's exporter wrote to a separate file, which engines do not support."""
     from onnx import TensorProto, checker, external_data_helper
 
     for location in _locations(constant):
@@ -280,7 +280,7 @@ def _locations(tensor: Any) -> list[str]:
 
 
 def _outputs(shape: _Shape, contract: Contract, name: str) -> tuple[_Port | None, _Port | None]:
-    """The output of the whole pipeline and the token vectors, None for what is not there."""
+    """Return the output of the whole pipeline and the token vectors, None for a missing one."""
     floats = [port for port in shape.outputs if port.type in _FLOATS]
     sentence = next((port for port in floats if port.name == SENTENCE), None)
     tokens = next((port for wanted in TOKEN_LEVEL for port in floats if port.name == wanted), None)
@@ -300,7 +300,7 @@ def _outputs(shape: _Shape, contract: Contract, name: str) -> tuple[_Port | None
 
 
 def _inputs(model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, name: str) -> tuple[str, ...]:
-    """Make every input int64 [b, l] under the name that pipelines feed; answers those names."""
+    """Make every input int64 [b, l] under the name that pipelines feed; return those names."""
     fed: list[str] = []
     for port in shape.inputs:
         wanted = "token_type_ids" if port.name in SEGMENTS else port.name
@@ -347,7 +347,7 @@ def _finish(
     outputs: tuple[tuple[str, Axes], ...],
     inputs: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Append the new nodes and make `outputs` the graph's only ones, in float32; answers the final inputs."""
+    """Append the new nodes and make `outputs` the graph's only ones, in float32; return the final inputs."""
     from onnx import helper
 
     body = model.graph

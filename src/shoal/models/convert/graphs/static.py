@@ -1,4 +1,4 @@
-"""A static model's table: input_ids in, the mean of their vectors out. Modules follow as for an encoder."""
+"""Build a static model's graph: from input_ids to the mean of their vectors. Modules follow as for an encoder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.models.convert.graphs.weights import Floats, Weights, open_weights
 
 
 def build_table(graph: Graph, table: Table, folder: Path) -> str:
-    """Append the look-up and the mean over what the mask keeps; answers its name, float32 [b, width]. None kept: zeros.
+    """Append the look-up and the mean over the mask; return its name, float32 [b, width]. An empty mask gives zeros.
 
-    A mapping and factors are folded into the table, which then has a row for each id. The sum is a product of matrices,
-    three times as fast as a product by number and a sum, which is most of what such a model costs. Raises
-    ModelFileError when the weights are not there.
+    A mapping and factors are folded into the table, which then has a row for each id. The sum is a matrix product,
+    three times as fast as an elementwise product and a sum, which is most of such a model's cost. Raises ModelFileError
+    if the weights are missing.
     """
     weights = open_weights(folder, table.path)
     rows = graph.weight("table", (table.ids, table.width), lambda: table_rows(table, weights))
@@ -28,7 +28,7 @@ def build_table(graph: Graph, table: Table, folder: Path) -> str:
 
 
 def table_rows(table: Table, weights: Weights) -> Floats:
-    """The vector of every id, [ids, width]."""
+    """Return the vector of every id, [ids, width]."""
     places = weights.integers(table.mapping) if table.mapping else None
     rows = weights.table_rows(table.tensor, slice(None) if places is None else places)
     if table.weights:

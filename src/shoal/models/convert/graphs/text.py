@@ -1,5 +1,5 @@
-"""A whole text model as one ONNX graph: an encoder or a table, then pooling and modules, a classifier, or heads over
-every token."""
+"""Build a whole text model as one ONNX graph: an encoder or a table, then pooling and modules, a classifier, or heads
+over every token."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from shoal.models.convert.graphs.static import build_table
 from shoal.models.convert.graphs.weights import has_weights, open_weights
 
 Outputs: TypeAlias = list[tuple[str, tuple[int | str, ...]]]
-"""Of a graph: names, and the axes after the batch."""
+"""Outputs of a graph: names, and the axes after the batch."""
 
 
 class BuiltGraph(NamedTuple):
-    """`files` are the names of what was written: the graph, and its weights where they are a file of their own."""
+    """A graph that was written. `files` are the names of the graph and of a separate weights file, if any."""
 
     parameters: int
     files: tuple[str, ...]
 
 
 def graph_inputs(contract: Contract) -> tuple[str, ...]:
-    """The inputs of a built graph, int64 [b, l]."""
+    """Return the inputs of a built graph, int64 [b, l]."""
     if contract.classifier is not None:
         segments = ("token_type_ids",) if contract.classifier.segments else ()
         return ("input_ids", "attention_mask", *segments)
@@ -39,7 +39,7 @@ def graph_inputs(contract: Contract) -> tuple[str, ...]:
 
 
 def can_build(folder: Path, contract: Contract) -> bool:
-    """Whether all that a graph is built from is there: a table or a known family, and weights that may be read."""
+    """Whether a graph can be built: a table or a known family, and weights that may be read."""
     layers = (*contract.modules, *(contract.late.layers if contract.late else ()))
     paths = [
         layer.path for layer in layers if isinstance(layer, LayerNorm) or (isinstance(layer, Dense) and not layer.file)
@@ -58,10 +58,10 @@ def build_text_graph(
 ) -> BuiltGraph:
     """Write the model's graph to `path`.
 
-    An embedder's ends in `sentence_embedding` (all modules) and `pooled` (before a final Normalize), float32
-    [b, dimension], and in `token_embeddings` (before the pooling), float32 [b, l, width]; a classifier's in `logits`,
-    float32 [b, labels]; SPLADE's in `sparse_embedding`, float32 [b, vocabulary]. Heads over every token add outputs of
-    their own. Raises ModelFileError for an unknown family, and for weights that are missing, pickled or do not fit the
+    An embedder's graph ends in `sentence_embedding` (all modules) and `pooled` (before a final Normalize), float32 [b,
+    dimension], and in `token_embeddings` (before the pooling), float32 [b, l, width]; a classifier's in `logits`,
+    float32 [b, labels]; SPLADE's in `sparse_embedding`, float32 [b, vocabulary]. Heads over every token add their own
+    outputs. Raises ModelFileError for an unknown family, and for weights that are missing, pickled or do not fit the
     configuration.
     """
     graph = Graph()

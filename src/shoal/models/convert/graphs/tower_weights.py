@@ -1,7 +1,7 @@
-"""The weights of a model of two towers under transformers' names, whichever layout they are stored in.
+"""Read the weights of a dual encoder by transformers' names, whichever layout they are stored in.
 
-open_clip keeps the three maps of attention as one matrix, and its last maps the other way round; SigLIP's image tower
-has timm's names. Nothing is copied: the pieces are views of the files.
+open_clip stores the three maps of attention as one matrix, and its last maps transposed; SigLIP's image tower has
+timm's names. Nothing is copied: the pieces are views of the files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAPS = ("q_proj", "k_proj", "v_proj")
 
 
 class _Names(NamedTuple):
-    """Of the parts of a layer, under the layer's own prefix; `maps`: the three of attention in one."""
+    """Names of a layer's parts, under the layer's own prefix; `maps`: the three of attention in one."""
 
     maps_weight: str
     maps_bias: str
@@ -43,8 +43,8 @@ _TIMM = _Names("attn.qkv.weight", "attn.qkv.bias", "attn.proj", "norm1", "norm2"
 
 
 def open_tower_weights(folder: Path, towers: Towers) -> Weights:
-    """The weights of both towers. Raises ModelFileError, by the names that are stored, for missing, pickled or broken
-    ones, and for what does not fit the configuration."""
+    """Open the weights of both towers. Raises ModelFileError, with the stored names, for missing, pickled or broken
+    weights, and for those that do not fit the configuration."""
     if towers.layout == "transformers":
         return open_weights(folder, towers.path)
     prefix = f"{towers.path}/" if towers.path else ""
@@ -64,7 +64,7 @@ def open_tower_weights(folder: Path, towers: Towers) -> Weights:
 
 
 def _text(towers: Towers, own: str) -> _Parts:
-    """`own`: what stands before the text tower's names."""
+    """Yield the text tower's parts; `own` is the prefix of its names."""
     tower, ours = towers.text, "text_model"
     words = f"{ours}.embeddings"
     yield f"{words}.token_embedding.weight", Part(f"{own}token_embedding.weight", (tower.vocab_size, tower.hidden))
@@ -98,7 +98,7 @@ def _clip_image(towers: Towers) -> dict[str, Part]:
 
 
 def _timm_image(tower: ImageTower) -> dict[str, Part]:
-    """SigLIP's, of which the query that pools has its own map, and key and value share one."""
+    """Return the parts of SigLIP's image tower. Its pooling query has its own map; key and value share one."""
     hidden, ours, own = tower.hidden, "vision_model", "visual.trunk"
     made = dict(
         _pair(f"{ours}.embeddings.patch_embedding", f"{own}.patch_embed.proj", hidden, 3, tower.patch, tower.patch)
@@ -136,7 +136,7 @@ def _layer(tower: TextTower | ImageTower, names: _Names, own: str, ours: str) ->
 
 
 def _pair(ours: str, own: str, *shape: int) -> _Parts:
-    """A weight of `shape`, and its bias."""
+    """Yield a weight of `shape`, and its bias."""
     yield f"{ours}.weight", Part(f"{own}.weight", shape)
     yield f"{ours}.bias", Part(f"{own}.bias", shape[:1])
 

@@ -1,7 +1,7 @@
-"""The text towers of CLIP and SigLIP as ONNX: input_ids in, text_embeds [b, dimension] out, of any length.
+"""Build the text towers of CLIP and SigLIP as ONNX: from input_ids to text_embeds [b, dimension], not normalized.
 
-Neither reads an attention mask. CLIP's attention is causal and its vector stands at the first end of text, so that what
-follows is never seen; SigLIP attends to its padding, of which it needs the right amount.
+Neither reads an attention mask. CLIP's attention is causal and its vector is taken at the first end of text, so what
+follows is never seen. SigLIP attends to its padding and needs the right amount of it.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def build_text_tower(
 
 
 def append_layers(layers: Layers, value: str, count: int, bias: str | None = None) -> str:
-    """A tower's layers, the norms before each part."""
+    """Append a tower's layers, with the norms before each part."""
     for layer in range(count):
         value = layers.layer(value, bias, f"encoder.layers.{layer}.", TOWER_LAYER, pre_norm=True)
     return value
 
 
 def project(layers: Layers, value: str, name: str, dimension: int) -> str:
-    """CLIP's map into the space of both towers, which lies beside them in the weights and has no bias."""
+    """Append CLIP's map into the space of both towers; its weights are beside the towers and have no bias."""
     shape, weight = (dimension, layers.sizes.hidden), f"{name}.weight"
     layers.weights.check(weight, shape)
     return layers.affine(value, name, shape, lambda: layers.weights.get(weight, shape), None)
@@ -86,7 +86,7 @@ def _embeddings(layers: Layers, tower: TextTower) -> str:
 
 
 def _causal(graph: Graph) -> str:
-    """MASKED where a key stands after the query, [l, l]."""
+    """MASKED where a key comes after the query, [l, l]."""
     length = graph.op("Gather", graph.op("Shape", _IDS), graph.integer(1))
     steps = graph.op("Range", graph.integer(0), length, graph.integer(1))
     ahead = graph.op("Greater", graph.unsqueeze(steps, 0), graph.unsqueeze(steps, 1))

@@ -1,5 +1,5 @@
-"""The image towers of CLIP and SigLIP as ONNX: pixel_values [b, 3, size, size] in, image_embeds [b, dimension] out, of
-any length."""
+"""Build the image towers of CLIP and SigLIP as ONNX: from pixel_values [b, 3, size, size] to image_embeds [b,
+dimension], not normalized."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build_image_tower(
 
 
 def _clip(layers: Layers, tower: ImageTower, dimension: int) -> str:
-    """The class token stands before the patches, and its last state is the picture's."""
+    """Append CLIP's tower: the class token precedes the patches, and its last state is the image's."""
     graph, weights = layers.graph, layers.weights
     patches = _patches(layers, tower, bias=False)
     table, shape = "vision_model.embeddings.position_embedding.weight", (tower.patches + 1, tower.hidden)
@@ -66,7 +66,7 @@ def _clip(layers: Layers, tower: ImageTower, dimension: int) -> str:
 
 
 def _siglip(layers: Layers, tower: ImageTower) -> str:
-    """A learned query, the probe, attends to all patches; what it gathers goes through a feed-forward of its own."""
+    """Append SigLIP's tower: a learned query, the probe, attends to all patches, followed by its own feed-forward."""
     graph = layers.graph
     rows = layers.constant("embeddings.position_embedding.weight", (tower.patches, tower.hidden))
     value = graph.op("Add", _patches(layers, tower, bias=True), rows)
@@ -77,8 +77,8 @@ def _siglip(layers: Layers, tower: ImageTower) -> str:
 
 
 def _attend_probe(layers: Layers, tower: ImageTower, value: str) -> str:
-    """torch's MultiheadAttention of the probe over `value`: [b, 1, hidden]. Its three maps are one matrix, query first;
-    the query is the same for every picture and is worked out here."""
+    """torch's MultiheadAttention of the probe over `value`: [b, 1, hidden]. Its three maps are one matrix, query first.
+    The query is the same for every image and is computed here."""
     weights, hidden, size = layers.weights, tower.hidden, tower.hidden // tower.heads
     matrix, bias = (f"vision_model.head.attention.in_proj_{part}" for part in ("weight", "bias"))
     shape, square, probe = (3 * hidden, hidden), (hidden, hidden), "vision_model.head.probe"
@@ -104,7 +104,7 @@ def _attend_probe(layers: Layers, tower: ImageTower, value: str) -> str:
 
 
 def _patches(layers: Layers, tower: ImageTower, *, bias: bool) -> str:
-    """One vector for each square of `patch` pixels a side, row by row: [b, patches, hidden]."""
+    """Append one vector per square of `patch` pixels a side, row by row: [b, patches, hidden]."""
     graph, side = layers.graph, tower.patch
     name = "embeddings.patch_embedding"
     inputs = [layers.constant(f"{name}.weight", (tower.hidden, 3, side, side))]

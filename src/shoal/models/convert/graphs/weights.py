@@ -1,4 +1,4 @@
-"""Tensors of a model's safetensors files as float32 arrays: one file or shards, read where they lie (memory-mapped).
+"""Read tensors of a model's safetensors files as float32 arrays: one file or shards, memory-mapped.
 
 The format (github.com/huggingface/safetensors): eight bytes of header length, a JSON header of name -> dtype, shape and
 byte range, then the data, little-endian. Pickled weights (pytorch_model.bin) are never read.
@@ -40,16 +40,15 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _BFLOAT16 = "BF16"
 _MAX_HEADER = 16 << 20
 _MAX_TENSORS = 100_000
-"""Far more than any model that is read here: a transformer's header takes about a hundred bytes for each of its
-tensors, of which it has hundreds. The format itself allows a hundred million bytes, which take seconds and gigabytes.
-"""
+"""Far above any supported model: a transformer's header has about a hundred bytes for each of its hundreds of tensors.
+The format itself allows a hundred million bytes, which take seconds and gigabytes."""
 _METADATA = "__metadata__"
 _ADDRESSABLE = 2**48
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_ADDRESSABLE)]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What a header says of one tensor. `data_offsets`: its first byte and the one behind its last, in the data."""
+    """A tensor's entry in the header. `data_offsets`: its first byte and the byte after its last, within the data."""
 
     dtype: str
     shape: Annotated[list[_Size], msgspec.Meta(max_length=8)]
@@ -57,12 +56,12 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many numbers it holds."""
+        """Number of values."""
         return math.prod(self.shape)
 
     @property
     def addressable(self) -> bool:
-        """Whether an array can have the shape: one of no numbers may have other sides beyond all bounds."""
+        """Whether an array can have the shape: an empty one may have other sides of any size."""
         return math.prod(max(size, 1) for size in self.shape) <= _ADDRESSABLE
 
 
@@ -71,14 +70,14 @@ _ENTRY = json_decoder(Entry)
 
 
 class Header(NamedTuple):
-    """`start`: where in the file the data begins."""
+    """A file's header. `start`: where the data begins in the file."""
 
     entries: dict[str, Entry]
     start: int
 
 
 class _Tensor(NamedTuple):
-    """`data` None: of a type that is not read here."""
+    """A tensor in a file. `data` None: of an unsupported type."""
 
     file: str
     dtype: str
@@ -86,8 +85,8 @@ class _Tensor(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A tensor by what is stored: `take` of the one called `stored`, of `shape` (None: of any), and of those of `then`,
-    joined to it along the first axis."""
+    """A tensor derived from stored ones: `take` applied to the one named `stored`, of `shape` (None: any), after
+    appending those of `then` along the first axis."""
 
     stored: str
     shape: tuple[int, ...] | None
@@ -103,28 +102,28 @@ class Weights:
         self._tensors = tensors
 
     def __contains__(self, name: str) -> bool:
-        """Whether there are weights of that name: integers are no weights."""
+        """Whether there are weights of that name; integers are not weights."""
         return name in self._tensors and _is_float(self._tensors[name].dtype)
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name, of whatever type."""
+        """Whether there is a tensor of that name, of any type."""
         return name in self._tensors
 
     def get(self, name: str, shape: tuple[int, ...]) -> Floats:
-        """The tensor as float32. Raises ModelFileError when it is absent or of another shape."""
+        """Return the tensor as float32. Raises ModelFileError if it is absent or of another shape."""
         return _float32(*self._get_floats(name, shape))
 
     def rows(self, name: str, shape: tuple[int, ...], wanted: npt.NDArray[np.int64]) -> Floats:
-        """`get(name, shape)[wanted]`, without reading the other rows."""
+        """Return `get(name, shape)[wanted]`, without reading the other rows."""
         data, dtype = self._get_floats(name, shape)
         return _float32(data[wanted], dtype)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise what `get` would, without reading the data."""
+        """Raise the errors of `get`, without reading the data."""
         self._get_floats(name, shape)
 
     def table(self, name: str) -> tuple[int, int]:
-        """Rows and columns of a matrix of floats, or of the int8 that stand for them. Raises as `get` does."""
+        """Return rows and columns of a matrix of floats, or of int8 in place of floats. Raises as `get` does."""
         data, dtype = self._get_any(name)
         if not _is_float(dtype) and dtype != "I8":
             raise ModelFileError(f"must hold floats or int8, not {dtype}", file=self._tensors[name].file, key=name)
@@ -134,12 +133,12 @@ class Weights:
         return shape[0], shape[1]
 
     def table_rows(self, name: str, wanted: npt.NDArray[np.int64] | slice) -> Floats:
-        """Rows of such a matrix as float32."""
+        """Return rows of such a matrix as float32."""
         data, dtype = self._get_any(name)
         return _float32(data[wanted], dtype)
 
     def number(self, name: str) -> float:
-        """The one float that a tensor of whatever shape holds. Raises as `get` does."""
+        """Return the only float of a tensor of any shape. Raises as `get` does."""
         data, dtype = self._get_any(name)
         if not _is_float(dtype) or data.size != 1:
             raise ModelFileError(
@@ -148,7 +147,7 @@ class Weights:
         return float(_float32(data.reshape(1), dtype)[0])
 
     def integers(self, name: str) -> npt.NDArray[np.int64] | None:
-        """A list of integers, None where there is nothing of that name. Raises ModelFileError for anything else."""
+        """Return a list of integers, None if absent. Raises ModelFileError for anything else."""
         if name not in self._tensors:
             return None
         data, dtype = self._get_any(name)
@@ -161,9 +160,9 @@ class Weights:
         return data.astype(np.int64)
 
     def rename_tensors(self, parts: Mapping[str, Part]) -> Weights:
-        """The same data under other names and in other pieces, none of it read but where tensors are joined.
+        """Return the same data under other names and in other pieces, reading it only where tensors are joined.
 
-        Raises as `get` does, by the names that are stored.
+        Raises as `get` does, with the stored names.
         """
         tensors = {}
         for name, part in parts.items():
@@ -215,7 +214,7 @@ def has_weights(folder: Path, path: str = "") -> bool:
 
 
 def open_weights(folder: Path, path: str = "") -> Weights:
-    """The weights in `folder / path`. Raises ModelFileError for missing, pickled or broken ones."""
+    """Open the weights in `folder / path`. Raises ModelFileError for missing, pickled or broken ones."""
     prefix = f"{path}/" if path else ""
     if is_there(folder, prefix + WEIGHTS):
         return Weights(prefix + WEIGHTS, _read_file(folder, prefix + WEIGHTS))
@@ -237,7 +236,7 @@ def open_weights(folder: Path, path: str = "") -> Weights:
 
 
 def open_file(folder: Path, name: str) -> Weights:
-    """The tensors of one safetensors file. Raises ModelFileError for a missing or broken one."""
+    """Open the tensors of one safetensors file. Raises ModelFileError for a missing or broken one."""
     if not is_there(folder, name):
         raise ModelFileError("is missing; fetch the model again", file=name)
     return Weights(name, _read_file(folder, name))
@@ -258,9 +257,9 @@ def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) 
 
 
 def read_header(path: Path, name: str) -> Header:
-    """What the safetensors file at `path` says that it holds; `name` is what errors call it.
+    """Read the header of the safetensors file at `path`; `name` is its name in errors.
 
-    Raises ModelFileError for a file that is broken, cut short, or whose header is out of all proportion.
+    Raises ModelFileError for a file that is broken, truncated, or has an oversized header.
     """
     size = path.stat().st_size
     broken = ModelFileError("is not a complete safetensors file; fetch the model again", file=name)

@@ -1,8 +1,8 @@
-"""Tool calls in what a model writes: one streaming parser for each format, and which one a chat template speaks of.
+"""Streaming parsers for tool calls in model output, one per format, and detection of the format from a chat template.
 
-A call's name and its arguments are told as they come. Nothing that a model writes is lost: what begins like a call and
-is none comes back as content. Names that nobody offered are told as well, where the format marks the call, so that the
-client can say so to the model; where only the form of the text speaks for a call, its name must have been offered.
+Names and arguments of calls are emitted as they arrive. No model output is lost: text that begins like a call but is
+not one comes back as content. If the format marks calls explicitly, unknown tool names are emitted too, so that the
+client can tell the model. If only the form of the text suggests a call, its name must be among the offered tools.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ParserKind: TypeAlias = Literal["hermes", "llama3", "mistral", "pythonic"]
 class ToolParser(Protocol):
     """Reads one answer, a fragment at a time.
 
-    - `push` answers the content that is certainly no call, and fragments of calls: of each call first its index, id
+    - `push` returns the content that is certainly not a call, and fragments of calls: for each call first its index, id
       and name, then its arguments, which join to the JSON text of an object.
-    - `flush` answers the rest, once. A call that the model did not end keeps the arguments that it has.
-    - `calls`: how many were told so far.
+    - `flush` returns the rest, once. A call that the model did not finish keeps the arguments that it has.
+    - `calls`: number of calls emitted so far.
     """
 
     @property
@@ -44,8 +44,8 @@ class ToolParser(Protocol):
 def tool_parser(
     kind: ParserKind, tools: Sequence[Tool], *, parallel: bool = True, new_id: Callable[[], str] | None = None
 ) -> ToolParser:
-    """A fresh parser for one answer. `parallel` False: calls after the first are dropped. `new_id` makes the calls'
-    ids, else they are random, in the form that the models' templates want back."""
+    """Return a new parser for one answer. `parallel` False: drop calls after the first. `new_id` creates call ids; by
+    default they are random, in the form that the model's template expects."""
     out = DeltaCollector(parallel=parallel, new_id=new_id or (short_call_id if kind == "mistral" else call_id))
     if kind == "hermes":
         return HermesParser(out, tools)
@@ -56,7 +56,7 @@ def tool_parser(
 
 
 def marks(kind: ParserKind) -> tuple[str, ...]:
-    """What a parser tells calls by, often special tokens: a detokenizer must not leave them out of its text."""
+    """Return the parser's markers of calls. They are often special tokens, which a detokenizer must not omit."""
     return _PARSERS[kind].markup
 
 
@@ -68,14 +68,14 @@ _PARSERS: dict[ParserKind, type[Reader]] = {
 }
 
 _FOREIGN = ("<arg_key>", "<steptml:")
-"""GLM and Step put forms of their own in `<tool_call>`."""
+"""Markers of GLM's and Step's own formats inside `<tool_call>`."""
 
 _PYTHON_CALL = re.compile(r"\[\s*\w+\(\w+\s*=")
 _LLAMA_JSON = re.compile(r"""\{\\?"name\\?": function name, \\?"parameters""")
 
 
 def detect(template: str) -> ParserKind | None:
-    """Which parser reads what a model with this chat template writes; None where nothing in it is known."""
+    """Return the parser for a model with this chat template; None if it shows no known format."""
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<tool_call>" in template:

@@ -1,4 +1,4 @@
-"""A tool call as a JSON object, read as it comes: no character twice, and the arguments passed on at once."""
+"""Parse a tool call given as a JSON object, incrementally: no character is read twice, and arguments stream through."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class Extent:
-    """Finds where a bracketed or quoted value ends: strings, escapes and a count of open brackets, nothing else.
+    """Finds where a bracketed or quoted value ends, tracking only strings, escapes and the number of open brackets.
 
-    Brackets are counted, not matched, so that no depth costs memory; what is wrong inside is its reader's business.
-    `single`: strings may have single quotes and brackets may be round, as in Python. `ended` once the value is whole.
+    Brackets are counted, not matched, so depth costs no memory; errors inside are left to the reader of the value.
+    `single`: strings may have single quotes and brackets may be round, as in Python. `ended` once the value is
+    complete.
     """
 
     __slots__ = ("_brackets", "_depth", "_escaped", "_quote", "ended")
@@ -35,7 +36,7 @@ class Extent:
         self._escaped = False
 
     def read(self, text: str, at: int) -> int:
-        """How far the value reaches, from a place inside of it or from its first character."""
+        """Return how far the value reaches, from a position inside it or from its first character."""
         while at < len(text):
             if self._escaped:
                 self._escaped = False
@@ -66,15 +67,15 @@ class Extent:
 
 
 class CallObject:
-    """Reads `{"name": "f", "arguments": {...}}` in any order of keys; others are skipped.
+    """Reads `{"name": "f", "arguments": {...}}` with keys in any order; other keys are skipped.
 
-    - "parameters" is "arguments", "function" as a text is the name and as an object holds both. Arguments may be a
-      text that holds an object; none at all and null are `{}`.
-    - The call is begun at the outlet when its name is known and its arguments begin; from there on they pass through
-      as the model writes them.
-    - `ended`: it is whole. `broken`: it is no call, or no longer one; what follows is to be read as something else.
-      `sent`: the call was begun at the outlet. Until then all that is read is `begun` there.
-    - `known`: names that may be called, where any other means that this is no call; None: all.
+    - "parameters" equals "arguments". "function" is the name if it is a string, and contains both if it is an object.
+      Arguments may be a string that contains an object; missing or null arguments are `{}`.
+    - The call begins at the outlet once its name is known and its arguments begin; from then on they pass through as
+      the model writes them.
+    - `ended`: the call is complete. `broken`: it is not a call, or no longer one; parse what follows as something else.
+      `sent`: the call has begun at the outlet. Until then all text read is held back there.
+    - `known`: names that may be called; any other name means that this is not a call. None: all names.
     """
 
     def __init__(self, out: DeltaCollector, known: Container[str] | None = None) -> None:
@@ -91,7 +92,7 @@ class CallObject:
         self._streaming = False
 
     def read(self, text: str, at: int) -> int:
-        """How far it got; it is over, one way or the other, when that is not the end of the text."""
+        """Return how far it got; if that is before the end of the text, the call is ended or broken."""
         while at < len(text) and not self.ended and not self.broken:
             sent = self.sent
             after = (
@@ -105,7 +106,7 @@ class CallObject:
         return at
 
     def _read_structure(self, text: str, at: int) -> int:
-        """Blanks, brackets, commas and colons; sets up the value that begins."""
+        """Read blanks, brackets, commas and colons, and set up the value that begins."""
         match = _BLANK_RUN.match(text, at)
         if match and match.end() > at:
             return match.end()
@@ -158,7 +159,7 @@ class CallObject:
         return at
 
     def _classify_value(self) -> str:
-        """What the value of this key is for; "" where it is skipped."""
+        """Return the role of the current key's value; "" if it is skipped."""
         if self._key in _NAMES and not self._name:
             return "name"
         return "arguments" if self._key in _ARGUMENTS and self._early is None and not self.sent else ""
@@ -219,7 +220,7 @@ class CallObject:
 
 
 def _decode_string(text: str) -> str | None:
-    """The text that a JSON string means; None where it is no JSON string. Line ends may stand in it as they are."""
+    """Decode a JSON string; None if it is not one. Raw line ends are allowed."""
     try:
         value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -228,8 +229,8 @@ def _decode_string(text: str) -> str | None:
 
 
 def _to_object_text(text: str) -> str | None:
-    """The JSON object that arguments mean: themselves, the content of a text, `{}` for null and an empty text; None
-    where they are none."""
+    """Return the JSON object that the arguments stand for: the object itself, the content of a string, or `{}` for null
+    and an empty string. None if they are not arguments."""
     if text.startswith("{"):
         return text
     if text == "null":
@@ -239,7 +240,7 @@ def _to_object_text(text: str) -> str | None:
         return None
     inner = inner.strip() or "{}"
     try:
-        inner.encode()  # half of a surrogate pair has no bytes
+        inner.encode()  # unpaired surrogates cannot be encoded
         return inner if isinstance(json.loads(inner), dict) else None
     except (ValueError, RecursionError):
         return None

@@ -1,4 +1,4 @@
-"""Calls as Hermes and Qwen write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Parser of the Hermes and Qwen format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 Source of the format: the chat templates of NousResearch's Hermes 2 Pro and of Qwen 2.5, Qwen 3 and Qwen3-Coder.
 """
@@ -18,9 +18,9 @@ CLOSE = "</tool_call>"
 
 
 class HermesParser(Reader):
-    """One call in a pair of tags, or several; an object, or the tagged form of Qwen3-Coder.
+    """Parses one or more calls per pair of tags, each an object or the tagged form of Qwen3-Coder.
 
-    A missing end tag is forgiven, as is an object that lacks its last brace before the end tag.
+    Tolerates a missing end tag, and an object that lacks its last brace before the end tag.
     """
 
     _marks = (OPEN,)
@@ -40,7 +40,7 @@ class HermesParser(Reader):
         return after if after > at else self._begin(text, at, closes=True)
 
     def _begin(self, text: str, at: int, *, closes: bool) -> int | None:
-        """A call begins here, or the tags end where they may, or it was no call."""
+        """Start a call, consume an allowed end tag, or give the text back as content."""
         if text[at] == "{":
             self._call, self._step = CallObject(self._out), self._read_call
             return at

@@ -1,5 +1,5 @@
-"""Python's literals to JSON, without Python's parser: that one is recursive in C, and writes warnings about what it
-reads to the process that runs it."""
+"""Convert Python literals to JSON without Python's parser, which is recursive in C and emits warnings in this process
+about what it reads."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
 
 
 class _NoLiteral(Exception):
-    """The text is no list of named literals."""
+    """The text is not a list of named literals."""
 
 
 def arguments_json(text: str) -> str | None:
-    """`(city="Paris", days=[1, 2])` as the text of a JSON object; None where it is anything but named literals.
+    """Convert `(city="Paris", days=[1, 2])` to the text of a JSON object; None for anything but named literals.
 
-    Text, numbers, True, False and None (also as JSON spells them), lists, tuples and dicts with texts as keys, 64
-    levels deep at most. Numbers that JSON can write keep their digits, however many.
+    Accepts strings, numbers, True, False and None (also in JSON's spelling), lists, tuples, and dicts with string keys,
+    at most 64 levels deep. Numbers that JSON can express keep all their digits.
     """
     try:
         return _Literals(text).arguments()
@@ -42,7 +42,7 @@ def arguments_json(text: str) -> str | None:
 
 
 class _Literals:
-    """Recursive descent over the tokens, as deep as MAX_DEPTH."""
+    """Recursive descent over the tokens, up to MAX_DEPTH levels."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -93,7 +93,7 @@ class _Literals:
         return f"{key}: {self._value()}"
 
     def _string(self, text: str) -> str:
-        """Strings side by side are one."""
+        """Join adjacent string literals."""
         parts = [_unescape(text)]
         while self._peek()[0] == "string":
             parts.append(_unescape(self._take()[1]))
@@ -141,7 +141,7 @@ def _number(text: str) -> str:
         raise _NoLiteral
     try:
         return str(int(text, 0))
-    except ValueError:  # no integer, or one of more digits than Python converts
+    except ValueError:  # not an integer, or one with more digits than Python converts
         pass
     try:
         value = float(text)
@@ -169,6 +169,6 @@ def _decode_escape(match: re.Match[str]) -> str:
 def _quote_json(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # halves of surrogate pairs have no bytes, but an escape in JSON
+    except UnicodeEncodeError:  # unpaired surrogates have no bytes, but JSON can escape them
         return json.dumps(text)
     return json.dumps(text, ensure_ascii=False)

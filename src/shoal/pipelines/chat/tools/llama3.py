@@ -1,4 +1,4 @@
-"""Calls as Llama 3.1 and later write them: `<|python_tag|>{"name": ..., "parameters": {...}}; {...}`, often without
+"""Parser of the Llama 3.1 and later format: `<|python_tag|>{"name": ..., "parameters": {...}}; {...}`, often without
 the tag.
 
 Source of the format: Meta's model cards and chat templates of Llama 3.1, 3.2 and 4.
@@ -19,10 +19,10 @@ _SEPARATORS = re.compile(r"[ \t\r\n;,]*")
 
 
 class Llama3Parser(Reader):
-    """Objects behind a tag, or an answer that begins with one; more may follow, with nothing, blanks or `;` between.
+    """Parses objects after a tag, or at the start of an answer; more may follow, separated by nothing, blanks or `;`.
 
-    Without a tag an object is a call only when the answer begins with it, or it follows such a call, and its name is
-    one that was offered: an answer in JSON may have a "name" too.
+    Without a tag, an object is a call only if it starts the answer or follows such a call, and its name was offered: a
+    plain JSON answer may have a "name" too.
     """
 
     _marks = OPEN

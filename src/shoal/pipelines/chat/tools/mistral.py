@@ -1,5 +1,5 @@
-"""Calls as Mistral's models write them: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and in newer ones
-`[TOOL_CALLS]name[ARGS]{...}` or `[TOOL_CALLS]name{...}`, once for each call.
+"""Parser of Mistral's formats: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and in newer models
+`[TOOL_CALLS]name[ARGS]{...}` or `[TOOL_CALLS]name{...}`, once per call.
 
 Source of the format: Mistral's documentation of its tokenizers, v3 to v13, and its chat templates.
 """
@@ -20,8 +20,8 @@ _WORD = re.compile(r"[\w.-]*")
 
 
 class MistralParser(Reader):
-    """An array of objects, one object, or a name and its arguments, behind each mark. Ids that the model gives are not
-    used: ours are unique."""
+    """Parses an array of objects, one object, or a name with arguments after each marker. Ignores the model's call ids,
+    since only Shoal's own are known to be unique."""
 
     _marks = (OPEN,)
     markup = (OPEN, ARGS, CALL_ID)
@@ -55,7 +55,7 @@ class MistralParser(Reader):
         return at
 
     def _next(self, text: str, at: int) -> int | None:
-        """The next object of an array, or its end. An array of no calls is content."""
+        """Read the next object of an array, or its end. An array without calls is content."""
         after = self._skip(text, at, _SEPARATORS)
         if after > at:
             return after
@@ -90,7 +90,7 @@ class MistralParser(Reader):
         return after
 
     def _behind_name(self, text: str, at: int) -> int | None:
-        """The arguments, with or without a mark; before it there may be an id."""
+        """Read the arguments, with or without a marker; a call id may come before it."""
         after = self._skip(text, at)
         if after > at:
             return after

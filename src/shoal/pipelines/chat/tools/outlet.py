@@ -1,4 +1,4 @@
-"""What a parser of tool calls has found: content, calls, and text of which neither is certain yet."""
+"""Collects a parser's results: content, calls, and text that may still become either."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from collections.abc import Callable
 from shoal.types import ToolDelta
 
 MAX_BEGUN = 1 << 20
-"""Characters that may wait for the decision whether they are a call; more than any context holds of them in earnest."""
+"""Maximum characters to hold back while it is undecided whether they are a call; more than any real call has."""
 
 BLANKS = " \t\r\n"
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 def call_id() -> str:
-    """As OpenAI's look."""
+    """Return a random call id in OpenAI's format."""
     return "call_" + secrets.token_hex(12)
 
 
 def short_call_id() -> str:
-    """Mistral's templates refuse a conversation whose calls have any ids but 9 letters and digits."""
+    """Return a random call id of 9 letters and digits; Mistral's templates reject any other."""
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
 class DeltaCollector:
-    """Collects the content and the deltas of one answer, numbers the calls and tidies blanks up.
+    """Collects the content and deltas of one answer, numbers the calls and strips blanks around them.
 
-    - Text is `hold_back` while it may become a call: it comes back as content with `give_back`, or goes with `drop` or
-    the
-      call's `begin`.
-    - Blanks that touch a call are no content, unless they stand between two pieces of content: then those after the
-      call are kept, or if there are none those before it.
-    - `parallel` False: only the first call is told, others are dropped.
+    - Use `hold_back` for text that may become a call. `give_back` returns it as content; `drop` or the call's `begin`
+      discards it.
+    - Blanks next to a call are not content, unless they stand between two pieces of content: then those after the call
+      are kept, or if there are none those before it.
+    - `parallel` False: emit only the first call and drop the others.
     """
 
     def __init__(self, *, parallel: bool, new_id: Callable[[], str]) -> None:
@@ -65,23 +64,23 @@ class DeltaCollector:
         self._hold(body[end:])
 
     def hold_back(self, text: str) -> None:
-        """Text that belongs to a call, if it is one."""
+        """Hold back text that belongs to a call, if it is one."""
         self._begun.append(text)
         self.begun_size += len(text)
 
     def give_back(self) -> None:
-        """It was no call."""
+        """Release the text held back as content: it was not a call."""
         text = "".join(self._begun)
         self.drop()
         self.content(text)
 
     def drop(self) -> None:
-        """It was the markup of a call."""
+        """Discard the text held back: it was markup of a call."""
         self._begun.clear()
         self.begun_size = 0
 
     def begin(self, name: str) -> None:
-        """The next call, which what was begun belongs to."""
+        """Begin the next call; the text held back belongs to it."""
         self.drop()
         self._close()
         self._called = self._renew = True
@@ -91,19 +90,19 @@ class DeltaCollector:
             self.calls += 1
 
     def arguments(self, fragment: str) -> None:
-        """More of the arguments of the call that began last."""
+        """Add to the arguments of the latest call."""
         if self._told and fragment:
             self._arguments.append(fragment)
 
     def take(self) -> tuple[str, list[ToolDelta]]:
-        """Content and deltas since the last time."""
+        """Return content and deltas since the last `take`."""
         self._close()
         content, deltas = "".join(self._content), self._deltas
         self._content, self._deltas = [], []
         return content, deltas
 
     def finish(self) -> None:
-        """Nothing follows: blanks at the end are content, where they touch no call."""
+        """End the answer: trailing blanks are content, unless they touch a call."""
         if not self._called:
             self._content.extend(self._blanks)
         self._blanks.clear()

@@ -1,4 +1,5 @@
-"""Calls as Llama 3.2 and 4 write them, a Python list of calls: `[get_weather(city="Paris"), other(x=[1, 2])]`.
+"""Parser of the pythonic format of Llama 3.2 and 4, a Python list of calls: `[get_weather(city="Paris"), other(x=[1,
+2])]`.
 
 Source of the format: Meta's model cards of Llama 3.2 and 4; LFM2 writes the same between tags of its own.
 """
@@ -20,10 +21,11 @@ _WORD = re.compile(r"[\w.-]*")
 
 
 class PythonicParser(Reader):
-    """A list behind a tag, or an answer that begins with one. Arguments are named and literals; anything else is not
-    run and no call, but content.
+    """Parses a list after a tag, or at the start of an answer. Arguments must be named literals; anything else is never
+    executed and is content, not a call.
 
-    A call is told when it is whole: its JSON is made from the literals. Without a tag names must have been offered.
+    A call is emitted once it is complete, since its JSON is built from the literals. Without a tag, its name must have
+    been offered.
     """
 
     _marks = OPEN
@@ -61,7 +63,7 @@ class PythonicParser(Reader):
         return at + 1
 
     def _next(self, text: str, at: int) -> int | None:
-        """The next call of the list, or its end. A list of no calls is content."""
+        """Read the next call of the list, or its end. A list without calls is content."""
         after = self._skip(text, at, _SEPARATORS)
         if after > at:
             return after

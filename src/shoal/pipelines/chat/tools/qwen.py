@@ -1,4 +1,4 @@
-"""A tool call as Qwen3-Coder writes it, in tags:
+"""Parser of Qwen3-Coder's tagged tool calls:
 
 <function=get_weather>
 <parameter=city>
@@ -32,11 +32,11 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class TaggedCall:
-    """Reads one call, from behind its `<function=` on, a step at a time; over as CallObject says it.
+    """Reads one call, from after its `<function=`, a step at a time; ends as CallObject does.
 
-    Values are bare text: what type they have only the tool's schema says. One that does not fit its type is told as a
-    text. A parameter is told when it is whole; one that never ends comes back as content, and so does a call before its
-    first parameter or its end. The end tag of the call ends the function too.
+    Values are untyped text, so the tool's schema decides their type; a value that does not fit is emitted as a string.
+    A parameter is emitted once it is complete; an unfinished one comes back as content, as does a call before its first
+    parameter or its end. The call's end tag also ends the function.
     """
 
     def __init__(self, out: DeltaCollector, tools: Mapping[str, Tool]) -> None:
@@ -49,7 +49,7 @@ class TaggedCall:
         self._key = ""
 
     def read(self, text: str, at: int) -> int | None:
-        """How far one step got; None when it must see more."""
+        """Return how far one step got; None if it needs more text."""
         if self._head is not None:
             return self._read_head(self._head, text, at)
         if self._value is not None:
@@ -57,7 +57,7 @@ class TaggedCall:
         return self._read_between(text, at)
 
     def _read_head(self, head: list[str], text: str, at: int) -> int:
-        """The name of the function or of a parameter, and the `>` behind it."""
+        """Read the name of the function or of a parameter, and the `>` after it."""
         match = _NAME_RUN.match(text, at)
         after = match.end() if match else at
         head.append(text[at:after])
@@ -116,7 +116,7 @@ class TaggedCall:
         self._out.arguments(fragment)
 
     def _to_json_value(self, text: str) -> str:
-        """The JSON of a value, as its schema wants it. The line ends beside the tags are not part of it."""
+        """Convert a value to JSON as its schema requires. Line ends next to the tags are not part of it."""
         text = text.removeprefix("\r").removeprefix("\n").removesuffix("\n").removesuffix("\r")
         tool = self._tools.get(self._name)
         properties = tool.parameters.get("properties") if tool else None
@@ -135,7 +135,7 @@ class TaggedCall:
 
 
 def _types(schema: Any) -> set[str]:
-    """The JSON types that a schema allows; empty where it does not say."""
+    """Return the JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, dict):
         return set()
     kind = schema.get("type")

@@ -1,4 +1,4 @@
-"""How the parsers walk through an answer that comes in fragments."""
+"""Base class of the tool call parsers: walks through an answer that arrives in fragments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BLANK_RUN = re.compile(r"[ \t\r\n]*")
 
 
 def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
-    """How many characters at the end of `text[start:]` may be the beginning of one of the marks, which it does not
-    hold whole."""
+    """Return how many characters at the end of `text[start:]` may begin one of the markers, not counting complete
+    ones."""
     longest = max(map(len, marks)) - 1
     for size in range(min(longest, len(text) - start), 0, -1):
         end = text[-size:]
@@ -27,7 +27,7 @@ def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
 
 
 def begins(text: str, start: int, marks: tuple[str, ...]) -> str | None:
-    """The mark that `text[start:]` begins with; "" where it has none of them; None while it may become one."""
+    """Return the marker at the start of `text[start:]`; "" if there is none; None while it may become one."""
     for mark in marks:
         if text.startswith(mark, start):
             return mark
@@ -36,15 +36,15 @@ def begins(text: str, start: int, marks: tuple[str, ...]) -> str | None:
 
 
 class Reader(ABC):
-    """A parser as a chain of steps: the shared part of all formats.
+    """A parser as a chain of steps: the part shared by all formats.
 
-    A step takes the text and a place in it and answers how far it got, after it has perhaps set another `_step`; or
-    None when it must see more, and then at most the beginning of a mark is left to be seen again. So every character is
-    read once, and an answer of n characters takes time proportional to n however it is cut. Steps decide by what was
-    read, never by where a fragment ends: the outcome does not depend on that either.
+    A step takes the text and a position, returns how far it got, and may set another `_step`. It returns None if it
+    needs more text; then at most the beginning of a marker is left to be read again. So each character is read once,
+    and an answer of n characters takes time proportional to n however it is split. Steps decide by the text read, never
+    by where a fragment ends, so the result does not depend on the fragments either.
 
-    `_marks`: what begins a call in the midst of content; the text after one is read by `_read_opening`. `markup`: all
-    marks of the format.
+    `_marks`: markers that begin a call within content; `_read_opening` reads the text after one. `markup`: all markers
+    of the format.
     """
 
     _marks: tuple[str, ...] = ()
@@ -58,14 +58,14 @@ class Reader(ABC):
 
     @property
     def calls(self) -> int:
-        """Calls told so far."""
+        """Number of calls emitted so far."""
         return self._out.calls
 
     def push(self, text: str) -> tuple[str, list[ToolDelta]]:
-        """Content that is certainly no call, and fragments of calls."""
+        """Return content that is certainly not a call, and fragments of calls."""
         start = 0
         while start < len(text):
-            # Not more at once than may still be undecided, so that the limit falls on the same character always.
+            # Read no more than may still be undecided, so that the limit always falls on the same character.
             stop = start + MAX_BEGUN - self._out.begun_size - len(self._kept)
             self._read(text[start:stop])
             start = stop
@@ -74,8 +74,8 @@ class Reader(ABC):
         return self._out.take()
 
     def flush(self) -> tuple[str, list[ToolDelta]]:
-        """The rest, now that nothing follows. What was begun and is no call yet is content. A call of which something
-        was told stays as far as it came: an end made up here could make half of a command look whole."""
+        """Return the rest at the end of the answer. Text held back that is not a call yet is content. A call of which
+        something was emitted stays incomplete: a made-up end could make half of a command look whole."""
         if self._between_calls():
             self._out.drop()
         self._out.give_back()
@@ -108,19 +108,19 @@ class Reader(ABC):
 
     @abstractmethod
     def _read_opening(self, text: str, at: int) -> int | None:
-        """The step behind a mark."""
+        """The step after a marker."""
 
     def _between_calls(self) -> bool:
-        """Whether what was begun are separators behind a call: nothing, when nothing follows."""
+        """Whether the text held back is only separators after a call, to be dropped at the end of the answer."""
         return False
 
     def _give_back(self) -> None:
-        """What was begun is no call: on with content."""
+        """Release the text held back as content, and continue with content."""
         self._out.give_back()
         self._step = self._content
 
     def _skip(self, text: str, at: int, pattern: re.Pattern[str] = _BLANK_RUN) -> int:
-        """Behind the blanks, or what else the pattern takes; they belong to what was begun."""
+        """Skip blanks, or whatever the pattern matches, and hold them back."""
         match = pattern.match(text, at)
         end = match.end() if match else at
         self._out.hold_back(text[at:end])
