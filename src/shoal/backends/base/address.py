@@ -27,8 +27,7 @@ def parse_http(scheme: str, text: str) -> Address:
 
 
 def split_url(scheme: str, text: str) -> tuple[str, str]:
-    """Split `//place#model` into place and model. Raises AddressError, also for URL parts that addresses do not allow.
-    """
+    """Split `//place#model` into place and model. Raises AddressError, also for URL parts that no address has."""
     if not text.startswith("//"):
         raise AddressError(f"{scheme}:{text}: write {scheme}://host:port#model")
     place, hash_mark, model = text[2:].partition("#")

@@ -39,7 +39,8 @@ def _read(environ: Environ) -> PresetSettings:
     warnings = []
     for variable, setting in _COUNTS.items():
         count = read_int(variable, environ) if variable in environ else 0
-        if count or (variable in environ and variable == "OLLAMA_MAX_QUEUE"):  # 0 means unlimited for the other variables
+        # 0 means unlimited for the other variables
+        if count or (variable in environ and variable == "OLLAMA_MAX_QUEUE"):
             settings[setting] = PresetValue(count, (variable,))
     if "OLLAMA_KEEP_ALIVE" in environ:
         settings["keep_alive_s"] = PresetValue(_keep_alive(environ), ("OLLAMA_KEEP_ALIVE",))

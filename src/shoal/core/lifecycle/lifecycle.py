@@ -300,9 +300,7 @@ class Lifecycle:
         if error is not None and work.job.action in ("load", "wake"):
             self._record_load_failure(work, error)
         elif error is not None and not work.reason and work.model is not None and work.model.plan is not None:
-            self._model_status.record_failure(
-                work.model.plan, error
-            )  # no longer served, but something was left behind
+            self._model_status.record_failure(work.model.plan, error)  # no longer served, but something was left behind
         if work.job.action == "download":
             if error is None:
                 self._model_status.forget(name)

@@ -39,8 +39,7 @@ HALVES: tuple[Literal["fp16", "bf16"], ...] = ("fp16", "bf16")
 
 
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
-    """Load and time a model's folder. Implements `OpenEngine` of `shoal.backends.local.engines`; needs `options.spec`.
-    """
+    """Load and time a model's folder. Implements `OpenEngine` of `backends.local.engines`; needs `options.spec`."""
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise MissingExtra("the engine torch", "torch")

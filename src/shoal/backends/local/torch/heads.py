@@ -228,8 +228,7 @@ def _load_module(folder: Path, step: LayerSpec, device: str) -> Module:
 
 
 def _load_tensor(folder: Path, step: LayerSpec, tensor: str, shape: tuple[int, ...], device: str) -> Tensor:
-    """Load one tensor of a module as f32 onto the device. Raises ModelFileError if it is missing or of another shape.
-    """
+    """Load one tensor of a module as f32 onto the device. Raises ModelFileError if missing or of another shape."""
     from safetensors import SafetensorError, safe_open
 
     place = folder / step.file if step.file else find_weights(folder, step.path, tensor)
