@@ -16,7 +16,7 @@ from pathlib import Path
 import pybase64
 import pytest
 
-from shoal.backends.triton.state import process_start
+from shoal.backends.triton.run_state import process_start
 from tests.integration.server_kit import environment
 from tests.integration.test_triton_server import children, until
 from tests.integration.triton_kit import PATIENCE_S, Triton, running_triton

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.backends.triton.state import process_start
+from shoal.backends.triton.run_state import process_start
 from tests.integration.server_kit import Server, ShoalServer
 from tests.integration.triton_app_kit import TINY, Traffic, embeddings, hub_of, logged, serving, until, vectors
 from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton, triton_home

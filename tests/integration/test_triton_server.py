@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from shoal.backends.triton.run_state import process_start
 from shoal.backends.triton.server import TritonOptions, run_triton
-from shoal.backends.triton.state import process_start
 from shoal.errors import SetupError
 from tests.integration.server_kit import environment
 from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton, triton_home

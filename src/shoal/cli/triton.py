@@ -15,8 +15,8 @@ from shoal.config import LoadedConfig
 from shoal.errors import SetupError
 
 if TYPE_CHECKING:
+    from shoal.backends.triton.run_state import RunFolder, State
     from shoal.backends.triton.server import TritonOptions
-    from shoal.backends.triton.state import RunFolder, State
 
 _FoundServer: TypeAlias = "tuple[RunFolder, State, bool]"
 """A server's folder, its state, and whether it is supervised."""
@@ -201,7 +201,7 @@ def _facts(folder: RunFolder, state: State, supervised: bool) -> dict[str, Any]:
     clients. `http` and `metrics` are empty without open ports.
     """
     from shoal.backends.triton.client import grpc_target
-    from shoal.backends.triton.state import HOST
+    from shoal.backends.triton.run_state import HOST
 
     return {
         "phase": state.phase if supervised else "stale",

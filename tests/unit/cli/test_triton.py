@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.backends.triton import supervise
+from shoal.backends.triton.run_state import Process, RunFolder, State, find_process
 from shoal.backends.triton.server import TritonOptions
-from shoal.backends.triton.state import Process, RunFolder, State, find_process
 from shoal.cli import app
 from shoal.cli import triton as commands
 from shoal.errors import SourceError

@@ -12,10 +12,10 @@ import pytest
 from shoal.backends import parse_address
 from shoal.errors import ModelFileError, SourceError
 from shoal.models.address import Address
-from shoal.models.foreign import tokenizer_folder
 from shoal.models.generative import check_ir, is_causal, prepare_generative
 from shoal.models.manifest import GenerationSpec, check_files, read_manifest
 from shoal.models.prepare import prepare
+from shoal.models.remote_text_models import tokenizer_folder
 from shoal.models.sources import Access
 from shoal.models.sources.folder import resolve
 from shoal.models.sources.select import choose_files, find_generative_graph

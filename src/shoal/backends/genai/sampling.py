@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from shoal.backends.genai import compact, spelling
+from shoal.backends.genai import compact_schema, grammar_spelling
 from shoal.errors import InvalidValue
 from shoal.types import Guide, Sampling
 
@@ -91,17 +91,19 @@ def structure_arguments(guide: Guide) -> dict[str, str]:
     if len(guide.value) > LONGEST_GUIDE:
         raise InvalidValue(f"the form of the answer is longer than {LONGEST_GUIDE} characters", param="response_format")
     if guide.kind == "json_object":
-        return {"grammar": compact.OBJECT}
+        return {"grammar": compact_schema.OBJECT}
     if guide.kind == "json_schema":
-        written = compact.write_grammar(guide.value)
-        return {"json_schema": spelling.respell_schema(guide.value)} if written is None else {"grammar": written}
+        written = compact_schema.write_grammar(guide.value)
+        return (
+            {"json_schema": grammar_spelling.respell_schema(guide.value)} if written is None else {"grammar": written}
+        )
     if guide.kind == "regex":
         return {"regex": guide.value}
     if guide.kind == "choice":
-        return {"grammar": f"root ::= {' | '.join(map(spelling.to_literals, _choices(guide.value)))}"}
+        return {"grammar": f"root ::= {' | '.join(map(grammar_spelling.to_literals, _choices(guide.value)))}"}
     if guide.kind == "structural_tag":
-        return {"structural_tags_config": spelling.respell_schema(guide.value)}
-    return {"grammar": spelling.check_grammar(guide.value)}
+        return {"structural_tags_config": grammar_spelling.respell_schema(guide.value)}
+    return {"grammar": grammar_spelling.check_grammar(guide.value)}
 
 
 def _choices(value: str) -> list[str]:

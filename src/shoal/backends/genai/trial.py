@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.backends.genai import bounds, confine
+from shoal.backends.genai import guide_bounds, process_limits
 from shoal.backends.genai.grammar import GuideCompiler
 from shoal.backends.genai.messages import LENGTH, Verdict
 from shoal.backends.genai.pipeline import import_libraries
@@ -38,25 +38,25 @@ def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> No
     openvino, genai = import_libraries()
     grammars = GuideCompiler(openvino, genai, genai.Tokenizer(str(path)), vocabulary)
     grammars.try_out(Guide(kind="json_object"))  # threads and tables that every guide needs
-    _, began = confine.memory_sizes()
+    _, began = process_limits.memory_sizes()
     guides = msgpack_decoder(Guide)
     with sock, sock.makefile("rwb") as line:
         _send_verdict(line, Verdict())
         while len(head := line.read(LENGTH.size)) == LENGTH.size:
             guide = guides.decode(line.read(LENGTH.unpack(head)[0]))
-            confine.limit_growth(ROOM_BYTES)
+            process_limits.limit_growth(ROOM_BYTES)
             signal.setitimer(signal.ITIMER_REAL, limit_s)
-            _, before = confine.memory_sizes()
+            _, before = process_limits.memory_sizes()
             refused, full = "", False
             try:
-                bounds.check(guide)
+                guide_bounds.check(guide)
                 grammars.try_out(guide)
             except InvalidValue as error:
                 refused = error.message
             except MemoryError:
                 refused, full = OUT_OF_MEMORY_MESSAGE, True
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _, after = confine.memory_sizes()
+            _, after = process_limits.memory_sizes()
             verdict = Verdict(refused=refused, size=max(0, after - before), worn=full or after - began > WORN_BYTES)
             _send_verdict(line, verdict)
             if verdict.worn:
@@ -70,5 +70,5 @@ def _send_verdict(line: io.BufferedRWPair, verdict: Verdict) -> None:
 
 
 if __name__ == "__main__":
-    confine.prefer_oom_kill()
+    process_limits.prefer_oom_kill()
     main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from shoal.backends.genai import confine
+from shoal.backends.genai import process_limits
 from shoal.backends.genai.grammar import clean_message
 from shoal.backends.genai.messages import (
     LENGTH,
@@ -333,6 +333,6 @@ def main(sock: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    confine.prefer_oom_kill()
+    process_limits.prefer_oom_kill()
     end_with_parent(int(sys.argv[2]))
     sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -16,7 +16,7 @@ from shoal.backends.local.tensor_inputs import Port, check_inputs
 from shoal.core.protocols import Tensors
 from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
-from shoal.once import once
+from shoal.run_once import once
 from shoal.types import Array, compute_digest
 
 Precision: TypeAlias = Literal["f32", "bf16"]

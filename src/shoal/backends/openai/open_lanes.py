@@ -31,16 +31,16 @@ from shoal.core.probe import (
 from shoal.core.protocols import Engine, ModelFacts, Pipeline
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import BackendError, ConfigError, TransportFailed
-from shoal.models.foreign import tokenizer_folder
+from shoal.models.remote_text_models import tokenizer_folder
 from shoal.models.sources import Access
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER
-from shoal.pipelines.passing import Passes
 from shoal.pipelines.scores import apply_activation
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.strings import StringPipeline, StringSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.pipelines.upstream_options import Passes
 from shoal.specs import Activation
 from shoal.types import TaskKind, Vectors
 

@@ -14,10 +14,10 @@ from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, R
 from shoal.backends.openai import errors
 from shoal.backends.openai.answers import AnswerReader, has_choices, parse_usage
 from shoal.backends.openai.body import ModelNameRewriter, RequestBody
-from shoal.backends.openai.passed import RESPONSES, PassThroughStream
 from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
+from shoal.backends.openai.stream_passthrough import RESPONSES, PassThroughStream
 from shoal.core.protocols import ModelFacts, ReplicaStatus
 from shoal.errors import InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamFailed, UpstreamRefused
 from shoal.types import BatchTask, Chunk, Context, Generate, Result

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from shoal.backends.triton.place import Progress, build_once, check_stop
+from shoal.backends.triton.build_folder import Progress, build_once, check_stop
 from shoal.downloads.pip import Pip
 from shoal.downloads.wheels import extract, open_wheel
 from shoal.errors import SetupError, SourceError

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.backends.triton.place import Progress, build_once, check_stop
+from shoal.backends.triton.build_folder import Progress, build_once, check_stop
 from shoal.decoding import json_decoder
 from shoal.downloads.pip import Pip
 from shoal.errors import SetupError, SourceError

@@ -21,7 +21,7 @@ from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import OPTIONS, SERVICE, grpc_target
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.environment import Environment, server_environment
-from shoal.backends.triton.state import HOST, SHM_MARK
+from shoal.backends.triton.run_state import HOST, SHM_MARK
 from shoal.errors import SetupError
 
 _SHM_BYTES = 4 << 20

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from shoal.backends.triton import distribution, environment
-from shoal.backends.triton.place import Progress, SilentProgress
+from shoal.backends.triton.build_folder import Progress, SilentProgress
 from shoal.backends.triton.process import (
     Command,
     Ports,
@@ -31,7 +31,7 @@ from shoal.backends.triton.process import (
     spawn,
     wait_ready,
 )
-from shoal.backends.triton.state import HOST, Phase, RunFolder, State, find_process, remove_remains
+from shoal.backends.triton.run_state import HOST, Phase, RunFolder, State, find_process, remove_remains
 from shoal.downloads.cancellation import run_in_thread
 from shoal.errors import SetupError
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from shoal.backends.triton.place import Progress
+from shoal.backends.triton.build_folder import Progress
+from shoal.backends.triton.run_state import RunFolder, State, run_folders
 from shoal.backends.triton.server import TritonOptions, obtain, run_triton
-from shoal.backends.triton.state import RunFolder, State, run_folders
 from shoal.decoding import json_decoder
 from shoal.errors import SetupError, ShoalError
 

@@ -11,7 +11,7 @@ from shoal.pipelines.chat.detokenize import REPLACEMENT, Detokenizer
 from shoal.pipelines.chat.logprobs import LogprobQueue
 from shoal.pipelines.chat.segments import AnswerFormat, Segment, Segments
 from shoal.pipelines.chat.stops import StopTexts
-from shoal.pipelines.chat.tally import Tally
+from shoal.pipelines.chat.token_count import Tally
 from shoal.pipelines.chat.vocabulary import Vocabulary
 from shoal.types import Chunk
 

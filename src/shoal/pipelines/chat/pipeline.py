@@ -13,12 +13,12 @@ import msgspec
 from shoal.core.protocols import Prompt
 from shoal.errors import InvalidValue, TooLong, Unsupported
 from shoal.pipelines.chat.decoder import AnswerDecoder, DecodingOptions, Gives
-from shoal.pipelines.chat.demand import call_schema, check_depth, select_tools
 from shoal.pipelines.chat.reasoning import CLOSE, OPEN
+from shoal.pipelines.chat.required_tools import call_schema, check_depth, select_tools
 from shoal.pipelines.chat.segments import AnswerFormat
 from shoal.pipelines.chat.template import ChatTemplate
 from shoal.pipelines.chat.tools import ParserKind, marks, tool_parser
-from shoal.pipelines.chat.tools.outlet import call_id, short_call_id
+from shoal.pipelines.chat.tools.result_collector import call_id, short_call_id
 from shoal.pipelines.chat.turns import drop_turns, split_turns
 from shoal.pipelines.chat.vocabulary import Vocabulary, check_letters
 from shoal.types import Generate, Guide, Message, Sampling, TextItem

@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Tensors, WorkWeight
 from shoal.errors import ShoalError, Unsupported
 from shoal.pipelines.jobs import Entry, Text, prepare_in_order
-from shoal.pipelines.passing import (
+from shoal.pipelines.scores import score_rows
+from shoal.pipelines.text.pairing import PairInput, PairTokenizer
+from shoal.pipelines.text.pairs import check_document_limit, token_ids_error
+from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
+from shoal.pipelines.upstream_options import (
     PAIR,
     TEXT,
     Count,
@@ -21,10 +25,6 @@ from shoal.pipelines.passing import (
     to_object_array,
     utf8_size,
 )
-from shoal.pipelines.scores import score_rows
-from shoal.pipelines.text.pairing import PairInput, PairTokenizer
-from shoal.pipelines.text.pairs import check_document_limit, token_ids_error
-from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
 from shoal.specs import Activation
 from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, Rerank
 

@@ -12,7 +12,9 @@ from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Row, Tensors
 from shoal.errors import EmptyInput, InvalidValue, ShoalError
 from shoal.pipelines.jobs import Entry, OptionsCache, Text, prepare_in_order
 from shoal.pipelines.outputs import PLAIN, check_finite, check_kinds
-from shoal.pipelines.passing import (
+from shoal.pipelines.text import prompts
+from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
+from shoal.pipelines.upstream_options import (
     TEXT,
     Count,
     Passes,
@@ -23,8 +25,6 @@ from shoal.pipelines.passing import (
     to_object_array,
     utf8_size,
 )
-from shoal.pipelines.text import prompts
-from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
 from shoal.pipelines.vectors import Shape, check_shape, resolve_shape, shape_rows
 from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, SparseVector, VectorKind
 

@@ -17,9 +17,9 @@ from shoal.http.operation import DocumentedOperation
 from shoal.http.request import JSON, Options, Reply, Request
 from shoal.http.streaming import open_stream_body
 from shoal.surfaces.ollama import wire as wire
-from shoal.surfaces.ollama.answers import ENCODE, LineEncoder
+from shoal.surfaces.ollama.chat_replies import ENCODE, LineEncoder
+from shoal.surfaces.ollama.chat_requests import chat_task, generate_task, parse_keep_alive
 from shoal.surfaces.ollama.models import NDJSON, ModelCatalog, ModelTransfers, find_model, find_or_load
-from shoal.surfaces.ollama.tasks import chat_task, generate_task, parse_keep_alive
 from shoal.surfaces.shared import batch_headers, default_models, model_jobs, vector_encoding
 from shoal.surfaces.shared.generation import HEADER_DOCS, prompt_headers
 from shoal.surfaces.shared.input_parsing import check_count

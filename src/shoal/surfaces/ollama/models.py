@@ -20,7 +20,7 @@ from shoal.http.json import decoder
 from shoal.http.redaction import redact
 from shoal.http.request import Reply, Request
 from shoal.surfaces.ollama import wire
-from shoal.surfaces.ollama.answers import ENCODE, format_timestamp
+from shoal.surfaces.ollama.chat_replies import ENCODE, format_timestamp
 from shoal.surfaces.ollama.names import (
     LIBRARY,
     add_tag,

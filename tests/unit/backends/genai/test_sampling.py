@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.genai import compact
+from shoal.backends.genai import compact_schema
 from shoal.backends.genai.sampling import ALL_TOKENS, LONGEST_GUIDE, PARAMETERS, configure, structure_arguments
 from shoal.errors import InvalidValue
 from shoal.types import Guide, Sampling
@@ -106,7 +106,7 @@ def test_log_probabilities() -> None:
 
 def test_forms_by_their_kind() -> None:
     """Each has the argument that the library knows it by."""
-    assert structure_arguments(Guide(kind="json_object")) == {"grammar": compact.OBJECT}
+    assert structure_arguments(Guide(kind="json_object")) == {"grammar": compact_schema.OBJECT}
     ranged = '{"type":"integer","minimum":3}'
     assert structure_arguments(Guide(kind="json_schema", value=ranged)) == {"json_schema": ranged}
     assert structure_arguments(Guide(kind="json_schema", value="{}"))["grammar"].startswith("root ::= value\n")

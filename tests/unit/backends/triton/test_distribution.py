@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from shoal.backends.triton import distribution
+from shoal.backends.triton.build_folder import SilentProgress
 from shoal.backends.triton.distribution import Distribution, check_machine, fetch, find_installed, unpack
-from shoal.backends.triton.place import SilentProgress
 from shoal.errors import Cancelled, SetupError, SourceError
 
 ROOT = "pytriton/tritonserver/"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.backends.triton import environment
+from shoal.backends.triton.build_folder import SilentProgress
 from shoal.backends.triton.environment import (
     Environment,
     Interpreter,
@@ -23,7 +24,6 @@ from shoal.backends.triton.environment import (
     query_interpreter,
     server_environment,
 )
-from shoal.backends.triton.place import SilentProgress
 from shoal.errors import SetupError, SourceError
 
 DEBIAN = InterpreterInfo(

@@ -18,8 +18,8 @@ import pytest
 from shoal.backends.triton import distribution, environment, process, server
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.environment import Environment, Interpreter
+from shoal.backends.triton.run_state import RunFolder, process_start
 from shoal.backends.triton.server import Installation, PortTaken, TritonOptions, TritonServer, obtain, run_triton
-from shoal.backends.triton.state import RunFolder, process_start
 from shoal.errors import Cancelled, SetupError
 from tests.unit.backends.triton import fake_server
 from tests.unit.backends.triton.fake_server import FakeServer

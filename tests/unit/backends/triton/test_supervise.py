@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from shoal.backends.triton import supervise
+from shoal.backends.triton.run_state import RunFolder, State, find_process, process_start
 from shoal.backends.triton.server import TritonOptions
-from shoal.backends.triton.state import RunFolder, State, find_process, process_start
 from shoal.errors import SetupError
 from tests.unit.backends.triton import fake_server
 from tests.unit.backends.triton.fake_server import FakeServer

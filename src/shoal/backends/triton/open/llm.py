@@ -16,8 +16,8 @@ from shoal.backends.triton.open.targets import TritonMixin, TritonTarget
 from shoal.core.generation.runner import GenerationRunner
 from shoal.core.protocols import ChatPipeline, ModelFacts, TextGenerator
 from shoal.errors import ConfigError
-from shoal.models.foreign import tokenizer_folder
 from shoal.models.prepare import SOURCE
+from shoal.models.remote_text_models import tokenizer_folder
 from shoal.models.sources import Access
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER

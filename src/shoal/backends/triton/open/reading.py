@@ -20,8 +20,8 @@ from shoal.backends.triton.schema import LOGITS, SENTENCE, TOKENS, Embedder
 from shoal.core.probe import PAIRS, TEXTS, ProbeScores, ProbeVectors, probe_token
 from shoal.core.protocols import ModelFacts, Pipeline, TextCodec
 from shoal.errors import ConfigError, EngineFailed, InputRejected
-from shoal.models.foreign import spec_from_parameters, tokenizer_folder
 from shoal.models.prepare import SOURCE
+from shoal.models.remote_text_models import spec_from_parameters, tokenizer_folder
 from shoal.models.tokenizer_file import TOKENIZER
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.pairs import PairPipeline

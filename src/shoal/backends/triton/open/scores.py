@@ -11,9 +11,9 @@ from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import ConfigError, InvalidValue
 from shoal.models.convert.contract.classifier import cross_encoder_path, is_cross_encoder, read_classifier
 from shoal.models.convert.contract.json_file import read_object
-from shoal.pipelines.passing import PAIR, TEXT
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
+from shoal.pipelines.upstream_options import PAIR, TEXT
 from shoal.specs import Activation, ScoreSpec
 from shoal.types import Array, BatchTask, Embed, Rerank
 

@@ -18,8 +18,8 @@ from shoal.backends.triton.open.targets import TritonTarget
 from shoal.backends.triton.schema import SENTENCE, SPARSE, TOKENS, Embedder
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError, ModelFileError
-from shoal.models.foreign import Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.prepare import SOURCE
+from shoal.models.remote_text_models import Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.sources import Access
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER as TOKENIZER_FILE

@@ -14,9 +14,9 @@ from typing import Literal, Protocol, TypeAlias
 from shoal.pipelines.chat.tools.hermes import HermesParser
 from shoal.pipelines.chat.tools.llama3 import Llama3Parser
 from shoal.pipelines.chat.tools.mistral import MistralParser
-from shoal.pipelines.chat.tools.outlet import DeltaCollector, call_id, short_call_id
 from shoal.pipelines.chat.tools.pythonic import PythonicParser
 from shoal.pipelines.chat.tools.reader import Reader
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector, call_id, short_call_id
 from shoal.types import Tool, ToolDelta
 
 __all__ = ["ParserKind", "ToolParser", "detect", "marks", "tool_parser"]

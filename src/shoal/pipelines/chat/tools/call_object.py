@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Container
 
-from shoal.pipelines.chat.tools.outlet import DeltaCollector
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 
 MAX_NAME = 256
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.pipelines.chat.tools.call_object import CallObject
-from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.qwen import FUNCTION, TaggedCall
 from shoal.pipelines.chat.tools.reader import Reader, begins
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
 OPEN = "<tool_call>"

@@ -10,8 +10,8 @@ import re
 from collections.abc import Container
 
 from shoal.pipelines.chat.tools.call_object import CallObject
-from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import Reader, begins
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 
 OPEN = ("<|python_tag|>", "<|python_start|>")
 CLOSE = "<|python_end|>"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME, CallObject, Extent
-from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import Reader, begins
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 
 OPEN = "[TOOL_CALLS]"
 ARGS = "[ARGS]"

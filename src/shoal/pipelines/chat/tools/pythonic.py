@@ -11,8 +11,8 @@ from collections.abc import Container
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent
 from shoal.pipelines.chat.tools.literals import arguments_json
-from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import Reader, begins
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 
 OPEN = ("<|python_start|>", "<|python_tag|>", "<|tool_call_start|>")
 CLOSE = ("<|python_end|>", "<|tool_call_end|>")

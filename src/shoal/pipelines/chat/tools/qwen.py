@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME
-from shoal.pipelines.chat.tools.outlet import DeltaCollector
 from shoal.pipelines.chat.tools.reader import begins, overlap
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
 FUNCTION = "<function="

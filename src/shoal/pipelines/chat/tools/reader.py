@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeAlias
 
-from shoal.pipelines.chat.tools.outlet import MAX_BEGUN, DeltaCollector
+from shoal.pipelines.chat.tools.result_collector import MAX_BEGUN, DeltaCollector
 from shoal.types import ToolDelta
 
 Step: TypeAlias = Callable[[str, int], int | None]

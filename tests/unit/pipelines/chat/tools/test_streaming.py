@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.pipelines.chat.tools import ParserKind, call_object
-from shoal.pipelines.chat.tools.outlet import MAX_BEGUN
 from shoal.pipelines.chat.tools.reader import Reader, begins, overlap
+from shoal.pipelines.chat.tools.result_collector import MAX_BEGUN
 from tests.unit.pipelines.chat.tools.heard import Heard, cuts, hear, parser
 
 KINDS: tuple[ParserKind, ...] = get_args(ParserKind)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.genai import bounds
+from shoal.backends.genai import guide_bounds
 from shoal.errors import InvalidValue
 from shoal.types import Guide
 
@@ -21,7 +21,7 @@ def refusal(kind: Any, value: str | dict[str, Any]) -> str:
     """Why a guide is refused; "" for one that passes."""
     text = value if isinstance(value, str) else json.dumps(value)
     try:
-        bounds.check(Guide(kind=kind, value=text, field="asked"))
+        guide_bounds.check(Guide(kind=kind, value=text, field="asked"))
     except InvalidValue as error:
         assert error.param == "asked"
         return error.message
@@ -74,7 +74,7 @@ class TestExpressions:
         text, product = atom, 1
         for number in repeats:
             text, product = f"({text}{{1,{number}}})", product * number
-        assert bool(refusal("regex", text)) == (product > bounds.MAX_NESTED_REPEATS)
+        assert bool(refusal("regex", text)) == (product > guide_bounds.MAX_NESTED_REPEATS)
 
     @given(st.text(alphabet="(){}[]\\,a019*?+|", max_size=60))
     def test_any_text(self, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.triton.place import build_once
+from shoal.backends.triton.build_folder import build_once
 from shoal.downloads.disk import try_lock
 from shoal.errors import Cancelled, SourceError
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shoal.backends.genai import confine
+from shoal.backends.genai import process_limits
 
 if sys.platform != "linux":
     pytest.skip("reads /proc", allow_module_level=True)
@@ -15,7 +15,7 @@ if sys.platform != "linux":
 
 def run(code: str) -> str:
     """What such a process prints."""
-    lines = ["import resource", "from pathlib import Path", "from shoal.backends.genai import confine", code]
+    lines = ["import resource", "from pathlib import Path", "from shoal.backends.genai import process_limits", code]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=30)
     return done.stdout.decode().strip()
 
@@ -25,7 +25,7 @@ def test_room_is_counted_from_now() -> None:
     code = """
 kept = []
 for _ in range(3):
-    confine.limit_growth(64 * 2**20)
+    process_limits.limit_growth(64 * 2**20)
     kept.append(bytes(48 * 2**20))
     try:
         bytes(48 * 2**20)
@@ -38,9 +38,9 @@ for _ in range(3):
 def test_a_limit_from_outside_stays() -> None:
     """The operator's own limit is not raised."""
     code = """
-limit = confine.memory_sizes()[0] + 2**25
+limit = process_limits.memory_sizes()[0] + 2**25
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-confine.limit_growth(2**30)
+process_limits.limit_growth(2**30)
 print(resource.getrlimit(resource.RLIMIT_AS) == (limit, limit))
 """
     assert run(code) == "True"
@@ -48,10 +48,10 @@ print(resource.getrlimit(resource.RLIMIT_AS) == (limit, limit))
 
 def test_first_to_go() -> None:
     """The kernel's own figure for this process is the highest."""
-    assert run('confine.prefer_oom_kill(); print(Path("/proc/self/oom_score_adj").read_text())') == "1000"
+    assert run('process_limits.prefer_oom_kill(); print(Path("/proc/self/oom_score_adj").read_text())') == "1000"
 
 
 def test_sizes() -> None:
     """Memory that is used lies in the address space."""
-    space, resident = confine.memory_sizes()
+    space, resident = process_limits.memory_sizes()
     assert 2**20 < resident <= space

@@ -18,8 +18,14 @@ from shoal.errors import AddressError, ConfigError, ModelFileError, SourceError
 from shoal.models.convert import reference
 from shoal.models.convert.contract import read_contract
 from shoal.models.convert.graphs.weights import open_weights
-from shoal.models.foreign import ForeignModel, Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.prepare import prepare
+from shoal.models.remote_text_models import (
+    ForeignModel,
+    Overrides,
+    foreign_spec,
+    spec_from_parameters,
+    tokenizer_folder,
+)
 from shoal.models.sources import Access, fetch, pins
 from shoal.models.sources.pins import Pin
 from shoal.models.store import Store

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shoal.backends.genai.spelling import to_literals
+from shoal.backends.genai.grammar_spelling import to_literals
 
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.openai.body import ModelNameRewriter
-from shoal.backends.openai.passed import RESPONSES, PassThroughStream
+from shoal.backends.openai.stream_passthrough import RESPONSES, PassThroughStream
 from shoal.errors import ShoalError, TransportFailed, UpstreamFailed, UpstreamRefused
 from shoal.types import Chunk, Usage
 from tests.fakes.openai_server import DONE, event

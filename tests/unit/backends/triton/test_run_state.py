@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.backends.triton.state import (
+from shoal.backends.triton.run_state import (
     Process,
     RunFolder,
     State,
@@ -67,9 +67,8 @@ def test_one_process_has_a_folder_at_a_time(folder: RunFolder) -> None:
     assert not RunFolder(folder.path).claim()
     folder.release(keep_log=True)
     assert not folder.is_supervised()
-    code = (
-        f"from shoal.backends.triton.state import *; print(RunFolder(Path({str(folder.path)!r})).claim(), flush=True)"
-    )
+    claim = f"print(RunFolder(Path({str(folder.path)!r})).claim(), flush=True)"
+    code = f"from shoal.backends.triton.run_state import *; {claim}"
     child = subprocess.Popen([sys.executable, "-c", f"{code}; input()"], stdin=-1, stdout=-1, text=True)
     with child:
         assert child.stdout is not None
@@ -113,7 +112,7 @@ def test_the_tail_of_a_log(folder: RunFolder) -> None:
 def test_claiming_clears_what_a_killed_one_left(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its state says."""
     cleared: list[State] = []
-    monkeypatch.setattr("shoal.backends.triton.state.remove_remains", cleared.append)
+    monkeypatch.setattr("shoal.backends.triton.run_state.remove_remains", cleared.append)
     folder.path.mkdir(parents=True)
     left = state(shm_prefix="shoal_triton_2_ab_")
     folder.write(left)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.genai.spelling import check_grammar, respell_schema, to_literals
+from shoal.backends.genai.grammar_spelling import check_grammar, respell_schema, to_literals
 from shoal.errors import InvalidValue
 
 LITERAL = re.compile(r'"((?:[^"\\\x00-\x1f]|\\["\\]|\\u00[0-9a-f]{2}(?="))*)"(?: |$)')

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from shoal.pipelines.chat.tools.outlet import DeltaCollector
+from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import ToolDelta
 
 

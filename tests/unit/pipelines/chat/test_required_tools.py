@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from shoal.errors import InvalidValue
-from shoal.pipelines.chat.demand import DEEPEST, MOST_VALUES, call_schema, check_depth, select_tools
+from shoal.pipelines.chat.required_tools import DEEPEST, MOST_VALUES, call_schema, check_depth, select_tools
 from shoal.types import Generate, Tool
 
 CITY = Tool(

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 from tokenizers import Tokenizer
 
-from shoal.backends.genai.compact import write_grammar
+from shoal.backends.genai.compact_schema import write_grammar
 from shoal.types import Guide
 from tests.unit.backends.genai.conftest import IR, Model
 
