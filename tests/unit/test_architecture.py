@@ -16,7 +16,7 @@ from shoal.backends import BACKENDS
 SOURCE = Path(shoal.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
 
-LEAVES = {"decoding", "durations", "errors", "names", "once", "specs", "types", "_version"}
+LEAVES = {"decoding", "durations", "errors", "names", "run_once", "specs", "types", "_version"}
 SEAMS = LEAVES | {"core.protocols"}
 # A package or module of the top level -> what it may import beside itself. `None`: everything.
 MAY_IMPORT: dict[str, set[str] | None] = {
@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "durations": {"errors"},
     "errors": set(),
     "names": set(),
-    "once": set(),
+    "run_once": set(),
     "specs": {"types"},
     "types": {"decoding"},
     "config": {"decoding", "durations", "errors", "names"},
@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     | {"backends.parse_address", "backends.parse_served"}
     # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
     | {"backends.local.open", "backends.triton.open"}
-    | {"backends.triton.server", "backends.triton.state", "backends.triton.supervise"}
+    | {"backends.triton.server", "backends.triton.run_state", "backends.triton.supervise"}
     # `shoal bench chat --triton` puts load on a Triton itself, with no engine between.
     | {"backends.triton.client", "backends.triton.codec", "backends.triton.protocol_pb2"},
     # Models in this process, for Python: the composition root without a server.
@@ -128,7 +128,7 @@ def test_every_top_level_name_has_a_rule() -> None:
     assert found == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("name", sorted({"decoding", "errors", "names", "once", "types"}))
+@pytest.mark.parametrize("name", sorted({"decoding", "errors", "names", "run_once", "types"}))
 def test_leaves_import_little(name: str) -> None:
     """decoding, errors, types and names know the standard library, msgspec and numpy (types knows decoding too), so
     that everything may import them."""

@@ -152,7 +152,7 @@ class TestProcess:
         """What the library cannot get within the room is refused, and the process, which is full, ends."""
         code = (
             "import socket, sys; from pathlib import Path; from shoal.backends.genai import trial; "
-            "trial.ROOM_BYTES, trial.bounds.check = 2**24, lambda guide: None; "
+            "trial.ROOM_BYTES, trial.guide_bounds.check = 2**24, lambda guide: None; "
             "trial.main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), 9.0)"
         )
         with Talk(["-c", code]) as talk:
