@@ -159,7 +159,7 @@ def tokenize_item(item: Item) -> list[int]:
 
 
 def compute_scores(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
-    """The scores of a token sequence, float32 [labels]: `compute_vector` its ids, scaled to -4..4, as they are, or
+    """Score a token sequence, float32 [labels]: `compute_vector` of its ids scaled to -4..4, as it is, or
     under a sigmoid (one label) or a softmax."""
     logits: Array = (compute_vector(ids, labels) - 128) / 32
     if raw:

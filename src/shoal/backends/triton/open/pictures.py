@@ -28,7 +28,7 @@ IMAGE_SIDE = 32
 
 
 class ImageReader:
-    """One image tower; as `reading.Reading`, for pictures."""
+    """Reads one image tower, as `reading.TextReader` reads a text model."""
 
     def __init__(self, target: TritonTarget, embedder: Embedder) -> None:
         """Raises SetupError."""
