@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -67,9 +68,19 @@ def calls(target: str, user: int = 0) -> dict[str, str]:
     return found
 
 
+def open_files(pid: int) -> list[str]:
+    """What its file descriptors are links to; a descriptor or a process that ends meanwhile is left out."""
+    found: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.readlink(link))
+    return found
+
+
 def listening(pid: int) -> list[str]:
     """The addresses of the network, of both versions of IP, that a process and its children listen on."""
-    sockets = {os.readlink(link) for one in (pid, *children(pid)) for link in Path(f"/proc/{one}/fd").iterdir()}
+    sockets = {target for one in (pid, *children(pid)) for target in open_files(one)}
     lines = [
         line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
     ]
