@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "types": {"decoding"},
     "config": {"decoding", "durations", "errors", "names"},
     "downloads": {"errors"},
-    "server": {"errors"},
+    "server": {"errors", "http.exchange"},
     "core": LEAVES,
     "pipelines": SEAMS,
     "cache": LEAVES | {"config", "core", "downloads"},

@@ -23,6 +23,7 @@ from shoal.http.auth import Gate
 from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
 from shoal.http.cors import Cors
 from shoal.http.disconnect import DisconnectWatch
+from shoal.http.exchange import EXTENSION, Exchange
 from shoal.http.headers import check_headers
 from shoal.http.operation import DocumentedOperation
 from shoal.http.redaction import redact_error
@@ -85,7 +86,9 @@ class Application:
         request.id = self._request_id(request)
         found = self._find(request, scope)
         request.deadline = request.started + self._choose_timeout(request, found)
-        status = await self._respond(request, found, receive, send)
+        extensions = scope.get("extensions")
+        exchange: Exchange | None = extensions.get(EXTENSION) if extensions else None
+        status = await self._respond(request, found, receive, send, exchange)
         level = logging.DEBUG if isinstance(found, Route) and found.operation.quiet else logging.INFO
         if access_log.isEnabledFor(level):
             _log_access(request, status, level)
@@ -98,15 +101,17 @@ class Application:
             return Miss(found.surface, error)
         return found
 
-    async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
+    async def _respond(
+        self, request: Request, found: Route | Miss, receive: Receive, send: Send, exchange: Exchange | None
+    ) -> int:
         try:
             if isinstance(found, Miss):
                 reply = self._cors.answer_preflight(
                     request, self.routes.allowed_methods(request.path)
                 ) or self._render_miss(found)
             else:
-                with DisconnectWatch(receive, self._options.body_timeout_s) as watch:
-                    await self._admit(request, found, receive)
+                with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
+                    await self._admit(request, found, receive, exchange)
                     watch.mark_body_read()
                     reply = await found.operation.endpoint(request)
                     if not isinstance(reply.body, bytes | list):
@@ -117,14 +122,15 @@ class Application:
             if isinstance(error, ShoalError) and not request.handed_over:
                 self._gateway.report_refusal(error)
             reply = _report_error(request, request.render_error or found.surface.render_error, error)
-        await self._send(request, reply, receive, send)
+        if exchange is None or not self._send_whole(request, reply, exchange):
+            await self._send(request, reply, receive, send)
         return reply.status
 
     def _render_miss(self, miss: Miss) -> Reply:
         self._gateway.report_refusal(miss.error)
         return _render_reply(miss.surface.render_error, miss.error)
 
-    async def _admit(self, request: Request, route: Route, receive: Receive) -> None:
+    async def _admit(self, request: Request, route: Route, receive: Receive, exchange: Exchange | None) -> None:
         operation = route.operation
         request.gate = self._gate
         request.client, request.key_class = self._gate.admit(request, operation.access)
@@ -135,11 +141,20 @@ class Application:
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
             form = isinstance(operation, DocumentedOperation) and operation.form is not None
             check_head(request, limit, json=operation.request is not None, form=form)
-            request.body = await read_body(receive, limit)
+            body = exchange.take_body(limit) if exchange is not None else None
+            request.body = await read_body(receive, limit) if body is None else body
             if len(request.body) > LARGE_BODY:
                 async with self._decoding:
                     await asyncio.sleep(0)
         request.body_read = True
+
+    def _send_whole(self, request: Request, reply: Reply, exchange: Exchange) -> bool:
+        """Send the answer in one piece; False where it takes messages."""
+        return (
+            request.body_read
+            and isinstance(reply.body, bytes)
+            and exchange.send_whole(reply.status, self._build_headers(request, reply, unread=False), reply.body)
+        )
 
     async def _send(self, request: Request, reply: Reply, receive: Receive, send: Send) -> None:
         body = reply.body

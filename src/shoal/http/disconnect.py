@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from shoal.errors import Cancelled, RequestTimeout
+from shoal.http.exchange import Exchange
 
 WATCH_DELAY_S = 0.01
 """Most requests are answered sooner, and those pay for one timer only, not for a second one or for a task."""
@@ -18,14 +19,30 @@ class DisconnectWatch:
 
     Before, what the task awaits is cancelled after `timeout` seconds, and the block raises RequestTimeout. After, it
     is cancelled when the client leaves, and the block raises Cancelled; nobody else may call `receive` then. A
-    cancellation from elsewhere passes unchanged. Whatever happens, no task stays behind.
+    cancellation from elsewhere passes unchanged. Whatever happens, no task stays behind. With an `exchange`, which
+    tells when the client leaves, there is none, and no timer once the body has come.
     """
 
-    __slots__ = ("_body_read", "_impatient", "_loop", "_receive", "_task", "_timeout", "_timer", "_watcher", "_why")
+    __slots__ = (
+        "_body_read",
+        "_exchange",
+        "_impatient",
+        "_loop",
+        "_receive",
+        "_task",
+        "_timeout",
+        "_timer",
+        "_watcher",
+        "_why",
+    )
 
-    def __init__(self, receive: Callable[[], Awaitable[Any]], timeout: float) -> None:
+    def __init__(
+        self, receive: Callable[[], Awaitable[Any]], timeout: float, exchange: Exchange | None = None
+    ) -> None:
         self._receive = receive
         self._timeout = timeout
+        self._exchange = exchange
+        self._timer: asyncio.TimerHandle | None = None
         self._body_read = False
         self._impatient = False
         self._why: Literal["", "late", "gone"] = ""
@@ -34,7 +51,12 @@ class DisconnectWatch:
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
-        self._timer = self._loop.call_later(WATCH_DELAY_S, self._start_watching)
+        if self._exchange is None:
+            self._timer = self._loop.call_later(WATCH_DELAY_S, self._start_watching)
+        else:
+            self._exchange.when_disconnected(self._notice_disconnect)
+            if not self._exchange.body_complete:
+                self._timer = self._loop.call_later(self._timeout, self._cancel, "late")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -46,13 +68,17 @@ class DisconnectWatch:
 
     def mark_body_read(self) -> None:
         self._body_read = True
-        if self._impatient:
+        if self._timer is not None and (self._impatient or self._exchange is not None):
             self._timer.cancel()
+        if self._impatient:
             self._create_watcher()
 
     def stop(self) -> None:
         """From here on nothing is cancelled any more; may be called twice."""
-        self._timer.cancel()
+        if self._exchange is not None:
+            self._exchange.when_disconnected(None)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
@@ -72,6 +98,9 @@ class DisconnectWatch:
             pass
         if self._watcher is not None:
             self._cancel("gone")
+
+    def _notice_disconnect(self) -> None:
+        self._cancel("gone")
 
     def _cancel(self, why: Literal["late", "gone"]) -> None:
         self._why = why

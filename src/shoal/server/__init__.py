@@ -16,13 +16,13 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from email.utils import formatdate
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import uvicorn
 
 from shoal.errors import SetupError, Unavailable
+from shoal.http.exchange import EXTENSION
 from shoal.server.http_protocol import Connection, ErrorBodyRenderer, State
 from shoal.server.listener import Listener
 
@@ -147,7 +147,6 @@ class HttpServer:
     ) -> None:
         self._asgi = asgi
         self._gone = render_error(Unavailable("The server is shutting down: send the request again."))
-        self._draining = False
         self._drain_delay_s = drain_delay_s
         self._drain_timeout_s = drain_timeout_s
         self._drain_idle_s = min(drain_idle_s, drain_timeout_s)
@@ -177,7 +176,8 @@ class HttpServer:
             await stop.wait()
             # Nobody routes to a server that was never ready, so nobody needs time to notice.
             delay = self._drain_delay_s if gateway.ready() else 0.0
-            gateway.draining = self._draining = True
+            gateway.draining = True
+            self._state.drain()
             await asyncio.sleep(delay)
         finally:
             try:
@@ -208,7 +208,7 @@ class HttpServer:
 
     async def _refresh_date(self) -> None:
         while True:
-            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            self._state.refresh_date()
             await asyncio.sleep(1.0)
 
     def _close_idle(self) -> None:
@@ -219,17 +219,10 @@ class HttpServer:
             connection.transport.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application; while draining, every response asks the client to connect anew, and so elsewhere."""
-
-        async def send_last(message: Any) -> None:
-            if self._draining and message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-            await send(message)
-
         try:
-            await self._asgi(scope, receive, send_last)
+            await self._asgi(scope, receive, send)
         except asyncio.CancelledError:
-            if not self._draining:
+            if not self._state.draining:
                 raise
             # It outlasted the drain. To uvicorn a cancelled application is a crash: a 500, and a traceback in the log.
             # An answer that has begun cannot be mended: uvicorn refuses the second start and cuts the connection.
@@ -237,6 +230,8 @@ class HttpServer:
                 length = (b"content-length", b"%d" % len(self._gone))
                 await send({"type": "http.response.start", "status": 503, "headers": [*_SHUTDOWN_HEADERS, length]})
                 await send({"type": "http.response.body", "body": self._gone})
+        finally:
+            scope["extensions"][EXTENSION].release()
 
 
 _SHUTDOWN_HEADERS = [(b"content-type", b"application/json"), (b"connection", b"close"), (b"retry-after", b"1")]

@@ -7,7 +7,8 @@ Differences from uvicorn:
 - Upgrade offers are ignored (RFC 9110, section 7.8). httptools skips the body of a request that carries one, and
   Java's HttpClient sends one (h2c) on every POST.
 - Heads have a deadline and a size limit, as do chunk framing and trailers. Clients that stop reading are disconnected.
-- The head of an answer is written together with its first piece: two writes would wake the client twice.
+- The head of an answer is written together with its first piece: two writes would wake the client twice. The scope's
+  `shoal.exchange` takes a whole answer in one call (see shoal.http.exchange).
 - Large bodies are read a few at a time, so that many uploads do not make the turns of the event loop long.
 - When a client disconnects, all of its pipelined requests are told. uvicorn tells only the last.
 - While draining, a connection is not closed right after an answer whose head could not say `connection: close`.
@@ -23,16 +24,18 @@ import sys
 import termios
 from collections import deque
 from collections.abc import Callable
+from email.utils import formatdate
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from shoal.errors import Malformed, ShoalError
+from shoal.http.exchange import EXTENSION
 
 HEAD_TIMEOUT_S = 10.0
 """From the connection, or from the first byte of a later request, to the end of its head."""
@@ -58,6 +61,8 @@ ErrorBodyRenderer: TypeAlias = Callable[[ShoalError], bytes]
 
 _AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
+_CLOSE = (b"connection", b"close")
+_BODILESS = frozenset({204, 304})
 
 
 class _ParserState(Enum):
@@ -69,12 +74,23 @@ class _ParserState(Enum):
 
 
 class State(ServerState):
-    """What the connections of a server share."""
+    """What the connections of a server share. `default_headers` is one list, which answers that are due read when they
+    begin."""
 
     def __init__(self) -> None:
         super().__init__()
         self.connections: set[Connection] = set()  # type: ignore[assignment]
+        self.draining = False
         self._paused: deque[_Flow] = deque()
+        self.refresh_date()
+
+    def refresh_date(self) -> None:
+        self.default_headers[:1] = [(b"date", formatdate(usegmt=True).encode())]
+
+    def drain(self) -> None:
+        """From here on every answer asks its client to connect anew, and so elsewhere."""
+        self.draining = True
+        self.default_headers.append(_CLOSE)
 
     def resume_in_turn(self, flow: _Flow, loop: asyncio.AbstractEventLoop) -> None:
         """Read on from at most READS_PER_TURN large bodies in one turn of the loop, first come, first served."""
@@ -113,7 +129,7 @@ class Connection(HttpToolsProtocol):
         self._framing = 0  # bytes of the body's chunk sizes, extensions and trailers, less what its data allows
         self._refusal: bytes | None = None
         self._render_error = render_error
-        self._open: deque[RequestResponseCycle] = deque()  # what was asked, from the first that has no whole answer
+        self._open: deque[_Exchange] = deque()  # what was asked, from the first that has no whole answer
         self._writes = 0  # how often something was written, or room was made for it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -124,10 +140,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         while self._open:
-            cycle = self._open.popleft()
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+            self._open.popleft().mark_disconnected()
         self._cancel_head_timer()
         if self._look_timer is not None:
             self._look_timer.cancel()
@@ -210,10 +223,12 @@ class Connection(HttpToolsProtocol):
         self._framing = 0
         if not self.parser.should_keep_alive():  # uvicorn before 0.54 overlooks a `close` beside other options
             self.cycle.keep_alive = False
-        while self._open and self._open[0].response_complete:
+        while self._open and self._open[0].complete:
             self._open.popleft()
-        self._open.append(self.cycle)
-        self.cycle.transport = _JoiningTransport(self.transport, self.loop)  # type: ignore[assignment]
+        exchange = _Exchange(self.cycle, self.transport, self.loop, self.server_state)
+        self.cycle.transport = exchange  # type: ignore[assignment]
+        self.scope["extensions"] = {EXTENSION: exchange}  # type: ignore[dict-item]  # of no type that uvicorn knows
+        self._open.append(exchange)
 
     def _hosts(self) -> list[bytes]:
         return [value for name, value in self.headers if name == b"host"]
@@ -301,14 +316,14 @@ class Connection(HttpToolsProtocol):
         """The request that is being read will never be whole: the refusal is its answer, unless one has begun."""
         cycle.disconnected = True
         cycle.message_event.set()
-        if cycle in self._open:
-            self._open.remove(cycle)
+        if self._open and self._open[-1] is cycle.transport:
+            self._open.pop().mark_disconnected()
         self.pipeline = deque(each for each in self.pipeline if each[0] is not cycle)
         if cycle.response_started:
             self._refusal = b""
 
     def _send_refusal(self) -> None:
-        if self.transport.is_closing() or any(not cycle.response_complete for cycle in self._open):
+        if self.transport.is_closing() or not all(exchange.complete for exchange in self._open):
             return
         self.flow.resume_reading()
         if self._refusal:
@@ -376,14 +391,87 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _JoiningTransport:
-    """Where a cycle writes its answer: the first piece waits for the second, or for the next turn of the loop."""
+class _Exchange:
+    """One request and its answer: where its cycle writes, and for the application a shoal.http.exchange.Exchange.
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    The first piece that the cycle writes, the head, waits for the second, or for the next turn of the loop. `complete`:
+    the answer is written, or will never be.
+    """
+
+    __slots__ = ("_begun", "_cycle", "_held", "_loop", "_on_disconnect", "_state", "_transport")
+
+    def __init__(
+        self,
+        cycle: RequestResponseCycle,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        state: State,
+    ) -> None:
+        self._cycle: RequestResponseCycle | None = cycle
         self._transport = transport
         self._loop = loop
+        self._state = state
         self._begun = False
         self._held = b""
+        self._on_disconnect: Callable[[], None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self._cycle is None or self._cycle.response_complete
+
+    def release(self) -> None:
+        """The application is done: let go of the cycle, which holds this."""
+        self._on_disconnect = None
+        if self.complete:
+            self._cycle = None
+
+    def mark_disconnected(self) -> None:
+        if self._cycle is not None and not self._cycle.response_complete:
+            self._cycle.disconnected = True
+            self._cycle.message_event.set()
+            if self._on_disconnect is not None:
+                self._on_disconnect()
+
+    @property
+    def body_complete(self) -> bool:
+        return self._cycle is not None and not self._cycle.more_body
+
+    def take_body(self, limit: int) -> bytes | None:
+        cycle = self._cycle
+        if cycle is None or cycle.more_body or cycle.disconnected or len(cycle.body) > limit:
+            return None
+        cycle.flow.resume_reading()
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
+    def when_disconnected(self, call: Callable[[], None] | None) -> None:
+        self._on_disconnect = call
+
+    def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        cycle = self._cycle
+        if (
+            cycle is None
+            or cycle.response_started
+            or cycle.disconnected
+            or not cycle.keep_alive
+            or cycle.flow.write_paused
+            or self._state.draining
+            or status in _BODILESS
+            or _CLOSE in headers
+            or cycle.scope["method"] == "HEAD"
+        ):
+            return False
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        head = b"".join(lines)
+        if not head.count(b"\r") == head.count(b"\n") == len(lines) or b"\0" in head:
+            return False  # a header that would begin another: uvicorn refuses it
+        cycle.response_started = cycle.response_complete = True
+        self._transport.write(
+            b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], head, len(body), body)
+        )
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     def write(self, data: bytes) -> None:
         if not self._begun:
