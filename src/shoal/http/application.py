@@ -19,6 +19,7 @@ from starlette.routing import Router
 
 from shoal.core.protocols import Surface
 from shoal.errors import Cancelled, InternalError, Malformed, ShoalError
+from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
 from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
 from shoal.http.cors import Cors
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 Send = Callable[[Any], Any]
 
 log = logging.getLogger("shoal.http")
-access_log = logging.getLogger("shoal.access")
 
 LARGE_BODY = 262_144
 """Bodies above this size are decoded one per turn of the event loop: 30 MB of JSON can take a second."""
@@ -89,9 +89,7 @@ class Application:
         extensions = scope.get("extensions")
         exchange: Exchange | None = extensions.get(EXTENSION) if extensions else None
         status = await self._respond(request, found, receive, send, exchange)
-        level = logging.DEBUG if isinstance(found, Route) and found.operation.quiet else logging.INFO
-        if access_log.isEnabledFor(level):
-            _log_access(request, status, level)
+        log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
 
     def _find(self, request: Request, scope: Any) -> Route | Miss:
         found = self.routes.find(request.method, request.path)
@@ -252,41 +250,3 @@ def _abort_stream(request: Request, error: Exception) -> int:
 def _log_bug(request: Request, error: Exception) -> None:
     message = "request %s failed: %s %s"
     log.error(message, request.id, request.method, request.path, exc_info=error, extra={"request_id": request.id})
-
-
-def _count_tokens(request: Request) -> tuple[int, int]:
-    """What the model read and wrote; of a stream that was cut off nobody knows."""
-    if request.usage is not None:
-        return request.usage.prompt_tokens, request.usage.completion_tokens
-    return (sum(request.result.tokens) if request.result is not None else 0), 0
-
-
-def _log_access(request: Request, status: int, level: int) -> None:
-    elapsed = (time.monotonic() - request.started) * 1000
-    facts = request.result.facts if request.result is not None else None
-    read, written = _count_tokens(request)
-    access_log.log(
-        level,
-        "%s %s %d %.1f ms%s",
-        request.method,
-        request.path,
-        status,
-        elapsed,
-        f" and failed: {request.failure}" if request.failure else "",
-        extra={
-            "method": request.method,
-            "path": request.path,
-            "status": status,
-            "ms": round(elapsed, 3),
-            "model": request.model,
-            "items": request.items,
-            "tokens": read + written,
-            "completion_tokens": written,
-            "batch_size": facts.size if facts is not None else 0,
-            "queue_ms": round(facts.queue_ms, 3) if facts is not None else 0.0,
-            "replica": facts.replica if facts is not None else "",
-            "request_id": request.id,
-            "client": request.client,
-            **({"kind": request.failure} if request.failure else {}),
-        },
-    )

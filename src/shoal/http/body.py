@@ -25,11 +25,12 @@ def check_head(request: Request, limit: int, json: bool, form: bool = False) -> 
     """Judge by the headers alone; `form`: where JSON is read, multipart/form-data is too. Raises UnsupportedMediaType,
     BodyTooLarge, Overloaded (by the bodies under way) or Malformed (a senseless length)."""
     headers = request.headers
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if encoding not in {b"identity", b""}:
-        name = _to_printable(encoding)
-        raise UnsupportedMediaType(f"Content-Encoding '{name}' is not read here; send the body uncompressed.")
-    if json:
+    if b"content-encoding" in headers:
+        encoding = headers[b"content-encoding"].strip().lower()
+        if encoding not in {b"identity", b""}:
+            name = _to_printable(encoding)
+            raise UnsupportedMediaType(f"Content-Encoding '{name}' is not read here; send the body uncompressed.")
+    if json and headers.get(b"content-type") != b"application/json":
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if (
             kind not in {b"", b"application/json"}

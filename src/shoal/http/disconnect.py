@@ -36,9 +36,7 @@ class DisconnectWatch:
         "_why",
     )
 
-    def __init__(
-        self, receive: Callable[[], Awaitable[Any]], timeout: float, exchange: Exchange | None = None
-    ) -> None:
+    def __init__(self, receive: Callable[[], Awaitable[Any]], timeout: float, exchange: Exchange | None = None) -> None:
         self._receive = receive
         self._timeout = timeout
         self._exchange = exchange

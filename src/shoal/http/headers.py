@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 
 from shoal.errors import Malformed
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 SINGLE_VALUE_HEADERS = frozenset(
     {
@@ -38,9 +38,11 @@ _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{0,253}))(?::(
 
 def combine_headers(raw: RawHeaders) -> dict[bytes, bytes]:
     """One value for each name; the values of a repeated header form a list (RFC 9110, section 5.3)."""
-    headers: dict[bytes, bytes] = {}
-    for name, value in raw:
-        headers[name] = headers[name] + b", " + value if name in headers else value
+    headers = dict(raw)
+    if len(headers) < len(raw):
+        headers.clear()
+        for name, value in raw:
+            headers[name] = headers[name] + b", " + value if name in headers else value
     return headers
 
 
@@ -51,18 +53,25 @@ def check_headers(raw: RawHeaders, version: str, client_header: bytes = b"") -> 
     """
     if version not in _VERSIONS:
         raise Malformed(f"HTTP/{version} is not supported; send the request as HTTP/1.1.")
+    headers = dict(raw)
+    if len(headers) < len(raw):
+        _check_repeated(raw, client_header)
+    host, encoding = headers.get(b"host"), headers.get(b"transfer-encoding")
+    if host is not None and host_name(host) is None:
+        raise Malformed("The 'host' header must be a host name or an IP address, with an optional port.")
+    if encoding is not None and (version == "1.0" or encoding.strip().lower() != b"chunked"):
+        raise Malformed("The 'transfer-encoding' header must be 'chunked', and the request HTTP/1.1.")
+    if host is None and version == "1.1":
+        raise Malformed("The request has no 'host' header, which HTTP/1.1 requires.")
+
+
+def _check_repeated(raw: RawHeaders, client_header: bytes) -> None:
     seen = set()
-    for name, value in raw:
+    for name, _ in raw:
         if name in SINGLE_VALUE_HEADERS or name == client_header:
             if name in seen:
                 raise Malformed(f"The {name.decode('latin-1')!r} header has more than one value; send it once.")
             seen.add(name)
-            if name == b"host" and host_name(value) is None:
-                raise Malformed("The 'host' header must be a host name or an IP address, with an optional port.")
-            if name == b"transfer-encoding" and (version == "1.0" or value.strip().lower() != b"chunked"):
-                raise Malformed("The 'transfer-encoding' header must be 'chunked', and the request HTTP/1.1.")
-    if version == "1.1" and b"host" not in seen:
-        raise Malformed("The request has no 'host' header, which HTTP/1.1 requires.")
 
 
 @lru_cache(maxsize=256)

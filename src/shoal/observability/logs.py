@@ -219,8 +219,8 @@ class TextFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    found = ((name, record.__dict__.get(name)) for name in FIELDS)
-    return {name: value for name, value in found if value is not None}
+    own = record.__dict__
+    return {name: own[name] for name in FIELDS if own.get(name) is not None}
 
 
 def _format_value(value: object) -> str:

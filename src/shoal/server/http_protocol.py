@@ -466,9 +466,7 @@ class _Exchange:
         if not head.count(b"\r") == head.count(b"\n") == len(lines) or b"\0" in head:
             return False  # a header that would begin another: uvicorn refuses it
         cycle.response_started = cycle.response_complete = True
-        self._transport.write(
-            b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], head, len(body), body)
-        )
+        self._transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], head, len(body), body))
         cycle.message_event.set()
         cycle.on_response()
         return True

@@ -319,7 +319,8 @@ class Lane:
             return False
         replica = free[0] if len(free) == 1 else min(free, key=Replica.load)
         share = max(1, sum(map(Replica.idle_cores, free))) if self._planner.items > 1 else 1
-        decision, late = self._planner.take(replica.facts, now, share=share, behind=replica.backlog_s(now))
+        facts = replica.facts
+        decision, late = self._planner.take(facts, now, share=share, behind=replica.backlog_s(now))
         for item in late:
             self._coalescer.forget(item)
             for pending, _ in item.waiters:
@@ -331,7 +332,7 @@ class Lane:
         items, answered = self._coalescer.dequeue(decision.entries)
         for twin, item in answered:
             self._merge_duplicate(item, twin)
-        self._launch(replica, items, decision.flush, RetryState.of(len(items)))
+        self._launch(replica, facts, items, decision.flush, RetryState.of(len(items)))
         return True
 
     def _launch_part(self, free: Sequence[Replica], now: float) -> bool:
@@ -341,11 +342,12 @@ class Lane:
             if replica is not None:
                 self._parts.remove(part)
                 items = [item for item in part.items if item.waiters]
-                most = replica.facts.max_batch_size  # replicas differ: the batch may have failed on a larger one
+                facts = replica.facts
+                most = facts.max_batch_size  # replicas differ: the batch may have failed on a larger one
                 if items[most:]:
                     self._parts.appendleft(_BatchPart(items[most:], part.trial))
                 if items:
-                    self._launch(replica, items[:most], "full", part.trial)
+                    self._launch(replica, facts, items[:most], "full", part.trial)
                 return True
         return False
 
@@ -368,11 +370,10 @@ class Lane:
             item.dispatched = True
             self._preparer.record_dispatched(item.waiters[0][0], 1)
 
-    def _launch(self, replica: Replica, items: list[Item], flush: str, trial: RetryState) -> None:
+    def _launch(self, replica: Replica, facts: EngineFacts, items: list[Item], flush: str, trial: RetryState) -> None:
         now = self._clock()
-        tokens = sum([item.cost for item in items])
-        turn = replica.start(now, tokens)
-        run = _InFlightBatch(next(_batch_ids), items, replica, flush, trial, now, turn, replica.facts)
+        turn = replica.start(now, facts.cost.seconds(sum([item.cost for item in items])))
+        run = _InFlightBatch(next(_batch_ids), items, replica, flush, trial, now, turn, facts)
         for item in items:
             self._mark_dispatched(item)
         self._in_flight.add(run)

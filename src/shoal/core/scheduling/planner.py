@@ -229,7 +229,10 @@ class _Draft(msgspec.Struct, Generic[E]):
 
 
 class Planner(Generic[E]):
-    """The queue of one lane and the choice of its next batch. Not thread-safe; every method is told `now`."""
+    """The queue of one lane and the choice of its next batch. Not thread-safe; every method is told `now`.
+
+    An entry that comes to an empty queue is `_lone` until another one follows: it needs no flow to be found in.
+    """
 
     def __init__(self, limits: Limits, length_buckets: Sequence[int] = ()) -> None:
         self.limits = limits
@@ -243,6 +246,7 @@ class Planner(Generic[E]):
         self._sequence = count(1)
         self._interactive_seen = float("-inf")
         self._parked: list[_Branch[E]] = []
+        self._lone: E | None = None
 
     def add(self, entry: E, now: float) -> None:
         """Queue one entry; it stays until it is taken or discarded."""
@@ -253,14 +257,23 @@ class Planner(Generic[E]):
             lane.since = now
             lane.vtime = max(lane.vtime, self._virtual_now())
         lane.items += 1
-        client = self._child(lane.root, entry.client)
-        flow = self._flow(client, entry.request)
-        flow.push(entry, round_up(entry.cost, self._buckets))
+        if self.items:
+            if self._lone is not None:
+                self._enter_flow(self._lone)
+                self._lone = None
+            self._enter_flow(entry)
+        else:
+            self._lone = entry
         self.items += 1
         self.tokens += entry.cost
         self._arrivals.append(entry)
         if entry.traffic == "interactive":
             self._interactive_seen = now
+
+    def _enter_flow(self, entry: E) -> None:
+        client = self._child(self._classes[entry.traffic].root, entry.client)
+        flow = self._flow(client, entry.request)
+        flow.push(entry, round_up(entry.cost, self._buckets))
 
     def discard(self, entry: E) -> None:
         """Take an entry out of the queue; does nothing when it already left."""
@@ -282,6 +295,8 @@ class Planner(Generic[E]):
         until = self._arrivals[0].arrived + self.limits.max_wait_time_ms / 1000
         if now < until and self.items < self._max_items(facts) and self.tokens < self.limits.max_batch_tokens:
             return Wait(until), expired
+        if self._lone is not None:
+            return self._take_lone(self._lone, facts, now, behind)
         draft = self._fill(facts, now, share, behind, expired)
         if draft is None:
             # All that was looked at has expired. If items were left all the same, nothing else would wake the lane.
@@ -289,6 +304,18 @@ class Planner(Generic[E]):
         full = draft.limited or len(draft.entries) == self._max_items(facts)
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch(draft.entries, draft.length, draft.tokens, flush), expired
+
+    def _take_lone(self, entry: E, facts: EngineFacts, now: float, behind: float) -> tuple[Batch[E] | Wait, list[E]]:
+        """As `_fill` for the only entry: on an idle replica it runs unless its deadline is over."""
+        lane = self._classes[entry.traffic]
+        self._remove(entry)
+        lane.vtime += entry.cost / lane.weight
+        lane.served = now
+        if entry.deadline <= now or (behind and entry.deadline < now + behind + facts.cost.seconds(entry.cost)):
+            return Wait(None), [entry]
+        full = self._max_items(facts) == 1
+        flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
+        return Batch([entry], round_up(entry.cost, facts.length_buckets), entry.cost, flush), []
 
     def pending(self) -> list[E]:
         """Every entry in the queue, oldest first."""
@@ -465,6 +492,8 @@ class Planner(Generic[E]):
 
     def _remove(self, entry: E) -> None:
         entry.queued = False
+        if entry is self._lone:
+            self._lone = None
         self.items -= 1
         self.tokens -= entry.cost
         self._classes[entry.traffic].items -= 1

@@ -101,10 +101,9 @@ class Replica:
         first = min(max(0.0, turn.began + turn.seconds - now) for turn in self._turns[: self.cores])
         return first + sum(turn.seconds for turn in self._turns[self.cores :]) / self.cores
 
-    def start(self, now: float, tokens: int = 0) -> SlotLease:
-        """A batch of so many tokens goes there; `end` gives its slot back."""
+    def start(self, now: float, seconds: float = 0.0) -> SlotLease:
+        """A batch that is predicted to take so long goes there; `end` gives its slot back."""
         running = len(self._turns)
-        seconds = self.facts.cost.seconds(tokens)
         turn = SlotLease(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
         for other in self._turns:
             other.shared = True

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 _ENCODE = msgspec.json.Encoder()
 _BINARY = b"application/octet-stream"
 _WEIGHT = re.compile(rb"[01](\.[0-9]{0,3})?")
+_DTYPES = {
+    (False, False): np.dtype("<f4"),
+    (False, True): np.dtype(">f4"),
+    (True, False): np.dtype("<f2"),
+    (True, True): np.dtype(">f2"),
+}
+"""Of raw bytes, by (half precision, big-endian)."""
 BINARY_HEADER_DOCS = {
     "x-shoal-shape": "Of bytes: the number of vectors, a comma, and the numbers of each.",
     "x-shoal-dtype": "Of bytes: the type of each number as NumPy writes it: `<f4`, `>f4`, `<f2`, `>f2`, int8 or uint8.",
@@ -221,8 +228,7 @@ class _VectorFormat:
         self._bytes = form == "bytes_only" or (
             form is None and not self._base64 and _BINARY in accept and _accepts_bytes(accept)
         )
-        width = 2 if asked.embed_dtype == "float16" else 4
-        self._dtype = np.dtype(f"{'>' if asked.endianness == 'big' else '<'}f{width}")
+        self._dtype = _DTYPES[asked.embed_dtype == "float16", asked.endianness == "big"]
         self.whole = self._precision in ("int8", "uint8")
 
     def check_numbers(self) -> None:
