@@ -316,7 +316,7 @@ class Connection(HttpToolsProtocol):
         """The request that is being read will never be whole: the refusal is its answer, unless one has begun."""
         cycle.disconnected = True
         cycle.message_event.set()
-        if self._open and self._open[-1] is cycle.transport:
+        if self._open and self._open[-1].cycle is cycle:
             self._open.pop().mark_disconnected()
         self.pipeline = deque(each for each in self.pipeline if each[0] is not cycle)
         if cycle.response_started:
@@ -398,7 +398,7 @@ class _Exchange:
     the answer is written, or will never be.
     """
 
-    __slots__ = ("_begun", "_cycle", "_held", "_loop", "_on_disconnect", "_state", "_transport")
+    __slots__ = ("_begun", "_held", "_loop", "_on_disconnect", "_state", "_transport", "cycle")
 
     def __init__(
         self,
@@ -407,7 +407,7 @@ class _Exchange:
         loop: asyncio.AbstractEventLoop,
         state: State,
     ) -> None:
-        self._cycle: RequestResponseCycle | None = cycle
+        self.cycle: RequestResponseCycle | None = cycle
         self._transport = transport
         self._loop = loop
         self._state = state
@@ -417,27 +417,27 @@ class _Exchange:
 
     @property
     def complete(self) -> bool:
-        return self._cycle is None or self._cycle.response_complete
+        return self.cycle is None or self.cycle.response_complete
 
     def release(self) -> None:
         """The application is done: let go of the cycle, which holds this."""
         self._on_disconnect = None
         if self.complete:
-            self._cycle = None
+            self.cycle = None
 
     def mark_disconnected(self) -> None:
-        if self._cycle is not None and not self._cycle.response_complete:
-            self._cycle.disconnected = True
-            self._cycle.message_event.set()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
             if self._on_disconnect is not None:
                 self._on_disconnect()
 
     @property
     def body_complete(self) -> bool:
-        return self._cycle is not None and not self._cycle.more_body
+        return self.cycle is not None and not self.cycle.more_body
 
     def take_body(self, limit: int) -> bytes | None:
-        cycle = self._cycle
+        cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.disconnected or len(cycle.body) > limit:
             return None
         cycle.flow.resume_reading()
@@ -448,7 +448,7 @@ class _Exchange:
         self._on_disconnect = call
 
     def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
-        cycle = self._cycle
+        cycle = self.cycle
         if (
             cycle is None
             or cycle.response_started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _ENCODE = msgspec.json.Encoder()
 _BINARY = b"application/octet-stream"
 _WEIGHT = re.compile(rb"[01](\.[0-9]{0,3})?")
-_DTYPES = {
+_DTYPES: dict[tuple[bool, bool], np.dtype[Any]] = {
     (False, False): np.dtype("<f4"),
     (False, True): np.dtype(">f4"),
     (True, False): np.dtype("<f2"),
