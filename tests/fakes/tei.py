@@ -66,6 +66,9 @@ class FakeTei:
         self.port = 0
         self.gate = asyncio.Event()
         self.gate.set()
+        self.info_gate = asyncio.Event()
+        """Until it is set, /info does not answer."""
+        self.info_gate.set()
         self.alone = False
         """It has a process of its own, which it may end."""
         self._permits = 0
@@ -141,6 +144,7 @@ class FakeTei:
 
     async def _info(self, request: web.Request) -> web.Response:
         self.looks += 1
+        await self.info_gate.wait()
         if not self._allowed(request):
             return web.Response(status=401)
         script = self.script

@@ -154,6 +154,36 @@ async def test_batches_by_size_and_by_time(shoal_server: ShoalServer, upstream: 
     assert sorted(kinds) == [("max_batch_size", 5)] * 5 + [("max_wait_time_ms", 2)] * 2
 
 
+async def test_a_client_that_starts_right_after_listening(shoal_server: ShoalServer, upstream: FakeTei) -> None:
+    """The original answers as soon as it listens: requests and /health wait for the service's first answer."""
+    upstream.info_gate.clear()
+    flags = ("--inference-url", f"{upstream.base}/embed", "--max-wait-time-ms", "0")
+    server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *flags, wait=False)
+    embedding = asyncio.create_task(asyncio.to_thread(server.request, "POST", "/embed", {"inputs": ["a"]}))
+    health = asyncio.create_task(asyncio.to_thread(server.request, "GET", "/health"))
+    await asyncio.to_thread(wait_until, lambda: upstream.looks > 0, server.process, server.log)
+    models = await asyncio.to_thread(server.request, "GET", "/v1/models")  # it answers: the others had their chance to
+    assert (models[0], json.loads(models[2])["data"]) == (200, [])
+    assert not embedding.done()
+    assert not health.done()
+    upstream.info_gate.set()
+    status, _, body = await embedding
+    assert status == 200, body
+    check(json.loads(body), "a")
+    assert (await health)[::2] == (200, b"OK")
+
+
+async def test_a_service_that_is_not_there_at_the_start(shoal_server: ShoalServer, upstream: FakeTei) -> None:
+    """A refused connection is an answer: 503 with the reason, at once."""
+    await upstream.stop()
+    address = ("--inference-url", f"{upstream.base}/embed")
+    server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *address, wait=False)
+    status, _, body = await asyncio.to_thread(server.request, "POST", "/embed", {"inputs": ["a"]})
+    assert status == 503, body
+    assert "is not reachable" in json.loads(body)["error"]
+    assert (await asyncio.to_thread(server.request, "GET", "/health"))[0] == 503
+
+
 async def test_one_bad_text_fails_alone(shoal_server: ShoalServer, upstream: FakeTei) -> None:
     """There it fails everybody in its batch."""
     flags = ("--inference-url", f"{upstream.base}/embed", "--max-wait-time-ms", "200")

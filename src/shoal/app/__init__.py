@@ -153,7 +153,11 @@ async def open_models(
             threads=comparing,
         )
         stack.push_async_callback(lifecycle.aclose)
-        jobs = [lifecycle.add(loader.plan(plan)) for plan in plans if not offers_all(plan)]
+        named = [loader.plan(plan) for plan in plans if not offers_all(plan)]
+        for planned in named:
+            if backend_class(planned.backend).remote:
+                registry.first_answers.expect(planned.name)
+        jobs = [lifecycle.add(planned) for planned in named]
         discoveries = [Discovery(plan.addresses[0], loader, lifecycle, registry) for plan in plans if offers_all(plan)]
         for plan, discovery in zip(filter(offers_all, plans), discoveries, strict=True):
             task = asyncio.create_task(discovery.run(), name=f"discover {plan}")

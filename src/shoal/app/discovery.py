@@ -36,8 +36,8 @@ def offers_all(served: ServedModel) -> bool:
 class Discovery:
     """Serves the models that a server has, as they come; those that went are unloaded by whoever took them away.
 
-    Those of the first look belong to the start: readiness waits until each has come up or failed. `looked` is set once
-    the server was asked.
+    Those of the first look belong to the start: readiness and requests wait until each has come up or failed. `looked`
+    is set once the server was asked.
     """
 
     def __init__(self, address: Address, loader: ModelLoader, lifecycle: Lifecycle, registry: Registry) -> None:
@@ -50,6 +50,7 @@ class Discovery:
         self._outcomes: dict[str, str] = {}
         self._joined = False
         registry.waiting[self._place] = "it was not asked yet"
+        registry.first_answers.expect(self._place)
 
     async def run(self) -> None:
         """Look again and again; never returns."""
@@ -65,6 +66,7 @@ class Discovery:
                 logger.exception("asking %s for its models failed", self._place)
                 waiting[self._place] = f"it could not be understood: {error!r}"
             self.looked.set()
+            self._registry.first_answers.settle(self._place)
             await asyncio.sleep(POLL_INTERVAL_S if self._place not in waiting else RETRY_INTERVAL_S)
 
     async def _discover(self) -> None:

@@ -127,12 +127,11 @@ async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
 
 
 def _find_waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
-    """Return the models that wait for a server, or none if some model is still loading otherwise.
+    """Return the models that wait for a server, or none if some model is still loading otherwise."""
+    from shoal.core.lifecycle.loading import is_blocked  # late, as the app
 
-    Their notes read "waiting for PLACE: REASON"; without a reason the wait is a matter of moments.
-    """
     loading = [card for card in cards if card.state == "loading"]
-    return loading if all(card.note.startswith("waiting") and ": " in card.note for card in loading) else []
+    return loading if all(is_blocked(card.note) for card in loading) else []
 
 
 def _report_models(app: App, settings: Settings, port: int, told: set[str]) -> None:

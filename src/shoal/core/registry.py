@@ -11,6 +11,7 @@ from itertools import count
 
 import msgspec
 
+from shoal.core.first_answers import FirstAnswers
 from shoal.core.lifecycle.loading import Plan
 from shoal.core.lifecycle.states import State, StateEvent, next_state
 from shoal.core.protocols import ModelFacts, Runner
@@ -153,7 +154,7 @@ class Registry:
     """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
     hears the name of each that was removed; one that was unloaded is spoken of as such. `waiting`: servers that were
     named at start and whose models are not known yet, or, of those in `reported_places`, still loading, with the
-    reason.
+    reason. `first_answers`: servers named at start that requests wait for until they answer once.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
     to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.
@@ -163,6 +164,7 @@ class Registry:
         self.gone: Callable[[str], None] = _ignore_name
         self.waiting: dict[str, str] = {}
         self.reported_places: set[str] = set()
+        self.first_answers = FirstAnswers()
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
         self._places: dict[str, int] = {}

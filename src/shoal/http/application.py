@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import Router
 
 from shoal.core.protocols import Surface
-from shoal.errors import Cancelled, InternalError, Malformed, ShoalError
+from shoal.errors import Cancelled, InternalError, Malformed, ModelNotReady, ShoalError
 from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
 from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
@@ -111,7 +111,7 @@ class Application:
                 with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
                     await self._admit(request, found, receive, exchange)
                     watch.mark_body_read()
-                    reply = await found.operation.endpoint(request)
+                    reply = await self._answer(request, found)
                     if not isinstance(reply.body, bytes | list):
                         return await self._stream(request, reply, reply.body, watch, send)
         except Exception as error:  # a bug anywhere below must become an answer in the client's dialect
@@ -123,6 +123,16 @@ class Application:
         if exchange is None or not self._send_whole(request, reply, exchange):
             await self._send(request, reply, receive, send)
         return reply.status
+
+    async def _answer(self, request: Request, route: Route) -> Reply:
+        """Call the endpoint. While servers named at startup are asked for the first time, a request that finds no ready
+        model is repeated after each answer: nothing was done for it yet."""
+        while True:
+            try:
+                return await route.operation.endpoint(request)
+            except ModelNotReady:
+                if not await self._gateway.wait_for_first_answer(request.deadline):
+                    raise
 
     def _render_miss(self, miss: Miss) -> Reply:
         self._gateway.report_refusal(miss.error)

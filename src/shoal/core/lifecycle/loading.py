@@ -89,6 +89,12 @@ class ProgressReporter(Protocol):
     ) -> None: ...
 
 
+def is_blocked(stage: str) -> bool:
+    """Whether a stage names a reason why a server cannot be used yet: "waiting for PLACE: REASON". Without a reason the
+    wait is a matter of moments."""
+    return stage.startswith("waiting") and ": " in stage
+
+
 class Loader(Protocol):
     """Loads models. Every method raises only ShoalErrors.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from shoal.core.lifecycle.events import Event, Events
 from shoal.core.lifecycle.job_queue import ActiveJob, JobQueue
 from shoal.core.lifecycle.jobs import Job
-from shoal.core.lifecycle.loading import Entry, Plan, ProgressReporter
+from shoal.core.lifecycle.loading import Entry, Plan, ProgressReporter, is_blocked
 from shoal.core.listing import STATUSES, Listing, Status, describe_available, describe_registered
 from shoal.core.registry import Model, Registry
 from shoal.errors import ShoalError
@@ -57,6 +57,8 @@ class ModelStatus:
                 fresh, over, model.note = stage != model.note, False, stage
             if over:
                 return
+            if is_blocked(stage):
+                self._registry.first_answers.settle(job.model)
             if job.finished is None:
                 job.stage, job.done, job.total, job.share = stage, done, total, fraction
             if done is not None:

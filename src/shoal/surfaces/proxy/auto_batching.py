@@ -125,14 +125,18 @@ class _EmbedEndpoint:
 
 
 class _HealthEndpoint:
-    """Returns `OK` while any model can answer. The original does so regardless of its upstream."""
+    """Returns `OK` while any model can answer. The original does so regardless of its upstream, and from the start on:
+    so this waits until the upstream answers for the first time."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def __call__(self, request: Request) -> Reply:
-        if not self._gateway.draining and any(model.can_answer() for model in self._gateway.registry):
-            return Reply(200, [TEXT], b"OK")
+        while not self._gateway.draining:
+            if any(model.can_answer() for model in self._gateway.registry):
+                return Reply(200, [TEXT], b"OK")
+            if not await self._gateway.wait_for_first_answer(request.deadline):
+                break
         why = "; ".join(f"{name}: {reason}" for name, reason in listing.list_statuses(self._gateway).items())
         if self._gateway.draining:
             why = "the server is shutting down"

@@ -1,0 +1,39 @@
+"""Tracks the servers named at startup that have neither answered nor failed to since, so that requests can wait for
+them."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class FirstAnswers:
+    """The sources of models that were asked at startup and whose first answer is still awaited.
+
+    A refused connection, a timeout or an error is an answer too: from then on the reason is known, and requests are
+    rejected with it.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: set[str] = set()
+        self._arrived = asyncio.Event()
+
+    def expect(self, source: str) -> None:
+        self._awaited.add(source)
+
+    def settle(self, source: str) -> None:
+        """Record the first answer of a source and wake all waiters. Later answers have no effect."""
+        if source in self._awaited:
+            self._awaited.remove(source)
+            self._arrived.set()
+            self._arrived = asyncio.Event()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until the next source settles. Returns False if none is awaited, or none settles in time."""
+        if not self._awaited:
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
+        except TimeoutError:
+            return False
+        return True
