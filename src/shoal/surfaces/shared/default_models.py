@@ -116,6 +116,15 @@ def find_main_model(gateway: Gateway, name: str | None = None) -> ModelCard:
         raise
 
 
+def has_classifier(gateway: Gateway) -> bool:
+    """Whether the default model for classification is a classifier. Rerankers, which classify as well, do not count."""
+    try:
+        facts = gateway.registry.find("", "classify").card().facts
+    except (ModelNotFound, ModelNotReady):
+        return False
+    return facts is not None and "classify" in facts.tasks and "rerank" not in facts.tasks
+
+
 def wait_context(request: Request) -> Context:
     """Return a context for waking a model. Waking is not a task, so the HTTP layer still counts its failures."""
     return Context(id=request.id, deadline=request.deadline, client=request.client)

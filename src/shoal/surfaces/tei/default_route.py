@@ -37,13 +37,24 @@ class _Shape(msgspec.Struct, kw_only=True):
 
     inputs: UnreadField = msgspec.UNSET
     texts: UnreadField = msgspec.UNSET
+    parameters: UnreadField = msgspec.UNSET
     model: str | None = None
+
+
+class _ClassificationParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that huggingface_hub sends as `parameters` of a text classification, and for no other task."""
+
+    function_to_apply: UnreadField = msgspec.UNSET
+    top_k: UnreadField = msgspec.UNSET
 
 
 class TeiDefault:
     """Routes a body with `texts` to rerank, and one with an object as `inputs` to similarity.
 
-    For all others the model decides: predict, sparse vectors, or dense vectors.
+    A body of huggingface_hub's text classification goes to predict: a text as `inputs`, `parameters` with no fields but
+    `function_to_apply` and `top_k`, and no `model`. It sends empty `parameters`, too; then a classifier must be served,
+    since other clients may mean anything by that. For all others the model decides: predict, sparse vectors, or dense
+    vectors.
     """
 
     def __init__(
@@ -60,6 +71,7 @@ class TeiDefault:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._shape = msgspec.json.Decoder(_Shape)
+        self._parameters = msgspec.json.Decoder(_ClassificationParameters)
         self._at_once = max(1, min(MAX_CONCURRENT_INPUTS, options.max_queue_items // QUEUE_DIVISOR))
         # Instances are not decoded here, but split into bodies.
         shell: Any = msgspec.defstruct(
@@ -126,6 +138,8 @@ class TeiDefault:
             return self._rerank
         if shape.inputs is not msgspec.UNSET and bytes(memoryview(shape.inputs)[:1]) == b"{":
             return self._similarity
+        if self._means_classification(shape):
+            return self._predict
         card = await default_models.wake_model(
             self._gateway, request, default_models.find_main_model(self._gateway, shape.model)
         )
@@ -133,6 +147,17 @@ class TeiDefault:
         if {"rerank", "classify"} & set(card.facts.tasks):
             return self._predict
         return self._embed_sparse if default_models.is_sparse(card.facts) else self._embed
+
+    def _means_classification(self, shape: _Shape) -> bool:
+        if shape.model is not None or shape.parameters is msgspec.UNSET or shape.inputs is msgspec.UNSET:
+            return False
+        if bytes(memoryview(shape.inputs)[:1]) != b'"':
+            return False
+        try:
+            found = self._parameters.decode(shape.parameters)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        return is_set(found.function_to_apply) or is_set(found.top_k) or default_models.has_classifier(self._gateway)
 
     async def _decode_shape(self, body: bytes) -> _Shape:
         if len(body) > decoder.LARGE:
