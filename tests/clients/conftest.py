@@ -23,6 +23,7 @@ KNOWN = "gpt-4o-mini"
 """A second name to serve under: some classes take no model that OpenAI does not have."""
 
 WANTED = {
+    "test_infinity.py": find_spec("infinity_client") is not None,
     "test_langchain.py": find_spec("langchain_openai") is not None,
     "test_llama_index.py": find_spec("llama_index") is not None,
     "test_nvidia.py": find_spec("langchain_nvidia_ai_endpoints") is not None,

@@ -200,6 +200,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_SERVER,
         ),
     ] = "tei"
+    status_dialect: Annotated[
+        Literal["shoal", "infinity"],
+        Meta(
+            description="Whose form /health and the lists of models have. With infinity, a list also has Infinity's"
+            " `stats` and `capabilities`, and /models leaves out models that are not served.",
+            extra=_SERVER,
+        ),
+    ] = "shoal"
     batch_info: Annotated[
         bool, Meta(description="Tell of the batch in the answers of auto-batching-proxy's /embed.", extra=_SERVER)
     ] = False

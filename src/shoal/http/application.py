@@ -129,7 +129,8 @@ class Application:
         model is repeated after each answer: nothing was done for it yet."""
         while True:
             try:
-                return await route.operation.endpoint(request)
+                reply: Reply = await route.operation.endpoint(request)
+                return reply
             except ModelNotReady:
                 if not await self._gateway.wait_for_first_answer(request.deadline):
                     raise

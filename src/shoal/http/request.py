@@ -55,6 +55,7 @@ class Options:
     metrics: Callable[[], bytes] | None = None
     metrics_default: Literal["prometheus", "json"] = "prometheus"
     embed_dialect: Literal["tei", "auto-batching-proxy"] = "tei"
+    status_dialect: Literal["shoal", "infinity"] = "shoal"
     batch_info: bool = False
     any_model: bool = False
     token_ids: Literal["refuse", "accept"] = "refuse"

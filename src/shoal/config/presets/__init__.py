@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from shoal.config.presets.auto_batching_proxy import AUTO_BATCHING_PROXY
 from shoal.config.presets.base import Environ, Preset, PresetSettings, PresetValue
 from shoal.config.presets.inference_server import INFERENCE_SERVER
+from shoal.config.presets.infinity import INFINITY
 from shoal.config.presets.ollama import OLLAMA
 from shoal.config.presets.tei import TEI
 from shoal.config.presets.triton_grpc_proxy import TRITON_GRPC_PROXY
@@ -20,7 +21,8 @@ from shoal.config.presets.triton_openai import TRITON_OPENAI
 from shoal.errors import ConfigError
 
 PRESETS: Mapping[str, Preset] = {
-    one.name: one for one in (TRITON_GRPC_PROXY, INFERENCE_SERVER, TRITON_OPENAI, OLLAMA, TEI, AUTO_BATCHING_PROXY)
+    one.name: one
+    for one in (TRITON_GRPC_PROXY, INFERENCE_SERVER, TRITON_OPENAI, OLLAMA, TEI, AUTO_BATCHING_PROXY, INFINITY)
 }
 
 SWITCHES = frozenset(flag for one in PRESETS.values() for flag in one.switches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -39,9 +40,11 @@ class Health:
     def __init__(self, options: Options) -> None:
         self._metrics = options.metrics
         self._json_first = options.metrics_default == "json"
+        self._infinity = options.status_dialect == "infinity"
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        state = _HealthEndpoints(gateway, json_first=self._json_first)
+        running = wire.Clock if self._infinity else wire.Running if self._json_first else str
+        state = _HealthEndpoints(gateway, running)
         operations = [
             *(
                 DocumentedOperation(
@@ -51,9 +54,9 @@ class Health:
                     summary="Can any model answer?",
                     access="public",
                     quiet=True,
-                    response=wire.Running if self._json_first else str,
-                    media_type="application/json" if self._json_first else "text/plain",
-                    also=(("application/json", wire.Health),) if not self._json_first else (),
+                    response=running,
+                    media_type="text/plain" if running is str else "application/json",
+                    also=(("application/json", wire.Health),) if running is str else (),
                     errors={503: str},
                     description="`ok` as text; with `Accept: application/json` the state of every model.",
                 )
@@ -103,9 +106,11 @@ class Health:
 
 
 class _HealthEndpoints:
-    def __init__(self, gateway: Gateway, *, json_first: bool) -> None:
+    """`running`: the form of /health while the server serves."""
+
+    def __init__(self, gateway: Gateway, running: type[wire.Clock | wire.Running | str]) -> None:
         self._gateway = gateway
-        self._json_first = json_first
+        self._running = running
 
     async def live(self, request: Request) -> Reply:
         return Reply(200, [TEXT], b"ok")
@@ -122,8 +127,10 @@ class _HealthEndpoints:
         why = "ok" if serves else self._unready_reason()
         if request.accepts_json():
             return Reply(200 if serves else 503, [JSON], self._encode_health(why))
-        if serves and self._json_first:
+        if serves and self._running is wire.Running:
             return Reply(200, [JSON], _ENCODE.encode(wire.Running()))
+        if serves and self._running is wire.Clock:
+            return Reply(200, [JSON], _ENCODE.encode(wire.Clock(unix=time.time())))
         if serves:
             return Reply(200, [TEXT], b"ok")
         return Reply(

@@ -13,6 +13,12 @@ class Running(msgspec.Struct, kw_only=True):
     message: str = "The server is running."
 
 
+class Clock(msgspec.Struct, kw_only=True):
+    """The reply of Infinity's /health."""
+
+    unix: float
+
+
 class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The health of the server. `models` maps each model to its state, or to the reason why it cannot serve."""
 

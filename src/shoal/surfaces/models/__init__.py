@@ -16,9 +16,9 @@ from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json import decoder
 from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options, Reply, Request
-from shoal.surfaces.shared import model_jobs
+from shoal.surfaces.shared import infinity_models, model_jobs
 from shoal.surfaces.shared import wire_models as wire
-from shoal.surfaces.shared.listing import get_entry, hide_addresses, list_all_entries
+from shoal.surfaces.shared.listing import get_entry, hide_addresses, list_all_entries, list_served
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -42,17 +42,18 @@ class Models:
     error = OpenAIError
 
     def __init__(self, options: Options) -> None:
-        pass
+        self._options = options
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
-        router = _ModelEndpoints(gateway)
+        router = _ModelEndpoints(gateway, self._options)
+        listed = wire.InfinityModelList if self._options.status_dialect == "infinity" else wire.ModelList
         operations: list[Operation] = [
             Operation(
                 method="GET",
                 path="/models",
                 endpoint=router.list,
                 summary="List all models, served or not",
-                response=wire.ModelList,
+                response=listed,
                 errors={500: OpenAIError},
             ),
             DocumentedOperation(
@@ -61,7 +62,7 @@ class Models:
                 endpoint=router.download,
                 summary="List all models, or begin to download one",
                 request=wire.ModelRequest,
-                response=(wire.ModelList, wire.Done),
+                response=(listed, wire.Done),
                 errors=_CHANGE_ERRORS,
                 description="With an empty body as GET. With a `model`, which asks for an admin key, its download "
                 "begins.",
@@ -127,12 +128,16 @@ def _change_operations(router: _ModelEndpoints) -> list[Operation]:
 
 
 class _ModelEndpoints:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
+        self._options = options
         self._decode = decoder.Decoder(wire.ModelRequest, "models")
         self._decode_name = decoder.Decoder(wire.ModelName, "models")
 
     async def list(self, request: Request) -> Reply:
+        if self._options.status_dialect == "infinity":
+            entries = hide_addresses(request, list_served(self._gateway))
+            return model_jobs.json_reply(infinity_models.build_list(self._gateway, entries, self._options))
         return model_jobs.json_reply(
             wire.ModelList(data=hide_addresses(request, await list_all_entries(self._gateway)))
         )

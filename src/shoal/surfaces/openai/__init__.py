@@ -16,7 +16,7 @@ from shoal.surfaces.openai.chat import Chat
 from shoal.surfaces.openai.completions import Completions
 from shoal.surfaces.openai.embeddings import HEADER_DOCS, Embeddings
 from shoal.surfaces.openai.responses import Responses
-from shoal.surfaces.shared import generation, model_jobs
+from shoal.surfaces.shared import generation, infinity_models, model_jobs
 from shoal.surfaces.shared import wire_models as wire
 from shoal.surfaces.shared.listing import get_entry, hide_addresses, list_served
 
@@ -44,6 +44,7 @@ class OpenAI:
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         embeddings = Embeddings(gateway, self._options)
+        images = Embeddings(gateway, self._options, wire_embeddings.ImageEmbeddingsRequest)
         operations: list[Operation] = [
             DocumentedOperation(
                 method="POST",
@@ -59,10 +60,25 @@ class OpenAI:
             )
             for prefix in ("/v1", "")
         ]
+        operations += [
+            DocumentedOperation(
+                method="POST",
+                path=f"{prefix}/embeddings_image",
+                endpoint=images,
+                summary="Embed pictures: /embeddings with `modality` image",
+                request=images.request,
+                response=wire_embeddings.EmbeddingsResponse,
+                also=(wire_embeddings.BYTES,),
+                errors=_ERRORS,
+                headers=HEADER_DOCS,
+                example={"input": ["https://pictures.example/cat.png"], "model": "openai/clip-vit-base-patch32"},
+            )
+            for prefix in ("/v1", "")
+        ]
         return [
             *operations,
             *_generate_operations(gateway, self._options),
-            *_model_operations(_ModelEndpoints(gateway)),
+            *_model_operations(_ModelEndpoints(gateway, self._options), self._options),
         ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
@@ -120,14 +136,15 @@ def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
     ]
 
 
-def _model_operations(models: _ModelEndpoints) -> list[Operation]:
+def _model_operations(models: _ModelEndpoints, options: Options) -> list[Operation]:
+    listed = wire.InfinityModelList if options.status_dialect == "infinity" else wire.ModelList
     operations: list[Operation] = [
         Operation(
             method="GET",
             path="/v1/models",
             endpoint=models.list,
             summary="List the served models",
-            response=wire.ModelList,
+            response=listed,
             errors=_READ_ERRORS,
         ),
         DocumentedOperation(
@@ -136,7 +153,7 @@ def _model_operations(models: _ModelEndpoints) -> list[Operation]:
             endpoint=models.download,
             summary="List the served models, or download one",
             request=wire.ModelRequest,
-            response=(wire.ModelList, wire.Managed),
+            response=(listed, wire.Managed),
             errors=_CHANGE_ERRORS,
             description="With an empty body as GET. With a `model`, which asks for an admin key, its files are fetched "
             "and nothing more.",
@@ -183,13 +200,17 @@ class _ModelEndpoints:
     """The model routes. Lists come from memory, so that a busy or broken model does not delay user interfaces, which
     fetch them on every page."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
+        self._options = options
         self._decode_model = decoder.Decoder(wire.ModelRequest, "openai")
         self._decode_settings = decoder.Decoder(wire.LoadSettings, "openai")
 
     async def list(self, request: Request) -> Reply:
-        return model_jobs.json_reply(wire.ModelList(data=hide_addresses(request, list_served(self._gateway))))
+        entries = hide_addresses(request, list_served(self._gateway))
+        if self._options.status_dialect == "infinity":
+            return model_jobs.json_reply(infinity_models.build_list(self._gateway, entries, self._options))
+        return model_jobs.json_reply(wire.ModelList(data=entries))
 
     async def show(self, request: Request) -> Reply:
         return model_jobs.json_reply(*hide_addresses(request, [get_entry(self._gateway, request.parameter)]))

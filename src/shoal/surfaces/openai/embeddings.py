@@ -53,14 +53,16 @@ HEADER_DOCS = {**batch_headers.HEADER_DOCS, **token_ids.HEADER_DOCS, **BINARY_HE
 
 
 class Embeddings:
-    def __init__(self, gateway: Gateway, options: Options) -> None:
+    """The endpoint. `request`: the form of its bodies (None: as `any_model` says)."""
+
+    def __init__(self, gateway: Gateway, options: Options, request: type[EmbeddingsRequest] | None = None) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._pictures = options.pictures or ImageReader()
         many = ("input", "embedding_type", "modality", "messages")
         self._any_model = options.any_model
         self._token_ids = options.token_ids
-        self.request = AnyModelRequest if options.any_model else EmbeddingsRequest
+        self.request = request or (AnyModelRequest if options.any_model else EmbeddingsRequest)
         self._decode = FieldsDecoder(self.request, "openai", many, options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.http.json.lists import TokenId
+from shoal.surfaces.shared.default_models import NOT_SPECIFIED
 from shoal.surfaces.shared.wire_inputs import InputMessage, InputObject, Modalities, PictureHeaders, Usage
 
 Precision: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
@@ -157,6 +158,13 @@ class AnyModelRequest(EmbeddingsRequest, kw_only=True):
     """The same for servers that accept any model name, as text-embeddings-inference does."""
 
     model: AnyModel = None  # type: ignore[assignment]  # wider than where it must be there
+
+
+class ImageEmbeddingsRequest(AnyModelRequest, kw_only=True):
+    """The same for /embeddings_image, whose inputs are pictures. (Infinity)"""
+
+    model: AnyModel = NOT_SPECIFIED
+    modality: Literal["image"] = "image"
 
 
 class OpenAIEmbedding(msgspec.Struct, kw_only=True):

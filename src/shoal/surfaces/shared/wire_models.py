@@ -95,6 +95,28 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[ModelEntry]
 
 
+class InfinityStats(msgspec.Struct, kw_only=True):
+    """The load of a model, in requests. Infinity counts inputs."""
+
+    queue_fraction: float
+    queue_absolute: int
+    results_pending: int
+    batch_size: Annotated[int, Meta(description="`max_batch_size`.")]
+
+
+class InfinityModelEntry(ModelEntry, kw_only=True, omit_defaults=True):
+    """A model with the fields of Infinity, whose client accepts no other owner."""
+
+    owned_by: Literal["infinity"]  # type: ignore[assignment]  # its client reads it as an enum of one
+    stats: InfinityStats
+    capabilities: list[Literal["embed", "image_embed", "rerank", "classify"]]
+
+
+class InfinityModelList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[InfinityModelEntry]
+
+
 class ModelName(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(description="A model's name, or where it comes from.", examples=["org/name"])]
 

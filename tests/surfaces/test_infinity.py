@@ -1,0 +1,114 @@
+"""Infinity's routes: pictures on a path of their own, and its forms of /health and /models under its preset."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backends.fake.model import compute_vector, tokenize_item
+from shoal.types import Image
+from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, RERANKER, family
+from tests.surfaces.pictures_kit import ONE, Album
+
+SEEN = Image(b"the bytes of a picture, or nearly")
+DATA = f"data:image/png;base64,{base64.b64encode(SEEN.data).decode()}"
+INFINITY: dict[str, Any] = {"status_dialect": "infinity", "max_batch_size": 32, "max_queue_items": 100}
+
+
+def unit(image: Image) -> Any:
+    vector = compute_vector(tokenize_item(image), DIMENSION)
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.mark.parametrize("path", ["/embeddings_image", "/v1/embeddings_image"])
+async def test_pictures_on_a_path_of_their_own(path: str) -> None:
+    """Each input is a picture, by its URL or data URI; without a model, the first one that embeds."""
+    async with family(CLIP, EMBEDDER, pictures=Album().pictures()) as server:
+        for body, images in (
+            ({"input": [DATA, ONE], "model": CLIP}, [SEEN, Image(ONE.encode())]),
+            ({"input": DATA, "model": "default/not-specified", "encoding_format": "float", "user": "u"}, [SEEN]),
+            ({"input": DATA}, [SEEN]),
+        ):
+            found = (await server.call("POST", path, body)).json()
+            assert found["model"] == CLIP
+            assert np.allclose(
+                [each["embedding"] for each in found["data"]], [unit(each) for each in images], atol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"input": [DATA], "model": EMBEDDER}, "reads text alone"),
+        ({"input": ["no picture"], "model": CLIP}, "input"),
+        ({"input": [DATA], "model": CLIP, "modality": "text"}, "'modality' is invalid"),
+    ],
+)
+async def test_what_is_no_picture_is_refused(body: Any, reason: str) -> None:
+    """As on /embeddings, in OpenAI's form."""
+    async with family(EMBEDDER, CLIP, pictures=Album().pictures()) as server:
+        answer = await server.call("POST", "/embeddings_image", body)
+    assert answer.status == 400
+    assert reason in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models"])
+async def test_lists_have_stats_and_capabilities(path: str) -> None:
+    """Beside Shoal's own fields, and with the one owner that its client accepts."""
+    async with family(EMBEDDER, RERANKER, CLASSIFIER, CLIP, **INFINITY) as server:
+        server.gateway.registry.find(EMBEDDER).inflight = 25
+        found = (await server.call("GET", path)).json()
+    assert found["object"] == "list"
+    assert {each["id"]: each["capabilities"] for each in found["data"]} == {
+        EMBEDDER: ["embed"],
+        RERANKER: ["rerank", "classify"],
+        CLASSIFIER: ["classify"],
+        CLIP: ["embed", "image_embed"],
+    }
+    assert {each["owned_by"] for each in found["data"]} == {"infinity"}
+    first = found["data"][0]
+    assert first["stats"] == {
+        "queue_fraction": 0.25,
+        "queue_absolute": 25,
+        "results_pending": 25,
+        "batch_size": 32,
+    }
+    assert (first["object"], first["status"], first["dimension"]) == ("model", {"value": "loaded"}, DIMENSION)
+
+
+async def test_a_model_without_requests_is_idle() -> None:
+    """No queue; one that is more than full counts as full."""
+    async with family(EMBEDDER, **INFINITY) as server:
+        (idle,) = (await server.call("GET", "/models")).json()["data"]
+        server.gateway.registry.find(EMBEDDER).inflight = 1000
+        (busy,) = (await server.call("GET", "/models")).json()["data"]
+    assert (idle["stats"]["queue_fraction"], busy["stats"]["queue_fraction"]) == (0.0, 1.0)
+
+
+async def test_health_tells_the_time() -> None:
+    """While it serves; with `Accept: application/json` it is Shoal's own, and 503 says why."""
+    async with family(EMBEDDER, **INFINITY) as server:
+        for path in ("/health", "/v1/health"):
+            answer = await server.call("GET", path, headers={"accept": "*/*"})
+            assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+            assert list(answer.json()) == ["unix"]
+            assert abs(answer.json()["unix"] - time.time()) < 60
+        own = await server.call("GET", "/health", headers={"accept": "application/json"})
+        assert own.json()["status"] == "ok"
+        for model in server.gateway.registry:
+            model.state = "failed"
+        assert (await server.call("GET", "/health")).status == 503
+
+
+async def test_without_the_preset_lists_are_openai_s() -> None:
+    """And /health is two bytes of text."""
+    async with family(EMBEDDER) as server:
+        for path in ("/models", "/v1/models"):
+            (entry,) = (await server.call("GET", path)).json()["data"]
+            assert entry["owned_by"] == "shoal"
+            assert not {"stats", "capabilities"} & entry.keys()
+        assert (await server.call("GET", "/health")).body == b"ok"
