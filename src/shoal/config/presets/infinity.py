@@ -75,7 +75,7 @@ def _split(variable: str, environ: Environ) -> list[str]:
 
 def _read_batch_size(environ: Environ) -> int:
     """Return the largest of the models' batch sizes: `max_batch_size` applies to all of them."""
-    return max(read_int(_BATCH, {_BATCH: each}) for each in _split(_BATCH, environ))
+    return max(read_int(_BATCH, {_BATCH: each}) for each in environ[_BATCH].removesuffix(";").split(";"))
 
 
 def _read_served(environ: Environ) -> PresetValue | None:

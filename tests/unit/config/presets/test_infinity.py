@@ -58,6 +58,7 @@ def test_warnings() -> None:
     ("variable", "value", "rule"),
     [
         ("BATCH_SIZE", "8;many", "a whole number"),
+        ("BATCH_SIZE", ";", "a whole number"),
         ("LOG_LEVEL", "loud", "one of critical"),
         ("PORT", "http", "a whole number"),
         ("REVISION", "a;b", "more entries than INFINITY_MODEL_ID"),
