@@ -13,7 +13,8 @@ import typer
 
 from shoal import config
 from shoal.config.presets import FLAGS, PRESETS
-from shoal.config.settings import SETTINGS, Setting
+from shoal.config.schema import Setting
+from shoal.config.settings import SETTINGS
 
 ConfigFile = Annotated[
     Path | None,

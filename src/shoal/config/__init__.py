@@ -3,7 +3,7 @@
 A preset (`shoal.config.presets`) adds two layers: the other server's environment below Shoal's own and above the file,
 and its defaults above Shoal's.
 
-`python -m shoal.config` writes `docs/settings.md`.
+`python -m shoal.config` writes `docs/settings.md` (`shoal.config.reference`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from shoal.config.presets import PRESETS, Preset, PresetSettings, PresetValue
+from shoal.config.presets import Preset, PresetSettings, PresetValue
 from shoal.config.presets import preset as find_preset
 from shoal.config.presets import read as read_preset
-from shoal.config.settings import BY_NAME, ENV_PREFIX, MODEL_KEYS, SETTINGS, ModelTable, Setting, Settings, convert
+from shoal.config.schema import ENV_PREFIX, Setting, convert
+from shoal.config.settings import BY_NAME, MODEL_KEYS, SETTINGS, ModelTable, Settings
 from shoal.errors import ConfigError
 
 FILE_NAME = "shoal.toml"
@@ -50,8 +51,10 @@ __all__ = [
     "Settings",
     "Source",
     "check_bind",
+    "find_file",
+    "is_loopback",
+    "load",
 ]
-__all__ += ["find_file", "is_loopback", "load", "render_reference"]
 
 Layer: TypeAlias = Literal["flag", "env", "foreign", "file", "preset", "default"]
 PRECEDENCE: tuple[Layer, ...] = ("flag", "env", "foreign", "file", "preset", "default")
@@ -142,7 +145,10 @@ class LoadedConfig:
 
     def _table_value(self, name: str, key: str) -> Any:
         unnamed = {LANGUAGE_MODELS: self.language_models, SERVED_MODEL: self.served_model}
-        return unnamed[name][key] if name in unnamed else _find_in_table(self.models[name], key)
+        if name in unnamed:
+            return unnamed[name][key]
+        table = self.models[name]
+        return table.overrides[key] if key in table.overrides else getattr(table, key)
 
 
 _LayerValues: TypeAlias = Mapping[str, tuple[Any, Source]]
@@ -355,10 +361,6 @@ def _to_model_table(layered: _LayerValues) -> ModelTable:
     return ModelTable(**values, overrides=overrides)
 
 
-def _find_in_table(table: ModelTable, key: str) -> Any:
-    return table.overrides[key] if key in table.overrides else getattr(table, key)
-
-
 def _choose_served(
     flags: Mapping[str, Any],
     environ: Mapping[str, str],
@@ -432,94 +434,3 @@ def _to_absolute(value: str, source: Source, file: Path | None) -> str:
     path = Path(value).expanduser()
     # A path in the file is relative to that file, not to the current directory.
     return str(file.parent / path if file and source.layer == "file" else path)
-
-
-def render_reference() -> str:
-    """Render `docs/settings.md`."""
-    sections = dict.fromkeys(setting.section for setting in SETTINGS)
-    parts = [_INTRODUCTION]
-    for section in sections:
-        rows = [setting for setting in SETTINGS if setting.section == section]
-        parts.append(f"## {section}\n\n" + _setting_rows(rows))
-    parts.append(_MODELS_SECTION.format(rows=_model_rows()))
-    parts.append(_PRESETS_SECTION)
-    parts += [_preset_page(one) for one in PRESETS.values()]
-    return "\n\n".join(parts) + "\n"
-
-
-def _setting_rows(rows: Sequence[Setting]) -> str:
-    lines = ["| setting | flag, environment | default | |", "|---|---|---|---|"]
-    for row in rows:
-        must = "" if row.wording == "text" else f" Must be {row.wording}."
-        lines.append(f"| `{row.name}` | `{row.flag}` `{row.env}` | {_format_default(row)} | {row.help}{must} |")
-    return "\n".join(lines)
-
-
-def _format_default(row: Setting) -> str:
-    if row.default is None or row.default in ((), ""):
-        return "none"
-    return f"`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`"
-
-
-def _model_rows() -> str:
-    own = [f"| `{row.name}` | {row.help} |" for row in MODEL_KEYS.values() if not row.per_model]
-    shared = ", ".join(f"`{row.name}`" for row in MODEL_KEYS.values() if row.per_model)
-    return "\n".join(["| key | |", "|---|---|", *own, f"| {shared} | As above, for this model. |"])
-
-
-def _preset_page(one: Preset) -> str:
-    defaults = ", ".join(
-        f"`{name}` {_format_default(replace(BY_NAME[name], default=to))}" for name, to in one.defaults.items()
-    )
-    lines = [f"### {one.name}", "", f"{one.stands_for}. Its defaults: {defaults}."]
-    for kind, names in (("environment", one.variables), ("flag", one.flags)):
-        rows = [f"| `{name}` | {means} |" for name, means in names.items()]
-        lines += ["", f"| {kind} | sets |", "|---|---|", *rows] if rows else []
-    return "\n".join(lines)
-
-
-_INTRODUCTION = """\
-# Settings
-
-Made from the table in `src/shoal/config/settings.py` by `python -m shoal.config`; edit it there.
-
-Each setting has one name: `max_batch_size` in `shoal.toml`, `--max-batch-size` on the command line and
-`SHOAL_MAX_BATCH_SIZE` in the environment. A flag wins over the environment, the environment over the file, the file
-over the default. The file is the one that `--config` or `SHOAL_CONFIG` names, else `shoal.toml` in the current folder.
-A list is a repeated flag on the command line, commas in the environment, `["a", "b"]` in the file. A switch is turned
-off by `--no-...`. An empty variable counts as not set. `shoal config` shows what is in effect, and why."""
-
-_MODELS_SECTION = """\
-## Models
-
-What to serve is given as arguments (`shoal serve ADDRESS ...`), else as `SHOAL_MODELS` (separated by spaces), else by
-the tables of the file that have `backends`, else it is the default model (none with `--no-default-model`). A table also
-applies to a model of its name that was given as an argument; flags and environment win over it.
-
-```toml
-[models."small"]
-backends = ["hf:sentence-transformers/all-MiniLM-L6-v2"]
-aliases = ["text-embedding-3-small"]
-default_for = ["embed"]
-max_batch_size = 32
-
-[models."retriever"]
-backends = ["triton://triton.example:8001#retriever"]
-tokenizer = "hf:intfloat/e5-small-v2"
-pooling = "mean"
-prompts = {{query = "query: ", document = "passage: "}}
-input_names = {{input_ids = "ids", attention_mask = "mask"}}
-```
-
-{rows}"""
-
-_PRESETS_SECTION = """\
-## Presets
-
-`shoal serve --as NAME` (or `SHOAL_AS`, or `as = "NAME"` in the file) takes the place of another server: with its port,
-its environment names and its flags, so that what starts it today starts Shoal. A flag, also one of the other server,
-wins over Shoal's own variables, these over the other server's, these over the file, the file over the preset's
-defaults. The other server's names are read under its preset alone. `shoal config --as NAME` shows what they come to.
-
-The originals listen on every address, and ask for no key. Shoal does so when told: `--host 0.0.0.0 --insecure`, or with
-a key `--host 0.0.0.0 --api-key-file FILE`."""

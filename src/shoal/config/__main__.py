@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from shoal.config import render_reference
+from shoal.config.reference import render_reference
 
 if __name__ == "__main__":
     sys.stdout.write(render_reference())

@@ -24,7 +24,8 @@ import numpy as np
 from shoal import config
 from shoal.backends import parse_served
 from shoal.config import LoadedConfig
-from shoal.config.settings import BY_NAME, convert
+from shoal.config.schema import convert
+from shoal.config.settings import BY_NAME
 from shoal.core.image_text_scoring import score_image_texts
 from shoal.errors import AddressError, ConfigError, InvalidValue, Unsupported, WrongType
 from shoal.python.arguments import (

@@ -11,7 +11,8 @@ import pytest
 from shoal.backends import parse_served
 from shoal.config import LoadedConfig, load
 from shoal.config.presets import FLAGS, PRESETS
-from shoal.config.settings import BY_NAME, convert
+from shoal.config.schema import convert
+from shoal.config.settings import BY_NAME
 from shoal.errors import ConfigError
 
 

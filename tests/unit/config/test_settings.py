@@ -7,7 +7,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from shoal.config.settings import BY_NAME, MODEL_KEYS, SETTINGS, ModelTable, Setting, Settings, convert
+from shoal.config.schema import Setting, convert
+from shoal.config.settings import BY_NAME, MODEL_KEYS, SETTINGS, ModelTable, Settings
 from shoal.errors import ConfigError
 from shoal.types import TaskKind
 
