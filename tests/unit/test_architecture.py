@@ -16,7 +16,7 @@ from shoal.backends import BACKENDS
 SOURCE = Path(shoal.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
 
-LEAVES = {"decoding", "durations", "errors", "names", "run_once", "specs", "types", "_version"}
+LEAVES = {"decoding", "durations", "errors", "names", "run_once", "sampling_fields", "specs", "types", "_version"}
 SEAMS = LEAVES | {"core.protocols"}
 # A package or module of the top level -> what it may import beside itself. `None`: everything.
 MAY_IMPORT: dict[str, set[str] | None] = {
@@ -28,9 +28,10 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "errors": set(),
     "names": set(),
     "run_once": set(),
+    "sampling_fields": set(),
     "specs": {"types"},
     "types": {"decoding"},
-    "config": {"decoding", "durations", "errors", "names"},
+    "config": {"decoding", "durations", "errors", "names", "sampling_fields"},
     "downloads": {"errors"},
     "server": {"errors", "http.exchange"},
     "core": LEAVES,

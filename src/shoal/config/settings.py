@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.config.schema import Setting
+from shoal.sampling_fields import SamplingField
 
 IMAGE_BATCH_MS_FACTOR = 10
 """Multiplies `max_batch_ms` for image batches, because an image takes longer than a text. With a ViT-B-32 on four
@@ -45,77 +46,6 @@ Metadatum: TypeAlias = Annotated[
         title="as `name: value`, the name in lower case, the value in ASCII",
     ),
 ]
-Ignorable: TypeAlias = Literal[
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop",
-    "include_stop_str_in_output",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "repeat_penalty",
-    "length_penalty",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-    "bad_words",
-    "ignore_eos",
-    "skip_special_tokens",
-    "guide",
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "format",
-    "text",
-    "best_of",
-    "tools",
-    "tool_choice",
-    # fields of other servers that no model here supports
-    "use_beam_search",
-    "allowed_token_ids",
-    "logits_processors",
-    "prompt_logprobs",
-    "spaces_between_special_tokens",
-    "truncate_prompt_tokens",
-    "repetition_detection",
-    "typical_p",
-    "typ_p",
-    "tfs_z",
-    "top_a",
-    "top_n_sigma",
-    "mirostat",
-    "mirostat_mode",
-    "dynatemp_range",
-    "xtc_probability",
-    "dry_multiplier",
-    "repeat_penalty",
-    "samplers",
-    "grammar",
-    "json_schema",
-    "do_sample",
-    "num_beams",
-    "early_stopping",
-    "no_repeat_ngram_size",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "penalty_alpha",
-    "smoothing_factor",
-    "guidance_scale",
-    "decoder_input_details",
-    "watermark",
-]
-"""Request fields that a model may not support, under the names clients use. Listed fields are ignored."""
-
 InputName: TypeAlias = Literal[
     "input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "text", "pair"
 ]
@@ -436,7 +366,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "none"
     ignore_parameters: Annotated[
-        tuple[Ignorable, ...],
+        tuple[SamplingField, ...],
         _generation(
             "Request fields to ignore where a model cannot honor them, instead of refusing the request; repeatable. "
             "The header x-shoal-ignored names them."

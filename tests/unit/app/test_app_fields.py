@@ -10,8 +10,8 @@ import pytest
 
 from shoal.app import App, open_app
 from shoal.config import load
-from shoal.core.generation.sampling import UNSUPPORTED_FIELDS
 from shoal.http.json.unsupported import KNOWN_FIELDS
+from shoal.sampling_fields import UNSUPPORTED_FIELDS
 from shoal.surfaces.ollama.chat_requests import OFF_VALUES
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,10 @@ from msgspec import inspect
 from shoal import config
 from shoal.config.reference import render_reference
 from shoal.config.schema import Setting
-from shoal.config.settings import SETTINGS, Ignorable
-from shoal.core.generation.sampling import FIELDS, UNSUPPORTED_FIELDS, WIRE_NAMES
+from shoal.config.settings import SETTINGS
+from shoal.core.generation.sampling import FIELDS
 from shoal.errors import ConfigError
+from shoal.sampling_fields import SAMPLING_FIELDS
 
 SECRET = "s3cret-value-0123456789"
 
@@ -99,7 +100,7 @@ class TestRefused:
         assert "ignore_parameters: must be a list, each one of allowed_token_ids, bad_words" in refused(
             'ignore_parameters = ["temperatur"]', tmp_path
         )
-        assert {*FIELDS, *WIRE_NAMES.values(), *UNSUPPORTED_FIELDS} <= {*get_args(Ignorable)}
+        assert {*FIELDS} == {*SAMPLING_FIELDS}
 
     def test_an_unknown_key_names_the_file_and_the_likely_one(self, tmp_path: Path) -> None:
         """A misspelt key never passes silently."""

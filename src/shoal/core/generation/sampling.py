@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.decoding import converter
 from shoal.errors import Unsupported
+from shoal.sampling_fields import UNSUPPORTED_FIELDS, WIRE_NAMES
 from shoal.types import Guide, Sampling
 
 _SAMPLING = converter(Sampling)
@@ -18,9 +19,6 @@ logger = logging.getLogger("shoal.core")
 
 FIELDS = Sampling.__struct_fields__
 UNSET = Sampling()
-
-WIRE_NAMES = {"include_stop": "include_stop_str_in_output"}
-"""Field names in OpenAI's and vLLM's APIs where they differ from ours; a guide carries its own name."""
 
 NEUTRAL: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -36,48 +34,6 @@ NEUTRAL: Mapping[str, Any] = {
     "skip_special_tokens": True,
 }
 """Values that have no effect: clients send them by default, so no model rejects them."""
-
-UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    # vLLM
-    "use_beam_search": (False,),
-    "allowed_token_ids": (),
-    "logits_processors": ([],),
-    "prompt_logprobs": (),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "repetition_detection": (),
-    # llama.cpp and its derivatives
-    "typical_p": (1, 0),
-    "typ_p": (1, 0),
-    "tfs_z": (1,),
-    "top_a": (0,),
-    "top_n_sigma": (-1, 0),
-    "mirostat": (0,),
-    "mirostat_mode": (0,),
-    "dynatemp_range": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "repeat_penalty": (1,),
-    "samplers": (),
-    "grammar": ("",),
-    "json_schema": (),
-    # transformers, TGI, text-generation-webui
-    "do_sample": (True,),
-    "num_beams": (1,),
-    "early_stopping": (False,),
-    "no_repeat_ngram_size": (0,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "penalty_alpha": (0,),
-    "smoothing_factor": (0,),
-    "guidance_scale": (1,),
-    "decoder_input_details": (False,),
-    "watermark": (False,),
-}
-"""Sampling fields of other servers that no model here supports, with the values that have no effect.
-
-They would change the answer, so they are rejected by name. A remote OpenAI-compatible server receives them unchanged.
-"""
 
 LONGEST_NEUTRAL = 32
 """Maximum bytes of JSON to compare with the values above; longer JSON, however deep, is not parsed."""
