@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "core": LEAVES,
     "pipelines": SEAMS,
     "cache": LEAVES | {"config", "core", "downloads"},
-    "observability": SEAMS,
+    "observability": SEAMS | {"core.observers"},
     "models": SEAMS | {"downloads"},
     "backends": LEAVES | {"config", "core", "downloads", "models", "pipelines"},
     "http": LEAVES | {"core"},

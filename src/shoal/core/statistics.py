@@ -6,8 +6,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer
-from shoal.types import BatchStats, DurationStat, InferenceStats, ModelStats, Result, TaskKind, TrafficClass
+from shoal.core.observers import ForwardingObserver
+from shoal.core.protocols import BatchReport, CacheCounts, Observer
+from shoal.types import BatchStats, DurationStat, InferenceStats, ModelStats, Result, TaskKind
 
 MAX_MODELS = 1000
 """Models that are counted; the one that was begun first makes way, so that ever new names do not add up."""
@@ -36,7 +37,7 @@ def _spent(pair: Sequence[float]) -> DurationStat:
     return DurationStat(count=int(pair[0]), ns=round(pair[1] * 1e9))
 
 
-class Counts(Observer):
+class Counts(ForwardingObserver):
     """Counts, and passes everything on to `inner`. `caches` answers the counts of each model that has a cache.
 
     Queue and compute times are those of requests that were answered, `compute_output` is counted a batch. A request
@@ -45,7 +46,7 @@ class Counts(Observer):
     """
 
     def __init__(self, inner: Observer | None = None, caches: Callable[[], Mapping[str, CacheCounts]] = dict) -> None:
-        self._inner = inner or Observer()
+        super().__init__(inner)
         self._tallies: OrderedDict[str, _Tally] = OrderedDict()
         self._caches = caches
 
@@ -78,19 +79,10 @@ class Counts(Observer):
         """The model was unloaded: what is loaded under its name next begins at zero."""
         self._tallies.pop(model, None)
 
-    def refused(self, reason: str) -> None:
-        self._inner.refused(reason)
-
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-        self._inner.accepted(model, task, items, traffic)
-
-    def queued(self, model: str, items: int, tokens: int) -> None:
-        self._inner.queued(model, items, tokens)
-
     def batched(self, report: BatchReport) -> None:
         self._inner.batched(report)
         if report.error is None:
-            tally = self._tally(report.model)
+            tally = self._tallies.get(report.model) or self._add_tally(report.model)
             tally.items += report.items
             tally.last = time.time()
             _add(tally.sizes.setdefault(report.items, [0, 0.0]), report.seconds)
@@ -98,16 +90,13 @@ class Counts(Observer):
     def inferred(self, model: str, stage: str, seconds: float) -> None:
         self._inner.inferred(model, stage, seconds)
         if stage == "finish":
-            _add(self._tally(model).finish, seconds)
-
-    def generated(self, report: GenerationReport) -> None:
-        self._inner.generated(report)
+            _add((self._tallies.get(model) or self._add_tally(model)).finish, seconds)
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
         self._inner.finished(model, task, outcome, seconds, result)
         if outcome == "cancelled":
             return
-        tally = self._tally(model)
+        tally = self._tallies.get(model) or self._add_tally(model)
         if outcome != "ok":
             _add(tally.fail, seconds)
             return
@@ -122,10 +111,8 @@ class Counts(Observer):
         tally.stages[2] += facts.prepare_ms / 1e3
         tally.stages[3] += facts.infer_ms / 1e3
 
-    def _tally(self, model: str) -> _Tally:
-        tally = self._tallies.get(model)
-        if tally is None:
-            tally = self._tallies[model] = _Tally()
-            if len(self._tallies) > MAX_MODELS:
-                self._tallies.popitem(last=False)
+    def _add_tally(self, model: str) -> _Tally:
+        tally = self._tallies[model] = _Tally()
+        if len(self._tallies) > MAX_MODELS:
+            self._tallies.popitem(last=False)
         return tally

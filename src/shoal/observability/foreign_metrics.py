@@ -13,7 +13,8 @@ from decimal import Decimal
 from itertools import accumulate
 from typing import TypeAlias
 
-from shoal.core.protocols import BatchReport, GenerationReport, Observer
+from shoal.core.observers import ForwardingObserver
+from shoal.core.protocols import BatchReport, Observer
 from shoal.observability.instruments import Count, Histogram
 from shoal.types import Result, TaskKind, TrafficClass
 
@@ -51,8 +52,8 @@ _TASKS: dict[TaskKind, str] = {"embed": "te_embed", "rerank": "te_predict", "cla
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class ForeignMetrics(Observer):
-    """Counts and histograms by another server's names. Everything is passed on to `inner`.
+class ForeignMetrics(ForwardingObserver):
+    """Counts and histograms by another server's names.
 
     `queues` answers (model, items, tokens) that wait now.
     """
@@ -60,31 +61,10 @@ class ForeignMetrics(Observer):
     def __init__(
         self, inner: Observer | None = None, queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple
     ) -> None:
-        self._inner = inner or Observer()
+        super().__init__(inner)
         self._queues = queues
         self._counts: dict[tuple[str, _Labels], Count] = {}
         self._histograms: dict[str, Histogram] = {}
-
-    def refused(self, reason: str) -> None:
-        self._inner.refused(reason)
-
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-        self._inner.accepted(model, task, items, traffic)
-
-    def queued(self, model: str, items: int, tokens: int) -> None:
-        self._inner.queued(model, items, tokens)
-
-    def batched(self, report: BatchReport) -> None:
-        self._inner.batched(report)
-
-    def inferred(self, model: str, stage: str, seconds: float) -> None:
-        self._inner.inferred(model, stage, seconds)
-
-    def generated(self, report: GenerationReport) -> None:
-        self._inner.generated(report)
-
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        self._inner.finished(model, task, outcome, seconds, result)
 
     def render(self) -> bytes:
         """The text format, to be put after other metrics. Any thread may call it."""
@@ -129,7 +109,7 @@ class ProxyMetrics(ForeignMetrics):
     """
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        super().finished(model, task, outcome, seconds, result)
+        self._inner.finished(model, task, outcome, seconds, result)
         if task != "embed" or result is None:
             return
         self._add("tgp_request_count", (("method", "batch"),))
@@ -146,19 +126,19 @@ class TeiMetrics(ForeignMetrics):
     """
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-        super().accepted(model, task, items, traffic)
+        self._inner.accepted(model, task, items, traffic)
         name = _TASKS.get(task)
         if name is not None:
             self._add("te_request_count", (("method", _method(items)),))
             self._add(f"{name}_count", (), items)
 
     def batched(self, report: BatchReport) -> None:
-        super().batched(report)
+        self._inner.batched(report)
         self._observe("te_batch_next_size", SIZES, report.items)
         self._observe("te_batch_next_tokens", TOKENS, report.padded_tokens)
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        super().finished(model, task, outcome, seconds, result)
+        self._inner.finished(model, task, outcome, seconds, result)
         name = _TASKS.get(task)
         if name is None:
             return
