@@ -21,7 +21,7 @@ from shoal.backends.local.engine import Lanes, LocalEngine
 from shoal.backends.local.errors import shorten_message
 from shoal.backends.local.options import VARIANTS, EngineOptions, plan_threads
 from shoal.backends.local.shapes import WarmUp, is_probe, length_buckets, shapes, size_buckets
-from shoal.backends.local.slots import Outputs, Slots
+from shoal.backends.local.slots import Outputs, PooledWorker, Slots
 from shoal.backends.local.tensor_inputs import Port
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.core.threads import usable_cores
@@ -135,33 +135,21 @@ def _to_port(given: Any, graph: Path) -> Port:
     return Port(given.name, np.dtype(TYPES[given.type]), shape)
 
 
-class _SessionWorker:
-    """A Worker that makes one run of the session at a time, on a thread of the pool, which has one thread per slot."""
+class _SessionWorker(PooledWorker):
+    """Makes one run of the session at a time."""
 
     def __init__(self, session: Any, pool: ThreadPoolExecutor) -> None:
+        super().__init__(pool)
         self._session = session
-        self._pool = pool
         self._settings: Callable[[], Any] = import_onnxruntime().RunOptions
         self._current: Any = None
-        self._outcome: Outputs | Exception = {}
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
         self._current = self._settings()
-        self._pool.submit(self._work, feeds, list(outputs), done)
-
-    def result(self) -> Outputs:
-        outcome, self._outcome = self._outcome, {}
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        super().start(feeds, outputs, done)
 
     def abort(self) -> None:
         self._current.terminate = True
 
-    def _work(self, feeds: Tensors, outputs: list[str], done: Callable[[], None]) -> None:
-        try:
-            arrays = self._session.run(outputs, feeds, self._current)
-            self._outcome = dict(zip(outputs, arrays, strict=True))
-        except Exception as error:  # raised again by `result`, on the event loop's side
-            self._outcome = error
-        done()
+    def _compute(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
+        return dict(zip(outputs, self._session.run(list(outputs), feeds, self._current), strict=True))

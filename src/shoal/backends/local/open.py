@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -54,6 +54,9 @@ from shoal.specs import TextSpec
 from shoal.types import Array, BatchTask, Classify, Embed, Item
 
 _log = logging.getLogger(__name__)
+
+Report: TypeAlias = Callable[[str, float], None]
+"""Receives a stage of a conversion, and how much of it is done."""
 
 VERIFY_DEADLINE_S = 120.0
 
@@ -114,30 +117,16 @@ def _conversion_options(settings: Settings) -> Fallbacks:
     """Return how to handle pickled weights and architectures without a graph. PyTorch converts the weights to
     safetensors and exports the graph if the extra for it is installed. An engine that runs folders needs no graph."""
 
-    def run_export(
-        folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
-    ) -> ExportResult:
-        return export(
-            folder,
-            into,
-            graph=graph,
-            progress=progress,
-            stop=stop,
-            max_memory_mb=settings.convert_max_memory_mb,
-            timeout_s=settings.convert_timeout_s,
-        )
+    limits: dict[str, Any] = {
+        "max_memory_mb": settings.convert_max_memory_mb,
+        "timeout_s": settings.convert_timeout_s,
+    }
 
-    def run_towers_export(
-        folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop
-    ) -> ExportedTowers:
-        return export_towers(
-            folder,
-            into,
-            progress=progress,
-            stop=stop,
-            max_memory_mb=settings.convert_max_memory_mb,
-            timeout_s=settings.convert_timeout_s,
-        )
+    def run_export(folder: Path, into: Path, report: Report, stop: Stop, *, graph: bool) -> ExportResult:
+        return export(folder, into, graph=graph, progress=report, stop=stop, **limits)
+
+    def run_towers_export(folder: Path, into: Path, report: Report, stop: Stop) -> ExportedTowers:
+        return export_towers(folder, into, progress=report, stop=stop, **limits)
 
     try:
         folders = choose_engine(settings.engine) in FOLDER_ENGINES
@@ -180,12 +169,12 @@ async def open_local(
     """Open every replica of a model; all must be the same model. Only the prompts of `table` are used. Raises
     SetupError."""
     stored = [await prepare_async(address, settings, progress) for address in addresses]
-    if choose_engine(settings.engine) in FOLDER_ENGINES:
-        stored = await asyncio.to_thread(_compare_with_reference, stored, choose_engine(settings.engine), settings)
+    engine = choose_engine(settings.engine)
+    if engine in FOLDER_ENGINES:
+        stored = await asyncio.to_thread(_compare_with_reference, stored, engine, settings)
     if table is not None:
         stored = [apply_prompts(one, table) for one in stored]
     check_same_model(name, stored)
-    engine = choose_engine(settings.engine)
     spec = stored[0].manifest.text_spec
     pipeline = await asyncio.to_thread(_build_pipeline, stored[0].path, spec, settings)
     samples = await asyncio.to_thread(precision_samples, pipeline)
@@ -342,10 +331,8 @@ def _compare_with_reference(stored: Sequence[StoredModel], engine: str, settings
     """Return the models with their verdict in an engine that runs folders, instead of the graph's. Each is compared in
     f32 with the numpy forward pass if that supports the architecture, once per engine version. Blocks. Raises
     SetupError."""
-    store, key = (
-        Store(settings.home),
-        f"{engine} {_package_version(engine)}, transformers {_package_version('transformers')}",
-    )
+    store = Store(settings.home)
+    key = f"{engine} {_package_version(engine)}, transformers {_package_version('transformers')}"
     found = []
     for one in stored:
         try:

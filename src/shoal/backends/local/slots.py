@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -30,6 +32,37 @@ class Worker(Protocol):
     def result(self) -> Outputs: ...
 
     def abort(self) -> None: ...
+
+
+class PooledWorker(ABC):
+    """A Worker that computes each batch on a thread of `pool`, which has one thread per slot."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._outcome: Outputs | Exception = {}
+
+    def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
+        self._pool.submit(self._work, feeds, outputs, done)
+
+    def result(self) -> Outputs:
+        outcome, self._outcome = self._outcome, {}
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    @abstractmethod
+    def abort(self) -> None: ...
+
+    @abstractmethod
+    def _compute(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
+        """Return the outputs of one batch, or raise. Runs on the pool's thread."""
+
+    def _work(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
+        try:
+            self._outcome = self._compute(feeds, outputs)
+        except Exception as error:  # raised again by `result`, on the event loop's side
+            self._outcome = error.with_traceback(None)  # its frames would keep the batch's memory
+        done()
 
 
 class Slots:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from shoal.backends.local.errors import engine_error
 from shoal.backends.local.options import EngineOptions, plan_threads
 from shoal.backends.local.precision import PrecisionCheck, compare, to_comparable_rows
 from shoal.backends.local.shapes import WarmUp, is_probe, ladder, length_buckets, shapes, size_buckets
-from shoal.backends.local.slots import Outputs, Slots
+from shoal.backends.local.slots import Outputs, PooledWorker, Slots
 from shoal.backends.local.tensor_inputs import Port, check_inputs
 from shoal.backends.local.torch.network import Network, published_precision
 from shoal.core.protocols import EngineFacts, Tensors
@@ -204,40 +203,27 @@ def _run_samples(network: Network, ports: Sequence[Port], options: EngineOptions
     return rows
 
 
-class _NetworkWorker:
-    """A Worker that runs one batch at a time on a thread of the pool, which has one thread per slot.
-
-    `turn` is held while a batch is put onto the device, so that its work there does not mix with another's.
-    """
+class _NetworkWorker(PooledWorker):
+    """Runs one batch at a time. `turn` is held while a batch is put onto the device, so that its work there does not
+    mix with another's."""
 
     def __init__(self, network: Network, device: _Device, pool: ThreadPoolExecutor, turn: threading.Lock) -> None:
+        super().__init__(pool)
         self._network = network
         self._device = device
-        self._pool = pool
         self._turn = turn
         self._stop = threading.Event()
-        self._outcome: Outputs | Exception = {}
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
         self._network.check(feeds)
         self._stop = threading.Event()
-        self._pool.submit(self._work, feeds, outputs, partial(done))
-
-    def result(self) -> Outputs:
-        outcome, self._outcome = self._outcome, {}
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        super().start(feeds, outputs, done)
 
     def abort(self) -> None:
         self._stop.set()
 
-    def _work(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
-        try:
-            self._outcome = self._on_gpu(feeds, outputs) if self._device.cuda else self._on_cpu(feeds, outputs)
-        except Exception as error:  # raised again by `result`, on the event loop's side
-            self._outcome = error.with_traceback(None)  # its frames would keep the batch's memory
-        done()
+    def _compute(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
+        return self._on_gpu(feeds, outputs) if self._device.cuda else self._on_cpu(feeds, outputs)
 
     def _on_cpu(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
         found = self._network.run(feeds, outputs, self._stop)
