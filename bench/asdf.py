@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from harness import Server, phase, stored
@@ -15,7 +16,6 @@ from triton_kit import Triton
 
 from shoal.backends.triton.naming import triton_name
 from shoal.bench.client import Target
-from shoal.bench.stats import median
 from shoal.bench.texts import WORDS, Bodies
 
 SIZES = (8, 16, 32, 64, 128, 256)

@@ -8,13 +8,14 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any
 
 from harness import Server, parser, phase, write
 
 from shoal.bench.client import Pool, Target
 from shoal.bench.load import run_closed_loop, run_open_loop
-from shoal.bench.stats import Record, median, summarize_latencies
+from shoal.bench.stats import Record, summarize_latencies
 from shoal.bench.texts import Bodies, Texts
 
 METHOD = """

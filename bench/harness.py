@@ -19,12 +19,12 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from shoal.bench.machine import PACKAGES, describe_machine
-from shoal.bench.stats import median
 from shoal.bench.texts import Bodies, Encoding, Texts
 
 HERE = Path(__file__).parent

@@ -8,10 +8,9 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 
 from harness import Server, parser, phase, write
-
-from shoal.bench.stats import median
 
 METHOD = """
 Import: median of wall time of `python -c 'import shoal'` minus that of `python -c pass`. Start: wall time from the

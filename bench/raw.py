@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from shoal.backends.local.compile import import_openvino
 from shoal.backends.local.options import plan_threads
 from shoal.backends.local.shapes import length_buckets
-from shoal.bench.stats import median
 from shoal.core.threads import usable_cores
 from shoal.models.store import StoredModel
 

@@ -14,13 +14,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 from harness import HERE, Server, cpu_s, free_port, medians, parser, phase, write
 
 from shoal.bench.client import Pool, Target
 from shoal.bench.load import run_burst
-from shoal.bench.stats import median
 from shoal.bench.texts import Bodies, Texts
 
 METHOD = """

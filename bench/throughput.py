@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from statistics import median
 from typing import Any
 
 from harness import Server, check_lengths, medians, parser, phase, stored, write, wrk
@@ -13,7 +14,7 @@ from raw import Raw
 
 from shoal.bench.client import Pool, Target
 from shoal.bench.load import run_burst, run_closed_loop, run_open_loop
-from shoal.bench.stats import median, summarize_latencies
+from shoal.bench.stats import summarize_latencies
 from shoal.bench.texts import Bodies, Texts
 
 METHOD = """

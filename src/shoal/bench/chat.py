@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from shoal.bench.answers import Answer, Level, compute_level
+from shoal.bench.chat_events import Choice, decode_event
 from shoal.bench.client import ConnectionLost, Pool, Target
 from shoal.bench.sse import DONE, Events
 from shoal.bench.texts import Texts
@@ -46,31 +47,6 @@ class ChatClient(Protocol):
     """Who puts one prompt to a server and times the answer; never raises for what the server does."""
 
     async def ask(self, prompt: str) -> Answer: ...
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: int | None = None
-    prompt_tokens: int | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_DECODE = msgspec.json.Decoder(_Event).decode
 
 
 class HttpChatClient:
@@ -134,22 +110,21 @@ class ChatStreamReader:
     def read(self, data: bytes) -> None:
         """One event, or a whole answer, in JSON."""
         try:
-            event = _DECODE(data)
+            event = decode_event(data)
         except msgspec.MsgspecError as error:
             self.answer.error = f"an answer that cannot be read: {error}"
             return
         if event.error:
             self.answer.error = f"in mid-stream: {msgspec.json.encode(event.error)[:300].decode(errors='replace')}"
-        if any(map(_has_text, event.choices)):
+        if any(map(_has_text, event.choices or ())):
             self.answer.arrivals.append(self._clock())
         if event.usage is not None:
             self.answer.counted = event.usage.completion_tokens
             self.answer.prompt_tokens = event.usage.prompt_tokens
 
 
-def _has_text(choice: _Choice) -> bool:
-    delta = choice.delta
-    return bool(choice.text or (delta and (delta.content or delta.reasoning or delta.reasoning_content)))
+def _has_text(choice: Choice) -> bool:
+    return bool(choice.text or (choice.delta and (choice.delta.content or choice.delta.thoughts)))
 
 
 async def run_level(asks: ChatClient, plan: ChatPlan, concurrency: int, prompts: Callable[[], str]) -> Level:

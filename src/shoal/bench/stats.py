@@ -22,15 +22,6 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
-def median(values: Iterable[float]) -> float:
-    """The middle one, or the mean of the two in the middle; NaN for none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
 def summarize_latencies(seconds: Iterable[float]) -> dict[str, float]:
     """Milliseconds at QUANTILES, and `max` and `mean`; empty when nothing was measured."""
     ordered = sorted(seconds)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from shoal.bench.chat_events import Choice, Delta, decode_event
 from shoal.bench.sse import DONE, Events
 from shoal.cli._asking import REQUEST_TIMEOUT_S, ServerClient, extract_reason
 from shoal.errors import EngineFailed, SetupError, TransportFailed
@@ -138,28 +139,6 @@ def _check(app: App) -> None:
         raise SetupError(f"{names} does not generate text: name a language model")
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    finish_reason: str | None = None
-
-
-class _Counts(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Counts | None = None
-    error: Any = None
-
-
 class RemoteChat:
     """A model of the server at `url`, with or without a trailing /v1. An empty `model` is the first one listed."""
 
@@ -202,16 +181,16 @@ class RemoteChat:
 def _parse_chunk(data: bytes) -> Chunk:
     """Decode one event of the chat stream. Raises EngineFailed if it carries an error or is malformed."""
     try:
-        event = msgspec.json.decode(data, type=_Event)
+        event = decode_event(data)
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"the server sent what is no chunk of a chat ({error})") from None
     if event.error:
         raise EngineFailed(extract_reason(data))
-    choice = event.choices[0] if event.choices else _Choice()
-    usage = event.usage
+    choice = event.choices[0] if event.choices else Choice()
+    delta, usage = choice.delta or Delta(), event.usage
     return Chunk(
-        text=choice.delta.content or "",
-        reasoning=choice.delta.reasoning or choice.delta.reasoning_content or "",
+        text=delta.content or "",
+        reasoning=delta.thoughts,
         finish_reason=choice.finish_reason,
         usage=Usage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
         if usage is not None

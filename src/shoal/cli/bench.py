@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
+from shoal.cli._benchmark import run_benchmark, to_json
 from shoal.cli._errors import report_errors
 from shoal.cli.bench_chat import chat
 
@@ -34,43 +35,20 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure a running server: throughput, latency percentiles and batches. Every text is sent once only."""
-    from shoal.bench.run import Plan
+    from shoal.bench.run import Plan, measure
 
     plan = Plan(
         url=url, model=model, clients=clients, duration=duration, warmup=warmup, tokens=tokens,
         texts=texts_per_request, rate=rate, surface=surface, encoding=encoding, key=api_key,
     )  # fmt: skip
-    try:
-        summary, counted = _run(plan)
-    except OSError as error:
-        _fail(f"no server at {url} ({error.strerror or error}): start one with `shoal serve`")
-    except (RuntimeError, ValueError) as error:
-        _fail(str(error))
-    typer.echo(_json(plan, summary, counted) if as_json else _text(plan, summary, counted))
+    summary, counted = run_benchmark(measure(plan), url)
+    if as_json:
+        asked = {name: value for name, value in asdict(plan).items() if name != "key"}
+        typer.echo(to_json({"plan": asked, "tokens_each": counted, "result": summary}))
+    else:
+        typer.echo(_text(plan, summary, counted))
     if not summary.requests:
         raise typer.Exit(1)
-
-
-def _run(plan: Plan) -> tuple[Summary, float | None]:
-    from shoal.bench.run import measure
-
-    try:
-        import uvloop
-    except ImportError:  # not built for this platform
-        return asyncio.run(measure(plan))
-    return uvloop.run(measure(plan))
-
-
-def _json(plan: Plan, summary: Summary, counted: float | None) -> str:
-    from dataclasses import asdict
-
-    import msgspec
-
-    from shoal.bench.machine import describe_machine
-
-    asked = {name: value for name, value in asdict(plan).items() if name != "key"}
-    report = {"plan": asked, "tokens_each": counted, "result": summary, "client_machine": describe_machine()}
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
 def _text(plan: Plan, summary: Summary, counted: float | None) -> str:
@@ -87,11 +65,6 @@ def _text(plan: Plan, summary: Summary, counted: float | None) -> str:
     errors = ", ".join(f"{count} x {name}" for name, count in summary.errors.items())
     lines.append(f"errors      {errors or 'none'}")
     return "\n".join(lines)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"shoal bench: {message}", err=True)
-    raise typer.Exit(1)
 
 
 class _Benches(TyperGroup):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.errors import ConfigError, SetupError, ShoalError, TransportFailed
+from shoal.cli._benchmark import run_benchmark, to_json
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.bench.answers import Level
@@ -53,15 +53,11 @@ def chat(
     if triton and not model:
         raise ConfigError("--triton: name the model with --model", param="--model")
     place = f"triton://{triton}" if triton else url
-    try:
-        levels = _run(measure_grpc(triton, plan) if triton else measure_http(url, plan, key=api_key))
-    except ShoalError:
-        raise
-    except OSError as error:
-        raise TransportFailed(f"no server at {url} ({error.strerror or error}): start one with `shoal serve`") from None
-    except (RuntimeError, ValueError) as error:
-        raise SetupError(str(error)) from None
-    typer.echo(_json(place, plan, levels) if as_json else "\n\n".join(text(place, plan, one) for one in levels))
+    levels = run_benchmark(measure_grpc(triton, plan) if triton else measure_http(url, plan, key=api_key), url)
+    if as_json:
+        typer.echo(to_json({"server": place, "plan": asdict(plan), "results": levels}))
+    else:
+        typer.echo("\n\n".join(text(place, plan, one) for one in levels))
     if not all(one.requests for one in levels):
         raise typer.Exit(1)
 
@@ -93,25 +89,6 @@ async def measure_grpc(target: str, plan: ChatPlan) -> list[Level]:
         return await run_levels(await GrpcChatClient.connect(client, plan), plan, time.time_ns())
     finally:
         await client.aclose()
-
-
-def _run(work: Coroutine[Any, Any, list[Level]]) -> list[Level]:
-    try:
-        import uvloop
-    except ImportError:  # not built for this platform
-        return asyncio.run(work)
-    return uvloop.run(work)
-
-
-def _json(place: str, plan: ChatPlan, levels: list[Level]) -> str:
-    from dataclasses import asdict
-
-    import msgspec
-
-    from shoal.bench.machine import describe_machine
-
-    report = {"server": place, "plan": asdict(plan), "results": levels, "client_machine": describe_machine()}
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
 def text(place: str, plan: ChatPlan, found: Level) -> str:

@@ -12,10 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from shoal.cli._errors import report_errors
 from shoal.cli.bench import bench
 
 app = typer.Typer()
-app.command()(bench)
+app.command()(report_errors(bench))
 
 
 class Stub(BaseHTTPRequestHandler):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.bench.stats import Record, median, percentile, summarize, summarize_latencies
+from shoal.bench.stats import Record, percentile, summarize, summarize_latencies
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,6 @@ def test_nearest_rank_over_a_hundred_values(q: float, expected: float) -> None:
 def test_nothing_has_no_percentile() -> None:
     """No measurement is NaN for one figure and no figures for a run."""
     assert math.isnan(percentile([], 0.5))
-    assert math.isnan(median([]))
     assert summarize_latencies([]) == {}
 
 
@@ -37,12 +36,6 @@ def test_a_percentile_covers_its_share(values: list[float], q: float) -> None:
     assert found in values
     assert at_or_below >= q * len(values) - 1e-9
     assert below < q * len(values) or found == ordered[0]
-
-
-def test_the_median_of_an_even_number_lies_between() -> None:
-    """Four runs have the mean of the middle two, in any order."""
-    assert median([4.0, 1.0, 3.0, 2.0]) == 2.5
-    assert median([9.0, 1.0, 5.0]) == 5.0
 
 
 def test_latencies_do_not_depend_on_order() -> None:

@@ -1,0 +1,35 @@
+"""What `shoal bench embed` and `shoal bench chat` share: running a measurement, and its report as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from shoal.errors import SetupError, ShoalError, TransportFailed
+
+T = TypeVar("T")
+
+
+def run_benchmark(work: Coroutine[Any, Any, T], url: str) -> T:
+    """Run a measurement. Raises TransportFailed if nothing listens at `url`, and SetupError with the server's reason
+    if it rejects the first request."""
+    import uvloop
+
+    try:
+        return uvloop.run(work)
+    except ShoalError:
+        raise
+    except OSError as error:
+        raise TransportFailed(f"no server at {url} ({error.strerror or error}): start one with `shoal serve`") from None
+    except (RuntimeError, ValueError) as error:
+        raise SetupError(str(error)) from None
+
+
+def to_json(report: dict[str, Any]) -> str:
+    """Format a report, with the machine that the client ran on."""
+    import msgspec
+
+    from shoal.bench.machine import describe_machine
+
+    whole = {**report, "client_machine": describe_machine()}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
