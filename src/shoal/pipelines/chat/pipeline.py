@@ -91,7 +91,7 @@ class TextChatPipeline:
     def check(self, task: Generate) -> None:
         for item in task.prompts:
             if not isinstance(item, str):
-                self._check_ids(item)
+                self._vocabulary_for(item)
         if task.messages:
             self._check_messages(task)
 
@@ -127,9 +127,9 @@ class TextChatPipeline:
     def tools_guide(self, task: Generate) -> Guide | None:
         """Return a guide that forces a call as a plain JSON object, which the decoder reads whatever the model's own
         format."""
-        if self.tool_parser is None or task.tool_choice not in ("required", "function") or not task.tools:
+        if task.tool_choice not in ("required", "function") or not task.tools:
             return None
-        if not self._takes_tools:
+        if self.tool_parser is None or not self._takes_tools:
             return None
         key = "parameters" if self.tool_parser == "llama3" else "arguments"
         return Guide(kind="json_schema", value=call_schema(select_tools(task), key))
@@ -151,10 +151,12 @@ class TextChatPipeline:
             return self._parses_calls(task) and self.tool_parser in ("mistral", "llama3", "pythonic")
         return bool(self._visible_special_ids(task))
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _vocabulary_for(self, ids: Sequence[int]) -> Vocabulary:
+        """Return the vocabulary of a prompt's ids. Raises Unsupported without one, and InvalidValue for unknown ids."""
         if self.vocabulary is None:
             raise Unsupported("there is no tokenizer for this model here: send the prompt as a text", param="prompt")
         self.vocabulary.check(ids)
+        return self.vocabulary
 
     def _check_messages(self, task: Generate) -> None:
         if self.template is None or self.tools_template is None:
@@ -173,9 +175,7 @@ class TextChatPipeline:
                     raise Unsupported(
                         f"this model reads no parts of type {part.kind!r}: send text only", param="messages"
                     )
-        if task.tool_choice == "none":
-            return
-        if task.tool_choice == "auto":
+        if task.tool_choice in ("none", "auto"):
             return  # a template without tools gets an answer without them; `_render_conversation` reports it
         if not select_tools(task):
             wanted = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
@@ -245,11 +245,9 @@ class TextChatPipeline:
     def _build_prompt(self, item: TextItem) -> Prompt:
         if isinstance(item, str):
             return self._tokenize(item, "prompt")
-        if self.vocabulary is None:
-            raise Unsupported("there is no tokenizer for this model here: send the prompt as a text", param="prompt")
-        self.vocabulary.check(item)
-        bare = item[1:] if self.vocabulary.adds_bos and item[:1] == [self.vocabulary.bos_id] else item
-        text = self.vocabulary.decode(bare, skip_special_tokens=False)
+        vocabulary = self._vocabulary_for(item)
+        bare = item[1:] if vocabulary.adds_bos and item[:1] == [vocabulary.bos_id] else item
+        text = vocabulary.decode(bare, skip_special_tokens=False)
         return Prompt(text=text, ids=tuple(item), tokens=len(item))
 
     def _tokenize(self, text: str, param: Literal["messages", "prompt"]) -> Prompt:

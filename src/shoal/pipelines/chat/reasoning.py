@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from shoal.pipelines.chat.tools.reader import overlap
+
 Kind: TypeAlias = Literal["reasoning", "text"]
 
 OPEN = "<think>"
@@ -62,7 +64,7 @@ class ReasoningSplit:
         """Consume the reasoning and return the text after its end tag."""
         at = text.find(CLOSE)
         if at < 0:
-            size = next((n for n in range(min(len(CLOSE) - 1, len(text)), 0, -1) if CLOSE.startswith(text[-n:])), 0)
+            size = overlap(text, 0, (CLOSE,))
             self._kept = text[len(text) - size :]
             self._add(pieces, text[: len(text) - size])
             return ""

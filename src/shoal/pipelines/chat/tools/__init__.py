@@ -47,12 +47,7 @@ def tool_parser(
     """Return a new parser for one answer. `parallel` False: drop calls after the first. `new_id` creates call ids; by
     default they are random, in the form that the model's template expects."""
     out = DeltaCollector(parallel=parallel, new_id=new_id or (short_call_id if kind == "mistral" else call_id))
-    if kind == "hermes":
-        return HermesParser(out, tools)
-    if kind == "mistral":
-        return MistralParser(out)
-    names = frozenset(tool.name for tool in tools)
-    return Llama3Parser(out, names) if kind == "llama3" else PythonicParser(out, names)
+    return _PARSERS[kind](out, tools)
 
 
 def marks(kind: ParserKind) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Container
 
+from shoal.pipelines.chat.tools.reader import BLANK_RUN
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 
 MAX_NAME = 256
 
-_BLANK_RUN = re.compile(r"[ \t\r\n]*")
 _BRACKET_OR_QUOTE = {"": re.compile(r"[\"{}\[\]]"), "'": re.compile(r"[\"'{}\[\]()]")}
 _END_OR_ESCAPE = {'"': re.compile(r"[\"\\]"), "'": re.compile(r"['\\]")}
 _SCALAR_END = re.compile(r"[ \t\r\n,}\]]")
@@ -107,7 +107,7 @@ class CallObject:
 
     def _read_structure(self, text: str, at: int) -> int:
         """Read blanks, brackets, commas and colons, and set up the value that begins."""
-        match = _BLANK_RUN.match(text, at)
+        match = BLANK_RUN.match(text, at)
         if match and match.end() > at:
             return match.end()
         char, expect = text[at], self._expect

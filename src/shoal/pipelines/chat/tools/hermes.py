@@ -5,19 +5,15 @@ Source of the format: the chat templates of NousResearch's Hermes 2 Pro and of Q
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shoal.pipelines.chat.tools.call_object import CallObject
 from shoal.pipelines.chat.tools.qwen import FUNCTION, TaggedCall
-from shoal.pipelines.chat.tools.reader import Reader, begins
-from shoal.pipelines.chat.tools.result_collector import DeltaCollector
-from shoal.types import Tool
+from shoal.pipelines.chat.tools.reader import CallReader, begins
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 
-class HermesParser(Reader):
+class HermesParser(CallReader):
     """Parses one or more calls per pair of tags, each an object or the tagged form of Qwen3-Coder.
 
     Tolerates a missing end tag, and an object that lacks its last brace before the end tag.
@@ -25,11 +21,6 @@ class HermesParser(Reader):
 
     _marks = (OPEN,)
     markup = (OPEN, CLOSE)
-
-    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
-        super().__init__(out)
-        self._tools = {tool.name: tool for tool in tools}
-        self._call: CallObject | TaggedCall = CallObject(out)
 
     def _read_opening(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)
@@ -42,7 +33,7 @@ class HermesParser(Reader):
     def _begin(self, text: str, at: int, *, closes: bool) -> int | None:
         """Start a call, consume an allowed end tag, or give the text back as content."""
         if text[at] == "{":
-            self._call, self._step = CallObject(self._out), self._read_call
+            self._begin_call(CallObject(self._out))
             return at
         mark = begins(text, at, (FUNCTION, CLOSE) if closes else (FUNCTION,))
         if mark is None:
@@ -53,16 +44,10 @@ class HermesParser(Reader):
             return at + len(CLOSE)
         if mark == FUNCTION:
             self._out.hold_back(FUNCTION)
-            self._call, self._step = TaggedCall(self._out, self._tools), self._read_call
+            self._begin_call(TaggedCall(self._out, self._tools))
             return at + len(FUNCTION)
         self._give_back()
         return at
 
-    def _read_call(self, text: str, at: int) -> int | None:
-        call = self._call
-        after = call.read(text, at)
-        if call.ended or (call.broken and call.sent):
-            self._step = self._read_closing
-        elif call.broken:
-            self._give_back()
-        return after
+    def _end_call(self) -> None:
+        self._step = self._read_closing

@@ -7,18 +7,19 @@ Source of the format: Meta's model cards and chat templates of Llama 3.1, 3.2 an
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from shoal.pipelines.chat.tools.call_object import CallObject
-from shoal.pipelines.chat.tools.reader import Reader, begins
+from shoal.pipelines.chat.tools.reader import CallReader, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
+from shoal.types import Tool
 
 OPEN = ("<|python_tag|>", "<|python_start|>")
 CLOSE = "<|python_end|>"
 _SEPARATORS = re.compile(r"[ \t\r\n;,]*")
 
 
-class Llama3Parser(Reader):
+class Llama3Parser(CallReader):
     """Parses objects after a tag, or at the start of an answer; more may follow, separated by nothing, blanks or `;`.
 
     Without a tag, an object is a call only if it starts the answer or follows such a call, and its name was offered: a
@@ -28,11 +29,9 @@ class Llama3Parser(Reader):
     _marks = OPEN
     markup = (*OPEN, CLOSE)
 
-    def __init__(self, out: DeltaCollector, names: Container[str]) -> None:
-        super().__init__(out)
-        self._names = names
-        self._known: Container[str] | None = names
-        self._call = CallObject(out)
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
+        super().__init__(out, tools)
+        self._known: Container[str] | None = self._tools
         self._step = self._start
 
     def _between_calls(self) -> bool:
@@ -43,7 +42,7 @@ class Llama3Parser(Reader):
         if after > at:
             return after
         if text[at] == "{":
-            self._begin(self._names)
+            self._begin(self._tools)
         else:
             self._give_back()
         return at
@@ -60,16 +59,10 @@ class Llama3Parser(Reader):
 
     def _begin(self, known: Container[str] | None) -> None:
         self._known = known
-        self._call, self._step = CallObject(self._out, known), self._read_call
+        self._begin_call(CallObject(self._out, known))
 
-    def _read_call(self, text: str, at: int) -> int | None:
-        call = self._call
-        after = call.read(text, at)
-        if call.ended or (call.broken and call.sent):
-            self._step = self._between
-        elif call.broken:
-            self._give_back()
-        return after
+    def _end_call(self) -> None:
+        self._step = self._between
 
     def _between(self, text: str, at: int) -> int | None:
         after = self._skip(text, at, _SEPARATORS)
@@ -86,7 +79,7 @@ class Llama3Parser(Reader):
             return at
         self._out.drop()
         if mark == CLOSE:
-            self._known = self._names
+            self._known = self._tools
             return at + len(mark)
         self._step = self._content
         return at

@@ -6,29 +6,27 @@ Source of the format: Mistral's documentation of its tokenizers, v3 to v13, and 
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME, CallObject, Extent
-from shoal.pipelines.chat.tools.reader import Reader, begins
+from shoal.pipelines.chat.tools.reader import SEPARATORS, WORD, CallReader, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
+from shoal.types import Tool
 
 OPEN = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
-_SEPARATORS = re.compile(r"[ \t\r\n,]*")
-_WORD = re.compile(r"[\w.-]*")
 
 
-class MistralParser(Reader):
+class MistralParser(CallReader):
     """Parses an array of objects, one object, or a name with arguments after each marker. Ignores the model's call ids,
     since only Shoal's own are known to be unique."""
 
     _marks = (OPEN,)
     markup = (OPEN, ARGS, CALL_ID)
 
-    def __init__(self, out: DeltaCollector) -> None:
-        super().__init__(out)
-        self._call = CallObject(out)
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
+        super().__init__(out, tools)
         self._extent = Extent()
         self._array = False
         self._told = False
@@ -48,7 +46,7 @@ class MistralParser(Reader):
             self._step = self._next
             return at + 1
         if text[at] == "{":
-            self._call, self._step = CallObject(self._out), self._read_call
+            self._begin_call(CallObject(self._out))
             return at
         self._name = []
         self._step = self._read_name
@@ -56,11 +54,11 @@ class MistralParser(Reader):
 
     def _next(self, text: str, at: int) -> int | None:
         """Read the next object of an array, or its end. An array without calls is content."""
-        after = self._skip(text, at, _SEPARATORS)
+        after = self._skip(text, at, SEPARATORS)
         if after > at:
             return after
         if text[at] == "{":
-            self._call, self._step = CallObject(self._out), self._read_call
+            self._begin_call(CallObject(self._out))
             return at
         if text[at] == "]" and self._told:
             self._out.drop()
@@ -69,18 +67,12 @@ class MistralParser(Reader):
         self._give_back()
         return at
 
-    def _read_call(self, text: str, at: int) -> int | None:
-        call = self._call
-        after = call.read(text, at)
-        if call.ended or (call.broken and call.sent):
-            self._told = True
-            self._step = self._next if self._array else self._content
-        elif call.broken:
-            self._give_back()
-        return after
+    def _end_call(self) -> None:
+        self._told = True
+        self._step = self._next if self._array else self._content
 
     def _read_name(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at, _WORD)
+        after = self._skip(text, at, WORD)
         self._name.append(text[at:after])
         if after < len(text):
             if 0 < sum(map(len, self._name)) <= MAX_NAME:
@@ -110,7 +102,7 @@ class MistralParser(Reader):
         return at + len(mark)
 
     def _read_id(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at, _WORD)
+        after = self._skip(text, at, WORD)
         if after < len(text):
             self._step = self._behind_name
         return after

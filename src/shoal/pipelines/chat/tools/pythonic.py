@@ -6,18 +6,16 @@ Source of the format: Meta's model cards of Llama 3.2 and 4; LFM2 writes the sam
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent
 from shoal.pipelines.chat.tools.literals import arguments_json
-from shoal.pipelines.chat.tools.reader import Reader, begins
+from shoal.pipelines.chat.tools.reader import SEPARATORS, WORD, Reader, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
+from shoal.types import Tool
 
 OPEN = ("<|python_start|>", "<|python_tag|>", "<|tool_call_start|>")
 CLOSE = ("<|python_end|>", "<|tool_call_end|>")
-_SEPARATORS = re.compile(r"[ \t\r\n,]*")
-_WORD = re.compile(r"[\w.-]*")
 
 
 class PythonicParser(Reader):
@@ -31,10 +29,9 @@ class PythonicParser(Reader):
     _marks = OPEN
     markup = (*OPEN, *CLOSE)
 
-    def __init__(self, out: DeltaCollector, names: Container[str]) -> None:
-        super().__init__(out)
-        self._names = names
-        self._known: Container[str] | None = names
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
+        super().__init__(out, tools)
+        self._known: Container[str] | None = self._tools
         self._told = False
         self._name: list[str] = []
         self._arguments: list[str] = []
@@ -45,7 +42,7 @@ class PythonicParser(Reader):
         return self._told and self._step == self._next
 
     def _start(self, text: str, at: int) -> int | None:
-        return self._begin(text, at, self._names)
+        return self._begin(text, at, self._tools)
 
     def _read_opening(self, text: str, at: int) -> int | None:
         return self._begin(text, at, None)
@@ -64,7 +61,7 @@ class PythonicParser(Reader):
 
     def _next(self, text: str, at: int) -> int | None:
         """Read the next call of the list, or its end. A list without calls is content."""
-        after = self._skip(text, at, _SEPARATORS)
+        after = self._skip(text, at, SEPARATORS)
         if after > at:
             return after
         if text[at] == "]" and self._told:
@@ -76,7 +73,7 @@ class PythonicParser(Reader):
         return at
 
     def _read_name(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at, _WORD)
+        after = self._skip(text, at, WORD)
         self._name.append(text[at:after])
         if after == len(text):
             return after

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME
-from shoal.pipelines.chat.tools.reader import begins, overlap
+from shoal.pipelines.chat.tools.reader import BLANK_RUN, begins, overlap
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
@@ -26,7 +26,6 @@ _END_FUNCTION = "</function>"
 _END_CALL = "</tool_call>"
 _BETWEEN = (_PARAMETER, _END_FUNCTION, _END_CALL)
 
-_BLANK_RUN = re.compile(r"[ \t\r\n]*")
 _NAME_RUN = re.compile(r"[^<>\r\n]*")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -77,7 +76,7 @@ class TaggedCall:
         return after + 1
 
     def _read_between(self, text: str, at: int) -> int | None:
-        match = _BLANK_RUN.match(text, at)
+        match = BLANK_RUN.match(text, at)
         if match and match.end() > at:
             self._out.hold_back(match[0])
             return match.end()

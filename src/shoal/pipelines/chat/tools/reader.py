@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from shoal.pipelines.chat.tools.result_collector import MAX_BEGUN, DeltaCollector
-from shoal.types import ToolDelta
+from shoal.types import Tool, ToolDelta
 
 Step: TypeAlias = Callable[[str, int], int | None]
 
-_BLANK_RUN = re.compile(r"[ \t\r\n]*")
+BLANK_RUN = re.compile(r"[ \t\r\n]*")
+SEPARATORS = re.compile(r"[ \t\r\n,]*")
+WORD = re.compile(r"[\w.-]*")
 
 
 def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
@@ -44,14 +46,15 @@ class Reader(ABC):
     by where a fragment ends, so the result does not depend on the fragments either.
 
     `_marks`: markers that begin a call within content; `_read_opening` reads the text after one. `markup`: all markers
-    of the format.
+    of the format. `_tools`: the offered tools by name.
     """
 
     _marks: tuple[str, ...] = ()
     markup: tuple[str, ...] = ()
 
-    def __init__(self, out: DeltaCollector) -> None:
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         self._out = out
+        self._tools = {tool.name: tool for tool in tools}
         self._kept = ""
         self._step: Step = self._content
         self._pattern = re.compile("|".join(map(re.escape, self._marks)))
@@ -119,9 +122,42 @@ class Reader(ABC):
         self._out.give_back()
         self._step = self._content
 
-    def _skip(self, text: str, at: int, pattern: re.Pattern[str] = _BLANK_RUN) -> int:
+    def _skip(self, text: str, at: int, pattern: re.Pattern[str] = BLANK_RUN) -> int:
         """Skip blanks, or whatever the pattern matches, and hold them back."""
         match = pattern.match(text, at)
         end = match.end() if match else at
         self._out.hold_back(text[at:end])
         return end
+
+
+class Call(Protocol):
+    """One call as it is read. `ended`: it is complete. `broken`: it is not a call, or no longer one. `sent`: something
+    of it was emitted."""
+
+    ended: bool
+    broken: bool
+    sent: bool
+
+    def read(self, text: str, at: int) -> int | None: ...
+
+
+class CallReader(Reader):
+    """A Reader of formats in which a Call reads each call."""
+
+    _call: Call
+
+    def _begin_call(self, call: Call) -> None:
+        self._call, self._step = call, self._read_call
+
+    @abstractmethod
+    def _end_call(self) -> None:
+        """Set the step after a call."""
+
+    def _read_call(self, text: str, at: int) -> int | None:
+        call = self._call
+        after = call.read(text, at)
+        if call.ended or (call.broken and call.sent):
+            self._end_call()
+        elif call.broken:
+            self._give_back()
+        return after

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.pipelines.chat.tools import ParserKind, call_object
-from shoal.pipelines.chat.tools.reader import Reader, begins, overlap
+from shoal.pipelines.chat.tools.reader import BLANK_RUN, Reader, begins, overlap
 from shoal.pipelines.chat.tools.result_collector import MAX_BEGUN
 from tests.unit.pipelines.chat.tools.heard import Heard, cuts, hear, parser
 
@@ -201,7 +201,7 @@ def work(form: str, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, i
             for key, pattern in list(table.items()):
                 patch.setitem(table, key, Counting(pattern, counts))
         patch.setattr(call_object, "_SCALAR_END", Counting(call_object._SCALAR_END, counts))
-        patch.setattr(call_object, "_BLANK_RUN", Counting(call_object._BLANK_RUN, counts))
+        patch.setattr(call_object, "BLANK_RUN", Counting(BLANK_RUN, counts))
         reader = parser(next(kind for kind in KINDS if form.startswith(kind)))
         assert isinstance(reader, Reader)
         patch.setattr(reader, "_pattern", Counting(reader._pattern, counts))
