@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 import numpy as np
@@ -64,6 +64,17 @@ _SERVER_SECTIONS = ("Server", "Logs")
 """Sections of settings that are about a server."""
 
 _log = logging.getLogger("shoal")
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of `embed`, with the defaults and meanings of `shoal.types.Embed`; `model` "" is the default one."""
+
+    model: str
+    input_type: str | None
+    prompt_name: str | None
+    dimensions: int | None
+    normalize: bool
+    truncate: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +129,19 @@ class Shoal:
     # -- the models, synchronous
 
     @overload
-    def embed(
-        self,
-        texts: Sequence[TextItem | Picture],
-        *,
-        model: str = "",
-        input_type: str | None = None,
-        prompt_name: str | None = None,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        truncate: bool | None = None,
-    ) -> Vectors: ...
+    def embed(self, texts: Sequence[TextItem | Picture], **options: Unpack[EmbedOptions]) -> Vectors: ...
 
     @overload
     def embed(
-        self,
-        texts: Sequence[TextItem | Picture],
-        *,
-        outputs: Sequence[VectorKind],
-        model: str = "",
-        input_type: str | None = None,
-        prompt_name: str | None = None,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        truncate: bool | None = None,
+        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind], **options: Unpack[EmbedOptions]
     ) -> Embedded: ...
 
     def embed(
-        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+        self,
+        texts: Sequence[TextItem | Picture],
+        *,
+        outputs: Sequence[VectorKind] | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> Vectors | Embedded:
         """float32 [texts, dimension], one row a text in their order; with `outputs` every kind of vector named there,
         with the tokens read. A text may be a list of the model's own token ids. Options as in `shoal.types.Embed`.
@@ -187,34 +183,19 @@ class Shoal:
     # -- the same, asynchronous
 
     @overload
-    async def aembed(
-        self,
-        texts: Sequence[TextItem | Picture],
-        *,
-        model: str = "",
-        input_type: str | None = None,
-        prompt_name: str | None = None,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        truncate: bool | None = None,
-    ) -> Vectors: ...
+    async def aembed(self, texts: Sequence[TextItem | Picture], **options: Unpack[EmbedOptions]) -> Vectors: ...
 
     @overload
     async def aembed(
-        self,
-        texts: Sequence[TextItem | Picture],
-        *,
-        outputs: Sequence[VectorKind],
-        model: str = "",
-        input_type: str | None = None,
-        prompt_name: str | None = None,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        truncate: bool | None = None,
+        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind], **options: Unpack[EmbedOptions]
     ) -> Embedded: ...
 
     async def aembed(
-        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind] | None = None, **options: Any
+        self,
+        texts: Sequence[TextItem | Picture],
+        *,
+        outputs: Sequence[VectorKind] | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> Vectors | Embedded:
         """As `embed`."""
         return await self._background.wait_async(self._embed(texts, outputs, options))
@@ -288,13 +269,14 @@ class Shoal:
     # -- checked where the caller is, done on the loop
 
     def _embed(
-        self, texts: Sequence[TextItem | Picture], outputs: Sequence[VectorKind] | None, options: dict[str, Any]
+        self, texts: Sequence[TextItem | Picture], outputs: Sequence[VectorKind] | None, options: EmbedOptions
     ) -> Coroutine[Any, Any, Vectors | Embedded]:
         inputs = each_of(texts, "texts", text_ids_or_picture)
         if options.get("dimensions") is not None:
             options["dimensions"] = index_of(options["dimensions"], "dimensions")
+        options.setdefault("model", "")
         # Embed refuses options that it does not have, with a TypeError as of any call.
-        whole = Embed(inputs=[], outputs=kinds_of(outputs), **{"model": "", **options})
+        whole = Embed(inputs=[], outputs=kinds_of(outputs), **options)
         check_options(whole)
         return self._run_embed(whole, inputs, plain=outputs is None)
 
