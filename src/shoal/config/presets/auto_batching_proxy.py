@@ -7,6 +7,7 @@ import re
 
 from shoal.config.presets.base import (
     HOST,
+    RUST_LEVELS,
     Environ,
     Preset,
     PresetSettings,
@@ -20,7 +21,6 @@ _URL, _TIMEOUT, _INPUTS = "--inference-url", "--inference-timeout-secs", "--max-
 _INTERVAL, _INFO, _LOG = "--batch-check-interval-ms", "--include-batch-info", "RUST_LOG"
 
 _PLACE = re.compile(rf"(https?)://((?:{HOST})(?::[0-9]{{1,5}})?)(?:((?:/[A-Za-z0-9._~-]+)*?)/embed)?/?", re.IGNORECASE)
-_LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error", "off": "error"}
 
 
 def _read(environ: Environ) -> PresetSettings:
@@ -37,10 +37,10 @@ def _read(environ: Environ) -> PresetSettings:
             f"{_INTERVAL} means nothing here: nobody looks for batches that are due, they leave by themselves"
         )
     if level := environ.get(_LOG, "").lower():
-        if level in _LEVELS:
-            settings["log_level"] = PresetValue(_LEVELS[level], (_LOG,))
+        if level in RUST_LEVELS:
+            settings["log_level"] = PresetValue(RUST_LEVELS[level], (_LOG,))
         else:
-            warnings.append(f"{_LOG}: only a level alone is read, one of {', '.join(_LEVELS)}, not {level!r}")
+            warnings.append(f"{_LOG}: only a level alone is read, one of {', '.join(RUST_LEVELS)}, not {level!r}")
     return PresetSettings(settings=settings, served=_read_served(environ), warnings=tuple(warnings))
 
 

@@ -69,6 +69,12 @@ HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s/:#?@%=\[\]]+"
 """Regular expression of a host name or address; IPv6 is in brackets."""
 
 
+RUST_LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error", "off": "error"}
+"""Maps the levels of RUST_LOG to those of `log_level`."""
+
+_ORIGIN = re.compile(r"https?://[^/\s*?#@]+")
+
+
 def read_switch(variable: str, environ: Environ) -> bool:
     found = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         environ[variable].lower()
@@ -82,6 +88,15 @@ def read_int(variable: str, environ: Environ) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", environ[variable]):
         raise invalid_value_error(variable, "a whole number", environ)
     return int(environ[variable])
+
+
+def read_origins(variable: str, environ: Environ) -> tuple[list[str], list[str]]:
+    """Return the origins that are written in full, and a warning about the others, if any."""
+    origins = [origin.strip() for origin in environ[variable].split(",") if origin.strip()]
+    exact = [origin for origin in origins if _ORIGIN.fullmatch(origin)]
+    others = ", ".join(origin for origin in origins if origin not in exact)
+    full = "name every origin in full, as https://app.example.org"
+    return exact, [f"{variable}: {others} is not used: {full}"] if others else []
 
 
 def invalid_value_error(variable: str, rule: str, environ: Environ) -> ConfigError:

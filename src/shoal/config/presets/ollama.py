@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 from ipaddress import IPv6Address
 
-from shoal.config.presets.base import HOST, Environ, Preset, PresetSettings, PresetValue, invalid_value_error, read_int
+from shoal.config.presets.base import (
+    HOST,
+    Environ,
+    Preset,
+    PresetSettings,
+    PresetValue,
+    invalid_value_error,
+    read_int,
+    read_origins,
+)
 from shoal.durations import parse_duration
 
 _ADDRESS = re.compile(rf"(?:(https?)://)?({HOST})?(?::([0-9]{{1,5}}))?(?:/.*)?", re.IGNORECASE)
-_ORIGIN = re.compile(r"https?://[^/\s*?#@]+")
 _TRUE = {"1", "t", "true"}
 
 _COUNTS = {
@@ -52,13 +60,9 @@ def _read(environ: Environ) -> PresetSettings:
         else:
             warnings.append(f"OLLAMA_KV_CACHE_TYPE: {kept} is not supported; use {', '.join(_CACHE_TYPES)}")
     if "OLLAMA_ORIGINS" in environ:
-        origins = [text.strip() for text in environ["OLLAMA_ORIGINS"].split(",") if text.strip()]
-        exact = [origin for origin in origins if _ORIGIN.fullmatch(origin)]
+        exact, inexact = read_origins("OLLAMA_ORIGINS", environ)
         settings["cors_origins"] = PresetValue(exact, ("OLLAMA_ORIGINS",))
-        if others := [origin for origin in origins if origin not in exact]:
-            warnings.append(
-                f"OLLAMA_ORIGINS: {', '.join(others)} is not used: name every origin in full, as https://app.example.org"
-            )
+        warnings += inexact
     if environ.get("OLLAMA_DEBUG", "0").lower() in _TRUE or re.fullmatch(
         "0*[1-9][0-9]*", environ.get("OLLAMA_DEBUG", "")
     ):

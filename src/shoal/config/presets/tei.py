@@ -7,7 +7,6 @@ the same meaning (--port, --api-key, --hf-token, --max-batch-tokens) are Shoal's
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,6 +18,7 @@ from shoal.config.presets.base import (
     PresetValue,
     invalid_value_error,
     read_int,
+    read_origins,
     read_switch,
 )
 from shoal.errors import ConfigError
@@ -33,7 +33,6 @@ _COUNTS = {
 }
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "auto"}
 _POOLINGS = ("cls", "mean", "splade", "last-token")
-_ORIGIN = re.compile(r"https?://[^/\s*?#@]+")
 
 _NO_EFFECT = {
     "TOKENIZATION_WORKERS": "texts are tokenised together, in two threads",
@@ -117,7 +116,7 @@ def _read(environ: Environ) -> PresetSettings:
         settings["precision"] = said.to_value("DTYPE", _precision(said))
     settings |= _host(said)
     if "CORS_ALLOW_ORIGIN" in said:
-        exact = [origin for origin in _origins(said) if _ORIGIN.fullmatch(origin)]
+        exact, _ = read_origins(said.name("CORS_ALLOW_ORIGIN"), environ)
         settings["cors_origins"] = said.to_value("CORS_ALLOW_ORIGIN", exact)
     return PresetSettings(
         settings=settings, served=_read_served(said), served_model=_prompts(said), warnings=tuple(_warnings(said))
@@ -174,10 +173,6 @@ def _prompts(said: _Inputs) -> dict[str, PresetValue]:
     return {}
 
 
-def _origins(said: _Inputs) -> list[str]:
-    return [origin.strip() for origin in said.text("CORS_ALLOW_ORIGIN").split(",") if origin.strip()]
-
-
 def _warnings(said: _Inputs) -> Iterator[str]:
     for variable in ("REVISION", "SERVED_MODEL_NAME"):
         if variable in said and "MODEL_ID" not in said:
@@ -188,12 +183,8 @@ def _warnings(said: _Inputs) -> Iterator[str]:
         yield f"{said.name('POOLING')} is not used: a model's files tell its pooling, and /info shows it"
     if "DTYPE" in said and said.text("DTYPE") == "float16":
         yield f"{said.name('DTYPE')}: float16 is left to the engine (`precision` auto)"
-    others = [each for each in _origins(said) if not _ORIGIN.fullmatch(each)] if "CORS_ALLOW_ORIGIN" in said else []
-    if others:
-        yield (
-            f"{said.name('CORS_ALLOW_ORIGIN')}: {', '.join(others)} is not used: name every origin in full, as "
-            "https://app.example.org"
-        )
+    if "CORS_ALLOW_ORIGIN" in said:
+        yield from read_origins(said.name("CORS_ALLOW_ORIGIN"), said.environ)[1]
     for variable, why in _NO_EFFECT.items():
         if variable in said:
             yield f"{said.name(variable)} means nothing here: {why}"

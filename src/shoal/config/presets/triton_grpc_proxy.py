@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import re
 
-from shoal.config.presets.base import HOST, Environ, Preset, PresetSettings, PresetValue, invalid_value_error, read_int
+from shoal.config.presets.base import (
+    HOST,
+    RUST_LEVELS,
+    Environ,
+    Preset,
+    PresetSettings,
+    PresetValue,
+    invalid_value_error,
+    read_int,
+)
 from shoal.names import RESERVED, is_name
 
 _URL = re.compile(rf"(?:(https?|grpcs?)://)?({HOST})/?", re.IGNORECASE)
@@ -16,8 +25,6 @@ _PROXY_ADDRESS = {
     "MODEL_NAME": "model",
     "MODEL_VERSION": "1",
 }
-
-_LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error", "off": "error"}
 
 
 def _read(environ: Environ) -> PresetSettings:
@@ -73,7 +80,7 @@ def _level(directives: str) -> str | None:
     """Return the least severity that RUST_LOG sets globally; None if it only names modules of the other program."""
     found = None
     for directive in directives.lower().split(","):
-        found = _LEVELS.get(directive.strip(), found)
+        found = RUST_LEVELS.get(directive.strip(), found)
     return found
 
 
