@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
-from shoal.cli._asking import REQUEST_TIMEOUT_S, ServerClient, first_key
+from shoal.cli._asking import ServerClient, first_key
+from shoal.cli._local import run_model
 from shoal.cli._options import with_settings
 from shoal.config import LoadedConfig
 from shoal.errors import ConfigError, SetupError, TransportFailed
 
 if TYPE_CHECKING:
-    from shoal.app import App
     from shoal.cli._pictures import Input
+    from shoal.python.api import Shoal
     from shoal.types import Image, Vectors
 
 # Enough for full batches on every stream, yet below any server's limit.
@@ -76,12 +74,8 @@ def embed(
         server = ServerClient(url, first_key(*loaded.settings.api_key))
         vectors = _embed_remote(server, given, {"model": model or server.first_model("embed"), **wishes})
     else:
-        from shoal.app import open_app
-        from shoal.cli.progress import TerminalProgress
-
-        with TerminalProgress() as progress:
-            opening = open_app(loaded, (model,) if model else loaded.served[:1], progress)
-            vectors = asyncio.run(_embed_local(opening, given, wishes))
+        with run_model(loaded, model) as models:
+            vectors = _embed_local(models, given, wishes)
     _write(vectors, output)
 
 
@@ -147,25 +141,16 @@ def check_texts(texts: list[str]) -> list[str]:
     return texts
 
 
-async def _embed_local(opening: AbstractAsyncContextManager[App], given: _Inputs, wishes: _RequestFields) -> Vectors:
+def _embed_local(models: Shoal, given: _Inputs, wishes: _RequestFields) -> Vectors:
     import numpy as np
 
     from shoal.cli._pictures import name_in_errors
-    from shoal.types import Context, Embed
 
-    async with opening as app:
-        await app.wait_until_loaded()
-        failed = [card for card in app.gateway.models() if card.state == "failed"]
-        if failed:
-            raise SetupError(f"{failed[0].name}: {failed[0].error}")
-        parts = []
-        chunks = given.chunks(_LOCAL_CHUNK_BYTES)
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            items, names = chunk
-            ctx = Context(id="embed", deadline=time.monotonic() + REQUEST_TIMEOUT_S)
-            with name_in_errors(names):
-                parts.append((await app.gateway.run(Embed(model="", inputs=items, **wishes), ctx)).vectors)
-        return np.concatenate(parts)
+    parts = []
+    for items, names in given.chunks(_LOCAL_CHUNK_BYTES):
+        with name_in_errors(names):
+            parts.append(models.embed(items, **wishes))
+    return np.concatenate(parts)
 
 
 def _embed_remote(server: ServerClient, given: _Inputs, wishes: _RequestFields) -> Vectors:

@@ -28,6 +28,7 @@ from shoal.config.schema import convert
 from shoal.config.settings import BY_NAME
 from shoal.core.image_text_scoring import score_image_texts
 from shoal.errors import AddressError, ConfigError, InvalidValue, Unsupported, WrongType
+from shoal.models.progress import Progress
 from shoal.python.arguments import (
     check_options,
     each_of,
@@ -123,8 +124,9 @@ class Shoal:
     that is cancelled, or interrupted, leaves the queue.
     """
 
-    def __init__(self, loaded: LoadedConfig) -> None:
-        self._background = Background(loaded)
+    def __init__(self, loaded: LoadedConfig, progress: Progress | None = None) -> None:
+        """`progress` sees downloads and conversions, from threads."""
+        self._background = Background(loaded, progress)
 
     # -- the models, synchronous
 

@@ -23,6 +23,7 @@ from shoal.config import LoadedConfig
 from shoal.core.gateway import Gateway
 from shoal.core.input_errors import parse_input_index
 from shoal.errors import InternalError, SetupError, ShoalError, Unavailable
+from shoal.models.progress import Progress
 from shoal.types import BatchTask, Context
 
 T = TypeVar("T")
@@ -42,8 +43,9 @@ class Background:
     of the process that made it, which has none of its threads.
     """
 
-    def __init__(self, loaded: LoadedConfig) -> None:
+    def __init__(self, loaded: LoadedConfig, progress: Progress | None = None) -> None:
         self._loaded = loaded
+        self._progress = progress
         self._process = os.getpid()
         self._ready: futures.Future[RunningModels] = futures.Future()
         self._closing = threading.Lock()
@@ -195,7 +197,7 @@ class Background:
         if self._closed:  # before it began
             return
         try:
-            async with open_models(self._loaded, self._loaded.served) as running:
+            async with open_models(self._loaded, self._loaded.served, self._progress) as running:
                 await running.wait_until_loaded()
                 _check_loaded(running)
                 self._room = _ItemLimiter(_max_items(self._loaded))
