@@ -30,7 +30,7 @@ from shoal.models.address import ServedModel
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.foreign_metrics import ForeignMetrics, ProxyMetrics, TeiMetrics
-from shoal.observability.metrics import LoopLag, PrometheusObserver
+from shoal.observability.metrics import PrometheusObserver, measure_loop_lag
 from shoal.server.garbage_collection import keep_frozen
 from shoal.surfaces import Application, ImageReader, Options, build_app, build_surfaces
 from shoal.types import ModelStats
@@ -80,7 +80,7 @@ async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progre
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(open_models(loaded, served, progress))
         gateway, observer = running.gateway, running.observer
-        await stack.enter_async_context(LoopLag(observer.record_lag))
+        await stack.enter_async_context(measure_loop_lag(observer.record_lag))
         await stack.enter_async_context(keep_frozen(lambda: tuple(_list_states(gateway.registry))))
         asking = asyncio.create_task(_poll_statistics(gateway.registry, observer), name="statistics")
         stack.push_async_callback(_cancel, asking)

@@ -57,7 +57,9 @@ def serve(
     raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
-        lines = stack.enter_context(logs.configure(settings.log_level, settings.log_format, access=settings.access_log))
+        as_json = stack.enter_context(
+            logs.configure(settings.log_level, settings.log_format, access=settings.access_log)
+        )
         port = sockets[0].getsockname()[1]
         _log.info("listening on %s, loading models", browser_url(settings.host, port))
         # Imported late: a port in use or a wrong setting is reported before the slow imports.
@@ -69,7 +71,7 @@ def serve(
         try:
             runner.run(_serve(open_app(loaded, loaded.served, progress), loaded, sockets))
         except ShoalError as error:
-            if not lines.as_json:
+            if not as_json:
                 raise
             _log.error("%s", error.message)  # readers of the log expect no plain text after it
             raise typer.Exit(exit_code(error)) from None

@@ -12,10 +12,10 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Literal, TextIO, TypeAlias
+from typing import Any, Literal, TextIO
 
 import orjson
 
@@ -30,7 +30,6 @@ FIELDS = (
     *("replica", "client", "kind", "request_id"),
 )
 
-_State: TypeAlias = tuple[logging.Logger, list[logging.Handler], int, bool]
 FLUSH_INTERVAL_S = 0.02
 """How long records gather before they are written: waking a thread for every line costs the event loop more than the
 line itself."""
@@ -43,35 +42,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _COLORS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 
 
-class Logs:
-    """Logging as `configure` set it up; leaving it, or `close`, writes what is pending and puts the loggers back."""
-
-    def __init__(self, writer: _Writer, before: Sequence[_State], records: Mapping[str, Any], *, as_json: bool) -> None:
-        self.as_json = as_json
-        self._writer: _Writer | None = writer
-        self._before = before
-        self._records = records
-
-    def __enter__(self) -> Logs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            for logger, handlers, level, propagate in self._before:
-                logger.handlers[:] = handlers
-                logger.setLevel(level)
-                logger.propagate = propagate
-            for name, wanted in self._records.items():
-                setattr(logging, name, wanted)
-            self._writer.close()
-            self._writer = None
-
-
+@contextmanager
 def configure(
     level: str = "info",
     format: Format = "auto",
@@ -79,8 +50,9 @@ def configure(
     access: bool = True,
     stream: TextIO | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Logs:
-    """Send all records to `stream` (standard error): Shoal's and uvicorn's from `level`, other libraries' warnings.
+) -> Iterator[bool]:
+    """While inside, send all records to `stream` (standard error): Shoal's and uvicorn's from `level`, other libraries'
+    warnings. Yields whether they are JSON. On leaving, what is pending is written, and the loggers are put back.
 
     `format` "auto" means text on a terminal and JSON elsewhere; NO_COLOR switches colours off. `access` False silences
     the access log. Run uvicorn with `log_config=None`, or it sets up its own. Raises ValueError for an unknown level.
@@ -116,7 +88,16 @@ def configure(
     records = {name: getattr(logging, name) for name in unwanted}
     for name, nothing in unwanted.items():
         setattr(logging, name, nothing)
-    return Logs(writer, before, records, as_json=not as_text)
+    try:
+        yield not as_text
+    finally:
+        for logger, handlers, number, propagate in before:
+            logger.handlers[:] = handlers
+            logger.setLevel(number)
+            logger.propagate = propagate
+        for name, wanted in records.items():
+            setattr(logging, name, wanted)
+        writer.close()
 
 
 class _RecordForwarder(logging.Handler):

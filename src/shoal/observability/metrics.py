@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -373,36 +373,24 @@ def _collect_replicas(replicas: Iterable[tuple[str, ReplicaStatus]]) -> Iterator
     yield family
 
 
-class LoopLag:
-    """Measures, while entered, how late the event loop wakes a timer of `interval` seconds: its own stalls."""
+@asynccontextmanager
+async def measure_loop_lag(
+    record: Callable[[float], None],
+    interval: float = 0.1,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    clock: Callable[[], float] = time.perf_counter,
+) -> AsyncIterator[None]:
+    """While inside, measure how late the event loop wakes a timer of `interval` seconds: its own stalls."""
 
-    def __init__(
-        self,
-        record: Callable[[float], None],
-        interval: float = 0.1,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._record = record
-        self._interval = interval
-        self._sleep = sleep
-        self._clock = clock
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> LoopLag:
-        self._task = asyncio.create_task(self._sample(), name="loop-lag")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-
-    async def _sample(self) -> None:
+    async def sample() -> None:
         while True:
-            start = self._clock()
-            await self._sleep(self._interval)
-            self._record(max(0.0, self._clock() - start - self._interval))
+            start = clock()
+            await sleep(interval)
+            record(max(0.0, clock() - start - interval))
+
+    task = asyncio.create_task(sample(), name="loop-lag")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

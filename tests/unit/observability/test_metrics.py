@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.core.protocols import BatchReport, GenerationReport
-from shoal.observability.metrics import MAX_MODELS, UNKNOWN, LoopLag, PrometheusObserver
+from shoal.observability.metrics import MAX_MODELS, UNKNOWN, PrometheusObserver, measure_loop_lag
 from shoal.types import BatchFacts, Embedded
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -203,14 +203,14 @@ async def test_loop_lag_is_what_the_timer_was_late(observer: PrometheusObserver)
     def clock() -> float:
         return next(moments, 2.0)
 
-    async with LoopLag(record, sleep=sleep, clock=clock):
+    async with measure_loop_lag(record, sleep=sleep, clock=clock):
         await done.wait()
     assert seen[:2] == pytest.approx([0.03, 0.0])
 
 
 async def test_loop_lag_stops_with_its_block() -> None:
     """Leaving the block ends the sampling task."""
-    async with LoopLag(lambda _: None):
+    async with measure_loop_lag(lambda _: None):
         await asyncio.sleep(0)
         assert [task for task in asyncio.all_tasks() if task.get_name() == "loop-lag"]
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "loop-lag"]
