@@ -55,8 +55,8 @@ OutputName: TypeAlias = Literal[
 
 
 def _section(title: str, **marks: bool) -> Callable[..., Meta]:
-    """Return what describes the settings of a section: called with the help of one, and with its own marks beside
-    those of the section (see `Setting`)."""
+    """Return a function that describes a setting of this section. It takes the help text, and marks of `Setting` that
+    add to the section's own."""
 
     def describe(text: str, **own: bool) -> Meta:
         return Meta(description=text, extra={"section": title, **marks, **own})
