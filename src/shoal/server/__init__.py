@@ -85,18 +85,9 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        # At once: Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens.
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
+    # It listens at once: Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens.
+    listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
     listener.setblocking(False)
     return listener
 
