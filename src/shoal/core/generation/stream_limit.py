@@ -20,8 +20,8 @@ so fewer handovers say nothing."""
 class StreamLimit:
     """Admits at most `limit` streams at once and queues up to `queued`, of which one client may hold at most half.
 
-    A free slot goes to the waiting clients in turn, not to the busiest one. A request is rejected if the recent pace
-    would give it a slot too late.
+    Free slots go to the waiting clients in rotation, whatever the number of their waiting requests. A request is
+    rejected if it would get a slot too late at the recent pace.
     """
 
     def __init__(self, limit: int = 256, queued: int = 1024, clock: Callable[[], float] = time.monotonic) -> None:

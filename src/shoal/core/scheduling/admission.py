@@ -1,4 +1,4 @@
-"""Who may come in: permits in units of items, refused at once when there is no room, never taken back."""
+"""Admit requests: permits in units of items, refused at once when there is no room and never revoked."""
 
 from __future__ import annotations
 
@@ -15,55 +15,57 @@ from shoal.errors import Overloaded
 from shoal.types import BatchTask, Context, Rerank, TrafficClass
 
 RATE_WINDOW_S = 10.0
-"""How far back the drain rate looks: long enough for some batches of a slow model, short enough to follow a change."""
+"""Window of the drain rate: long enough for some batches of a slow model, short enough to follow a change."""
 
 BULK_ABOVE = 8
-"""Requests of more items than this are bulk unless they say otherwise."""
+"""Requests with more items than this are bulk, unless a key or header sets their class."""
 
 
 def count_items(task: BatchTask) -> int:
-    """How many items it has, without making them."""
+    """Count the items of a task without building them."""
     return len(task.documents) if isinstance(task, Rerank) else len(task.inputs)
 
 
 def classify_traffic(ctx: Context, items: int) -> TrafficClass:
-    """The class that a request of so many items travels in: what its key or header says, else its size decides."""
+    """Return the traffic class of a request: from its key or header, else from its size."""
     return ctx.traffic or ("bulk" if items > BULK_ABOVE else "interactive")
 
 
 RESERVED_PART = 8
-"""One part of so many is kept free of bulk items: a backlog of theirs must not turn away somebody's single text."""
+"""1/RESERVED_PART of the queue is reserved for interactive items: a bulk backlog must not reject a single text."""
 
 
 LATE_PART = 0.9
-"""Part of the time that a request has which the work before it may be predicted to take: predictions are not exact, and
-what is admitted and not answered in time helps nobody."""
+"""Fraction of a request's remaining time that the work ahead of it may take. Below 1 because predictions are inexact,
+and a request that is admitted but misses its deadline is wasted work."""
 
 ESTIMATE_DECAY = 0.99
-"""Weight that a request keeps at each later one: texts of one kind follow each other."""
+"""Decay of older requests at each new one, for the ratio of true to estimated tokens: similar texts come in a row."""
 
 CALM_PART = 0.5
-"""A queue counts as drained when it takes less than this part of what it may take."""
+"""Fraction of its limit below which a queue delay counts as drained."""
 
 FEW_REQUESTS = 32
-"""So many interactive requests may always wait as long as they have: of a slow model that is no overload."""
+"""Below this many interactive requests, only deadlines limit the wait: for a slow model that is no overload."""
 
 OVERLOAD_PART = 0.25
-"""Part of `max_queue_s` that a queue may take while more is asked for than is done."""
+"""Fraction of `max_queue_s` that the queue may take while demand exceeds throughput."""
 
 OVERLOAD = 1.25
-"""How many times what is done has to be asked for: callers that each wait for an answer before they ask again ask for
-what is done, however many they are."""
+"""Ratio of demand to throughput above which a lane is overloaded. Callers that each wait for an answer before the next
+request have a ratio of 1, however many they are."""
 
 
 def wait_before_retry(seconds: float, jitter: Callable[[], float] = random) -> float:
-    """`seconds` as a Retry-After: between 1 and 30 s, and up to half as long again, so that not all who were refused
-    come back at once. `jitter` answers between 0 and 1."""
+    """Return `seconds` as a Retry-After: clamped to 1 to 30 s, plus up to 50 % so that rejected clients spread out.
+
+    `jitter` returns a number between 0 and 1.
+    """
     return min(max(seconds, 1.0), 30.0) * (1 + jitter() / 2)
 
 
 class Permit(msgspec.Struct):
-    """The right of `items` items of one client to be inside; given back exactly once, whatever happened to them."""
+    """The right of one client to have `items` items queued or running; released exactly once, whatever happens."""
 
     flow: tuple[str, TrafficClass]
     items: int
@@ -73,7 +75,7 @@ class Permit(msgspec.Struct):
 
 @dataclass(slots=True)
 class _AdmittedCounts:
-    """Requests, items and tokens that are inside, of all, of a class or of a flow."""
+    """Requests, items and tokens that are queued or running: in total, of a class or of a flow."""
 
     requests: int = 0
     items: int = 0
@@ -89,7 +91,7 @@ class _SustainedDelay:
         self._since: float | None = None
 
     def observe(self, seconds: float, now: float) -> bool:
-        """The queue takes so many `seconds` now."""
+        """Record that the queue takes `seconds` now; returns whether the delay is sustained."""
         if seconds < self.limit * CALM_PART:
             self._since = None
         elif seconds > self.limit and self._since is None:
@@ -98,8 +100,7 @@ class _SustainedDelay:
 
 
 class _Demand:
-    """Items that were asked for, refused ones included, and items that left; older ones count less: after `memory`
-    seconds 1/e."""
+    """Requested items, rejected ones included, and released items. Both decay to 1/e after `memory` seconds."""
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
@@ -113,24 +114,24 @@ class _Demand:
         self._at = now
 
     def is_overloaded(self) -> bool:
-        """Whether clearly more is asked for than leaves."""
+        """Whether clearly more items are requested than released."""
         return self._asked > OVERLOAD * self._left
 
 
 class Admission:
-    """A bounded count of items inside, of which one client holds at most half, counted by class; and a bound on how
-    long they take.
+    """Bounds the items that are queued or running, and the time that they take.
 
-    Classes are counted apart because many users may stand behind one address: the bulk job of one of them must not use
-    up the share of the others' single texts. When nothing is inside, any request is admitted however large, so that no
-    legal request is refused for its size alone. Tokens are estimates until `correct` is called.
+    One client holds at most half of `max_items`, counted per class. Classes are counted separately because many users
+    may share one address: the bulk job of one of them must not use up the share of the others' single texts. An empty
+    lane admits any request however large, so that no legal request is rejected for its size alone. Tokens are estimates
+    until `correct` is called.
 
-    `drain` answers how many seconds so many tokens in so many items take now, None while that is not known. A request
-    is refused when what goes before it, by the planner's shares of classes, clients and requests, takes longer than the
-    request has. Interactive ones are refused as well when the queue has taken longer than `max_queue_s` for as long as
-    that: a burst may take its time, a queue that stays only makes everybody late. While more is asked for than is done,
-    `OVERLOAD_PART` of it is enough: nobody gains by a longer queue. `FEW_REQUESTS` may always be inside. Bulk work
-    waits until its deadline.
+    `drain(tokens, items)` returns the seconds that this much work takes now, or None while unknown. A request is
+    rejected if the work ahead of it, by the planner's shares of classes, clients and requests, takes longer than its
+    remaining time. An interactive request is also rejected once the queue has taken longer than `max_queue_s` for
+    `max_queue_s` seconds: a burst may take its time, but a standing queue only delays every request. While demand
+    exceeds throughput, `OVERLOAD_PART` of `max_queue_s` is the limit, because a longer queue adds no throughput.
+    Neither of these queue limits applies below `FEW_REQUESTS` interactive requests, nor to bulk work.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Admission:
         return self._all.tokens
 
     def admit(self, client: str, traffic: TrafficClass, items: int, tokens: int, deadline: float = inf) -> Permit:
-        """Take a permit, or raise Overloaded with `retry_after` from the rate at which items leave."""
+        """Take a permit. Raises Overloaded, with `retry_after` derived from the rate at which items are released."""
         flow = (client, traffic)
         if self._demand is not None and traffic == "interactive":
             self._demand.record(self._clock(), asked=items)
@@ -194,8 +195,8 @@ class Admission:
         return Permit(flow, items, tokens)
 
     def correct(self, permit: Permit, tokens: int) -> None:
-        """Replace the permit's estimate by the true token count; never refuses. Estimates of those that are still
-        inside are taken to be as wrong as these."""
+        """Replace the permit's estimate with the true token count; never rejects. The estimates of the other requests
+        are assumed to be off by the same ratio."""
         if permit.held:
             self._true = ESTIMATE_DECAY * self._true + tokens
             self._estimated = ESTIMATE_DECAY * self._estimated + permit.tokens
@@ -204,7 +205,7 @@ class Admission:
             permit.tokens = tokens
 
     def release(self, permit: Permit) -> None:
-        """Give the permit back; a second time does nothing."""
+        """Release the permit; a second call does nothing."""
         if not permit.held:
             return
         permit.held = False
@@ -243,14 +244,14 @@ class Admission:
             self._check_queue(seconds, now, self._demand.is_overloaded())
 
     def _check_queue(self, seconds: float, now: float, overloaded: bool) -> None:
-        """Of an interactive request that would wait so many seconds."""
+        """Raise Overloaded for an interactive request that would wait `seconds` behind a standing queue."""
         lane = self._classes["interactive"]
         queue = self._estimate_seconds(self._add_other_classes(lane.tokens, "interactive")) or 0.0
         few = lane.requests < FEW_REQUESTS
         always, tight = self._standing
         bounds = ((always, True, "max_queue_ms"), (tight, overloaded, "under overload; a part of max_queue_ms"))
         for standing, counts, name in bounds:
-            # Asked also of few requests, so that a queue that drained is known to have drained.
+            # Observed for few requests too, so that a drained queue is noticed.
             if standing.observe(queue, now) and counts and not few and seconds > standing.limit:
                 raise Overloaded(
                     f"the queue takes about {seconds:.1f} s, which is over the limit of {standing.limit:g} s ({name}): "
@@ -259,9 +260,11 @@ class Admission:
                 )
 
     def _tokens_ahead(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int) -> float:
-        """Tokens that are computed until this request's are, its own included, if the planner shares fairly: a request
-        waits for as much of each other one of its client as it has itself, a client for as much of each other one, and
-        a class for what the other's weight allows. Of running batches all of it counts."""
+        """Tokens that are computed until this request is done, its own included, under the planner's fair sharing.
+
+        A request waits for as many tokens of each other request of its client as it has itself, a client for as many
+        of each other client, and a class for the share that the other's weight allows. Running batches count in full.
+        """
         mine = tokens + min(own.tokens, own.requests * tokens)
         lane = self._classes[traffic]
         flows = len(self._flows) - (own.requests > 0)
@@ -269,7 +272,7 @@ class Admission:
         return self._add_other_classes(alike, traffic)
 
     def _add_other_classes(self, tokens: float, traffic: TrafficClass) -> float:
-        """`tokens` of one class, and those of the others that its weight lets run in between."""
+        """Add to `tokens` of one class the tokens of other classes that run in between, by weight."""
         others = self._all.tokens - self._classes[traffic].tokens
         return tokens + min(others, tokens * sum(WEIGHTS.values()) / WEIGHTS[traffic] - tokens)
 
@@ -282,7 +285,7 @@ class Admission:
             self._left_items -= self._left.popleft()[1]
 
     def _retry_after(self, excess: int) -> float:
-        """Seconds until `excess` items will have left at the recent rate; 1 when nothing is known."""
+        """Seconds until `excess` items are released at the recent rate; from 1 s when the rate is unknown."""
         self._forget()
         if not self._left_items:
             return wait_before_retry(1.0, self._jitter)

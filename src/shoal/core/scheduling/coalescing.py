@@ -1,4 +1,4 @@
-"""Items whose answers are the same by construction (`Prepared.key`): never computed twice at once."""
+"""Coalesce items with the same `Prepared.key`, whose answers are equal by construction: compute each key once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shoal.core.scheduling.request_state import Item
 
 
 class Coalescer:
-    """Who else asks for what an item asks for.
+    """Tracks items in flight and in the queue by key.
 
-    A request joins an item that has left the queue, or one of its own that has not. It never joins another request's
-    item in the queue: it would wait for that one's turn. Each keeps its own place, and the first to leave the queue
-    answers them all.
+    A new item joins an item in flight, or a queued item of its own request. It never joins a queued item of another
+    request, because it would then wait for that request's turn. Each keeps its own place in the queue, and the first
+    one to leave it answers all of them.
     """
 
     def __init__(self) -> None:
@@ -23,21 +23,24 @@ class Coalescer:
         return len(self._in_flight) + sum(map(len, self._queued.values()))
 
     def find_leader(self, key: Hashable | None, request: Hashable) -> Item | None:
-        """The item that one more of this key should join."""
+        """Return the item that another item with this key should join, if any."""
         if key is None:
             return None
         return self._in_flight.get(key) or self._queued.get(key, {}).get(request)
 
     def add(self, item: Item) -> None:
-        """It waits in the queue, for the first time or again."""
+        """Record an item that enters the queue, for the first time or again."""
         key = item.prepared.key
         if key is not None:
-            if self._in_flight.get(key) is item:  # it failed, and waits again
+            if self._in_flight.get(key) is item:  # it failed and is queued again
                 del self._in_flight[key]
             self._queued.setdefault(key, {})[item.request] = item
 
     def dequeue(self, items: Sequence[Item]) -> tuple[list[Item], list[tuple[Item, Item]]]:
-        """These leave the queue together: which of them run, and pairs (twin, the item that answers it too)."""
+        """Record items that leave the queue together.
+
+        Returns the items to run, and pairs (duplicate, item that also answers it).
+        """
         run: list[Item] = []
         answered: list[tuple[Item, Item]] = []
         together = set(items)
@@ -56,7 +59,7 @@ class Coalescer:
         return run, answered
 
     def forget(self, item: Item) -> None:
-        """It was answered, or nobody waits for it."""
+        """Remove an item that is answered or has no waiters left."""
         key = item.prepared.key
         if self._in_flight.get(key) is item:
             del self._in_flight[key]

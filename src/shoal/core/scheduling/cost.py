@@ -1,20 +1,20 @@
-"""How long a replica's batches take, learned as they run."""
+"""An online cost model: predicts how long a replica's batches take from those that ran."""
 
 from __future__ import annotations
 
 from shoal.core.protocols import CostModel
 
 DECAY = 0.98
-"""Weight that an observation keeps at each later one: about the last fifty batches count, so a change of load shows in
-seconds and a single slow batch does not."""
+"""Decay of older observations at each new one. About the last fifty batches count: the model follows a change of load
+within seconds and ignores a single slow batch."""
 
 PRIOR_WEIGHT = 4.0
 LEAST_SPREAD = 0.05
-"""Relative spread of batch sizes under which slope and offset cannot be told apart."""
+"""Minimum relative spread of batch sizes; below it slope and offset cannot be separated."""
 
 
 class OnlineCost:
-    """Least squares of seconds over padded tokens, with older batches fading out; starts from the warm-up's model."""
+    """A least-squares fit of seconds over padded tokens with exponential decay; starts from the warm-up's model."""
 
     def __init__(self, prior: CostModel) -> None:
         self.model = prior
@@ -23,7 +23,7 @@ class OnlineCost:
             self._add(tokens, prior.fixed + prior.per_token * tokens, PRIOR_WEIGHT / 2)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """One batch of so many padded tokens took so long on a slot."""
+        """Add a batch of `tokens` padded tokens that took `seconds` on a slot."""
         self._add(float(tokens), seconds, 1.0, DECAY)
         self.model = self._fit()
 

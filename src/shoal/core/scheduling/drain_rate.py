@@ -1,7 +1,7 @@
-"""How long the work of a lane takes: its replicas' cost models say it, and what really finished corrects them.
+"""Predict how long a lane's queue takes: the replicas' cost models, corrected by the measured throughput.
 
-Items per second alone would not do: a lane that serves lone requests has a low rate because its batches are small, and
-would refuse work that would only make them larger.
+Items per second alone is not enough. A lane that serves single requests has a low rate because its batches are small;
+it would refuse work that would only make the batches larger.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from shoal.core.protocols import EngineFacts
 from shoal.core.scheduling.planner import Limits, longest_batch_s
 
 DECAY = 0.9
-"""Weight that a finished batch keeps at each later one: about ten count, so a change shows within a second."""
+"""Decay of older batches at each new one: about ten count, so the estimate follows a change within a second."""
 
 LEAST_BATCHES = 3
-"""Batches that have to finish under load before anything is predicted."""
+"""Batches that must finish under load before the first prediction."""
 
 
 class FinishedBatch(NamedTuple):
-    """A batch on a replica with these facts: its items, its true and its `padded` tokens; `full`: no more would have
-    fitted."""
+    """A batch on a replica with `facts`: its items, true tokens and `padded` tokens. `full`: no more items fitted."""
 
     facts: EngineFacts
     items: int
@@ -31,7 +30,7 @@ class FinishedBatch(NamedTuple):
 
 
 class DrainRate:
-    """Not thread-safe; every method is told `now`."""
+    """Learns the pace of a lane from its finished batches. Not thread-safe; the caller passes the time as `now`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -46,17 +45,19 @@ class DrainRate:
 
     @property
     def pace(self) -> float:
-        """Seconds that pass for each that the cost models predict."""
+        """Ratio of measured to predicted seconds."""
         return self._actual / self._predicted if self._predicted else 1.0
 
     def record_batch(self, now: float, batch: FinishedBatch, cores: int, *, saturated: bool) -> None:
-        """A batch ended on one of `cores`, which all have work now where they are `saturated`. Time between two batches
-        counts where all had work all the while."""
+        """Record a batch that ended on one of `cores`. `saturated`: all of them have work now.
+
+        The time between two batches counts only if all cores had work throughout.
+        """
         self._tokens = DECAY * self._tokens + batch.tokens
         self._padded = DECAY * self._padded + batch.padded
         if self._mark is not None and cores:
             seconds = batch.facts.cost.seconds(batch.padded)
-            if batch.full:  # then it is known how much such batches hold
+            if batch.full:  # charge its share of a predicted full batch
                 most = self._full_batch_tokens(batch.facts, batch.padded / batch.items)
                 seconds = batch.padded * batch.facts.cost.seconds(round(most)) / most
             self._actual = DECAY * self._actual + (now - self._mark) * cores
@@ -65,7 +66,7 @@ class DrainRate:
         self._mark = now if saturated else None
 
     def seconds(self, tokens: float, items: float, replicas: Iterable[EngineFacts]) -> float:
-        """What these replicas need together for so many tokens in so many items."""
+        """Seconds that these replicas together need for `tokens` tokens in `items` items."""
         padding = self._padded / self._tokens
         each = padding * tokens / max(items, 1.0)
         rate = least = 0.0
@@ -77,7 +78,7 @@ class DrainRate:
         return max(tokens / rate, least) * self.pace if rate else 0.0
 
     def _full_batch_tokens(self, facts: EngineFacts, each: float) -> float:
-        """Padded tokens of a full batch of items that have `each`."""
+        """Padded tokens of a full batch whose items have `each` padded tokens."""
         limits, cost = self._limits, facts.cost
         most: float = min(limits.max_batch_tokens, facts.max_batch_tokens or limits.max_batch_tokens)
         most = min(most, each * min(limits.max_batch_size, facts.max_batch_size))

@@ -1,4 +1,4 @@
-"""When a replica that fails is left alone, and when it is tried again: one state machine for every kind of replica."""
+"""Eject failing replicas and try them again later: one state machine for every kind of replica."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from shoal.core.protocols import ReplicaState, ReplicaStatus
 
 MAX_FAILURES = 5
-"""Failures in a row after which a replica that still answers is ejected (Envoy's consecutive_5xx)."""
+"""Consecutive failures that eject a replica which still answers (Envoy's consecutive_5xx)."""
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
-"""Fleets of models are small: an ejected replica is missed, so it is tried again sooner than Envoy's 30 to 300 s."""
+"""Model fleets are small, so losing one replica hurts: retry it sooner than Envoy's 30 to 300 s."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Ejection:
     """The state of one replica: in service, ejected `until` a time, or on trial.
 
-    MAX_FAILURES failures in a row eject it, one absence does at once, and each ejection in a row is twice as long as
-    the last. Then the replica is on trial: it gets one request at a time until one succeeds. `ejections` counts them.
+    MAX_FAILURES consecutive failures eject it; so does a single one with `gone`. Each consecutive ejection lasts twice
+    as long as the one before. Afterwards the replica is on trial: it gets one request at a time until one succeeds.
+    `ejections` counts the ejections.
     """
 
     first_s: float = FIRST_PAUSE_S
@@ -31,15 +32,15 @@ class Ejection:
     _pause: float = field(default=0.0, init=False)
 
     def is_healthy(self, now: float) -> bool:
-        """Neither ejected nor on trial."""
+        """Whether the replica is neither ejected nor on trial."""
         return now >= self.until and not self.on_trial
 
     def can_take(self, now: float, in_flight: int) -> bool:
-        """Whether it may get one more request beside those that it has."""
+        """Whether the replica may get another request in addition to its `in_flight` ones."""
         return now >= self.until and not (self.on_trial and in_flight)
 
     def end_trial(self) -> None:
-        """It begins to answer: the trial is over, though the answer may still fail."""
+        """End the trial because the replica started to answer, even though the answer may still fail."""
         self.on_trial = False
 
     def record_success(self) -> None:
@@ -49,8 +50,10 @@ class Ejection:
         self.until = 0.0
 
     def record_failure(self, now: float, *, gone: bool = False) -> None:
-        """`gone`: it was not there or said nothing in all the time there is, which needs no second witness. Requests
-        that fail while it is ejected began before that and do not make it longer."""
+        """Count a failure. `gone`: the replica was unreachable or silent until the timeout, which ejects it at once.
+
+        Requests that fail during an ejection started before it and do not extend it.
+        """
         self.failures += 1
         if (gone or self.on_trial or self.failures >= MAX_FAILURES) and now >= self.until:
             self._pause = min(2 * self._pause, self.longest_s) if self._pause else self.first_s
@@ -59,16 +62,16 @@ class Ejection:
             self.ejections += 1
 
     def undo_failure(self) -> None:
-        """The last failure was its input's fault."""
+        """Take back the last failure, which its input caused."""
         self.failures = max(0, self.failures - 1)
 
     def pause(self, now: float, seconds: float | None) -> None:
-        """It asked to be left alone for so long."""
+        """Pause for `seconds`, at most `longest_s`, because the replica asked for it."""
         if seconds:
             self.until = max(self.until, now + min(seconds, self.longest_s))
 
     def status(self, name: str, now: float, *, present: bool) -> ReplicaStatus:
-        """For people; `present`: its server is there."""
+        """Return the status to display. `present`: the replica's server is reachable."""
         state: ReplicaState = "on_trial" if self.on_trial else "in_service"
         if not present:
             state = "out_of_service"

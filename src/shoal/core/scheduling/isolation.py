@@ -1,4 +1,4 @@
-"""What to do with a batch that failed: pure decisions, so that one bad item never costs its neighbours their answer."""
+"""Decide how to retry a failed batch, so that one bad item never fails its neighbors. Pure."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from shoal.errors import (
 Step = Literal["again", "apart", "elsewhere", "fail", "halve", "singles", "retry"]
 
 MAX_ATTEMPTS = 2
-"""Tries of an item over transport faults: more would only multiply load on a fleet that is already in trouble."""
+"""Attempts per item on transport faults; more would only add load to a fleet that is already in trouble."""
 
 
 RETRY_RATIO = 0.2
-"""Retries that each call which succeeds pays for: Envoy's retry budget."""
+"""Retries earned by each successful call (Envoy's retry budget)."""
 
 RETRY_RESERVE = 10.0
-"""Retries a replica that need no success before them: what ejecting it takes, twice."""
+"""Retries per replica available without earlier successes: twice what ejecting a replica takes."""
 
 
 class RetryBudget:
-    """Bounds engine calls beyond the first ones of their items: where everything fails, trying again is only load."""
+    """Bounds engine calls that are retries: when everything fails, retries only add load."""
 
     def __init__(self, replicas: int) -> None:
         self._most = self._left = RETRY_RESERVE * replicas
 
     def earn(self) -> None:
-        """A call succeeded."""
+        """Record a successful call."""
         self._left = min(self._most, self._left + RETRY_RATIO)
 
     def spend(self) -> bool:
-        """Whether one more retry may be made, which is then counted."""
+        """Count one retry if the budget allows it; returns whether it does."""
         if self._left < 1:
             return False
         self._left -= 1
@@ -51,8 +51,11 @@ class RetryBudget:
 
 
 class RetryState(msgspec.Struct):
-    """Extra engine calls that one failed batch and all its parts may still cost: 2 log2(n) + 2 finds one culprit.
-    `first`: the replica on which it failed before it was tried on another one; `judged`: it failed on both."""
+    """The retries of one failed batch and all its parts.
+
+    `calls`: extra engine calls left; 2 log2(n) + 2 suffice to find one bad item. `first`: the replica on which the
+    batch failed before it was tried on another one. `judged`: it failed on both.
+    """
 
     calls: int
     first: object | None = None
@@ -73,17 +76,20 @@ def next_step(
     merges: bool = False,
     elsewhere: bool = False,
 ) -> Step:
-    """The step after `items` items failed together with `error`.
+    """Return the next step after `items` items failed together with `error`.
 
-    Input errors and unexplained errors of a live replica may be one item's fault, so the batch is halved (Triton's
-    python and onnxruntime backends report bad inputs as INTERNAL); when the trial is used up the rest runs singly. An
-    unexplained error may as well be the replica's own: where another can take the batch (`elsewhere`), it goes there
-    first, as it is. Memory that ran out is halved without that bound: smaller parts are the cure. Transport faults, and
-    whatever a replica says while it goes down, are retried, each item up to MAX_ATTEMPTS. A replica that was too busy
-    to take the batch has not tried it: it runs again as it is, until its items' deadlines. A replica that `merges` may
-    have failed for another batch of those in flight, so the batch is tried apart from them before it is judged. What
-    killed a replica's process is not tried again once it is known: that is when it ran alone, on a replica that it
-    `shared` with no other batch.
+    - Input errors and unexplained errors of a live replica may be caused by one item, so the batch is halved (Triton's
+      python and onnxruntime backends report bad inputs as INTERNAL). When `trial` has no calls left, the rest runs
+      singly.
+    - An unexplained error may also be the replica's own. If another replica can take the batch (`elsewhere`), the
+      whole batch goes there first.
+    - A batch that ran out of memory is halved without that limit: smaller parts are the remedy.
+    - Transport faults, and any engine error of a replica that is going down, are retried up to MAX_ATTEMPTS per item.
+    - A replica that was too busy has not tried the batch: it runs again unchanged, until the deadlines of its items.
+    - A replica that `merges` may have failed because of another batch in flight, so the batch runs apart from the
+      others before it is judged.
+    - An item that crashes a replica's process is not retried once it is identified: when it ran alone, on a replica
+      that it `shared` with no other batch.
     """
     if isinstance(error, Overloaded):
         return "again"

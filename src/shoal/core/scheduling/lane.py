@@ -1,7 +1,7 @@
-"""The driver of one lane: requests in, batches to replicas, every accepted request answered exactly once.
+"""Drive one lane: requests in, batches to replicas, and exactly one answer to every accepted request.
 
-Decisions live elsewhere and are pure: which batch (`planner`), what after a failure (`isolation`), who may come in
-(`limits`). This module only moves things and keeps the books.
+The decisions are pure and live elsewhere: the next batch in `planner`, the step after a failure in `isolation`,
+admission in `admission`. This module moves items and does the bookkeeping.
 """
 
 from __future__ import annotations
@@ -63,8 +63,11 @@ _NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
 
 
 class _InFlightBatch(msgspec.Struct, eq=False):
-    """One batch on one replica, whose `facts` are those of its start. Of an engine call that came back: the `padded`
-    tokens that it computed, its `seconds`, and those of them that it did not wait behind another."""
+    """One batch on one replica; `facts` are the replica's when the batch started.
+
+    Set when the engine call returns: `padded`, the padded tokens computed; `seconds`, the duration of the call;
+    `own_seconds`, that duration without the wait behind another batch.
+    """
 
     id: int
     items: list[Item]
@@ -82,7 +85,7 @@ class _InFlightBatch(msgspec.Struct, eq=False):
 
 
 class _BatchPart(msgspec.Struct, eq=False):
-    """A piece of a failed batch that runs before anything that is queued."""
+    """A part of a failed batch, which runs before anything in the queue."""
 
     items: list[Item]
     trial: RetryState
@@ -90,8 +93,11 @@ class _BatchPart(msgspec.Struct, eq=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneOptions:
-    """`space` goes into every answer; `max_items` and `max_queue_s` (0: none) bound the queue (limits.Admission).
-    `cache`: of rows."""
+    """Settings of one lane.
+
+    `space` is part of every answer. `max_items` and `max_queue_s` (0: unlimited) bound the queue (see Admission).
+    `cache` holds rows.
+    """
 
     model: str
     limits: Limits = field(default_factory=Limits)
@@ -102,11 +108,11 @@ class LaneOptions:
 
 
 class Lane:
-    """One stream of like items of a model: a pipeline, a planner and engine replicas.
+    """One stream of similar items of a model: a pipeline, a planner and engine replicas.
 
-    `run` raises what `Pipeline.check` and `prepare` raise, Overloaded, Unavailable, DeadlineExceeded, BackendError and
-    InternalError. Cancelling it takes the request's items out of the queue and cancels engine calls that nobody else
-    waits for.
+    `run` raises the errors of `Pipeline.check` and `prepare`, and Overloaded, Unavailable, DeadlineExceeded,
+    BackendError and InternalError. Cancelling it removes the request's items from the queue and cancels engine calls
+    that have no other waiters.
     """
 
     def __init__(
@@ -142,7 +148,7 @@ class Lane:
 
     @property
     def queue_size(self) -> tuple[int, int]:
-        """Items and tokens that wait for a slot."""
+        """Items and tokens in the queue."""
         return self._planner.items, self._planner.tokens
 
     def ready(self) -> bool:
@@ -151,11 +157,11 @@ class Lane:
         return self.replicas.is_usable(self._clock())
 
     def status(self) -> list[ReplicaStatus]:
-        """How its replicas are."""
+        """Return the status of each replica."""
         return self.replicas.status(self._clock())
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
-        """As Breakable: `call` hears why the lane stopped for good."""
+        """Register `call` for the error that stops the lane for good (see Breakable)."""
         self._on_broken = call
 
     @overload
@@ -192,10 +198,10 @@ class Lane:
             self._requests.discard(pending)
             self._withdraw(pending)
             self.admission.release(permit)
-            del pending  # its error holds this frame: together they would wait for the garbage collector
+            del pending  # its error references this frame: together they would form a cycle
 
     async def aclose(self) -> None:
-        """Fail what is pending, stop engine calls, close the engines; a second call does nothing more."""
+        """Fail pending requests, cancel engine calls and close the engines; a second call has no effect."""
         self._closed = True
         for pending in list(self._requests):
             pending.fail(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
@@ -251,7 +257,7 @@ class Lane:
         self._observer.queued(self.options.model, len(outcomes), tokens)
 
     def _count_held_items(self) -> int:
-        """Items that are prepared and not answered."""
+        """Count the items that are prepared and not answered."""
         running = sum(len(run.items) for run in self._in_flight)
         return self._planner.items + running + sum(len(part.items) for part in self._parts)
 
@@ -264,7 +270,7 @@ class Lane:
         return True
 
     def _withdraw(self, pending: RequestState) -> None:
-        """The request has its answer or its caller left: drop what only it was waiting for."""
+        """Drop the items that only this request waits for: it is answered, or its caller left."""
         for item in pending.items.values():
             item.waiters = [waiter for waiter in item.waiters if waiter[0] is not pending]
             if not item.waiters:
@@ -277,8 +283,11 @@ class Lane:
                     run.task.cancel()
 
     def _discard(self, item: Item) -> None:
-        """Out of the queue, if it is there. The planner may remember it until more comes: not what was prepared, which
-        others may wait for room for."""
+        """Remove the item from the queue if it is queued.
+
+        The planner may keep a reference until the next arrival, so the prepared tensors are dropped here: other items
+        may wait for their room.
+        """
         if item.queued:
             self._planner.discard(item)
             item.prepared = _NOTHING
@@ -290,7 +299,7 @@ class Lane:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Give every free slot work; the one place that starts engine calls."""
+        """Give work to every free slot; the only place that starts engine calls."""
         self._pump_scheduled = False
         if self._timer is not None:
             self._timer.cancel()
@@ -298,7 +307,7 @@ class Lane:
         try:
             while (self._planner.items or self._parts) and self._launch_next():
                 pass
-        except Exception as error:  # whatever it is, requests must not hang on a driver that stopped
+        except Exception as error:  # any error stops the driver, and its requests must not hang
             self._fail_lane(error)
         self._preparer.resume()
 
@@ -306,7 +315,7 @@ class Lane:
         now = self._clock()
         free = self.replicas.free_replicas(now)
         if not free:
-            # One whose slots are full tells by itself; whose pause ends, or who comes back, does not.
+            # The end of a batch wakes the lane. The end of a pause, or a replica that comes back, does not.
             again = self.replicas.next_check_s(now)
             if again is not None:
                 self._schedule_pump(again)
@@ -314,7 +323,7 @@ class Lane:
         if self._parts and self._launch_part(free, now):
             return True
         if not self._planner.items:
-            if self._parts:  # they wait for another replica, of which nobody tells when it is free
+            if self._parts:  # they wait for another replica, which sends no signal when it is usable
                 self._schedule_pump(LOOK_AGAIN_S)
             return False
         replica = free[0] if len(free) == 1 else min(free, key=Replica.load)
@@ -336,7 +345,7 @@ class Lane:
         return True
 
     def _launch_part(self, free: Sequence[Replica], now: float) -> bool:
-        """Run the first piece of a failed batch that one of the free replicas may take; whether there was one."""
+        """Run the first part of a failed batch that a free replica may take; returns whether there was one."""
         for part in self._parts:
             replica = self.replicas.pick(free, part.trial, now)
             if replica is not None:
@@ -355,7 +364,7 @@ class Lane:
         self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
 
     def _merge_duplicate(self, item: Item, twin: Item) -> None:
-        """`item` left the queue first: whoever waits for its twin waits for it now."""
+        """Move the waiters of `twin` to `item`, which has the same key and left the queue first."""
         self._mark_dispatched(twin)
         self._discard(twin)
         item.deadline = max(item.deadline, twin.deadline)
@@ -365,7 +374,7 @@ class Lane:
         item.waiters += twin.waiters
 
     def _mark_dispatched(self, item: Item) -> None:
-        """It has left the queue for good, unless it fails: its request may prepare another."""
+        """Record that the item left the queue, once even if it is retried: its request may prepare another one."""
         if not item.dispatched:
             item.dispatched = True
             self._preparer.record_dispatched(item.waiters[0][0], 1)
@@ -381,8 +390,8 @@ class Lane:
         run.task.add_done_callback(lambda _: self._ensure_released(run))
 
     def _ensure_released(self, run: _InFlightBatch) -> None:
-        """Give the slot back unless that is done. A done callback, because a task cancelled before its first step runs
-        no `finally`."""
+        """Release the slot if it is still held. A done callback, because a task cancelled before its first step runs no
+        `finally`."""
         if run in self._in_flight:
             self._release(run)
             self._wake()
@@ -395,20 +404,20 @@ class Lane:
         error: ShoalError
         try:
             self._deliver(run, await self._infer(run))
-            # Behind those who wait for a row: what is learned and counted is nothing that they need.
+            # Scheduled behind the waiters of the rows, which do not need the statistics.
             asyncio.get_running_loop().call_soon(self._learn, run)
             return
         except asyncio.CancelledError:
             return
         except ShoalError as failure:
             error = failure
-        except Exception as failure:  # a bug in a pipeline or an engine must fail this batch, not leave it waiting
+        except Exception as failure:  # a bug in a pipeline or an engine must fail this batch, not hang it
             logger.exception("a batch failed in an unforeseen way")
             error = InternalError(f"running the batch failed: {failure!r}")
         try:
             self._process_failure(run, error)
         finally:
-            del error  # it holds this frame, and with it the batch: nothing else may
+            del error  # it references this frame and so the batch, which must be freed
 
     async def _infer(self, run: _InFlightBatch) -> Sequence[Row | CountedRow | ShoalError]:
         prepared = [item.prepared for item in run.items]
@@ -424,8 +433,8 @@ class Lane:
         run.padded = (
             max([array.size for array in inputs.values()]) if facts.padded else sum([item.cost for item in prepared])
         )
-        # The slot's next batch leaves before this one's answers are written: writing them is work for the event loop,
-        # and the engine would idle meanwhile.
+        # Start the slot's next batch before writing this one's answers: that occupies the event loop, and the engine
+        # would idle meanwhile.
         self._release(run)
         self._pump()
         self._record_drain(run)
@@ -445,7 +454,7 @@ class Lane:
         self._drain.record_batch(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
 
     def _estimate_seconds(self, tokens: float, items: float) -> float | None:
-        """What so much of the queue takes; None while that is not known."""
+        """Estimate the seconds that this much of the queue takes; None while unknown."""
         if not self._drain.is_known:
             return None
         return self._drain.seconds(
@@ -457,7 +466,7 @@ class Lane:
             return self.pipeline.finish(outputs, prepared)
         except ShoalError:
             raise
-        except Exception:  # a bug that one item meets must not cost the others their answers
+        except Exception:  # a bug triggered by one item must not fail the others
             if len(prepared) == 1:
                 raise
             logger.exception("finishing a batch failed: each of its %d items is finished by itself", len(prepared))
@@ -520,7 +529,7 @@ class Lane:
             run.replica.shrink(sum(item.cost for item in run.items))
         if not items:
             return
-        # What counts is how many ran together: the culprit may be one whose caller has left meanwhile.
+        # Count all items that ran together: the bad one may be an item whose caller has left since.
         ready, shared, merges = run.replica.engine.ready(), run.turn.shared, run.facts.merges
         elsewhere = self.replicas.blame(run.replica, run.trial, error, self._clock())
         step = next_step(
@@ -530,13 +539,13 @@ class Lane:
         waiting = len(self._parts)
         self._apply_step(step, items, run.trial, error)
         if merges and step in ("apart", "halve"):
-            # The parts are next; beside others, the culprit among them would be those others' ruin.
+            # The parts run next, alone: a bad item among them would fail other batches in flight too.
             run.replica.isolate_batches(len(self._parts) - waiting)
         self._wake()
 
     def _apply_step(self, step: Step, items: list[Item], trial: RetryState, error: ShoalError) -> None:
         if step in ("again", "apart", "elsewhere"):
-            # It was this batch's turn, and halving that had begun goes on: neither is to be decided anew.
+            # Keep the batch's turn and the state of its halving instead of going through the planner again.
             self._parts.appendleft(_BatchPart(items, trial))
             return
         if step == "halve":
@@ -546,7 +555,7 @@ class Lane:
         now = self._clock()
         for item in items:
             item.attempts += 1
-            # An item that was asked for again while it ran may have more time than its engine call had.
+            # A request that joined the item while it ran may have a later deadline than the engine call had.
             retried = step == "retry" or (isinstance(error, DeadlineExceeded) and item.deadline > now)
             if item.attempts >= MAX_ATTEMPTS if retried else step == "fail":
                 self._coalescer.forget(item)

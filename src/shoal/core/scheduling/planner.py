@@ -1,9 +1,9 @@
-"""What the next batch is: pure, told the time, never waits.
+"""Pick the next batch of a lane. Pure: the caller passes the time, and nothing waits.
 
-Fairness is start-time fair queueing over three levels, class then client then request (Goyal, Vin and Cheng 1996):
-every flow carries a virtual time, the tokens it has been served divided by its weight; the smallest goes first; a flow
-that arrives starts at its parent's virtual time, so that nobody saves up credit while idle. This gives deficit round
-robin's shares in O(log flows) an item, and lets a batch charge ahead of a flow's turn: its time runs on.
+Fairness is start-time fair queueing over three levels, class, client and request (Goyal, Vin and Cheng 1996). Every
+flow has a virtual time: the tokens served to it divided by its weight. The smallest goes first. A new flow starts at
+its parent's virtual time, so idle flows accumulate no credit. This gives the shares of deficit round robin in
+O(log flows) per item. A batch may serve a flow ahead of its turn: its virtual time advances all the same.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from shoal.types import TrafficClass
 WEIGHTS: dict[TrafficClass, int] = {"interactive": 8, "bulk": 1}
 
 INTERACTIVE_MEMORY_S = 1.0
-"""For so long after an interactive item the lane counts as shared, and bulk batches are kept short."""
+"""Time after an interactive item during which the lane counts as shared and bulk batches are kept short."""
 
 SHARED_BULK_PART = 0.5
-"""Part of `max_batch_ms` that a bulk batch may take while the lane is shared: an interactive item that arrives waits
-for the slot that is free first, and should find it within half of what it is promised."""
+"""Fraction of `max_batch_ms` that a bulk batch may take while the lane is shared. An interactive item that arrives
+waits for the first free slot, and should get one within half of `max_batch_ms`."""
 
 SHARED_CALL_PART = 0.125
-"""Part of a shared lane's bulk batch that the call itself may cost: where calls are dear, batches stay longer (up to
-`max_batch_ms`), else short ones would take a bulk caller's rate away. Simulated at 5 ms a call, 40 us a token and 30
-single texts a second: bulk keeps 93 % of its rate in place of 72 %, and single texts wait 31 ms more in place of 17."""
+"""Fraction of a bulk batch's time on a shared lane that the call overhead may take. Where calls are expensive, batches
+may be longer (up to `max_batch_ms`), because short ones would cost the bulk client its throughput. Simulated at 5 ms a
+call, 40 us a token and 30 single texts a second: bulk keeps 93 % of its rate instead of 72 %, and single texts wait
+31 ms longer instead of 17."""
 
 MIXED_PART = 0.25
-"""Part of `max_batch_ms` up to which bulk items may fill a batch that an interactive item leads: it waits for them."""
+"""Fraction of `max_batch_ms` up to which bulk items may fill a batch of an interactive item, which waits for them."""
 
 LEAST_PART = 4.0
-"""A burst is spread over free slots only in parts worth so many calls' fixed cost: a request of two short texts is one
-batch, not two."""
+"""Minimum size of the parts of a burst that is spread over free slots, in multiples of a call's fixed cost: a request
+with two short texts is one batch, not two."""
 
 SCAN_LIMIT = 256
-"""Flows looked at for one batch: bounds the work of `take` when a thousand flows hold a thousand lengths."""
+"""Maximum flows examined per batch: bounds the work of `take` when a thousand flows have a thousand lengths."""
 
 LOOK_AGAIN_S = 0.05
-"""How soon to look again where only time can tell."""
+"""Polling interval where no event signals a change."""
 
 
 class Entry(msgspec.Struct, eq=False):
-    """One item in the queue. `cost` in tokens; `alone` keeps it out of any batch with others (poison isolation)."""
+    """One item in the queue. `cost` is in tokens; `alone` keeps a possibly bad item out of batches with others."""
 
     cost: int
     group: Hashable
@@ -78,13 +79,16 @@ class Limits:
 
 
 def longest_batch_s(limits: Limits, cost: CostModel) -> float:
-    """How long a batch may be predicted to take. Tokens may always take as long as the call itself: a call is paid for
-    whatever it carries, and batches of one under dear calls would only make the queue longer."""
+    """Return the maximum predicted duration of a batch.
+
+    Its tokens may always take as long as the call overhead: each call costs that in any case, and batches of one under
+    expensive calls would only lengthen the queue.
+    """
     return max(limits.max_batch_ms / 1000, cost.fixed * 2)
 
 
 class Batch(msgspec.Struct, Generic[E], frozen=True):
-    """Entries for one slot. `length` is the padded length of each row, `tokens` the sum of the true lengths."""
+    """Entries for one slot. `length` is the padded length of each row in tokens, `tokens` the sum of the true ones."""
 
     entries: list[E]
     length: int
@@ -93,15 +97,15 @@ class Batch(msgspec.Struct, Generic[E], frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing to run yet; look again at `until` (None: when something arrives)."""
+    """Nothing to run yet; call `take` again at `until` (None: when something arrives)."""
 
     until: float | None
 
 
 class _Flow(Generic[E]):
-    """One request's queued entries, by (group, bucket) so that a batch finds its like without a search.
+    """One request's queued entries by (group, bucket), so that a batch finds matching entries without a search.
 
-    Entries that left the queue stay in their deque until somebody looks at its head.
+    Entries that left the queue stay in their deque until its head is read.
     """
 
     __slots__ = ("key", "queues", "vtime")
@@ -116,7 +120,7 @@ class _Flow(Generic[E]):
         self.queues.setdefault(key, deque()).append(entry)
 
     def head(self, key: tuple[Hashable, int]) -> E | None:
-        """The first entry of a queue that is still waiting; an empty queue is forgotten."""
+        """Return the first entry of a queue that is still queued; an empty queue is removed."""
         queue = self.queues.get(key)
         while queue:
             if queue[0].queued:
@@ -130,7 +134,7 @@ class _Flow(Generic[E]):
 
 
 class _Branch(Generic[E]):
-    """A class or a client: children in a heap by virtual time. Only the child on top is ever touched."""
+    """A class or a client: children in a heap by virtual time. Only the top child is ever modified."""
 
     __slots__ = ("aside", "children", "floor", "heap", "key", "vtime")
 
@@ -143,7 +147,7 @@ class _Branch(Generic[E]):
         self.aside: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
 
     def charge_top(self, tokens: float, sequence: int) -> None:
-        """The child on top was served: its virtual time moves on by what it used."""
+        """Advance the virtual time of the top child, which was served `tokens`."""
         vtime, _, child = self.heap[0]
         self.floor = max(self.floor, vtime)
         child.vtime = vtime + tokens
@@ -155,7 +159,7 @@ class _Branch(Generic[E]):
         del self.children[child.key]
 
     def set_top_aside(self, tokens: float = 0) -> None:
-        """Look past the child on top until `restore`; `tokens`: it was served so many."""
+        """Skip the top child until `restore`, charging it the `tokens` it was served."""
         vtime, sequence, child = heapq.heappop(self.heap)
         if tokens:
             self.floor = max(self.floor, vtime)
@@ -170,7 +174,7 @@ class _Branch(Generic[E]):
 
 @dataclass(slots=True)
 class _Class(Generic[E]):
-    """A traffic class and when it was last served; `since` is when it last went from empty to not empty."""
+    """A traffic class. `served`: when it was last served. `since`: when it last became non-empty."""
 
     root: _Branch[E]
     weight: int
@@ -181,7 +185,7 @@ class _Class(Generic[E]):
 
 
 class _Draft(msgspec.Struct, Generic[E]):
-    """The batch being filled, and what joining it would cost. `seconds` is how long it may be predicted to take."""
+    """The batch being filled. `seconds` is its maximum predicted duration, `waste` the padding by bucket length."""
 
     facts: EngineFacts
     limits: Limits
@@ -194,7 +198,7 @@ class _Draft(msgspec.Struct, Generic[E]):
     full: bool = False
 
     def fits(self, cost: int, length: int) -> bool:
-        """Whether one more item keeps the batch, which has its first, inside every limit. A no is remembered."""
+        """Whether one more item keeps a non-empty batch within every limit; a negative answer sets `limited`."""
         facts = self.facts
         size = len(self.entries) + 1
         tokens = self.tokens + cost
@@ -207,7 +211,7 @@ class _Draft(msgspec.Struct, Generic[E]):
         return inside
 
     def worth(self, length: int) -> bool:
-        """Whether padding an item of another bucket costs less than the call that it saves."""
+        """Whether padding items of this bucket costs less than the call that it saves."""
         cost = self.facts.cost
         return (self.waste.get(length, 0) + self._padding(length)) * cost.per_token < cost.fixed
 
@@ -222,16 +226,16 @@ class _Draft(msgspec.Struct, Generic[E]):
         return self.full or (bool(self.entries) and (self.entries[0].alone or self.tokens >= portion))
 
     def _padding(self, length: int) -> int:
-        """Padded tokens that an item of this length adds beyond its own: below the row, or under all other rows."""
+        """Padding tokens that an item of this length adds: to its own row, or to all others if it is the longest."""
         if not self.facts.padded:
             return 0
         return self.length - length if length < self.length else len(self.entries) * (length - self.length)
 
 
 class Planner(Generic[E]):
-    """The queue of one lane and the choice of its next batch. Not thread-safe; every method is told `now`.
+    """The queue of one lane, which picks the next batch. Not thread-safe; the caller passes the time as `now`.
 
-    An entry that comes to an empty queue is `_lone` until another one follows: it needs no flow to be found in.
+    An entry that arrives at an empty queue is `_lone`, outside of any flow, until another one arrives.
     """
 
     def __init__(self, limits: Limits, length_buckets: Sequence[int] = ()) -> None:
@@ -249,7 +253,7 @@ class Planner(Generic[E]):
         self._lone: E | None = None
 
     def add(self, entry: E, now: float) -> None:
-        """Queue one entry; it stays until it is taken or discarded."""
+        """Queue one entry until it is taken or discarded."""
         entry.queued = True
         entry.sequence = next(self._sequence)
         lane = self._classes[entry.traffic]
@@ -276,18 +280,18 @@ class Planner(Generic[E]):
         flow.push(entry, round_up(entry.cost, self._buckets))
 
     def discard(self, entry: E) -> None:
-        """Take an entry out of the queue; does nothing when it already left."""
+        """Remove an entry from the queue; does nothing if it already left."""
         if entry.queued:
             self._remove(entry)
 
     def take(
         self, facts: EngineFacts, now: float, *, share: int = 1, behind: float = 0.0
     ) -> tuple[Batch[E] | Wait, list[E]]:
-        """The next batch for a free slot of a replica with these facts, and the entries that cannot be answered within
-        their deadline: they leave the queue without a call.
+        """Return the next batch for a free slot of a replica with these facts, and the entries that cannot meet their
+        deadline, which leave the queue without a call.
 
-        `share` > 1 splits what is queued over so many slots that are free now and compute side by side. A batch that
-        begins now waits for `behind` seconds on the replica.
+        `share` > 1 splits the queue over that many slots, which are free now and compute in parallel. A batch that
+        starts now waits `behind` seconds on the replica.
         """
         expired: list[E] = []
         if not self.items:
@@ -299,14 +303,14 @@ class Planner(Generic[E]):
             return self._take_lone(self._lone, facts, now, behind)
         draft = self._fill(facts, now, share, behind, expired)
         if draft is None:
-            # All that was looked at has expired. If items were left all the same, nothing else would wake the lane.
+            # Every examined entry has expired. If others remain, nothing else would wake the lane.
             return Wait(now + LOOK_AGAIN_S if self.items else None), expired
         full = draft.limited or len(draft.entries) == self._max_items(facts)
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch(draft.entries, draft.length, draft.tokens, flush), expired
 
     def _take_lone(self, entry: E, facts: EngineFacts, now: float, behind: float) -> tuple[Batch[E] | Wait, list[E]]:
-        """As `_fill` for the only entry: on an idle replica it runs unless its deadline is over."""
+        """Take the only entry, as `_fill` would: on an idle replica it runs unless its deadline has passed."""
         lane = self._classes[entry.traffic]
         self._remove(entry)
         lane.vtime += entry.cost / lane.weight
@@ -318,7 +322,7 @@ class Planner(Generic[E]):
         return Batch([entry], round_up(entry.cost, facts.length_buckets), entry.cost, flush), []
 
     def pending(self) -> list[E]:
-        """Every entry in the queue, oldest first."""
+        """Return all entries in the queue, oldest first."""
         return [entry for entry in self._arrivals if entry.queued]
 
     def _fill(self, facts: EngineFacts, now: float, share: int, behind: float, expired: list[E]) -> _Draft[E] | None:
@@ -334,8 +338,8 @@ class Planner(Generic[E]):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
                 if key is None:
-                    # A flow whose entries have all left costs one pop and never comes back. Counted, a crowd of callers
-                    # who gave up would hide those behind them.
+                    # An empty flow costs one pop and is removed. If it counted toward the scan limit, many callers who
+                    # left would hide the requests behind them.
                     looked += bool(flow.queues)
                     self._pass_over(lane.root, client, flow)
                     continue
@@ -350,7 +354,7 @@ class Planner(Generic[E]):
         if self._parked:
             self._restore()
         if hasty and not (draft.entries or behind):
-            # Nothing else wants the slot: a prediction that is too long must be able to learn that it is.
+            # The slot would stay idle, so run one: an overestimating cost model must be able to correct itself.
             last = max(hasty, key=lambda entry: entry.deadline)
             hasty.remove(last)
             draft.add(last, round_up(last.cost, facts.length_buckets))
@@ -358,7 +362,7 @@ class Planner(Generic[E]):
         return draft if draft.entries else None
 
     def _match(self, flow: _Flow[E], draft: _Draft[E]) -> tuple[Hashable, int] | None:
-        """The flow's queue whose head should join: the draft's own bucket, else the nearest worth its padding."""
+        """Return the flow's queue whose head should join: of the draft's bucket, else the nearest worth its padding."""
         if not draft.entries:
             heads = flow.heads()
             if len(heads) > 1:
@@ -368,7 +372,7 @@ class Planner(Generic[E]):
         own = (leader.group, draft.length)
         same = flow.head(own)
         if same is not None:
-            # What does not fit without padding fits with it even less: looking through other flows would be in vain.
+            # An item that does not fit without padding does not fit with it either, so no other flow is searched.
             draft.full = not draft.fits(same.cost, draft.length)
             return None if draft.full else own
         best: tuple[Hashable, int] | None = None
@@ -383,7 +387,7 @@ class Planner(Generic[E]):
         return best
 
     def _serve(self, lane: _Class[E], client: _Branch[E], flow: _Flow[E], key: tuple[Hashable, int]) -> E:
-        """Take the head of the queue out of its flow, which is on top of its client's heap, and charge all levels."""
+        """Take the head of a queue of the top flow, and charge its cost at all levels."""
         entry = flow.queues[key].popleft()
         self._remove(entry)
         lane.vtime += entry.cost / lane.weight
@@ -405,7 +409,7 @@ class Planner(Generic[E]):
         return entry
 
     def _pass_over(self, root: _Branch[E], client: _Branch[E], flow: _Flow[E]) -> None:
-        """Nothing of this flow belongs into the batch: look past it until `_restore`, or drop it when it is empty."""
+        """Skip a flow with no matching entry until `_restore`, or drop it if it is empty."""
         if flow.queues:
             self._parked.append(client)
             client.set_top_aside()
@@ -424,29 +428,31 @@ class Planner(Generic[E]):
         self._parked.clear()
 
     def _seconds_for(self, name: TrafficClass, draft: _Draft[E], now: float) -> float:
-        """As `longest_batch_s`, shorter for bulk items beside interactive ones."""
+        """Like `longest_batch_s`, but shorter for bulk items that share the lane with interactive ones."""
         fixed, seconds = draft.facts.cost.fixed, self.limits.max_batch_ms / 1000
         if name == "bulk" and draft.entries:
-            # Companions of an interactive item make it wait.
+            # An interactive item waits for the bulk items in its batch.
             return max(seconds * MIXED_PART, fixed * (1 + MIXED_PART))
         if name == "bulk" and now - self._interactive_seen < INTERACTIVE_MEMORY_S:
             seconds = max(seconds * SHARED_BULK_PART, min(seconds, fixed / SHARED_CALL_PART))
-            # Where slots queue for the same cores, an item that comes waits for the batches of all of them.
+            # Where slots share cores, an arriving item waits for the batches of all slots.
             seconds *= (draft.facts.parallel or draft.facts.slots) / draft.facts.slots
         return max(seconds, fixed * 2)
 
     def _predict_seconds(self, facts: EngineFacts, draft: _Draft[E], entry: E) -> float:
-        """Seconds of the batch that this entry would join: a full one, or all that is queued. Not of a smaller one that
-        it would be in time with: batches would shrink just when there is too much to do."""
+        """Predict the duration of the batch that this entry would join: a full one, or the whole queue.
+
+        A smaller batch that meets its deadline is not considered: batches would shrink under overload.
+        """
         cost = facts.cost
         queued = min(draft.tokens + entry.cost + self.tokens, entry.cost * self._max_items(facts))
         return max(min(draft.seconds, cost.seconds(queued)), cost.seconds(entry.cost))
 
     def _class_order(self, now: float) -> list[TrafficClass]:
-        """Classes by virtual time; one that nobody served for `max_age_ms` goes first.
+        """Return the classes by virtual time; a class not served for `max_age_ms` goes first.
 
-        Age counts since the class was last served, not since its oldest item came: a backlog is always old, and would
-        turn the queue into first come, first served, for which the bulk client would be grateful.
+        Age counts from when the class was last served, not from its oldest item: a backlog is always old, and would
+        turn the queue into first come, first served, which would favor the bulk client.
         """
         busy = [name for name, lane in self._classes.items() if lane.items]
         if len(busy) == 1:
@@ -460,8 +466,10 @@ class Planner(Generic[E]):
         return starved[:1] + [name for name in by_time if name not in starved[:1]]
 
     def _virtual_now(self) -> float:
-        """The class's time that is furthest behind among those that wait; the furthest of all where none does: what
-        a class used before an idle moment is neither its debt afterwards nor another's credit."""
+        """Return the smallest virtual time of the classes with items, or the largest of all if every class is empty.
+
+        The service of a class before an idle period is therefore neither its debt afterwards nor another's credit.
+        """
         waiting = [lane.vtime for lane in self._classes.values() if lane.items]
         return min(waiting) if waiting else max([lane.vtime for lane in self._classes.values()])
 

@@ -1,12 +1,15 @@
-"""From admitted requests to prepared items: what arrives in one tick of the loop shares one tokenising job.
+"""Prepare the items of admitted requests: requests that arrive in one tick of the event loop share a tokenizing job.
 
-Measured reasons for the numbers: a hop to a thread costs about 110 us and tokenising a short text about 30 us, so small
-jobs run inline; a large job holds the interpreter between its parts, so jobs are cut at `JOB_ITEMS`; a bulk request is
-prepared only `AHEAD` items before it is needed, so that thousands of its texts never stand before somebody's one. One
-text cannot be cut: those that alone are more than a job (`JOB_TOKENS`) leave a thread to the others, and a short text
-waits for no thread at all. What a pipeline prepares in microseconds ("light" work) needs none of this: a job a tick,
-on the loop. Items that are "heavy" work are each like a text of more than a job, and may have every thread, until as
-many are held as their pipeline allows.
+The numbers are measured:
+
+- A thread hop costs about 110 us and tokenizing a short text about 30 us, so small jobs run inline.
+- A large job holds the interpreter between its parts, so jobs are cut at `JOB_ITEMS`.
+- A bulk request is prepared at most `AHEAD` items in advance, so that thousands of its texts do not delay a single one.
+- A text cannot be split. Texts that exceed a job alone (`JOB_TOKENS`) leave one thread to the others, and new short
+  texts are prepared inline when all threads are busy.
+- Pipelines with "light" work prepare in microseconds: one job per tick, on the event loop.
+- Each item of "heavy" work counts as a text that exceeds a job. Heavy items may use every thread, until the pipeline's
+  limit of held items is reached.
 """
 
 from __future__ import annotations
@@ -38,10 +41,10 @@ Outcome = tuple[RequestState, int, Prepared | ShoalError]
 
 
 class Preparer:
-    """Feeds `deliver` with one outcome for every item of every request added, in no promised order.
+    """Calls `deliver` with one outcome for every item of every added request, in no guaranteed order.
 
-    `held`: how many items were delivered and not answered yet, for a pipeline that bounds them (Holding); `resume` is
-    to be called when they have become fewer.
+    `held` returns the number of items delivered but not answered, for a pipeline that limits them (BoundedPipeline).
+    Call `resume` when that number decreases.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Preparer:
         self._schedule()
 
     def record_dispatched(self, pending: RequestState, items: int) -> None:
-        """So many of the request's prepared items have left for an engine: prepare more when it runs low."""
+        """Record that `items` prepared items of the request left for an engine; prepare more if few are left."""
         pending.ahead -= items
         if not pending.waiting and pending.cursor < len(pending.tokens) and pending.ahead <= AHEAD // 2:
             self.add(pending)
@@ -130,7 +133,7 @@ class Preparer:
         return self._large_jobs + self._held() < self._most_held
 
     def _prepare_short(self, inline: int) -> None:
-        """While all threads are busy: prepare what is new and short here."""
+        """Prepare new, short items inline while all threads are busy."""
         job: list[tuple[RequestState, int]] = []
         while self._fresh and len(job) < JOB_ITEMS:
             pending = self._fresh[0]
@@ -139,7 +142,7 @@ class Preparer:
                 continue
             piece, tokens = _take_items(pending, JOB_ITEMS - len(job), inline)
             if not piece:
-                break  # it is for the next tick
+                break  # over this tick's inline limit: the next tick prepares it
             inline -= tokens
             job += piece
         if self._fresh:
@@ -153,8 +156,10 @@ class Preparer:
         future.add_done_callback(partial(self._finish_job, job, large))
 
     def _collect(self, most: float) -> tuple[list[tuple[RequestState, int]], int]:
-        """The next items, of so many tokens at most, and their tokens: interactive requests first, then a piece of each
-        bulk request in turn."""
+        """Return the next items, with `most` tokens in total at most, and their tokens.
+
+        Interactive requests come first, then a piece of each bulk request in turn.
+        """
         job: list[tuple[RequestState, int]] = []
         tokens = 0
         for queue in self._waiting.values():
@@ -178,7 +183,7 @@ class Preparer:
         started = time.perf_counter()
         try:
             outcomes = self._run_pipeline(job)
-        except Exception as error:  # a bug in a pipeline must fail the request that met it, and leave nobody waiting
+        except Exception as error:  # a bug in a pipeline must fail the request that triggers it, not hang it
             logger.exception("preparing inputs failed")
             outcomes = self._prepare_separately(job, error)
         return outcomes, time.perf_counter() - started
@@ -190,7 +195,7 @@ class Preparer:
         return outcomes
 
     def _prepare_separately(self, job: list[tuple[RequestState, int]], error: Exception) -> list[Prepared | ShoalError]:
-        """The requests of a job that failed together, each prepared by itself."""
+        """Prepare each request of a failed job separately."""
         parts = [list(part) for _, part in groupby(job, key=lambda one: id(one[0]))]
         if len(parts) == 1:
             return [InternalError(f"preparing the input failed: {error!r}")] * len(job)
@@ -212,7 +217,7 @@ class Preparer:
         self._large_jobs -= large
         if not future.cancelled():
             error = future.exception()
-            # no thread was to be had: the job never began, and nobody else tells those who wait for it
+            # No thread was available, so the job never started: report the error to its requests here.
             self._finish(job, ([copy(error) for _ in job], 0.0) if isinstance(error, ShoalError) else future.result())
         self._schedule()
 
@@ -224,7 +229,7 @@ class Preparer:
 
 
 def _take_items(pending: RequestState, items: int, most: float = inf) -> tuple[list[tuple[RequestState, int]], int]:
-    """The request's next items, so many and of so many tokens at most, no further ahead than it may be; and their
+    """Take the request's next items: at most `items`, with at most `most` tokens, within AHEAD. Returns them and their
     tokens."""
     tokens = 0
     start = stop = pending.cursor
@@ -242,5 +247,5 @@ def _next_tokens(pending: RequestState) -> int:
 
 
 def _can_prepare_more(pending: RequestState) -> bool:
-    """Whether more of it may be prepared now."""
+    """Whether more items of the request may be prepared now."""
     return not pending.done and pending.cursor < len(pending.tokens) and pending.ahead < AHEAD

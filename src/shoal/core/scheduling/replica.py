@@ -1,4 +1,4 @@
-"""One engine instance of a lane: what it may take now, and what its batches have taught."""
+"""One engine instance of a lane: its free slots, health and learned limits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from shoal.core.scheduling.planner import LOOK_AGAIN_S
 LEAST_TOKENS = 1
 
 BUSY_PAUSE_S = 0.1
-"""How long a replica is left alone that was too busy and did not say for how long it will be."""
+"""Pause of a replica that was too busy and did not say for how long."""
 
 
 class SlotLease(msgspec.Struct, eq=False):
-    """A batch on the replica. `began`: when it was computed from, as far as can be told from here: at once, or when one
-    before it ended. `shared`: another batch was in flight beside it for a while. `isolate_batches`: it has the replica
-    for itself, since one of the batches of now is somebody's ruin. `seconds`: what it was predicted to take."""
+    """A batch on the replica.
+
+    `began`: the estimated start of its computation: when it was sent, or when an earlier batch ended if it `waits` for
+    a core. `shared`: another batch was in flight at the same time. `suspect`: it has the replica to itself, because a
+    recent batch crashed it or failed in company. `seconds`: its predicted duration.
+    """
 
     began: float
     waits: bool
@@ -31,8 +34,8 @@ class SlotLease(msgspec.Struct, eq=False):
 
 
 class Replica:
-    """Facts are the engine's own, narrowed by what was learnt: its cost online, its memory the hard way. `cores`: how
-    many batches it computes side by side."""
+    """A replica. `facts` are the engine's, with the cost learned online and the token limit learned from
+    out-of-memory failures. `cores`: batches that it computes in parallel."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -67,7 +70,7 @@ class Replica:
         return self._facts
 
     def is_usable(self, now: float) -> bool:
-        """Whether it is there; it may be ejected all the same, which counts while others are not."""
+        """Whether the replica is reachable and ready. It may still be ejected, which matters only if others are not."""
         return now >= self._gone_until and self.engine.ready()
 
     def is_healthy(self, now: float) -> bool:
@@ -80,29 +83,29 @@ class Replica:
         return len(self._turns) < self._slots and now >= self._held_until and self.is_usable(now)
 
     def next_check_s(self, now: float) -> float | None:
-        """In how many seconds to ask again whether it is free, which it is not; None: the end of a batch will tell."""
+        """Seconds until to check again whether it is free; None if the end of a batch triggers the check."""
         if self.running >= self._slots:
             return None
         ends = max(self.ejection.until, self._held_until)
         return ends - now if ends > now else LOOK_AGAIN_S
 
     def idle_cores(self) -> int:
-        """Batches that could start now and be computed side by side with what runs."""
+        """Batches that could start now and be computed in parallel with the running ones."""
         return max(0, self.cores - len(self._turns))
 
     def load(self) -> float:
-        """Orders free replicas: the one that would answer a short text first."""
+        """Sort key for free replicas: the smallest would answer a short text soonest."""
         return self.facts.cost.seconds(32) * (1 + len(self._turns))
 
     def backlog_s(self, now: float) -> float:
-        """Seconds that a batch which is sent now waits for those before it, as far as they can be predicted."""
+        """Predicted seconds that a batch sent now waits for the batches before it."""
         if len(self._turns) < self.cores:
             return 0.0
         first = min(max(0.0, turn.began + turn.seconds - now) for turn in self._turns[: self.cores])
         return first + sum(turn.seconds for turn in self._turns[self.cores :]) / self.cores
 
     def start(self, now: float, seconds: float = 0.0) -> SlotLease:
-        """A batch that is predicted to take so long goes there; `end` gives its slot back."""
+        """Take a slot for a batch that is predicted to take `seconds`; `end` gives the slot back."""
         running = len(self._turns)
         turn = SlotLease(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
         for other in self._turns:
@@ -119,21 +122,25 @@ class Replica:
                 each.began, each.waits = now, False
 
     def record_batch(self, tokens: int, seconds: float) -> None:
-        """A batch came back after so many seconds of its own turn: learn its cost, and trust the replica again. Its
-        wait behind another batch is no cost: it would look like a dear call, for which batches grow, which makes the
-        next wait longer."""
+        """Record a successful batch: learn its cost and reset the ejection state.
+
+        `seconds` excludes the wait behind another batch. Included, it would look like an expensive call, for which the
+        planner makes larger batches, which in turn lengthen the next wait.
+        """
         self._cost.observe(tokens, seconds)
         self._facts = None
         self.ejection.record_success()
         self._gone_until = 0.0
 
     def record_crash(self, items: int) -> None:
-        """Its process died of one of so many items, or beside them: the next batches, as many, have it for themselves,
-        so that the next death has one culprit."""
+        """Record a crash of the replica's process while a batch of `items` ran.
+
+        The next `items` batches each have the replica to themselves, so that the next crash identifies its cause.
+        """
         self._suspects = max(self._suspects, items)
 
     def isolate_batches(self, batches: int) -> None:
-        """So many batches are to run now, each with the replica for itself."""
+        """Run the next `batches` batches one at a time, each with the replica to itself."""
         self._suspects += batches
 
     @property
@@ -141,16 +148,16 @@ class Replica:
         return 1 if self._suspects else self._stated.slots
 
     def mark_unreachable(self, now: float) -> None:
-        """The replica was not there: leave it alone for a while, longer each time."""
+        """Eject a replica that could not be reached, longer each time."""
         self.ejection.record_failure(now, gone=True)
         self._gone_until = self.ejection.until
 
     def pause(self, now: float, seconds: float | None) -> None:
-        """The replica's own queue is full: give it no work for so long."""
+        """Send no work for `seconds` (BUSY_PAUSE_S if None), because the replica's own queue is full."""
         self._held_until = max(self._held_until, now + (BUSY_PAUSE_S if seconds is None else seconds))
 
     def shrink(self, tokens: int) -> None:
-        """A batch of so many tokens ran out of memory: remember half of it as the limit."""
+        """Limit batches to half of `tokens`, the size of a batch that ran out of memory."""
         known = self._most_tokens if self._most_tokens is not None else tokens
         self._most_tokens = max(min(known, tokens) // 2, LEAST_TOKENS)
         self._facts = None

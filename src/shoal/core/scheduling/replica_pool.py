@@ -1,4 +1,4 @@
-"""The replicas of a lane: which may get a batch, and whose fault a failure was. Pure; every method is told `now`."""
+"""The replicas of a lane: which may get a batch, and which caused a failure. Pure; the caller passes the time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.errors import EngineFailed, ShoalError
 
 
 class ReplicaPool(list[Replica]):
-    """`retries` bounds the calls that are spent on trying batches again."""
+    """The replicas of a lane. `retries` bounds the calls spent on retrying batches."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         super().__init__(map(Replica, engines))
@@ -24,35 +24,40 @@ class ReplicaPool(list[Replica]):
         return any(replica.is_usable(now) for replica in self)
 
     def free_replicas(self, now: float) -> list[Replica]:
-        """Those that a batch may go to now. An ejected one gets none, unless all that are there are ejected."""
+        """Replicas that can take a batch now. Ejected ones are left out unless no usable replica is healthy."""
         free = [replica for replica in self if replica.is_free(now)]
         if len(self) == 1 or not any(replica.is_healthy(now) for replica in self):
             return free
         return [replica for replica in free if replica.ejection.can_take(now, replica.running)]
 
     def serving_replicas(self, now: float) -> list[Replica]:
-        """Those that get work, busy or not."""
+        """Replicas that get work, busy or not."""
         there = [replica for replica in self if replica.is_usable(now)]
         if len(there) <= 1:
             return there
         return [replica for replica in there if replica.ejection.is_healthy(now)] or there
 
     def next_check_s(self, now: float) -> float | None:
-        """In how many seconds to ask again for a free one, where none is; None: the end of a batch will tell."""
+        """Seconds until to check again when no replica is free; None if the end of a batch triggers the check."""
         return min([again for each in self if (again := each.next_check_s(now)) is not None], default=None)
 
     def pick(self, free: Sequence[Replica], trial: RetryState, now: float) -> Replica | None:
-        """Where a part of a failed batch goes: not back to the replica that it failed on, as long as a healthy one may
-        take it. None: it waits for that one."""
+        """Pick the replica for a part of a failed batch.
+
+        Avoids the replica on which the batch failed as long as another healthy one exists. Returns None if that one is
+        busy: the part waits for it.
+        """
         others = [replica for replica in free if replica is not trial.first] if not trial.judged else free
         if not others and trial.first is not None and self._has_other(trial.first, now):
             return None
         return min(others or free, key=Replica.load)
 
     def blame(self, replica: Replica, trial: RetryState, error: ShoalError, now: float) -> bool:
-        """Count an unexplained failure against its replica, where another one is there to compare with; whether the
-        batch is to be tried on that one. If it fails there too, and that one answered its last batch, an input was at
-        fault."""
+        """Count an unexplained failure against its replica if there is another one to compare with.
+
+        Returns whether to try the batch on the other one. If it fails there too, and that replica answered its last
+        batch, an input is at fault and the first replica's failure is taken back.
+        """
         if not isinstance(error, EngineFailed) or trial.judged:
             return False
         if trial.first is None:

@@ -1,4 +1,4 @@
-"""A request inside a lane, and its items in the queue."""
+"""The state of a request inside a lane, and of its queued items."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shoal.types import (
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """The batch that an item ran in, for the request's facts; times in seconds."""
+    """The batch in which an item ran, for the request's BatchFacts. Times are in seconds."""
 
     id: int
     size: int
@@ -41,9 +41,9 @@ class BatchRecord(msgspec.Struct, frozen=True):
 
 
 class Item(Entry, eq=False, kw_only=True):
-    """One piece of engine work and everybody who waits for it: (request, index) pairs; none left means nobody cares.
+    """One unit of engine work. `waiters` are the (request, index) pairs that it answers; without any it is not needed.
 
-    `dispatched`: its request's intake was told that it left the queue.
+    `dispatched`: the preparer has been notified that the item left the queue.
     """
 
     prepared: Prepared
@@ -53,11 +53,11 @@ class Item(Entry, eq=False, kw_only=True):
 
 
 class RequestState:
-    """A request from admission to its one answer: collects rows in any order, answers once.
+    """A request from admission to its answer: collects rows in any order and sets its future exactly once.
 
-    `asked`: the items of its task. `estimates` are their tokens as `Pipeline.estimate` guessed them.
-    `cursor`, `ahead` and `waiting` are its intake's: the items that were handed out to be prepared, those of them that
-    have not left for an engine, and whether it waits there for its turn.
+    `asked` are the items of its task, `estimates` their token counts as estimated by `Pipeline.estimate`.
+    The preparer owns three fields. `cursor`: number of items handed out for preparation. `ahead`: those of them that
+    are not dispatched to an engine yet. `waiting`: whether the request is in a queue of the preparer.
     """
 
     __slots__ = (
@@ -123,18 +123,18 @@ class RequestState:
         return self.future.done()
 
     def fail(self, error: ShoalError) -> None:
-        """Answer with an error, unless it is answered already."""
+        """Fail the request with `error` unless it is already answered."""
         if not self.future.done():
             self.future.set_exception(error)
 
     def fail_at(self, index: int, error: ShoalError) -> None:
-        """Answer with the error of one input, and say which one where there are several."""
+        """Fail the request with the error of one input; the error names the input if there are several."""
         if len(self.tokens) > 1 and isinstance(error, RequestError | InputRejected | NotFinite):
             error = error.at_input(index)
         self.fail(error)
 
     def expire(self, now: float = inf) -> None:
-        """Its time is up, or `now` too short for the batch that it would run in."""
+        """Fail the request with DeadlineExceeded: its deadline passed, or at `now` it is too close for a batch."""
         seconds = f"{round(self.ctx.deadline - self.arrived, 2):g} s"
         if now < self.ctx.deadline:
             error = DeadlineExceeded(
@@ -147,7 +147,7 @@ class RequestState:
         self.fail(error)
 
     def put(self, index: int, row: Row, ran: BatchRecord, space: str) -> None:
-        """One row has come; the last one answers the request."""
+        """Store one row; the last row answers the request."""
         item = self.items.pop(index, None)
         if item is None or self.future.done():
             return
@@ -155,7 +155,7 @@ class RequestState:
         self._store_row(index, row, space)
 
     def put_cached(self, index: int, row: Row, space: str) -> None:
-        """As `put`, of a row that was computed for somebody before."""
+        """Like `put`, for a row from the cache."""
         if not self.future.done():
             self.cached += 1
             self._store_row(index, row, space)
@@ -177,7 +177,7 @@ class RequestState:
 
     def _record_batch(self, ran: BatchRecord) -> None:
         self._batches.add(ran.id)
-        # It may have joined a batch that ran already: its own times begin when it came.
+        # The request may have joined a running batch: count its times from its own arrival.
         waited = max(0.0, ran.started - self.arrived)
         self._queue = max(self._queue, waited)
         self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
@@ -205,7 +205,7 @@ class RequestState:
 
     def _build_facts(self) -> BatchFacts:
         prepare_ms = self.prepare_seconds * 1000
-        if self._best is None:  # all of it was in the cache
+        if self._best is None:  # every item came from the cache
             return BatchFacts(prepare_ms=prepare_ms, cached=self.cached)
         best = self._best
         return BatchFacts(
