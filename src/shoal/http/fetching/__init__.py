@@ -1,2 +1,4 @@
-"""The ways that pictures come: a URL that a client sent, fetched only from where the operator allows it; a data URI;
-raw base64. Nothing here knows what a picture is, and nothing opens a file."""
+"""Sources of pictures in requests: URLs, fetched only from hosts that the operator allows, data URIs and raw base64.
+
+Nothing here decodes a picture, and nothing opens a file.
+"""

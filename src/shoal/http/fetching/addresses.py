@@ -1,9 +1,9 @@
-"""Which IP addresses are on the public internet, whatever the spelling: every IPv4 address that an IPv6 address carries
-is judged too (RFC 4291 2.5.5, RFC 3056, RFC 4380, RFC 5214, RFC 6052).
+"""Decide which IP addresses are on the public internet, including IPv4 addresses embedded in IPv6 addresses
+(RFC 4291 2.5.5, RFC 3056, RFC 4380, RFC 5214, RFC 6052).
 
-Python's `is_global` follows IANA's registries, differently in each release, and calls multicast and the tunnels global;
-what decides here does not depend on the release. A translator with a prefix of its own (RFC 6052 2.2) is known to its
-operator alone, and cannot be noticed.
+Python's `is_global` follows IANA's registries differently in each release, and treats multicast and tunnel addresses as
+global. The rules here do not depend on the release. A NAT64 translator with its own prefix (RFC 6052 2.2) cannot be
+detected, because only its operator knows the prefix.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Address = IPv4Address | IPv6Address
 _REFUSED_V4 = tuple(
     IPv4Network(text)
     for text in (
-        "192.0.0.0/24",  # protocol assignments: of some clouds, their metadata
-        "192.88.99.0/24",  # relays of 6to4
-        "168.63.129.16/32",  # the platform's own endpoint on every machine of Azure
+        "192.0.0.0/24",  # protocol assignments; some clouds serve their metadata here
+        "192.88.99.0/24",  # 6to4 relays
+        "168.63.129.16/32",  # Azure's platform endpoint, reachable from every machine
     )
 )
 _UNICAST_V6 = IPv6Network("2000::/3")
@@ -26,7 +26,7 @@ _COMPATIBLE = IPv6Network("::/96")
 _REFUSED_V6 = tuple(
     IPv6Network(text)
     for text in (
-        "2001::/23",  # protocol assignments, Teredo among them
+        "2001::/23",  # protocol assignments, including Teredo
         "2001:db8::/32",  # documentation
         "3fff::/20",  # documentation
     )
@@ -35,7 +35,7 @@ _ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 
 
 def parse_ip(text: str) -> Address | None:
-    """None for what is no address in the usual spelling: four decimal numbers, or RFC 4291 2.2 without a zone."""
+    """Parse an IPv4 address of four decimal numbers, or an IPv6 address (RFC 4291 2.2) without a zone; else None."""
     if "%" in text:
         return None
     try:
@@ -45,7 +45,7 @@ def parse_ip(text: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody on the internet could reach it: global unicast, with nothing else carried inside."""
+    """Whether the address is reachable from the internet: global unicast, as is any IPv4 address embedded in it."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _REFUSED_V4)
     carried = _embedded_ipv4(address)
@@ -57,8 +57,10 @@ def is_public(address: Address) -> bool:
 
 
 def is_local(address: Address) -> bool:
-    """Addresses that name nothing beyond this link, and so no store of pictures: link-local (where clouds keep their
-    metadata), unspecified, multicast."""
+    """Whether the address is link-local (where clouds keep their metadata), unspecified or multicast.
+
+    Such an address names nothing beyond this link, and so no picture store.
+    """
     carried = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
     return any(
         each.is_link_local or each.is_unspecified or each.is_multicast
@@ -68,7 +70,7 @@ def is_local(address: Address) -> bool:
 
 
 def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address inside an IPv6 one: mapped, translated, of 6to4, of ISATAP, or compatible."""
+    """Return the IPv4 address embedded in an IPv6 one: mapped, NAT64, 6to4, ISATAP or compatible."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:

@@ -1,8 +1,8 @@
-"""Which URLs may be fetched: the operator's setting `image_hosts`, read once, and every URL judged by it.
+"""Decide which URLs may be fetched, by the operator's setting `image_hosts`.
 
-One parser (yarl, which aiohttp sends with) reads a URL for the check and for the fetch, and what was checked is the
-very object that is fetched. Before it stands a grammar narrower than any parser's, so that no two of them can read
-different hosts out of what is left.
+One parser (yarl, which aiohttp uses) reads a URL for both the check and the fetch, and the checked object itself is
+fetched. A grammar narrower than any parser's runs first, so that no two parsers can read different hosts from the URLs
+that remain.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL that may be fetched as far as its text says. `host` is ASCII in lower case: a name, or an address without
-    brackets. `listed`: the operator wrote this host, so that its address may be private."""
+    """A URL whose text is allowed; the addresses of its host are still unchecked.
+
+    `host` is lower-case ASCII: a name, or an address without brackets. `listed`: the operator listed this host, so its
+    address may be private.
+    """
 
     url: URL
     host: str
@@ -45,15 +48,15 @@ class Target:
 
     @property
     def address(self) -> Address | None:
-        """Where the URL itself names an address: nothing is left to resolve."""
+        """The address in the URL itself, which needs no resolution; None for a host name."""
         return parse_ip(self.host)
 
     def permits(self, address: Address) -> bool:
-        """Whether this host may be at that address.
+        """Whether this host may resolve to `address`.
 
-        A host that is not listed must be on the public internet. A listed one may be anywhere, stores of pictures
-        being inside as a rule; only a link-local address (where clouds keep their metadata), an unspecified or a
-        multicast one must be listed as such, since whoever answers for a name could name them.
+        An unlisted host must be on the public internet. A listed one may be anywhere, as picture stores usually are
+        internal. Only link-local (where clouds keep their metadata), unspecified and multicast addresses must be listed
+        as addresses, because whoever controls a name could make it resolve to them.
         """
         if not self.listed:
             return is_public(address)
@@ -62,30 +65,32 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """`hosts`: (host, port), and (host, None) for the ports 80 and 443. `public`: any host on the public internet."""
+    """The allowed hosts: (host, port) pairs, with port None for ports 80 and 443. `public`: allow any public host."""
 
     hosts: frozenset[tuple[str, int | None]] = frozenset()
     public: bool = False
 
     @classmethod
     def parse(cls, setting: str) -> FetchPolicy:
-        """The value of `image_hosts`: "" for none; hosts between commas, each with a port where it is neither 80 nor
-        443; "public" among them for every host on the public internet. Raises ConfigError."""
+        """Parse the value of `image_hosts`: comma-separated hosts, each with a port unless that is 80 or 443.
+
+        "" allows nothing; the entry "public" allows every host on the public internet. Raises ConfigError.
+        """
         entries = [entry.strip() for entry in setting.split(",")] if setting.strip() else []
         hosts = [entry for entry in entries if entry.lower() != PUBLIC]
         return cls(frozenset(map(_parse_entry, hosts)), len(hosts) < len(entries))
 
     def __bool__(self) -> bool:
-        """Whether anything may be fetched at all."""
+        """Whether any host is allowed."""
         return self.public or bool(self.hosts)
 
     def check_url(self, text: str) -> Target:
-        """What to fetch for a client's URL. Raises InvalidValue; what its host resolves to is still to be judged."""
+        """Check a client's URL and return its target. Raises InvalidValue. The caller checks the resolved addresses."""
         if not self:
             raise InvalidValue(f"URLs are not fetched here: {ALTERNATIVE}, or ask the operator to set image_hosts")
         url, host, explicit = _parse_url(text)
         port = url.port
-        if port is None:  # never of http and https
+        if port is None:  # cannot happen: http and https have default ports
             raise InvalidValue("the URL has no port: write it as http://host/path")
         listed = (host, port) in self.hosts or (port in PORTS and (host, None) in self.hosts)
         if not listed and not self.public:
@@ -100,7 +105,7 @@ class FetchPolicy:
 
 
 def not_public_error(host: str) -> InvalidValue:
-    """A refusal that does not tell what the host resolved to."""
+    """Build an error that does not reveal the addresses of the host."""
     return InvalidValue(f"{host} is not on the public internet, and not fetched from: {ALTERNATIVE}")
 
 
@@ -119,7 +124,7 @@ def _parse_entry(text: str) -> tuple[str, int | None]:
 
 
 def _parse_url(text: str) -> tuple[URL, str, int | None]:
-    """The URL without its fragment, its host, and its port where it is written."""
+    """Return the URL without its fragment, its host, and its port if the text has one."""
     if len(text) > MAX_URL_CHARACTERS:
         raise InvalidValue(f"the URL has over {MAX_URL_CHARACTERS} characters: {ALTERNATIVE}")
     if "\\" in text or any(each.isspace() or unicodedata.category(each)[0] == "C" for each in text):
@@ -133,7 +138,7 @@ def _parse_url(text: str) -> tuple[URL, str, int | None]:
     try:
         url = URL(text).with_fragment(None)
         host = url.raw_host or ""
-    except ValueError:  # also what the encoding of a host's name raises
+    except ValueError:  # includes errors of encoding the host name
         raise InvalidValue("the URL cannot be read: check its host and its port") from None
     _check_host(host, found["host"])
     port = int(found["port"]) if found["port"] else None
@@ -143,7 +148,7 @@ def _parse_url(text: str) -> tuple[URL, str, int | None]:
 
 
 def _check_host(host: str, written: str) -> None:
-    """`host` as the parser has it, `written` as the client has."""
+    """Raise InvalidValue for an unusable or ambiguous host. `host` is as parsed, `written` as the client wrote it."""
     if written.startswith("["):
         if not isinstance(parse_ip(host), IPv6Address):
             raise InvalidValue("the URL's host is not an IPv6 address: check it")
@@ -151,7 +156,7 @@ def _check_host(host: str, written: str) -> None:
     if host.endswith("."):
         raise InvalidValue("the URL's host ends in a dot: leave that out")
     if _NUMBER.fullmatch(host.rpartition(".")[2]):
-        # Everything that the C library would take for an IPv4 address, as https://url.spec.whatwg.org/#ends-in-a-number
+        # The C library would read all of these as IPv4 addresses: https://url.spec.whatwg.org/#ends-in-a-number
         if parse_ip(host) is None or written != host:
             raise InvalidValue("the URL's host is a number: write an IPv4 address as four decimal numbers, or a name")
     elif not _NAME.fullmatch(host) or len(host) > 253:

@@ -1,12 +1,12 @@
-"""Fetching a picture from a URL that a client sent.
+"""Fetch pictures from URLs that clients send.
 
-The host is resolved once; every address that it has must be allowed, and the connection goes to one of those, whatever
-the name answers later. The TLS name and the `Host` header are those of the URL. Nothing is kept from one fetch to the
-next: no connection, no resolved name, no cookie. No proxy of the environment, no redirect, no compressed answer.
+The host is resolved once. All its addresses must be allowed, and the connection goes to one of them even if the name
+resolves differently later. The TLS server name and the `Host` header are those of the URL. Fetches share nothing: no
+connections, resolved names or cookies. Proxies from the environment, redirects and compressed responses are not used.
 
-Who is at fault: whatever the remote host does wrong, its slowness included, is an InvalidValue, since only the client
-can send another URL; it names the host as the client wrote it, and neither its addresses nor what it sent. Where the
-request's own deadline comes first, that is DeadlineExceeded; where no fetch could begin in time, Overloaded.
+Any failure of the remote host, slowness included, is an InvalidValue, since only the client can send another URL. The
+message names the host as the client wrote it, and neither its addresses nor its response. If the request's own deadline
+comes first, the error is DeadlineExceeded; if no fetch could start in time, Overloaded.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ SLOTS: Final = 16
 USER_AGENT: Final = "shoal"
 
 READ_BYTES: Final = 64 * 2**10
-"""What is read ahead of the check against the limit."""
+"""Read buffer: bytes that may arrive before the size limit is checked."""
 
 MAX_ADDRESSES: Final = 8
-"""Of one name that are tried; all of them are checked."""
+"""Maximum addresses tried per host name; every address is checked first."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class Fetcher:
-    """At most `slots` fetches at once, each of `max_bytes` and `seconds` at most, waiting for a slot included.
+    """Runs at most `slots` fetches at once, each limited to `max_bytes` and to `seconds`, the wait for a slot included.
 
-    `tls`: for certificates that the system does not know; it must verify. Must be made on the loop that it is used on.
+    `tls` is a verifying context for certificates that the system does not trust. Create a Fetcher on the event loop
+    that uses it.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class Fetcher:
         self._closed = False
 
     async def get(self, url: str, headers: Mapping[str, str] = _NO_HEADERS, *, deadline: float) -> bytes:
-        """The body of the answer of status 200. `headers`: of the client, for hosts that are listed. `deadline`:
-        absolute, in seconds of `time.monotonic()`.
+        """Return the body of a 200 response. `headers` are the client's, for listed hosts only. `deadline` is absolute,
+        in seconds of `time.monotonic()`.
 
-        Raises InvalidValue, DeadlineExceeded and Overloaded as the module says, Unavailable after `aclose`. Given up
-        in whatever phase, it closes its connection.
+        Raises InvalidValue, DeadlineExceeded and Overloaded as described for the module, and Unavailable after
+        `aclose`. Cancelling it closes its connection in every phase.
         """
         target = self._allowed.check_url(url)
         sent = check_download_headers(headers, listed=target.listed)
@@ -85,11 +86,11 @@ class Fetcher:
                 began = True
                 return await self._fetch(target, sent)
         except TimeoutError:
-            # Only of the limit above: those of the operating system are OSErrors, told where they happen.
+            # Only the limit above raises this here: the operating system's timeouts are handled in `_fetch`.
             raise self._timeout_error(target.host, began, remaining) from None
 
     async def aclose(self) -> None:
-        """No fetch begins any more; those that run belong to who awaits them."""
+        """Refuse new fetches; running ones belong to the callers that await them."""
         self._closed = True
         await self._resolver.aclose()
 
@@ -127,7 +128,7 @@ class Fetcher:
                 raise _connection_error(error, target.host) from error
 
     async def _resolve_addresses(self, target: Target) -> Sequence[Address]:
-        """Where to connect: every address that the host has is one that it may be at."""
+        """Return the addresses to connect to. Raises InvalidValue unless every address of the host is allowed."""
         if target.address is not None:
             return [target.address]
         try:
@@ -142,7 +143,7 @@ class Fetcher:
         return addresses[:MAX_ADDRESSES]
 
     def _check_response(self, response: aiohttp.ClientResponse, target: Target) -> None:
-        """Everything that is known before the body."""
+        """Raise InvalidValue for a response that is unusable by its status or headers."""
         host, status = target.host, response.status
         if 300 <= status < 400:
             where = _describe_redirect(target.url, response.headers.get("location", ""))
@@ -173,11 +174,11 @@ class Fetcher:
 
 
 def _describe_redirect(url: URL, location: str) -> str:
-    """Where a redirect leads, for the client: without its query, which may hold a key, and without an inner address."""
+    """Describe a redirect's target to the client, without its query, which may hold a key, and internal addresses."""
     try:
         to = url.join(URL(location[:1024]))
         host, name = to.raw_host or "", str(to.with_query(None).with_fragment(None).with_user(None))
-    except (ValueError, TypeError):  # also what the encoding of a host's name raises
+    except (ValueError, TypeError):  # includes errors of encoding the host name
         return "somewhere else"
     address = parse_ip(host)
     inner = address is not None and host != url.raw_host and not is_public(address)
@@ -185,7 +186,7 @@ def _describe_redirect(url: URL, location: str) -> str:
 
 
 def _connection_error(error: Exception, host: str) -> InvalidValue:
-    """What the client is told of a failed connection; the cause stays with the exception."""
+    """Build the client's error for a failed connection; `error` remains its cause."""
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
         return InvalidValue(f"{host} has no certificate for this name that is trusted here: {ALTERNATIVE}")
     if isinstance(error, aiohttp.ClientConnectorError):

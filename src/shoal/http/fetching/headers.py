@@ -1,4 +1,4 @@
-"""The headers that a client asks for (`image_download_headers`), and which of them are sent."""
+"""Check the headers that a client wants sent with its fetches (`image_download_headers`)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ FIELD: Final = "image_download_headers"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _REFUSED = re.compile(
-    # Of this connection, or of how the body comes (RFC 9110 7.6.1): the fetch decides on them.
+    # Headers of the connection or of the body's transfer (RFC 9110 7.6.1), which the fetch sets.
     r"host|connection|keep-alive|te|trailer|transfer-encoding|upgrade|http2-settings|proxy-.*|content-.*|expect|range"
     r"|if-.*|accept-encoding"
-    # What proxies and frameworks trust, and what asks for something else than to read.
+    # Headers that proxies and frameworks trust, and those that change the method.
     r"|forwarded|via|x-forwarded-.*|x-real-ip|x-http-method.*|x-method-override",
     re.IGNORECASE,
 )
 
 
 def check_download_headers(headers: Mapping[str, str], *, listed: bool) -> dict[str, str]:
-    """The same headers. They go to hosts that the operator listed and to no others, since they hold secrets as a rule.
-    Raises InvalidValue naming the field; never tells a value."""
+    """Return the headers as a dict. Only hosts that the operator listed may get any, since they usually hold secrets.
+
+    Raises InvalidValue with the field's name and never a value.
+    """
     if headers and not listed:
         raise InvalidValue(
             f"{FIELD} are sent only to hosts that image_hosts lists by name: leave them out, or ask for the host there",

@@ -1,7 +1,7 @@
-"""Pictures that come inside the request: data URIs (RFC 2397) and raw base64 (RFC 4648, both alphabets).
+"""Decode pictures inside a request: data URIs (RFC 2397) and raw base64 (RFC 4648, both alphabets).
 
-What a text is is decided by its form alone. A text that is none of these is refused, a path above all: nothing here
-opens a file. Everything is pure and safe in threads; a picture of 20 MB takes some tens of ms, which is for a thread.
+The form of a text alone decides its kind. Any other text is rejected, paths in particular: nothing here opens a file.
+Everything is pure and thread-safe. A picture of 20 MB takes tens of milliseconds, so decode large ones in a thread.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shoal.errors import EmptyInput, InvalidValue
 MAX_BYTES: Final = 20 * 2**20
 
 MIN_BYTES: Final = 26
-"""Of a picture of any format: raw base64 of less is a word or a path whose characters happen to be base64's."""
+"""Minimum size of a picture in any format: shorter raw base64 is a word or a path that happens to be valid base64."""
 
 MAX_ESCAPED: Final = 2**20
-"""Characters of a data URI that is percent-encoded: each escape costs memory many times its size."""
+"""Maximum characters of a percent-encoded data URI: each escape costs many times its size in memory."""
 
 PIECE: Final = 2**18
-"""Characters of base64 that are decoded at a time."""
+"""Characters of base64 decoded at a time."""
 
 MAX_BLANKS: Final = 1024
-"""Around a text."""
+"""Maximum whitespace characters on each side of a text."""
 
 ACCEPTED_FORMS: Final = (
     "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of the picture's file"
@@ -40,7 +40,7 @@ _HEAD = 256
 _MEDIA = re.compile(r"image/[a-z0-9!#$&^_.+-]+|application/octet-stream|binary/octet-stream|", re.IGNORECASE)
 _BLANKS = b" \t\r\n"
 _STANDARD = bytes.maketrans(b"-_", b"+/")
-# Characters of base64, and line breaks in it, that were escaped by a URI's rules.
+# Percent-encoded base64 characters and line breaks.
 _ESCAPES = {b"%2b": b"+", b"%2f": b"/", b"%3d": b"=", b"%0a": b"", b"%0d": b"", b"%20": b""}
 _BLANK_ESCAPES = ("%0a", "%0d", "%20")
 _ESCAPES |= {escape.upper(): meant for escape, meant in _ESCAPES.items()}
@@ -49,15 +49,15 @@ _WRONG_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A picture that is elsewhere: an http(s) URL as the client wrote it, judged by who fetches it."""
+    """An http(s) URL of a picture, as the client wrote it; the fetcher checks it."""
 
     url: str
 
 
 def parse_image(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
-    """The bytes of a picture's file, or where to fetch them. Whether they are a picture is for who decodes them.
+    """Return the bytes of a picture's file, or the link to fetch them from. The bytes are not checked to be a picture.
 
-    Raises InvalidValue for a text that is neither, or of more than `max_bytes`, and EmptyInput for an empty one.
+    Raises InvalidValue for any other text and for more than `max_bytes`, and EmptyInput for an empty text.
     """
     start, end = _find_bounds(text)
     if start == end:
@@ -74,8 +74,11 @@ def parse_image(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
 
 
 def _find_bounds(text: str) -> tuple[int, int]:
-    """Where a text begins and ends without the blanks around it. Large texts are looked at where they are, since each
-    copy costs as much as the picture; of more blanks than anybody writes, the rest is left to be refused."""
+    """Return the start and end of a text without surrounding whitespace.
+
+    The text is not copied, since a copy costs as much as the picture. At most MAX_BLANKS are skipped on each side; the
+    decoder rejects the rest.
+    """
     start, end = 0, len(text)
     while start < min(end, MAX_BLANKS) and text[start] in " \t\r\n":
         start += 1
@@ -85,7 +88,7 @@ def _find_bounds(text: str) -> tuple[int, int]:
 
 
 def _decode_data_uri(text: str, start: int, max_bytes: int) -> bytes:
-    """A data URI that begins at `start`: what is after the comma, decoded."""
+    """Decode the data after the comma of a data URI that starts at `start`."""
     comma = text.find(",", start, start + _HEAD)
     if comma < 0:
         raise InvalidValue("the data URI has no comma before its data: write data:image/png;base64,...")
@@ -102,7 +105,7 @@ def _decode_data_uri(text: str, start: int, max_bytes: int) -> bytes:
 
 
 def _decode_raw_base64(text: str, start: int, end: int, max_bytes: int) -> bytes:
-    """Base64 that nothing says is base64: with line breaks, and without any other blank."""
+    """Decode base64 without a data URI: line breaks are allowed, other whitespace is not."""
     other = InvalidValue(f"the text is no picture, and files are never opened by their path: {ACCEPTED_FORMS}")
     if any(text.find(blank, start, end) >= 0 for blank in " \t"):
         raise other
@@ -116,12 +119,14 @@ def _decode_raw_base64(text: str, start: int, end: int, max_bytes: int) -> bytes
 
 
 class _NotBase64(InvalidValue):
-    """Whoever knows that it was meant to be lets this out as it is."""
+    """Raised for invalid base64; a caller that is not certain the text was meant as base64 replaces it."""
 
 
 def _decode_base64(text: str, start: int, max_bytes: int) -> bytes:
-    """Padding may be missing, either alphabet is read, blanks are passed over. Decoded in pieces: beside the text and
-    what comes of it, nothing of its size is held."""
+    """Decode base64 in either alphabet, with optional padding and with whitespace anywhere.
+
+    It is decoded in pieces, so that only the text and the result take memory of that size.
+    """
     wrong = _NotBase64(f"the data is not base64: {ACCEPTED_FORMS}")
     if not text.isascii():
         raise wrong
@@ -150,8 +155,8 @@ def _decode_base64(text: str, start: int, max_bytes: int) -> bytes:
 
 
 def _find_padding(text: str, start: int) -> int:
-    """Where base64 ends before its padding and the blanks around that; of more padding than there can be, the rest is
-    left to be refused."""
+    """Return the end of the base64 without its padding and whitespace. Padding beyond two characters is kept, and
+    rejected by the decoder."""
     end, pads = len(text), 0
     for _ in range(MAX_BLANKS):
         last, escape = text[max(start, end - 1) : end], text[max(start, end - 3) : end].lower()
@@ -164,7 +169,7 @@ def _find_padding(text: str, start: int) -> int:
 
 
 def _to_standard_base64(text: str) -> bytes:
-    """Base64 in its standard alphabet, without escapes and blanks."""
+    """Convert base64 to the standard alphabet, without escapes and whitespace."""
     raw = text.encode("ascii")
     if b"%" in raw:
         for escape, meant in _ESCAPES.items():
@@ -173,7 +178,7 @@ def _to_standard_base64(text: str) -> bytes:
 
 
 def _decode_percent_encoded(text: str, start: int, max_bytes: int) -> bytes:
-    """Percent-encoded bytes (RFC 3986 2.1)."""
+    """Decode percent-encoded bytes (RFC 3986 2.1)."""
     if len(text) - start > MAX_ESCAPED:
         raise InvalidValue(f"a percent-encoded data URI has {MAX_ESCAPED} characters at most: use base64")
     data = text[start:].rstrip(" \t\r\n")

@@ -1,4 +1,4 @@
-"""Names to addresses, once for each fetch, and the connector's view of what came of it."""
+"""Resolve host names once per fetch, and pin the connector to the checked addresses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shoal.http.fetching.addresses import Address
 
 class Resolver(Protocol):
     async def addresses(self, host: str, port: int) -> Sequence[str]:
-        """All addresses of a name, without zones. Raises OSError where it has none."""
+        """Return all addresses of a name, without zones. Raises OSError if it has none."""
         ...
 
     async def aclose(self) -> None:
-        """Return at once; what is still being asked is let go."""
+        """Close without waiting; pending lookups are abandoned."""
         ...
 
 
 class SystemResolver:
-    """The C library's answers, in threads of its own: a name server that does not answer holds a thread for as long as
-    the library waits, and must not hold those that others of this process need."""
+    """Resolves names with the C library in its own threads: an unresponsive name server blocks a thread until the
+    library times out, and must not block the threads that the rest of the process needs."""
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, "shoal-names")
@@ -43,7 +43,7 @@ def _look_up(host: str, port: int) -> list[str]:
 
 
 class PinnedResolver(AbstractResolver):
-    """Answers for one host with the addresses that were checked, and for no other."""
+    """Resolves one host, to its checked addresses, and no other."""
 
     def __init__(self, host: str, addresses: Sequence[Address]) -> None:
         self._host = host
@@ -67,4 +67,4 @@ class PinnedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: there is nothing to release."""
