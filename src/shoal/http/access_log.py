@@ -1,7 +1,7 @@
-"""The access log: one record a request, which costs the event loop as little as a record can.
+"""The access log: one record per request, at minimal cost to the event loop.
 
-A `logging` record looks up threads, processes, files and tasks for formats that nobody uses here, and its text is made
-where it is logged. This one is a copy of a template, and its text is made by whoever writes it.
+A `logging` record looks up threads, processes, files and tasks that no format here uses, and a caller formats its text.
+This record is a copy of a template, and the log writer formats its text.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _TEMPLATE = vars(logging.LogRecord(_log.name, logging.INFO, "", 0, "%s %s %d %.1
 
 
 class AccessRecord(logging.LogRecord):
-    """A record with every attribute of its base, and those of `FIELDS` in shoal.observability.logs."""
+    """A record with all attributes of LogRecord, plus those of `FIELDS` in shoal.observability.logs."""
 
     def __init__(self, level: int, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
-        created = time.time()  # the base does nothing but what the template holds
+        created = time.time()  # the base's __init__ only sets what the template holds
         self.__dict__ = {
             **_TEMPLATE,
             "levelno": level,
@@ -35,7 +35,7 @@ class AccessRecord(logging.LogRecord):
 
 
 def log_request(request: Request, status: int, *, quiet: bool) -> None:
-    """Log a request that was answered with `status`; a `quiet` one is of interest for debugging only."""
+    """Log a request answered with `status`, at DEBUG level if `quiet`, else at INFO level."""
     level = logging.DEBUG if quiet else logging.INFO
     if not _log.isEnabledFor(level):
         return
@@ -60,7 +60,7 @@ def log_request(request: Request, status: int, *, quiet: bool) -> None:
         fields["tokens"] = sum(request.result.tokens)
         fields["batch_size"], fields["queue_ms"] = facts.size, round(facts.queue_ms, 3)
         fields["replica"] = facts.replica
-    if request.usage is not None:  # of a stream that was cut off nobody knows it
+    if request.usage is not None:  # unknown for a stream that was cut off
         fields["completion_tokens"] = request.usage.completion_tokens
         fields["tokens"] = request.usage.prompt_tokens + request.usage.completion_tokens
     failed = ""

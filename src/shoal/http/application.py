@@ -1,7 +1,7 @@
-"""The front door: from ASGI to operations and back. What every surface has in common is here, and once.
+"""The ASGI application: dispatches requests to operations. Everything common to all surfaces is here.
 
-Per request: find the operation, let the gate judge it, read the body within its bounds, call the endpoint while
-watching for the client to leave, send the reply. Errors are told in the dialect of the surface that owns the path.
+Per request: find the operation, authorize the caller, read the body within its limits, call the endpoint while watching
+for a disconnect, send the reply. Errors are rendered in the dialect of the surface that owns the path.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ LARGE_BODY = 262_144
 
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
-_NOT_HTTP = Router()  # says yes to start and stop, and no to websockets
+_NOT_HTTP = Router()  # accepts lifespan events and rejects websockets
 _CLOSE = (b"connection", b"close")
 _CLOSING_STATUSES = {
     408,
     499,
-}  # the body was late, or its sender left: what comes next on this connection is no new request
+}  # the body was late or its sender left: the next bytes on this connection are not a new request
 
 
 def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -> Application:
-    """The ASGI application of these surfaces over this gateway; errors of unknown paths are the first surface's.
+    """Build the ASGI application of these surfaces. The first surface renders the errors of unknown paths.
 
     Raises ValueError when two surfaces claim the same method of a path.
     """
@@ -61,7 +61,7 @@ def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -
 
 
 class Application:
-    """`routes` is the table that it serves, for who wants to look at all of it."""
+    """The ASGI application. `routes` is the table of all its routes."""
 
     def __init__(self, gateway: Gateway, routes: Routes, options: Options) -> None:
         self._gateway = gateway
@@ -75,7 +75,7 @@ class Application:
         self._count = itertools.count(1)
 
     def render_error(self, error: ShoalError) -> bytes:
-        """The body of an error that belongs to no route: in the first surface's dialect, which is JSON."""
+        """Render the body of an error that belongs to no route, in the first surface's dialect, which is JSON."""
         return self.routes.first.render_error(error)[2]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -114,7 +114,7 @@ class Application:
                     reply = await self._answer(request, found)
                     if not isinstance(reply.body, bytes | list):
                         return await self._stream(request, reply, reply.body, watch, send)
-        except Exception as error:  # a bug anywhere below must become an answer in the client's dialect
+        except Exception as error:  # a bug anywhere below must become an error reply in the client's dialect
             if request.begun:
                 return _abort_stream(request, error)
             if isinstance(error, ShoalError) and not request.handed_over:
@@ -158,7 +158,7 @@ class Application:
         request.body_read = True
 
     def _send_whole(self, request: Request, reply: Reply, exchange: Exchange) -> bool:
-        """Send the answer in one piece; False where it takes messages."""
+        """Send the reply in one call; returns False, having sent nothing, if it needs ASGI messages."""
         return (
             request.body_read
             and isinstance(reply.body, bytes)
@@ -220,7 +220,7 @@ class Application:
         return f"{self._id_prefix}{next(self._count):08x}"
 
     def _choose_timeout(self, request: Request, found: Route | Miss) -> float:
-        """The time that this request has: the server's, or less when the client says so; nonsense says nothing."""
+        """Return the request's timeout in seconds: the server's, or a smaller valid one from the client."""
         generates = isinstance(found, Route) and found.operation.generates
         most = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
         wanted = request.headers.get(b"x-request-timeout")
@@ -240,7 +240,7 @@ def _render_reply(render: ErrorRenderer, error: ShoalError) -> Reply:
 
 
 def _report_error(request: Request, render: ErrorRenderer, error: Exception) -> Reply:
-    """An error in the client's dialect. Of a bug the log gets all, the client the id under which the log has it."""
+    """Render an error in the client's dialect. A bug is logged in full; the client gets only the request id."""
     if isinstance(error, ShoalError) and not isinstance(error, InternalError):
         return _render_reply(render, redact_error(error, request.id))
     _log_bug(request, error)
@@ -248,9 +248,9 @@ def _report_error(request: Request, render: ErrorRenderer, error: Exception) -> 
 
 
 def _abort_stream(request: Request, error: Exception) -> int:
-    """The headers of a stream are out, so the status cannot change any more: 499 for the log if the client left.
+    """Return 499 for the log if the client left; the status of a started stream cannot change any more.
 
-    Any other error goes on to the HTTP server, which then breaks the connection: the only way left to say it.
+    Any other error propagates to the HTTP server, which closes the connection: the only way left to report it.
     """
     if isinstance(error, Cancelled):
         return 499

@@ -1,4 +1,4 @@
-"""Who may call what. Judged on the matched operation, never on a URL that is put together again from headers."""
+"""Authenticate and authorize callers, on the matched operation and never on a URL rebuilt from headers."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ PROXY_PREFIXES = (
     *(b"cf-", b"fastly-", b"ngrok-", b"tailscale-", b"x-envoy-", b"x-forward", b"x-goog-iap-", b"x-nf-"),
     *(b"x-original-forwarded-", b"x-proxy-", b"x-vercel-"),
 )
-"""Headers that proxies, load balancers, CDNs and tunnels add. A proxy on this machine hides who is behind it."""
+"""Headers that proxies, load balancers, CDNs and tunnels add. A proxy on this machine hides its remote clients."""
 
 
 BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site"})
-"""What a request that a page sends to another site has: one of them at least."""
+"""Headers of cross-site browser requests: each has at least one of them."""
 
 
 class Caller(NamedTuple):
-    """`client` is who fairness counts; `traffic` the class that the operator gave to the key, if any."""
+    """The caller. `client` is the identity for fair sharing, `traffic` the class that the operator gave its key."""
 
     client: str
     traffic: TrafficClass | None = None
@@ -81,14 +81,15 @@ class _Key(NamedTuple):
 
 
 class Gate:
-    """`admit` lets a request pass, and answers who calls: key, else trusted header, else peer.
+    """Checks access. `admit` identifies the caller by its key, else the trusted header, else the peer address.
 
-    - "public": anybody.
-    - "user": a key, if any is configured. Without keys nothing that a page of another site sends, unless its origin
-      is listed: browsers send some requests without asking first. And on a loopback address only requests whose Host
-      is that address: a page of another site that points its own name at 127.0.0.1 must not read answers.
-    - "admin": an admin key. Where none is configured: what "user" asks, and only from this machine, by a program or
-      by a page of this server.
+    - "public": no requirement.
+    - "user": a key, if any is configured. Without keys, requests from pages of other sites are refused unless their
+      origin is listed, because browsers send some requests without a preflight. If such a server is bound to a loopback
+      address, the Host must be that address or a loopback name (DNS rebinding: a page may point its own name at
+      127.0.0.1 to read replies).
+    - "admin": an admin key. If none is configured: the requirements of "user", and a program on this machine or a page
+      of this server as the caller.
     """
 
     def __init__(self, options: Options) -> None:
@@ -102,7 +103,7 @@ class Gate:
         self._origins = frozenset(origin.lower().encode() for origin in options.cors_origins)
 
     def admit(self, request: Request, access: Access) -> Caller:
-        """Raises Unauthorized (no key, or an unknown one) and Forbidden (known, or local, but without the right)."""
+        """Return the caller. Raises Unauthorized without a valid key, and Forbidden if the caller lacks the right."""
         key = self._find_key(request) if self._keys else None
         if access == "admin":
             self._admit_admin(request, key)
@@ -140,8 +141,10 @@ class Gate:
             )
 
     def _is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
-        """A page that is neither of this server nor of a listed origin sent it. What the browser says of its site
-        counts for more than the names: a proxy may have changed the Host."""
+        """Whether a page that is neither of this server nor of a listed origin sent the request.
+
+        Sec-Fetch-Site takes precedence over comparing Origin and Host, because a proxy may have changed the Host.
+        """
         if headers.get(b"origin", b"").lower() in self._origins:
             return False
         return not _is_same_site(headers) if b"sec-fetch-site" in headers else not _is_own_origin(headers)
@@ -167,14 +170,14 @@ class Gate:
             return None
         digest = hashlib.sha256(secret).digest()
         found = None
-        for key in self._keys:  # all of them, so that the time taken does not tell which one matched
+        for key in self._keys:  # compare all, so that timing does not reveal which one matched
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
 
 
 def _parse_key(entry: str, *, admin: bool) -> _Key:
-    """`entry` is a key as the settings have it, maybe followed by a space and its class."""
+    """Parse a key of the settings: the secret, optionally followed by a space and its class."""
     secret, _, traffic = entry.partition(" ")
     digest = hashlib.sha256(secret.encode())
     caller = Caller(f"key:{digest.hexdigest()[:12]}", cast(TrafficClass, traffic) if traffic else None)
@@ -196,7 +199,7 @@ def _unauthorized_error(request: Request) -> Unauthorized:
 
 
 def _explain_remote(request: Request) -> str:
-    """Why a request may come from elsewhere than a program or a page of this machine; empty when it cannot."""
+    """Return why the request may come from outside this machine, or from another site's page; "" if it cannot."""
     headers = request.headers
     host = headers.get(b"host", b"")
     if not _is_peer_loopback(request.peer):
@@ -216,14 +219,14 @@ def _explain_remote(request: Request) -> str:
 
 
 def _is_own_origin(headers: Mapping[bytes, bytes]) -> bool:
-    """The Origin is the Host's, or there is none, as of programs."""
+    """Whether the Origin matches the Host, or is absent, as in requests of programs."""
     origin = headers.get(b"origin")
     host = headers.get(b"host", b"").lower()
     return origin is None or origin.lower() in {b"http://" + host, b"https://" + host}
 
 
 def _is_same_site(headers: Mapping[bytes, bytes]) -> bool:
-    """The browser says that a page of this origin asks, or its user; or it is no browser."""
+    """Whether the browser reports a page of this origin, or the user, as the source; true for other programs."""
     return headers.get(b"sec-fetch-site", b"none") in {b"none", b"same-origin"}
 
 

@@ -1,4 +1,4 @@
-"""Reading a request's body: bounded in bytes, and refused before it is read where that can be known."""
+"""Read a request's body within size limits, and refuse it before reading where its headers allow that."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from shoal.http.request import Request
 Receive = Callable[[], Awaitable[Any]]
 
 MAX_UNREAD_BYTES = 65_536
-"""A refused body up to this size is cheaper to skip than a connection is to open again."""
+"""Skipping a refused body up to this size is cheaper than opening a new connection."""
 
 MAX_PENDING_BYTES = 536_870_912
-"""Bytes of bodies that have begun to come, of all connections together."""
+"""Maximum bytes of incomplete bodies, of all connections together."""
 
 LINGER_S = 1.0
 LINGER_BYTES = 268_435_456
 
 
 def check_head(request: Request, limit: int, json: bool, form: bool = False) -> None:
-    """Judge by the headers alone; `form`: where JSON is read, multipart/form-data is too. Raises UnsupportedMediaType,
-    BodyTooLarge, Overloaded (by the bodies under way) or Malformed (a senseless length)."""
+    """Check a body by its headers. `json`: it must be JSON; `form`: multipart/form-data is accepted too.
+
+    Raises UnsupportedMediaType, BodyTooLarge, Overloaded (too many incomplete bodies) or Malformed (invalid length).
+    """
     headers = request.headers
     if b"content-encoding" in headers:
         encoding = headers[b"content-encoding"].strip().lower()
@@ -47,24 +49,26 @@ def check_head(request: Request, limit: int, json: bool, form: bool = False) -> 
             raise Malformed("Content-Length is not a number.")
         if int(length[:20]) > limit:
             raise _too_large_error(limit)
-        if len(length) > 4:  # shorter ones are never too much
+        if len(length) > 4:  # bodies below 10 kB are always accepted
             _PENDING_BODIES.check(0, int(length))
 
 
 def _is_curl_form(request: Request) -> bool:
-    """`curl -d` says of every body that it is a form, and many examples of Ollama's are such. No page in a browser can
-    send that name without asking first."""
+    """Whether the request is from `curl -d`, which labels every body as a form; many examples for Ollama use it.
+
+    A browser page cannot send this User-Agent without a preflight.
+    """
     headers = request.headers
     form = headers.get(b"content-type", b"").startswith(b"application/x-www-form-urlencoded")
     return form and headers.get(b"user-agent", b"").startswith(b"curl/") and b"origin" not in headers
 
 
 class PendingBodies:
-    """What all bodies hold that have not come whole: each is bounded, but not how many there are.
+    """Limits the total size of incomplete bodies; other limits bound each body but not their number.
 
-    A body alone may be of any size, and one that comes in a single piece is not counted: it never waits. Up to
-    MAX_UNREAD_BYTES, which a connection may hold before anybody reads it, none is refused: large ones that stall do not
-    keep small ones out.
+    A single body may have any size. One that arrives in one piece is not counted, because it never waits. Bodies up to
+    MAX_UNREAD_BYTES, which a connection may buffer unread anyway, are never refused: stalled large bodies do not block
+    small ones.
     """
 
     def __init__(self, most: int = MAX_PENDING_BYTES) -> None:
@@ -72,12 +76,12 @@ class PendingBodies:
         self._most = most
 
     def add(self, own: int, size: int) -> None:
-        """Count `size` bytes more of a body that has `own` here. Raises Overloaded when that is too much for all."""
+        """Add `size` bytes to a body that has `own` bytes counted. Raises Overloaded when the total is too large."""
         self.check(own, size)
         self.size += size
 
     def check(self, own: int, size: int) -> None:
-        """Raises Overloaded where `size` bytes more of a body that has `own` here would be too much for all."""
+        """Raise Overloaded if adding `size` bytes to a body with `own` counted bytes would make the total too large."""
         if own + size > MAX_UNREAD_BYTES and self.size > own and self.size + size > self._most:
             raise Overloaded("Too many large bodies are being sent at once; send this one again.", retry_after=1.0)
 
@@ -89,10 +93,10 @@ _PENDING_BODIES = PendingBodies()
 
 
 async def read_body(receive: Receive, limit: int, unfinished: PendingBodies = _PENDING_BODIES) -> bytes:
-    """The whole body.
+    """Read the whole body.
 
-    Raises BodyTooLarge, Overloaded when all unfinished bodies together are too large, and Cancelled when the client
-    leaves half-way.
+    Raises BodyTooLarge, Overloaded when all incomplete bodies together are too large, and Cancelled when the client
+    disconnects.
     """
     pieces: list[bytes] = []
     size = 0
@@ -115,7 +119,7 @@ async def read_body(receive: Receive, limit: int, unfinished: PendingBodies = _P
 
 
 def has_unread_body(request: Request) -> bool:
-    """More of the body is still to come than is worth skipping: the connection should end with the reply."""
+    """Whether more of the body is outstanding than is worth skipping, so that the reply should close the connection."""
     if request.body_read:
         return False
     headers = request.headers
@@ -124,9 +128,9 @@ def has_unread_body(request: Request) -> bool:
 
 
 async def linger(receive: Receive) -> None:
-    """Read on for a moment and forget it, after the reply and before the connection is closed.
+    """Read and discard the body for up to LINGER_S, after the reply and before the connection closes.
 
-    Closing at once resets the connection, and clients that send all before they read would never see the reply.
+    Closing at once resets the connection, and clients that send everything before they read would not see the reply.
     """
     size = 0
     try:

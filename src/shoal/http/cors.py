@@ -1,4 +1,4 @@
-"""Cross-origin requests from browsers: off unless origins are listed, and then for exactly those."""
+"""Cross-origin requests (CORS): off by default, and allowed for exactly the listed origins."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _VARY = (b"vary", b"origin")
 
 
 class Cors:
-    """`origins` are exact: scheme, host and port, as the settings take them; nothing in one is a pattern."""
+    """Builds CORS headers. `origins` are exact (scheme, host and port); patterns are not supported."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origin.lower().encode() for origin in origins)
 
     def headers(self, request: Request) -> Headers:
-        """What a reply to this request must carry."""
+        """Return the CORS headers of the reply to this request."""
         if not self._origins:
             return []
         origin = request.headers.get(b"origin", b"")
@@ -49,7 +49,7 @@ class Cors:
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED_HEADERS), _VARY]
 
     def answer_preflight(self, request: Request, allow: str) -> Reply | None:
-        """The answer to a preflight request of a listed origin; None for every other request."""
+        """Return the reply to a preflight request of a listed origin, or None for any other request."""
         headers = request.headers
         if request.method != "OPTIONS" or not allow or b"access-control-request-method" not in headers:
             return None

@@ -1,4 +1,4 @@
-"""Notices that the client of a request is too slow, or has left, and stops the work."""
+"""Stop the work of a request when its client is too slow or disconnects."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from shoal.errors import Cancelled, RequestTimeout
 from shoal.http.exchange import Exchange
 
 WATCH_DELAY_S = 0.01
-"""Most requests are answered sooner, and those pay for one timer only, not for a second one or for a task."""
+"""Delay before watching. Most requests finish sooner, and need only one timer instead of a second one or a task."""
 
 
 class DisconnectWatch:
-    """`with Watch(receive, timeout):` around the work of the current task; `body_read()` in it, when that is so.
+    """Watches the current task's client inside a `with` block, which calls `mark_body_read` once the body is read.
 
-    Before, what the task awaits is cancelled after `timeout` seconds, and the block raises RequestTimeout. After, it
-    is cancelled when the client leaves, and the block raises Cancelled; nobody else may call `receive` then. A
-    cancellation from elsewhere passes unchanged. Whatever happens, no task stays behind. With an `exchange`, which
-    tells when the client leaves, there is none, and no timer once the body has come.
+    Until then, the awaited work is cancelled after `timeout` seconds and the block raises RequestTimeout. Afterwards,
+    it is cancelled when the client disconnects and the block raises Cancelled; nothing else may call `receive` then. A
+    cancellation from elsewhere passes unchanged. No task outlives the block. An `exchange` reports disconnects itself,
+    so no task is needed, and no timer once the body is complete.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class DisconnectWatch:
             self._create_watcher()
 
     def stop(self) -> None:
-        """From here on nothing is cancelled any more; may be called twice."""
+        """Stop watching: nothing is cancelled afterwards. May be called twice."""
         if self._exchange is not None:
             self._exchange.when_disconnected(None)
         if self._timer is not None:

@@ -1,4 +1,4 @@
-"""What the front answers before it calls an endpoint, for the document: found out by letting the surface render it."""
+"""Document the errors that the application returns before it calls an endpoint, by letting the surface render them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from shoal.errors import (
 
 _AUTH_ERRORS: tuple[type[ShoalError], ...] = (Unauthorized, Forbidden)
 _BODY_ERRORS: tuple[type[ShoalError], ...] = (Malformed, RequestTimeout, BodyTooLarge, UnsupportedMediaType)
-"""Also without a `request` type: a body that nobody wants has a length and an encoding all the same."""
+"""These also apply without a `request` type: an unused body has a length and an encoding too."""
 
 
 def with_common_errors(surface: Surface, operation: Operation) -> Operation:
-    """The operation with its surface's answers to those errors among `errors`.
+    """Return the operation with its surface's replies to the common errors added to `errors`.
 
-    There a status may stand for several types, as a tuple, and for no body at all, as an empty one.
+    A status may map to a tuple of several types, or to an empty tuple for a reply without a body.
     """
     errors = {status: as_tuple(kinds) for status, kinds in operation.errors.items()}
     for kind in _common_errors(operation):
@@ -35,13 +35,13 @@ def with_common_errors(surface: Surface, operation: Operation) -> Operation:
         told: tuple[Any, ...] = {"": (), "text/plain": (str,)}.get(media_type, (surface.error,))
         declared = errors.get(status, ())
         if told == (surface.error,) and any(each is not str for each in declared):
-            continue  # the operation knows better what JSON stands under this status
+            continue  # the operation declares a more specific JSON type for this status
         errors[status] = tuple(dict.fromkeys((*declared, *told)))
     return dataclasses.replace(operation, errors=errors)
 
 
 def as_tuple(kinds: Any) -> tuple[Any, ...]:
-    """The types of an error's bodies: one type, or a tuple of them."""
+    """Return the types of an error's bodies, declared as one type or a tuple, as a tuple."""
     return kinds if isinstance(kinds, tuple) else (kinds,)
 
 

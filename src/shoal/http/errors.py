@@ -1,4 +1,4 @@
-"""OpenAI's error format: that of OpenAI's own routes, and of every surface whose dialect has none of its own."""
+"""OpenAI's error format, used by OpenAI's routes and by every surface whose dialect has no format of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def render_stream_error(error: ShoalError) -> bytes:
         try:
             upstream: Any = msgspec.json.decode(error.body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            upstream = None  # an upstream may refuse in HTML; the message says the same in short
+            upstream = None  # for example HTML; the message summarizes it
         if isinstance(upstream, dict) and isinstance(upstream.get("error"), dict):
             return _ENCODE.encode({"error": upstream["error"]})
     return _ENCODE.encode(OpenAIError(error=describe_error(error)))

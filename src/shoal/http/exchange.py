@@ -1,7 +1,7 @@
-"""What Shoal's own server offers an application beyond ASGI: the common request without messages, tasks and timers.
+"""Shoal's extension to ASGI: handles common requests without messages, tasks and timers.
 
-An `Exchange` stands in the `extensions` of a scope under EXTENSION. Other ASGI servers have none, and even Shoal's may
-say no: then the application uses ASGI's messages.
+Shoal's server puts an `Exchange` into the scope's `extensions` under EXTENSION. Under other ASGI servers, or when a
+method declines, the application uses ASGI messages.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ EXTENSION = "shoal.exchange"
 
 
 class Exchange(Protocol):
-    """One request and its answer. `body_complete`: the whole body has arrived."""
+    """One request and its response. `body_complete`: the whole body has arrived."""
 
     @property
     def body_complete(self) -> bool: ...
 
     def take_body(self, limit: int) -> bytes | None:
-        """The whole body. None, and nothing taken, while it is incomplete or where it is longer than `limit`."""
+        """Take the whole body. Returns None, and takes nothing, if it is incomplete or longer than `limit`."""
 
     def when_disconnected(self, call: Callable[[], None] | None) -> None:
-        """Call `call` when the client leaves before its answer is complete; None calls nothing any more."""
+        """Set the callback for a disconnect before the response is complete; None removes it."""
 
     def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Write a whole answer, with its Content-Length, at once. False, and nothing written, where only messages do:
-        a client that reads slowly, a connection that ends with this answer, an answer without a body."""
+        """Write a whole response, with its Content-Length, at once.
+
+        Returns False, and writes nothing, if it needs messages: the client reads slowly, the connection closes after
+        this response, or the response has no body.
+        """

@@ -1,4 +1,4 @@
-"""Rules for a request's headers, checked before anything is decided by them."""
+"""Rules for a request's headers, checked before any decision depends on them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SINGLE_VALUE_HEADERS = frozenset(
         b"x-shoal-class",
     }
 )
-"""Headers that decide something and have one value. Programs in front of this one may read the other of two."""
+"""Headers that affect decisions and must have one value: of two, a program in front of Shoal may read the other one."""
 
 _VERSIONS = frozenset({"1.0", "1.1", "2", "3"})
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{0,253}))(?::([0-9]{0,5}))?")
 
 
 def combine_headers(raw: RawHeaders) -> dict[bytes, bytes]:
-    """One value for each name; the values of a repeated header form a list (RFC 9110, section 5.3)."""
+    """Return one value per name; the values of a repeated header are joined to a list (RFC 9110, section 5.3)."""
     headers = dict(raw)
     if len(headers) < len(raw):
         headers.clear()
@@ -47,9 +47,9 @@ def combine_headers(raw: RawHeaders) -> dict[bytes, bytes]:
 
 
 def check_headers(raw: RawHeaders, version: str, client_header: bytes = b"") -> None:
-    """Raises Malformed where the request's version, Host or repeated headers leave its meaning open.
+    """Raise Malformed if the request's version, Host or repeated headers are invalid or ambiguous.
 
-    `client_header` names the user, so it has one value too.
+    `client_header` identifies the user, so it must have one value too.
     """
     if version not in _VERSIONS:
         raise Malformed(f"HTTP/{version} is not supported; send the request as HTTP/1.1.")
@@ -76,7 +76,7 @@ def _check_repeated(raw: RawHeaders, client_header: bytes) -> None:
 
 @lru_cache(maxsize=256)
 def host_name(host: bytes) -> bytes | None:
-    """The name or address in a Host header, in lower case, without port and brackets; None where it is malformed."""
+    """Return the lower-case name or address of a Host header, without port and brackets; None if it is malformed."""
     found = _HOST.fullmatch(host[:512])
     if found is None or int(found[3] or 0) > 65535:
         return None
@@ -91,13 +91,13 @@ def host_name(host: bytes) -> bytes | None:
 
 @lru_cache(maxsize=256)
 def is_loopback(host: bytes) -> bool:
-    """A Host header that can only mean this machine."""
+    """Whether a Host header can only mean this machine."""
     name = host_name(host)
     return name is not None and is_loopback_name(name)
 
 
 def is_loopback_name(name: bytes) -> bool:
-    """A name or address, without brackets, that can only mean this machine."""
+    """Whether a name or address without brackets can only mean this machine."""
     text = name.decode("latin-1").lower()
     if text == "localhost" or text.endswith(".localhost"):
         return True

@@ -1,6 +1,6 @@
-"""The pictures of a request: inside it, or fetched from where its URLs point and the operator allows.
+"""Read the pictures of a request: inline, or fetched from URLs that the operator allows.
 
-All that one request's URLs bring counts against one bound, since a short list of them may stand for gigabytes.
+All fetches of one request share one size limit, since a short list of URLs may amount to gigabytes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from shoal.http.fetching.inline import Link, parse_image
 from shoal.types import Image
 
 INLINE_CHARACTERS: Final = 65_536
-"""Of base64 that is decoded on the loop without a break; one text that is longer has a thread."""
+"""Characters of base64 decoded on the event loop without a pause; a longer text is decoded in a thread."""
 
 MAX_CONCURRENT_FETCHES: Final = 8
-"""Fetches of one request side by side."""
+"""Maximum concurrent fetches of one request."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class ImageReader:
-    """`fetcher` None: nothing is fetched. `max_bytes`: of one picture's file, and of all that a request fetches."""
+    """Reads pictures. Without a `fetcher`, URLs are rejected. `max_bytes` limits each picture's file, and the total
+    that one request fetches."""
 
     def __init__(self, fetcher: Fetcher | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         self._fetcher = fetcher
@@ -35,12 +36,13 @@ class ImageReader:
     async def read(
         self, texts: Sequence[str], *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS
     ) -> list[Image]:
-        """A picture for each text, in their order: an http(s) URL, a data URI or the base64 of a file. `headers` go to
-        the hosts that the operator listed; `deadline` is of `time.monotonic()`.
+        """Return one picture per text, in order. A text is an http(s) URL, a data URI or the base64 of a file.
 
-        Whether a file is a picture is for the model to say. Raises InvalidValue and EmptyInput, which name the input
-        where there are several, TooManyInputs for more than may be fetched in all, DeadlineExceeded, Overloaded,
-        Unavailable. What was still being fetched then is given up.
+        `headers` go only to hosts that the operator listed. `deadline` is a time of `time.monotonic()`. The model, and
+        not this method, checks that a file is a picture.
+
+        Raises InvalidValue and EmptyInput, which name the input if there are several; TooManyInputs if all fetches
+        together are too large; DeadlineExceeded, Overloaded and Unavailable. An error cancels the running fetches.
         """
         reading = _ImageFetches(self._fetcher, self._max_bytes, deadline, headers)
         found: list[Image | None] = [None] * len(texts)
@@ -49,7 +51,7 @@ class ImageReader:
         for place, text in enumerate(texts):
             left -= len(text)
             if left < 0:
-                await asyncio.sleep(0)  # hundreds of short ones are as much work as a long one
+                await asyncio.sleep(0)  # hundreds of short texts take as long as a long one
                 left = INLINE_CHARACTERS
             try:
                 given = await self._parse(text)
@@ -64,11 +66,11 @@ class ImageReader:
         return [picture for picture in found if picture is not None]
 
     async def read_one(self, text: str, *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS) -> Image:
-        """As `read`, of one text."""
+        """Read the picture of one text, like `read`."""
         return (await self.read([text], deadline=deadline, headers=headers))[0]
 
     def read_upload(self, data: bytes) -> Image:
-        """The picture of a file that came as it is. Raises InvalidValue for one that is too large."""
+        """Return the picture of an uploaded file. Raises InvalidValue if it is too large."""
         if len(data) > self._max_bytes:
             raise InvalidValue(f"the picture has {len(data)} bytes, of {self._max_bytes} at most: send a smaller one")
         return Image(bytes(data))

@@ -1,6 +1,6 @@
-"""Bodies of multipart/form-data (RFC 7578) as parts: bounded in their number and in their headers, and never cut short.
+"""Parse bodies of multipart/form-data (RFC 7578), with limits on the number of parts and on their headers.
 
-The bytes have been read, within the server's limit. They are taken apart in turns with the event loop.
+The body has already been read, within the server's limit. Parsing yields to the event loop between pieces.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 FORM: Final = b"multipart/form-data"
 
 MAX_PART_HEADERS: Final = 8
-"""Of one part: a browser sends two, other clients three or four."""
+"""Maximum headers per part: a browser sends two, other clients three or four."""
 
 MAX_HEADER_BYTES: Final = 2048
-"""Of one header: a name and a file's name."""
+"""Maximum size of one header, which holds a field name and a file name."""
 
 _TURN: Final = 32_768
 _SCAN_BYTES: Final = 1_048_576
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 _ENCODINGS = {b"", b"7bit", b"8bit", b"binary"}
 _SILENT_LOG = logging.getLogger("shoal.http.multipart")
-_SILENT_LOG.setLevel(logging.CRITICAL + 1)  # what a client sent wrong is told to the client; it does not fill the log
+_SILENT_LOG.setLevel(logging.CRITICAL + 1)  # report malformed forms to the client only, not to the log
 
 
 class BadForm(Malformed):
-    """The body is not the form that its content type says."""
+    """The body is not the form that its content type declares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`is_file`: it has a file's name, or says that it is a picture or bytes."""
+    """One part of a form. `is_file`: it has a file name, or its content type is an image or octet-stream."""
 
     name: str
     data: bytes
     is_file: bool = False
 
     def text(self) -> str:
-        """Raises BadForm."""
+        """Decode the data as UTF-8. Raises BadForm if it is not."""
         try:
             return self.data.decode()
         except UnicodeDecodeError:
@@ -60,9 +60,9 @@ def is_form(content_type: bytes) -> bool:
 
 
 async def parse_parts(content_type: bytes, body: bytes, *, most: int) -> list[Part]:
-    """The parts in their order, without the empty ones that browsers send for files that nobody chose.
+    """Return the parts in order, without the empty ones that browsers send for unselected files.
 
-    Raises BadForm, and TooManyInputs for more than `most`.
+    Raises BadForm, and TooManyInputs for more than `most` parts.
     """
     found = parse_options_header(content_type)[1].get(b"boundary", b"")
     if _BOUNDARY.fullmatch(found) is None:
@@ -86,8 +86,10 @@ async def parse_parts(content_type: bytes, body: bytes, *, most: int) -> list[Pa
 
 
 async def _check_count(body: bytes, delimiter: bytes, most: int) -> None:
-    """No part may hold its boundary (RFC 2046 5.1.1), and one that does so a million times takes seconds to read: each
-    counts. Raises TooManyInputs."""
+    """Raise TooManyInputs if the boundary occurs more than `most` times.
+
+    No part may contain its boundary (RFC 2046 5.1.1), and a body with a million of them would take seconds to parse.
+    """
     count = 0
     for start in range(0, len(body), _SCAN_BYTES):
         count += body.count(delimiter, start, start + _SCAN_BYTES + len(delimiter) - 1)

@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document, generated from the operations of all surfaces and their msgspec types.
+"""Generate the OpenAPI 3.1 document from the operations of all surfaces and their msgspec types.
 
-Nothing is described twice: a path, a schema, a status or a header is in the document because its Operation says so,
-and what the front refuses because its surface renders it so.
+Nothing is described twice: paths, schemas, statuses and headers come from the Operations, and the errors raised before
+an endpoint from how its surface renders them.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ _TEXT = {"type": "string"}
 PATH_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 EXPLORER_PATH = "/explorer/swagger.json"
-"""Where triton-grpc-proxy has the document."""
+"""The path at which triton-grpc-proxy serves the document."""
 
 Table = Mapping[str, Sequence[Operation]]
-"""A surface's name to its operations, in the order that the document shows them."""
+"""Operations by surface name, in the order of the document."""
 
 
 class OpenApi:
-    """GET /openapi.json: the document of the given surfaces and of itself.
+    """Serves GET /openapi.json: the document of the given surfaces, and of this one.
 
-    Made when it is first asked for, and again when other models became the defaults, because examples name those.
+    It is built on the first request, and again when the default models change, because examples name them.
     """
 
     name = "openapi"
@@ -89,7 +89,7 @@ class OpenApi:
                 table = {surface.name: list_operations(surface, gateway) for surface in self._surfaces}
                 made[models] = msgspec.json.encode(build_document({**table, self.name: operations}, *models))
             body = made[models]
-            if request.path == EXPLORER_PATH:  # an address in it is relative to its own place
+            if request.path == EXPLORER_PATH:  # the server URL is relative to the document's own path
                 body = body.replace(b'"url":"./"', b'"url":"../"', 1)
             return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=body)
 
@@ -113,13 +113,13 @@ class OpenApi:
 
 
 def list_operations(surface: Surface, gateway: Gateway) -> list[Operation]:
-    """A surface's operations, with all that they can answer among their `errors`."""
+    """Return a surface's operations with the common errors added to their `errors`."""
     return [with_common_errors(surface, operation) for operation in surface.routes(gateway)]
 
 
 def build_document(table: Table, model: str = "", talker: str = "") -> dict[str, Any]:
-    """The whole document, ready for JSON; examples that name a model name `model`, and `talker` where they generate,
-    unless that is empty.
+    """Build the whole document, ready for JSON. Examples with a model name use `model`, or `talker` if they generate,
+    unless it is empty.
 
     Raises ValueError when two operations share a path and method, or when an endpoint's type has no JSON schema.
     """
@@ -147,12 +147,12 @@ def build_document(table: Table, model: str = "", talker: str = "") -> dict[str,
 
 
 def to_openapi_path(path: str) -> str:
-    """A route's path as OpenAPI writes it: `/v1/models/{id:path}` is `/v1/models/{id}`."""
+    """Convert a route's path to OpenAPI's syntax: `/v1/models/{id:path}` becomes `/v1/models/{id}`."""
     return PATH_PARAMETER.sub(r"{\1}", path)
 
 
 def operation_id(operation: Operation) -> str:
-    """Made of method and path alone, so that it stays when code moves: `post_v1_embeddings`."""
+    """Build an id from method and path alone, so that it survives refactoring: `post_v1_embeddings`."""
     words = re.sub(r"\W+", "_", to_openapi_path(operation.path)).strip("_")
     return f"{operation.method.lower()}_{words or 'root'}"
 
@@ -165,7 +165,7 @@ def _default_model(gateway: Gateway, task: TaskKind) -> str:
 
 
 class _Writer:
-    """Writes operations, and collects what they share: schemas, headers, parameters and security schemes."""
+    """Describes operations and collects their shared schemas, headers, parameters and security schemes."""
 
     def __init__(self, table: Table, model: str, talker: str) -> None:
         self._model = model
@@ -254,7 +254,7 @@ class _Writer:
         return {media_type: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
 
     def _reference_headers(self, headers: Mapping[str, str]) -> dict[str, Any]:
-        """A header that says the same everywhere is written once."""
+        """Describe headers, by reference if the description of a name is always the same."""
         return {
             name: {"$ref": f"#/components/headers/{name}"}
             if self._headers.setdefault(name, text) == text
@@ -263,7 +263,7 @@ class _Writer:
         }
 
     def _request_headers(self, operation: Operation) -> list[dict[str, Any]]:
-        """Those that every operation with a body reads; the class only counts where there are batches to report."""
+        """Describe the request headers: those of every operation with a body, and the class if it reports batches."""
         names = ["x-request-id", "x-request-timeout"] if operation.request is not None else []
         if "x-shoal-batch-size" in operation.headers:
             names.append("x-shoal-class")
@@ -271,7 +271,7 @@ class _Writer:
         return [{"$ref": f"#/components/parameters/{name}"} for name in names]
 
     def _fill_example(self, operation: Operation) -> Any:
-        """The example with the model that is served here; what manages models is not tried out on that one."""
+        """Return the example with a served model's name; admin operations keep theirs, so as not to act on that one."""
         example = operation.example
         model = self._talker if operation.generates else self._model
         if model and isinstance(example, dict) and operation.access != "admin":

@@ -1,4 +1,4 @@
-"""An operation that has more to say in the document than most."""
+"""An operation with additional facts for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from shoal.core.protocols import Operation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentedOperation(Operation):
-    """`query` maps parameters of the query to what they say, `needed` names those that may not be left out. `accepted`
-    is the type of a 202's body. `optional`: the body may be left out. `response` may be a tuple: one of these types.
-    `also`: other media types of a success, each with its type. `form`: the body may be multipart/form-data of this type
-    as well.
+    """An Operation with more documentation.
+
+    `query` maps query parameters to their descriptions; `needed` names the required ones. `accepted` is the type of a
+    202's body. `optional`: the body may be omitted. `response` may be a tuple of alternative types. `also`: other media
+    types of a success, each with its type. `form`: the body may also be multipart/form-data of this type.
     """
 
     query: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A surface that takes paths over from others, where a preset says whose dialect they speak."""
+"""Let one surface replace the paths of others: a preset selects the dialect of a path that several surfaces define."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def override_paths(first: Surface, others: Sequence[Surface]) -> list[Surface]:
-    """`first`, then the others without the operations whose method and path it has."""
+    """Return `first`, and the others without the operations whose method and path `first` has."""
     return [first, *(_OverriddenSurface(each, first) for each in others)]
 
 

@@ -1,4 +1,4 @@
-"""What clients must not learn of the servers behind: their addresses, which stay in the log and in admins' facts."""
+"""Hide the addresses of backend servers from clients; the log and the admin API still show them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ log = logging.getLogger("shoal.http")
 HIDDEN = "[address hidden]"
 _HOST = r"(?:\[[0-9A-Fa-f:.%]+\]|%5B[0-9A-Fa-f:.%]+%5D|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)"
 _ADDRESS = re.compile(
-    # A socket's address, as Python writes it; an address of a remote model, or a URL; a host and port, as aiohttp and
-    # gRPC write them; a bare IPv4 address; and a name that gRPC could not resolve.
+    # A socket address as Python formats it; the address of a remote model, or a URL; a host and port as aiohttp and
+    # gRPC format them; a bare IPv4 address; and a name that gRPC could not resolve.
     r"\('[^']+'(?:, ?[0-9]+)+\)"
     rf"|\b(?:(?:tei|openai)\+https?|tritons?|https?|grpcs?|dns)://[^\s'\",;)]*[^\s'\",;):.]"
     rf"|(?:\bipv[46]:)?{_HOST}:[0-9]{{2,5}}(?![0-9A-Za-z])"
@@ -21,8 +21,8 @@ _ADDRESS = re.compile(
     r"|(?<=\bname=)[^\s:]+"
 )
 _ADDRESS_HINT = re.compile(r"\('|:[/0-9]|\.[0-9]{1,3}\.|name=")
-"""What stands in each of those. Looked for first, because refusals must be cheap: looking for addresses in a sentence
-that has none took a third of the time of a 429."""
+"""Matches a part of each form above. Searched first, because refusals must be cheap: searching a message without
+addresses for the full pattern took a third of the time of a 429."""
 
 
 def redact(text: str) -> str:
@@ -30,8 +30,11 @@ def redact(text: str) -> str:
 
 
 def redact_error(error: ShoalError, request_id: str) -> ShoalError:
-    """The error as a client may read it. What the caller sent may stand in it: that of a bad request stays as it is,
-    and so does what an OpenAI-compatible server itself said. The log keeps the address."""
+    """Return the error with addresses hidden, and log the original message.
+
+    Errors of bad requests are unchanged, because they quote the caller's own input; so are the error responses of
+    OpenAI-compatible servers.
+    """
     if isinstance(error, RequestError | UpstreamRefused):
         return error
     message = redact(error.message)

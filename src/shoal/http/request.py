@@ -1,4 +1,4 @@
-"""What an endpoint gets and gives: a request without parsing that nobody asked for, and a reply of plain bytes."""
+"""The input and output of an endpoint: a request that is parsed lazily, and a reply of plain bytes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings that surfaces read, under the names that they have everywhere.
+    """The settings that surfaces read, under their usual names.
 
     An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
-    `metrics` answers the Prometheus text; it is called in a thread. None: there is no /metrics. `metrics_default`: what
-    /metrics answers to who does not say which form it wants. `pictures`: reads those of requests; None: nothing is
-    fetched, and a file has 20 MB at most.
+    `metrics` returns the Prometheus text and is called in a thread; None disables /metrics. `metrics_default` is the
+    format of /metrics for clients that ask for none. `pictures` reads the pictures of requests; None: nothing is
+    fetched, and a file may have at most 20 MiB.
     """
 
     host: str = "127.0.0.1"
@@ -65,14 +65,14 @@ class Options:
     def from_settings(
         cls, settings: object, metrics: Callable[[], bytes] | None = None, pictures: ImageReader | None = None
     ) -> Options:
-        """The options among `settings`, which has an attribute for each. Key files are the caller's to read."""
+        """Take the options from `settings`, which has an attribute for each. The caller reads key files."""
         names = [each.name for each in fields(cls) if each.name not in ("metrics", "pictures")]
         values: dict[str, Any] = {name: getattr(settings, name) for name in names}
         return cls(**values, metrics=metrics, pictures=pictures)
 
 
 class Reply(msgspec.Struct):
-    """`body` is sent in one piece, in the given pieces under one content-length, or piece by piece as they come."""
+    """A reply. `body` is sent in one piece, in the given pieces with one Content-Length, or as a stream of pieces."""
 
     status: int = 200
     headers: Headers = msgspec.field(default_factory=list)
@@ -80,15 +80,16 @@ class Reply(msgspec.Struct):
 
 
 class Request:
-    """One HTTP request. `headers` has lower-case names; the values of a repeated header form a list.
+    """One HTTP request. `headers` has lower-case names; the values of a repeated header are joined to a list.
 
-    `body` is there before the endpoint is called, for methods that have one. `parameter` is the path parameter, `query`
-    what follows the "?", `gate` who judged the caller. `started` and `deadline` are seconds of the monotonic clock.
-    `client` is who fairness counts, `key_class` the class of the caller's key. `begun`: the head of a stream is out.
-    `model`, `items`, `result` and `usage` are the endpoint's to set, for the access log; `usage` also in mid-stream.
+    `body` is read before the endpoint is called, for methods that have one. `parameter` is the path parameter, `query`
+    the part after the "?", `gate` the Gate that admitted the caller. `started` and `deadline` are seconds of the
+    monotonic clock. `client` is the identity for fair sharing, `key_class` the class of the caller's key. `begun`: the
+    head of a stream has been sent.
+    The endpoint sets `model`, `items`, `result` and `usage` for the access log; `usage` also in mid-stream.
     `failure`: the kind of the error that ended a stream whose status had been sent.
-    `render_error`: how errors are told from here on, where the body shows that its client speaks another dialect than
-    the surface's own.
+    `render_error` renders errors from then on, if the body shows that the client speaks another dialect than the
+    surface's own.
     """
 
     __slots__ = (
@@ -147,9 +148,9 @@ class Request:
 
     @property
     def traffic(self) -> TrafficClass | None:
-        """What `x-shoal-class` asks for, else the key's class; None lets the size of the request decide.
+        """The class in `x-shoal-class`, else the key's class; None lets the size of the request decide.
 
-        A key for bulk stays bulk: its class is the operator's limit, and not a default.
+        A bulk key always gives "bulk": its class is a limit set by the operator, not a default.
         """
         if self.key_class == "bulk":
             return "bulk"
@@ -162,19 +163,19 @@ class Request:
                 return self.key_class
 
     def context(self) -> Context:
-        """For the gateway, which from here on counts what becomes of the request."""
+        """Return the Context for the gateway, which counts the outcome of the request from here on."""
         self.handed_over = True
         traffic = self.traffic if b"x-shoal-class" in self.headers else self.key_class
         return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=traffic)
 
     def require_access(self, access: Access) -> None:
-        """Ask for more than the route does, once it is known what the body wants. Raises Unauthorized or Forbidden."""
+        """Require more access than the route does, depending on the body. Raises Unauthorized or Forbidden."""
         if self.gate is None:
             raise InternalError("a request that never passed the gate asks for a right")
         self.gate.admit(self, access)
 
     def has_access(self, access: Access) -> bool:
-        """Whether the caller has that right."""
+        """Whether the caller has this access."""
         try:
             self.require_access(access)
         except (Unauthorized, Forbidden):
@@ -182,10 +183,10 @@ class Request:
         return True
 
     def query_parameter(self, name: str) -> str | None:
-        """A parameter of the query, decoded; the last of several, and None where there is none."""
+        """Return a decoded query parameter: the last one if repeated, None if missing."""
         found = dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True)) if self.query else {}
         return found.get(name)
 
     def accepts_json(self) -> bool:
-        """The client asked for JSON by name; `*/*` is no such wish."""
+        """Whether the Accept header names application/json; `*/*` does not count."""
         return b"application/json" in self.headers.get(b"accept", b"")

@@ -1,4 +1,4 @@
-"""The table of routes: which operation answers a method on a path, and whose dialect its errors are in."""
+"""The route table: maps a method and path to an operation, and to the surface that renders its errors."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _SUFFIX = re.compile(r"(?:/[a-z]+)?")
 
 
 class Miss(NamedTuple):
-    """No operation; `error` is to be told in the dialect of `surface`."""
+    """No operation matched; `surface` renders `error`."""
 
     surface: Surface
     error: ShoalError
 
 
 class Routes:
-    """Exact paths by one dictionary look-up, then prefixes with a parameter, longest first.
+    """Finds exact paths by one dictionary lookup, then prefixes with a parameter, longest first.
 
-    `/a/{name:path}` takes all that follows, `/a/{name:path}/suffix` what stands before the suffix: a method that a
-    suffix does not have is looked for without it, so that GET finds a name that ends like one.
-    A trailing slash changes nothing, because clients exist that do not follow redirects. GET also answers HEAD.
-    Of a path that nobody knows, the surface with the longest path above it owns the error, or the first one with
-    routes under that, else the first surface.
+    `/a/{name:path}` matches everything after the prefix, `/a/{name:path}/suffix` everything before the suffix. A method
+    that a suffix lacks is searched without it, so that GET finds a name that ends like a suffix.
+    A trailing slash is ignored, because some clients do not follow redirects. HEAD uses the GET operation.
+    The error of an unknown path belongs to the surface with the longest path above it, or to the first one with routes
+    under that, else to the first surface.
     """
 
     def __init__(self, surfaces: Sequence[Surface], gateway: Gateway) -> None:
@@ -92,11 +92,11 @@ class Routes:
         )
 
     def allowed_methods(self, path: str) -> str:
-        """The methods of a path as an Allow header has them; empty for an unknown path."""
+        """Return the methods of a path as the value of an Allow header; "" for an unknown path."""
         return _format_allow(self._exact.get(path) or _merge_methods(self._match_prefix(path)))
 
     def _match_prefix(self, path: str) -> list[tuple[_Methods, str]]:
-        """The routes with a parameter that a path fits, each with the parameter: those with a suffix first."""
+        """Return the parameterized routes that match a path, each with its parameter; those with a suffix first."""
         for prefix, suffixes in self._ordered:
             if path.startswith(prefix):
                 rest = path[len(prefix) :].rstrip("/")

@@ -1,4 +1,4 @@
-"""The one table from kinds of errors to what each dialect answers; nothing else decides on a status."""
+"""The only table from error kinds to the status and codes of each dialect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OpenAIStatus(NamedTuple):
 
 
 class TeiStatus(NamedTuple):
-    """`error_type` None: a refusal of the web framework in the original, which is plain text and not JSON."""
+    """A status of TEI. `error_type` None: the original's web framework answers it, in plain text instead of JSON."""
 
     status: int
     error_type: str | None
@@ -31,7 +31,7 @@ _INVALID = "invalid_request_error"
 _BUSY = "service_unavailable_error"
 _BACKEND = Row(OpenAIStatus(500, "server_error", None), TeiStatus(424, "Backend"), 500)
 _UPSTREAM = Row(OpenAIStatus(502, "upstream_error", None), TeiStatus(502, "Backend"), 502)
-# What a load needs and could not get: no fault of this server's.
+# A load failed because something that it needs was missing: not a fault of this server.
 _SETUP = Row(OpenAIStatus(424, "server_error", None), TeiStatus(424, "Backend"), 424)
 _WRONG_INPUT = TeiStatus(422, "Validation")
 
@@ -60,12 +60,12 @@ TABLE: dict[str, Row] = {
     "model_failed": Row(OpenAIStatus(503, _BUSY, "model_failed"), TeiStatus(503, "Unhealthy"), 503),
     "deadline": Row(OpenAIStatus(504, "timeout_error", None), TeiStatus(504, "Backend"), 504),
     "request_timeout": Row(OpenAIStatus(408, "timeout", None), TeiStatus(408, None), 408),
-    # Nobody reads this one; 499 is what logs show for a client that left.
+    # For the log only: the client has disconnected.
     "cancelled": Row(OpenAIStatus(499, _INVALID, None), TeiStatus(499, None), 499),
     "backend": _BACKEND,
     "input_rejected": Row(OpenAIStatus(400, _INVALID, "invalid_value"), _WRONG_INPUT, 400),
     "out_of_memory": _BACKEND,
-    # With the status of the upstream's own answer, where that is one of an error: `status`.
+    # `status` uses the upstream's own status instead if that is an error.
     "upstream": _UPSTREAM,
     "upstream_failed": _UPSTREAM,
     "transport": _UPSTREAM,
@@ -87,23 +87,27 @@ def find_row(error: ShoalError) -> Row:
 
 
 def status(error: ShoalError) -> int:
-    """The status in OpenAI's dialect, and in those that have the same. Of an upstream's refusal it is its own: clients
-    see by it whether to come again, also where its words are no answer of this API, such as a proxy's page."""
+    """Return the status in OpenAI's dialect and in those with the same statuses.
+
+    An upstream's refusal keeps its own status, which tells clients whether to retry even if its body does not follow
+    this API, such as a proxy's error page.
+    """
     if isinstance(error, UpstreamRefused) and 400 <= error.status < 600:
         return error.status
     return find_row(error).openai.status
 
 
 def status_with_422(error: ShoalError) -> int:
-    """The status in dialects that are OpenAI's but for one: a body of the wrong form is 422."""
+    """Return the status in dialects that differ from OpenAI's in one: a body of the wrong type is 422."""
     return 422 if error.kind == "wrong_type" else find_row(error).openai.status
 
 
 def headers(error: ShoalError, status: int) -> dict[str, str]:
-    """The headers that go with an error in every dialect.
+    """Return the headers of an error, which are the same in every dialect.
 
-    Clients of the OpenAI libraries repeat every answer of 500 and above; `x-should-retry` keeps them from repeating
-    what will fail again. Of what an upstream refused nobody here knows that: it stays as if they had asked it.
+    The OpenAI client libraries retry every status of 500 and above; `x-should-retry: false` prevents retries that would
+    fail again. It is not sent for an upstream's refusal: Shoal cannot know, and the client behaves as it would with the
+    upstream itself.
     """
     out: dict[str, str] = {}
     if error.retry_after is not None:

@@ -1,5 +1,5 @@
-"""From chunks to the body of a stream: heartbeats, coalescing, errors in mid-stream, and an end to the work when the
-reader goes."""
+"""Turn chunks into the body of a stream: heartbeats, coalesced writes, errors in mid-stream, and cancellation when the
+reader disconnects."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ log = logging.getLogger("shoal.http")
 
 MAX_BUFFERED_CHUNKS = 256
 MAX_BUFFERED_BYTES = 1_048_576
-"""What may wait for a slow reader; then the model waits for it too."""
+"""Maximum buffer for a slow reader; when it is full, the model waits too."""
 
 WRITE_INTERVAL_S = 0.001
-"""Between two writes. A system call costs as much as making ten frames, and nobody reads a thousand pieces a second."""
+"""Minimum time between two writes. A system call costs as much as ten frames, and no reader needs more than a thousand
+pieces a second."""
 
 
 class StreamEncoder(Protocol):
-    """How a dialect writes a stream; all bytes are whole events or lines.
+    """Encodes a stream in one dialect; all bytes are whole events or lines.
 
-    `encode_chunk` may answer nothing. `encode_end` is asked for once, after the last chunk; `encode_error` instead of
-    it when something went wrong, and then nothing else follows: it holds whatever ends a stream in this dialect.
-    `heartbeat`: what readers skip; empty where the dialect has no such thing.
+    `encode_chunk` may return b"". `encode_end` is called once, after the last chunk. On an error, `encode_error` is
+    called instead and nothing follows, so it includes the dialect's end of a stream. `heartbeat`: bytes that readers
+    skip; empty if the dialect has none.
     """
 
     heartbeat: bytes
@@ -44,10 +45,10 @@ class StreamEncoder(Protocol):
 async def open_stream_body(
     chunks: AsyncGenerator[Chunk], frames: StreamEncoder, heartbeat_s: float, *, request_id: str = ""
 ) -> StreamBody:
-    """The body of a stream, as soon as its first chunk is there, or its first heartbeat due.
+    """Return the body of a stream once its first chunk has arrived or its first heartbeat is due.
 
-    Raises what goes wrong before either, so that it can still be told with a status of its own. `chunks` are closed in
-    any case: here, by the end of the body, or by `aclose` of it.
+    Raises any error before that, so that it still gets a status of its own. `chunks` are always closed: here, at the
+    end of the body, or by its `aclose`.
     """
     made = StreamBody(chunks, frames, heartbeat_s, request_id)
     await made.begin()
@@ -55,9 +56,11 @@ async def open_stream_body(
 
 
 class StreamBody(AsyncIterator[bytes]):
-    """Each piece is all that was ready when it was asked for. A task of its own reads the chunks, at most
-    MAX_BUFFERED_CHUNKS or MOST_BYTES ahead. `first`: the chunk that it began with, None after a heartbeat.
-    `encode_error`: the kind of the error that ended it in mid-stream, "" where none did."""
+    """Yields everything that is ready as one piece.
+
+    A separate task reads the chunks, at most MAX_BUFFERED_CHUNKS or MAX_BUFFERED_BYTES ahead. `first`: the first chunk,
+    or None if a heartbeat came first. `failed`: the kind of the error that ended the stream in mid-stream, else "".
+    """
 
     def __init__(
         self, chunks: AsyncGenerator[Chunk], frames: StreamEncoder, heartbeat_s: float, request_id: str
@@ -73,8 +76,8 @@ class StreamBody(AsyncIterator[bytes]):
         self._told_end = False
         self.first: Chunk | None = None
         self.failed = ""
-        self._waiting: asyncio.Future[None] | None = None  # the reader, for something to be ready
-        self._room: asyncio.Future[None] | None = None  # the pump, for the reader to take some
+        self._waiting: asyncio.Future[None] | None = None  # wakes the reader when something is ready
+        self._room: asyncio.Future[None] | None = None  # wakes the pump when the buffer has room
         self._written = self._loop.time()
         self._paced = False
         self._beat_due = False
@@ -82,7 +85,7 @@ class StreamBody(AsyncIterator[bytes]):
         self._pump = self._loop.create_task(self._read(chunks))
 
     async def begin(self) -> None:
-        """Return when there is something to write. Raises what went wrong before."""
+        """Wait until there is something to write. Raises an error that comes before it."""
         try:
             await self._wait_until_ready()
         except BaseException:
@@ -110,7 +113,7 @@ class StreamBody(AsyncIterator[bytes]):
             raise
 
     async def aclose(self) -> None:
-        """Stop reading chunks, and return when what makes them has stopped too; may be called twice."""
+        """Stop reading chunks, and wait until their source has stopped; may be called twice."""
         self._told_end = True
         self._beat.cancel()
         self._ready.clear()
@@ -140,7 +143,7 @@ class StreamBody(AsyncIterator[bytes]):
             raise error
         self.failed = error.kind
         if isinstance(error, InternalError):
-            # As for a reply: of a bug the log gets all, the client the id under which the log has it.
+            # As for a reply, a bug is logged in full and the client gets only the request id.
             log.error("the stream %s failed", self._request_id, exc_info=error, extra={"request_id": self._request_id})
             where = f" ({self._request_id})" if self._request_id else ""
             error = InternalError(f"The server failed on this request; its log says why{where}.")
@@ -152,7 +155,8 @@ class StreamBody(AsyncIterator[bytes]):
             await self._waiting
 
     async def _pace(self) -> None:
-        """Let a millisecond pass between writes, so that what comes in it goes out together; the first goes at once."""
+        """Wait WRITE_INTERVAL_S between writes, so that chunks of that time are written together. The first write is
+        immediate."""
         if not self._paced:
             self._paced = True
             return
@@ -161,7 +165,8 @@ class StreamBody(AsyncIterator[bytes]):
             await asyncio.sleep(left)
 
     async def _read(self, chunks: AsyncGenerator[Chunk]) -> None:
-        """Closed in the task that iterates it: a generator that holds a timeout cannot be left by another."""
+        """Read the chunks into the buffer, and close them in this task: a generator inside a timeout cannot be closed
+        by another task."""
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -171,14 +176,14 @@ class StreamBody(AsyncIterator[bytes]):
                     while len(self._ready) >= MAX_BUFFERED_CHUNKS or self._size >= MAX_BUFFERED_BYTES:
                         self._room = self._loop.create_future()
                         await self._room
-        except Exception as error:  # whatever it is, it is the reader's to tell
+        except Exception as error:  # the reader raises or renders any error
             self._error = error
         finally:
             self._over = True
             _wake(self._waiting)
 
     def _check_heartbeat(self) -> None:
-        """One timer a stream and not one a chunk: it looks when the last write was."""
+        """Request a heartbeat if the last write is `heartbeat_s` ago. One timer per stream instead of one per chunk."""
         quiet = self._loop.time() - self._written
         if quiet >= self._heartbeat_s:
             self._beat_due = True
@@ -188,7 +193,7 @@ class StreamBody(AsyncIterator[bytes]):
 
 
 def _estimate_size(chunk: Chunk) -> int:
-    """About what it takes: bytes of its texts, or of what an upstream sent."""
+    """Estimate the size of a chunk: the length of its texts and of the upstream's raw bytes."""
     size = len(chunk.text) + len(chunk.reasoning)
     if chunk.raw is not None:
         size += len(chunk.raw[1])
