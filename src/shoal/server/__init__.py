@@ -1,9 +1,9 @@
-"""HTTP: sockets, uvicorn, and the way down. What is served is an ASGI callable; nothing here knows what it does.
+"""The HTTP server: sockets, uvicorn and graceful shutdown, for any ASGI application.
 
 Shutdown, on the first SIGTERM or SIGINT: readiness returns 503, and every response closes its connection. Connections
 are accepted for `drain_delay_s` more while load balancers notice; then the backlog is emptied and the listener closed.
 Requests in flight get `drain_timeout_s` to finish, idle keep-alive connections `drain_idle_s` for one more request. A
-second signal ends the process at once: everything on disk is written so that this is safe.
+second signal ends the process at once; all writes to disk tolerate that.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ Receive: TypeAlias = Callable[[], Awaitable[Any]]
 Send: TypeAlias = Callable[[Any], Awaitable[None]]
 Asgi: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Bursts of new connections wait here; the kernel cuts it to net.core.somaxconn.
+# Holds bursts of new connections; the kernel limits it to net.core.somaxconn.
 BACKLOG = 2048
-# Longer than the idle time of the usual load balancers (60 s), so that it is they who close an idle connection; the
-# other way round a request can meet a connection that is being closed.
+# Longer than the idle timeout of common load balancers (60 s), so that they close idle connections. Otherwise a request
+# could arrive on a connection that the server is closing.
 KEEP_ALIVE_S = 75
 
 _log = logging.getLogger(__name__)
 
 
 ABORT_GRACE_S = 1.0
-"""For streams to say that they were broken off, before connections are cut."""
+"""Time for aborted streams to send their error before connections are closed."""
 POLL_INTERVAL_S = 0.05
-"""Between looks whether everything in flight is answered."""
+"""Interval of checks whether all requests in flight are answered."""
 MIN_IDLE_S = 5.0
 MAX_IDLE_CLOSES = 32
-"""So many connections, idle for at least MIN_IDLE_S, are closed at a time when there are no file descriptors left."""
+"""Maximum connections, idle for at least MIN_IDLE_S, closed at a time when file descriptors run out."""
 
 
 class Drainable(Protocol):
-    """What the server tells about the way down: `draining` makes readiness say no, and refuses nothing;
-    `abort_generations` ends the streams that go on when their time is over, in words that their clients can read."""
+    """What the server calls during shutdown.
+
+    `draining` makes readiness fail but refuses no request. `abort_generations` ends the streams that outlast the drain,
+    with an error that their clients can read.
+    """
 
     draining: bool
 
@@ -61,9 +64,9 @@ class Drainable(Protocol):
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of `host`. Raises SetupError that says how to get a free one.
+    """Listen on every address of `host`. Raises SetupError with advice if an address cannot be used.
 
-    Called before models load, so that a clash shows at once; clients that come early wait in the backlog.
+    Call it before models load, so that a conflict shows at once; early clients wait in the backlog.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -73,7 +76,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
         ) from None
     sockets: list[socket.socket] = []
     for family, _, _, _, address in dict.fromkeys(found):
-        # Port 0: the first address is given a port, and the others take the same one.
+        # Port 0: the system picks a port for the first address, and the others use the same one.
         chosen = sockets[0].getsockname()[1] if sockets else port
         try:
             sockets.append(_listen(family, (address[0], chosen, *address[2:])))
@@ -85,7 +88,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
-    # It listens at once: Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens.
+    # Listens at once: Linux lets two sockets with SO_REUSEADDR bind the same port as long as neither listens.
     listener = socket.create_server(address, family=family, backlog=BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
     listener.setblocking(False)
@@ -104,7 +107,7 @@ def _describe_bind_error(error: OSError, host: str, port: int) -> str:
 
 @contextlib.contextmanager
 def stop_signals(stop: asyncio.Event) -> Iterator[None]:
-    """While inside, the first SIGTERM or SIGINT sets `stop`; the next one exits at once with 128 + its number."""
+    """Within the block, the first SIGTERM or SIGINT sets `stop`; the next exits at once with 128 + its number."""
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
@@ -124,7 +127,7 @@ def stop_signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 class HttpServer:
-    """uvicorn's protocol over sockets that are bound already."""
+    """Serves an ASGI application with uvicorn's protocol over bound sockets."""
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class HttpServer:
         self._drain_delay_s = drain_delay_s
         self._drain_timeout_s = drain_timeout_s
         self._drain_idle_s = min(drain_idle_s, drain_timeout_s)
-        # Below this level its protocol formats a record for each connection.
+        # At lower levels uvicorn's protocol formats a log record for each connection.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
             self,
@@ -150,7 +153,7 @@ class HttpServer:
             lifespan="off",
             log_config=None,
             access_log=False,
-            # The peer is who connects: headers that anybody can send change no decision.
+            # The peer is the connecting address: any client can send forwarding headers, so they are not trusted.
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
@@ -160,12 +163,12 @@ class HttpServer:
         self._listener = Listener(sockets, make_protocol, self._close_idle)
 
     async def run(self, gateway: Drainable, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set and what was in flight is answered, or its time is over."""
+        """Serve until `stop` is set, then until requests in flight are answered or the drain times out."""
         self._listener.start()
         dating = asyncio.create_task(self._refresh_date())
         try:
             await stop.wait()
-            # Nobody routes to a server that was never ready, so nobody needs time to notice.
+            # Load balancers do not route to a server that is not ready, so they need no time to notice.
             delay = self._drain_delay_s if gateway.ready() else 0.0
             gateway.draining = True
             self._state.drain()
@@ -203,7 +206,7 @@ class HttpServer:
             await asyncio.sleep(1.0)
 
     def _close_idle(self) -> None:
-        """Close some connections that have been idle for longest."""
+        """Close the connections that have been idle longest."""
         idle = [(connection.idle_s(), connection) for connection in self._state.connections]
         longest = sorted((each for each in idle if each[0] >= MIN_IDLE_S), key=lambda each: each[0], reverse=True)
         for _, connection in longest[:MAX_IDLE_CLOSES]:
@@ -215,8 +218,8 @@ class HttpServer:
         except asyncio.CancelledError:
             if not self._state.draining:
                 raise
-            # It outlasted the drain. To uvicorn a cancelled application is a crash: a 500, and a traceback in the log.
-            # An answer that has begun cannot be mended: uvicorn refuses the second start and cuts the connection.
+            # The request outlasted the drain. uvicorn would treat the cancellation as a crash: a 500, with a traceback
+            # in the log. If the response has started, uvicorn rejects the second start and closes the connection.
             with contextlib.suppress(RuntimeError):
                 length = (b"content-length", b"%d" % len(self._gone))
                 await send({"type": "http.response.start", "status": 503, "headers": [*_SHUTDOWN_HEADERS, length]})

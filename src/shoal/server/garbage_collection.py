@@ -1,9 +1,9 @@
-"""The garbage collector of a server: it is not to walk through what lives as long as a model.
+"""Configure the garbage collector for a server, so that it does not traverse objects that live as long as a model.
 
-Reference counting frees nearly everything; the collector only looks for cycles. With the thresholds that CPython starts
-with it walked the whole heap (some 400,000 objects of code and models: 50 to 100 ms, in which nothing else runs) about
-once in 800 requests: a third of the processor time of a server that only passes texts on. `gc.freeze` takes what is
-there once the models are loaded out of its sight, and the thresholds suit thousands of requests in flight.
+Reference counting frees nearly everything; the collector only finds cycles. With CPython's default thresholds it
+traversed the whole heap (some 400,000 objects of code and models: 50 to 100 ms, in which nothing else runs) about once
+in 800 requests: a third of the CPU time of a server that only forwards texts. `gc.freeze` excludes the objects that
+exist once the models are loaded, and the thresholds suit thousands of requests in flight.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 
 CHECK_INTERVAL_S = 1.0
-"""Between looks whether models came or went."""
+"""Interval of checks whether models were loaded or unloaded."""
 
 THRESHOLDS = (200_000, 10, 10)
-"""Objects made and not freed, before the youngest are looked at; how often that is, before the older ones are. A
-request in flight is about 100 objects: with 700, as CPython starts, seven of them start the collector, and to look at a
-thousand takes 0.03 s. No request, failed or not, leaves a cycle (tests/unit/core/test_cycles.py), so this can wait."""
+"""Arguments of `gc.set_threshold`: live allocations before a collection of the youngest generation, and collections of
+each generation before one of the next. A request in flight is about 100 objects: at CPython's default of 700, seven of
+them trigger a collection, and traversing the objects of a thousand takes 0.03 s. No request, failed or not, leaves a
+cycle (tests/unit/core/test_cycles.py), so collections can wait."""
 
 
 def collect_and_freeze() -> None:
-    """Collect everything, then take what is left out of the collector's sight: 0.1 s. What was out of its sight comes
-    back first, so that a model which is gone is freed even where it is part of a cycle."""
+    """Collect everything, then freeze what is left; takes 0.1 s.
+
+    Frozen objects are unfrozen first, so that an unloaded model is freed even if it is part of a cycle.
+    """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -32,7 +35,10 @@ def collect_and_freeze() -> None:
 
 @asynccontextmanager
 async def keep_frozen(standing: Callable[[], Hashable]) -> AsyncIterator[None]:
-    """While inside, `collect_and_freeze` whenever `standing`, which tells what lives long, has changed."""
+    """Within the block, call `collect_and_freeze` whenever the value of `standing` changes.
+
+    `standing` returns an identity of the long-lived objects, such as the loaded models.
+    """
     before = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     task = asyncio.create_task(_refreeze_on_change(standing), name="garbage")

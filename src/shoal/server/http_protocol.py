@@ -3,15 +3,15 @@
 Differences from uvicorn:
 
 - Trailers are dropped. uvicorn appends them to the headers, where they override what was already decided.
-- A request that cannot be parsed gets a JSON error, in order behind the answers to pipelined requests before it.
+- A request that cannot be parsed gets a JSON error, after the responses to pipelined requests before it.
 - Upgrade offers are ignored (RFC 9110, section 7.8). httptools skips the body of a request that carries one, and
   Java's HttpClient sends one (h2c) on every POST.
 - Heads have a deadline and a size limit, as do chunk framing and trailers. Clients that stop reading are disconnected.
-- The head of an answer is written together with its first piece: two writes would wake the client twice. The scope's
-  `shoal.exchange` takes a whole answer in one call (see shoal.http.exchange).
-- Large bodies are read a few at a time, so that many uploads do not make the turns of the event loop long.
-- When a client disconnects, all of its pipelined requests are told. uvicorn tells only the last.
-- While draining, a connection is not closed right after an answer whose head could not say `connection: close`.
+- The head of a response is written together with its first piece: two writes would wake the client twice. The scope's
+  `shoal.exchange` takes a whole response in one call (see shoal.http.exchange).
+- Large bodies are read a few at a time, so that many uploads do not lengthen the turns of the event loop.
+- When a client disconnects, all of its pipelined requests are notified. uvicorn notifies only the last.
+- While draining, a connection stays open for a moment after a response that was sent without `connection: close`.
 """
 
 from __future__ import annotations
@@ -38,26 +38,25 @@ from shoal.errors import Malformed, ShoalError
 from shoal.http.exchange import EXTENSION
 
 HEAD_TIMEOUT_S = 10.0
-"""From the connection, or from the first byte of a later request, to the end of its head."""
+"""Maximum time from the connection, or from the first byte of a later request, to the end of its head."""
 HEAD_BYTES = 65_536
-"""So much of a head may come after its first packet; nothing else bounds it."""
+"""Maximum size of a head after its first packet; nothing else limits it."""
 WRITE_CHECK_S = 10.0
 MAX_STALLED_CHECKS = 3
-"""A client that takes nothing of its answer from one look to the next, so many times in a row, is cut off."""
+"""Consecutive checks, WRITE_CHECK_S apart, in which a client may take nothing of its response before it is cut off."""
 LINGER_S = 0.5
-"""The least time for another request, while draining, behind an answer whose head could not say `connection: close`.
-Less than the time for streams' last words, which it follows."""
+"""Minimum time for another request, while draining, after a response that was sent without `connection: close`. Shorter
+than the grace of aborted streams (ABORT_GRACE_S), because it may start after a stream's final error."""
 
 READS_PER_TURN = 8
-"""Large bodies that are read in one turn of the event loop, 256 kB each: the turns of a new connection are short beside
-any number of uploads."""
+"""Large bodies read per turn of the event loop, 256 kB each: turns stay short during any number of uploads."""
 FRAMING_PER_BYTE = 16
-"""Bytes of chunked framing that a byte of data may have, beyond HEAD_BYTES."""
+"""Bytes of chunked framing allowed per byte of data, in addition to HEAD_BYTES."""
 REFUSAL_LINGER_S = 1.0
-"""A refused connection is read for so long after its answer, unless the client closes it first."""
+"""Time that a refused connection is still read after its response, unless the client closes it first."""
 
 ErrorBodyRenderer: TypeAlias = Callable[[ShoalError], bytes]
-"""The body of an error that belongs to no route, as JSON."""
+"""Renders the body of an error that belongs to no route, as JSON."""
 
 _AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
@@ -66,7 +65,7 @@ _BODILESS = frozenset({204, 304})
 
 
 class _ParserState(Enum):
-    """Where in a message the parser is."""
+    """The parser's position in a message."""
 
     BETWEEN = auto()
     HEAD = auto()
@@ -74,8 +73,7 @@ class _ParserState(Enum):
 
 
 class State(ServerState):
-    """What the connections of a server share. `default_headers` is one list, which answers that are due read when they
-    begin."""
+    """State shared by a server's connections. Each response reads the shared list `default_headers` as it starts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,12 +86,12 @@ class State(ServerState):
         self.default_headers[:1] = [(b"date", formatdate(usegmt=True).encode())]
 
     def drain(self) -> None:
-        """From here on every answer asks its client to connect anew, and so elsewhere."""
+        """Send `connection: close` with every response from now on, so that clients reconnect, to another server."""
         self.draining = True
         self.default_headers.append(_CLOSE)
 
     def resume_in_turn(self, flow: _Flow, loop: asyncio.AbstractEventLoop) -> None:
-        """Read on from at most READS_PER_TURN large bodies in one turn of the loop, first come, first served."""
+        """Resume reading a large body: at most READS_PER_TURN bodies per turn of the loop, in order of arrival."""
         self._paused.append(flow)
         if len(self._paused) == 1:
             loop.call_soon(self._resume_some, loop)
@@ -106,7 +104,7 @@ class State(ServerState):
 
 
 class Connection(HttpToolsProtocol):
-    """The protocol of one connection. The application bounds the time of bodies."""
+    """The protocol of one connection. The application limits the time to read bodies."""
 
     server_state: State
 
@@ -126,11 +124,11 @@ class Connection(HttpToolsProtocol):
         self._head_s = HEAD_TIMEOUT_S
         self._head_new = False
         self._head_size = 0
-        self._framing = 0  # bytes of the body's chunk sizes, extensions and trailers, less what its data allows
+        self._framing = 0  # bytes of the body's chunk sizes, extensions and trailers, minus the allowance of its data
         self._refusal: bytes | None = None
         self._render_error = render_error
-        self._open: deque[_Exchange] = deque()  # what was asked, from the first that has no whole answer
-        self._writes = 0  # how often something was written, or room was made for it
+        self._open: deque[_Exchange] = deque()  # requests, from the first without a complete response
+        self._writes = 0  # count of writes, and of times the transport's buffer drained
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -171,7 +169,7 @@ class Connection(HttpToolsProtocol):
             if self._head_timer is not None:
                 self._cancel_head_timer()
         elif before is _ParserState.BODY and self._at is _ParserState.BETWEEN:
-            # The end of a body that was answered before it was read: what follows is a pause like any other.
+            # A body ended whose response had been sent before: the keep-alive timeout applies as usual.
             self._cancel_head_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -192,33 +190,33 @@ class Connection(HttpToolsProtocol):
                 return
 
     def _skip_upgrade(self) -> None:
-        """Read on after a head with an offer, by a parser that is told the same head without it."""
+        """Continue after a head with an upgrade offer: a new parser gets the same framing headers without the offer."""
         framing = [(name, value) for name, value in self.scope["headers"] if name in _FRAMING]
         if self.scope["method"] == "CONNECT":
-            # What follows would be for another server: it is no body, and nothing after it is a request.
+            # The following bytes would be for another server: they are neither a body nor a request.
             framing = [(b"connection", b"close")]
             self.cycle.keep_alive = False
         version = self.parser.get_http_version().encode()
         lines = [b"POST / HTTP/%s" % version, *(b"%s: %s" % header for header in framing), b"", b""]
         target = _BodyParserTarget(self)
         self.parser = httptools.HttpRequestParser(target)
-        with contextlib.suppress(AttributeError):  # httptools before 0.6.3 has none; uvicorn asks for the same
+        with contextlib.suppress(AttributeError):  # missing before httptools 0.6.3; uvicorn sets the same
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(b"\r\n".join(lines))
         target.in_head = False
 
     def on_message_begin(self) -> None:
         self._at = _ParserState.HEAD
-        self._head_new = True  # the packet that it begins in may hold much else
+        self._head_new = True  # its first packet may hold other data, so that does not count toward HEAD_BYTES
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         authority = _AUTHORITY.match(self.url)
         if authority is not None and all(authority[1].lower() != host.lower() for host in self._hosts()):
-            # The target names a host as well. Whoever judges the headers sees both, and refuses two.
+            # The target also names a host. Header checks then see both values, and reject two.
             self.headers.append((b"host", authority[1]))
         super().on_headers_complete()
-        self.headers = []  # trailers, which nobody reads: they must not change what the headers decided
+        self.headers = []  # receives the trailers, which are not used: they must not override the headers
         self._at = _ParserState.BODY
         self._framing = 0
         if not self.parser.should_keep_alive():  # uvicorn before 0.54 overlooks a `close` beside other options
@@ -227,7 +225,7 @@ class Connection(HttpToolsProtocol):
             self._open.popleft()
         exchange = _Exchange(self.cycle, self.transport, self.loop, self.server_state)
         self.cycle.transport = exchange  # type: ignore[assignment]
-        self.scope["extensions"] = {EXTENSION: exchange}  # type: ignore[dict-item]  # of no type that uvicorn knows
+        self.scope["extensions"] = {EXTENSION: exchange}  # type: ignore[dict-item]  # not a type that uvicorn declares
         self._open.append(exchange)
 
     def _hosts(self) -> list[bytes]:
@@ -239,7 +237,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # so this parser thinks; `_parse` has the rest read by one that does not
+            return  # this parser stops at the upgrade; `_parse` continues with another one
         self._at = _ParserState.BETWEEN
         super().on_message_complete()
 
@@ -253,9 +251,9 @@ class Connection(HttpToolsProtocol):
             self._start_head_timer()
 
     def drain(self, idle_s: float) -> None:
-        """Leave no more than this time for the next request."""
-        # Behind an answer whose head could not say `connection: close`, LINGER_S at least.
-        self.timeout_keep_alive = max(idle_s, LINGER_S)  # type: ignore[assignment]  # a timer's delay, and no more
+        """Limit the time for the next request to `idle_s` seconds."""
+        # At least LINGER_S after a response that was sent without `connection: close`.
+        self.timeout_keep_alive = max(idle_s, LINGER_S)  # type: ignore[assignment]  # only used as a timer's delay
         self._head_s = min(self._head_s, self.timeout_keep_alive)
         if self._is_idle() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
@@ -266,7 +264,7 @@ class Connection(HttpToolsProtocol):
                 self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
 
     def idle_s(self) -> float:
-        """How long ago the last answer was sent; 0 while another one is due, and before the first."""
+        """Seconds since the last response; 0 while another one is due, and before the first request."""
         timer = self.timeout_keep_alive_task
         return self.timeout_keep_alive - (timer.when() - self.loop.time()) if timer is not None else 0.0
 
@@ -279,7 +277,7 @@ class Connection(HttpToolsProtocol):
         self._writes += 1
 
     def _is_idle(self) -> bool:
-        """Nothing that was asked waits for its answer; until then it is not the client that keeps others waiting."""
+        """Whether no request waits for its response. Timeouts on the client apply only then."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_head_timer(self) -> None:
@@ -302,7 +300,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: bytes, message: str) -> None:
-        """Read no further; say so once everything before it is answered, as clients match answers by their order."""
+        """Stop reading, and send an error once all earlier requests are answered: clients match responses by order."""
         self.logger.warning("refused a request of %s: %s", self.client[0] if self.client else "a client", message)
         self._cancel_head_timer()
         body = self._render_error(Malformed(message))
@@ -313,7 +311,7 @@ class Connection(HttpToolsProtocol):
         self._send_refusal()
 
     def _drop_request(self, cycle: RequestResponseCycle) -> None:
-        """The request that is being read will never be whole: the refusal is its answer, unless one has begun."""
+        """Drop the request being read, which will stay incomplete. The refusal is its response, unless one started."""
         cycle.disconnected = True
         cycle.message_event.set()
         if self._open and self._open[-1].cycle is cycle:
@@ -328,7 +326,7 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         if self._refusal:
             self.transport.write(self._refusal)
-            # Closing at once would reset the connection, and a client that is still sending would not see why.
+            # Closing at once would reset the connection, and a client that is still sending would not see the error.
             self.transport.write_eof()
             self._head_timer = self.loop.call_later(REFUSAL_LINGER_S, self.transport.close)
             self._refusal = b""
@@ -345,7 +343,10 @@ class Connection(HttpToolsProtocol):
         self._look_timer = self.loop.call_later(WRITE_CHECK_S, self._check_writes, self._writes, size, idle)
 
     def _check_writes(self, writes: int, size: int, idle: int) -> None:
-        """Whether less waits to be sent than the last time; what was written since then says that some was taken."""
+        """Abort the connection after MAX_STALLED_CHECKS checks without progress.
+
+        Progress is a smaller unsent amount than at the last check, or any write since then.
+        """
         self._look_timer = None
         if not self.transport.get_write_buffer_size():
             return
@@ -357,22 +358,24 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _unsent_bytes(self) -> int:
-        """Bytes that the client has not taken. The system keeps megabytes of them: a slow reader takes from those for
-        minutes before there is room for more."""
+        """Bytes that the client has not received, in the transport and in the kernel.
+
+        The kernel buffers megabytes, which keep a slow reader busy for minutes before the transport has room again.
+        """
         kept = bytearray(4)
-        with contextlib.suppress(OSError, AttributeError):  # gone already, or a system or transport without the count
+        with contextlib.suppress(OSError, AttributeError):  # closed, or a system or transport without this count
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
         return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
 
 
 def _describe_parse_error(error: httptools.HttpParserError) -> str:
     if isinstance(error, httptools.HttpParserCallbackError):
-        return "its target is malformed"  # the only one of the calls above that can fail is the parsing of the URL
+        return "its target is malformed"  # URL parsing is the only callback that can fail
     return str(error) or "it cannot be parsed"
 
 
 class _Flow(FlowControl):
-    """uvicorn pauses reading while an application has more than 64 kB of a body to take; this resumes it in turn."""
+    """Resumes paused reads in turn; uvicorn pauses reading while more than 64 kB of a body wait for the application."""
 
     def __init__(self, transport: asyncio.Transport, state: State, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(transport)
@@ -392,10 +395,10 @@ class _Flow(FlowControl):
 
 
 class _Exchange:
-    """One request and its answer: where its cycle writes, and for the application a shoal.http.exchange.Exchange.
+    """One request and its response: the transport of its cycle, and the application's shoal.http.exchange.Exchange.
 
-    The first piece that the cycle writes, the head, waits for the second, or for the next turn of the loop. `complete`:
-    the answer is written, or will never be.
+    The head, which is the first piece that the cycle writes, is held until the second piece or the next turn of the
+    loop. `complete`: the response is written, or never will be.
     """
 
     __slots__ = ("_begun", "_held", "_loop", "_on_disconnect", "_state", "_transport", "cycle")
@@ -420,7 +423,7 @@ class _Exchange:
         return self.cycle is None or self.cycle.response_complete
 
     def release(self) -> None:
-        """The application is done: let go of the cycle, which holds this."""
+        """Drop the reference to the cycle, which references this object, once the application has finished."""
         self._on_disconnect = None
         if self.complete:
             self.cycle = None
@@ -464,7 +467,7 @@ class _Exchange:
         lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
         head = b"".join(lines)
         if not head.count(b"\r") == head.count(b"\n") == len(lines) or b"\0" in head:
-            return False  # a header that would begin another: uvicorn refuses it
+            return False  # a line break inside a header (header injection), which uvicorn rejects
         cycle.response_started = cycle.response_complete = True
         self._transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], head, len(body), body))
         cycle.message_event.set()
@@ -495,7 +498,7 @@ class _Exchange:
 
 
 class _BodyParserTarget:
-    """What the second parser calls: the connection, but for the head, which it has seen."""
+    """Callbacks of the second parser: forwards to the connection, except for the head, which it has already handled."""
 
     def __init__(self, connection: Connection) -> None:
         self.in_head = True

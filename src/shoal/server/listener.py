@@ -1,7 +1,7 @@
-"""Accepts connections, many in each turn of the event loop, and loses none when it stops.
+"""Accept connections, many per turn of the event loop, and lose none on shutdown.
 
-asyncio's `create_server` on uvloop accepts one connection per turn. A turn is as long as the work of all connections,
-so behind many uploads a new connection waited for as many turns as there were others before it.
+asyncio's `create_server` on uvloop accepts one connection per turn. A turn lasts as long as the work of all
+connections, so during many uploads a new connection waited one long turn for each connection queued before it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ACCEPTS_PER_TURN = 64
 RETRY_S = 0.1
 REPORT_EVERY_S = 60.0
 RESERVED_DESCRIPTORS = 64
-"""Kept free of connections, for models' files and connections to backends; an eighth of a limit below 512."""
+"""File descriptors reserved for model files and backend connections; below a limit of 512, an eighth of it."""
 MAX_DESCRIPTORS = 65_536
 HANDSHAKE_S = 0.05
-"""For handshakes under way when the listener closes."""
+"""Time for handshakes in progress when the listener closes."""
 
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _SO_ATTACH_FILTER = 26
@@ -34,7 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 def raise_descriptor_limit() -> None:
-    """Use what the system grants: the default of 1,024 is for programs that call select()."""
+    """Raise the soft limit of file descriptors to what the system grants, at most MAX_DESCRIPTORS.
+
+    The default of 1,024 is meant for programs that call select().
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -42,8 +45,10 @@ def raise_descriptor_limit() -> None:
 
 
 class Listener:
-    """`make_protocol` is called for each connection. `make_room` closes connections that nobody needs, when there are
-    no file descriptors left for new ones; new ones then wait in the backlog."""
+    """Accepts connections on listening sockets and calls `make_protocol` for each.
+
+    When file descriptors run out, new connections wait in the backlog, and `make_room` closes idle ones.
+    """
 
     def __init__(
         self,
@@ -69,7 +74,7 @@ class Listener:
             self._loop.add_reader(one, self._accept_many, one)
 
     async def close(self) -> None:
-        """Accept every connection whose client believes it is connected, then stop listening."""
+        """Accept every connection that is established for its client, then stop listening."""
         for one in self._sockets:
             _refuse_handshakes(one)
         await asyncio.sleep(HANDSHAKE_S)
@@ -88,7 +93,7 @@ class Listener:
                 return
 
     def _accept(self, listening: socket.socket) -> bool:
-        """Whether there may be another one."""
+        """Accept one connection; returns whether there may be another one."""
         try:
             connection, _ = listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -100,7 +105,7 @@ class Listener:
         task = self._loop.create_task(self._connect(connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
-        # The system gives out the lowest free number, so this one tells how many are in use.
+        # The system assigns the lowest free descriptor, so this number shows how many are in use.
         if connection.fileno() >= self._most and not self._closing:
             self._wait_for_descriptors(None)
             return False
@@ -109,7 +114,7 @@ class Listener:
     async def _connect(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make_protocol, connection)
-        except OSError as error:  # it was closed meanwhile
+        except OSError as error:  # the client has closed it
             _log.debug("a connection was lost before its first request: %s", error)
             connection.close()
 
@@ -142,10 +147,10 @@ class Listener:
 
 
 def _refuse_handshakes(listening: socket.socket) -> None:
-    """Let no new connection begin, so that the backlog can be emptied. Closing a listener resets those that wait in it.
+    """Drop new handshakes, so that the backlog can be emptied: closing a listener resets the connections in it.
 
-    The client's system tries again after a second, and is then refused. Where filters are not supported, a connection
-    that comes between the last accept and the closing is reset.
+    The client's system retries after a second and is then refused. Where filters are not supported, a connection that
+    arrives between the last accept and the close is reset.
     """
     program = b"".join(struct.pack("HBBI", *each) for each in _DROP_SYN)
     buffer = ctypes.create_string_buffer(program)
