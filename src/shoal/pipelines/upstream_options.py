@@ -9,7 +9,8 @@ import numpy as np
 
 from shoal.core.protocols import CountedRow, Prepared, Row
 from shoal.errors import InvalidValue, ShoalError, Unsupported
-from shoal.pipelines.text.tokenizer import too_long_error
+from shoal.pipelines.text.pairing import FramedText
+from shoal.pipelines.text.tokenizer import FittedText, too_long_error
 from shoal.types import Array, BatchTask, Direction
 
 TEXT = "text"
@@ -30,6 +31,19 @@ class Count(NamedTuple):
 
     total: int
     exact: bool
+
+
+def count_tokens(read: FittedText | FramedText | ShoalError) -> Count | None:
+    """Return the token count of a text or pair, or None for one that the tokenizer cannot read."""
+    return None if isinstance(read, ShoalError) else Count(read.total, read.exact)
+
+
+class Weight(NamedTuple):
+    """What a text costs an engine in tokens, its tokens for usage, and whether the server truncates it."""
+
+    cost: int
+    tokens: int
+    truncated: bool
 
 
 class TruncationPolicy:
@@ -70,35 +84,24 @@ class TruncationPolicy:
             params["truncation_direction"] = "left"
         return params
 
-    def must_truncate(self, count: Count | None) -> bool:
-        return count is not None and 0 < self.limit < count.total
-
-    def refusal(self, count: Count, wanted: bool, direction: Direction) -> ShoalError | None:
-        """Return the error for a text that is too long and cannot be cut as requested; None if it can."""
-        if not wanted:
+    def weigh(
+        self, texts: Sequence[str], count: Count | None, *, truncate: bool, direction: Direction
+    ) -> Weight | ShoalError:
+        """Weigh an item by its texts and their number of tokens (None: unknown). Returns the error of one that cannot
+        be sent, or that is too long and cannot be cut as requested."""
+        try:
+            size = sum([len(text.encode()) for text in texts])
+        except UnicodeEncodeError:
+            return InvalidValue("the text holds half of a surrogate pair, which UTF-8 cannot carry", param="input")
+        if count is None:
+            return Weight(min(self.counted, max(1, size // 3)), max(1, size // BYTES_PER_TOKEN), False)
+        truncated = 0 < self.limit < count.total
+        if truncated and not truncate:
             return too_long_error(count.total, count.exact, self.limit)
-        if direction == "left" and "truncation_direction" not in self._passes:
+        if truncated and direction == "left" and "truncation_direction" not in self._passes:
             return Unsupported(_ONLY_RIGHT, param="truncation_direction")
-        return None
-
-    def cap_tokens(self, tokens: int) -> int:
-        return min(tokens, self.limit) if self.limit else tokens
-
-
-def utf8_size(text: str) -> int | InvalidValue:
-    """Return the size of a text in UTF-8 bytes, or InvalidValue for an unpaired surrogate."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return InvalidValue("the text holds half of a surrogate pair, which UTF-8 cannot carry", param="input")
-
-
-def estimate_cost(size: int, count: Count | None, cutting: TruncationPolicy) -> tuple[int, int]:
-    """Return (cost, tokens) of a text of `size` bytes with `count` tokens; `count` None means unknown."""
-    if count is None:
-        return cutting.cap_tokens(max(1, size // 3)), max(1, size // BYTES_PER_TOKEN)
-    tokens = cutting.cap_tokens(count.total)
-    return max(1, tokens), tokens
+        tokens = min(self.counted, count.total)
+        return Weight(max(1, tokens), tokens, truncated)
 
 
 def to_object_array(values: Sequence[object]) -> Array:

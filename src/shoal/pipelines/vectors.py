@@ -13,24 +13,28 @@ from shoal.types import Array, Embed, Vectors
 Shape: TypeAlias = tuple[int | None, bool]
 """(dimensions to keep, or None for all; whether to normalize)."""
 
+WHOLE: Shape = (None, False)
+"""The shape of rows that stay as they are."""
+
 TINY = 1e-12
 """Minimum norm to divide by, as in torch.nn.functional.normalize: a zero vector stays zero."""
 
 
-def check_shape(task: Embed, dimension: int, *, gives_raw: bool) -> None:
-    """Raise InvalidValue if `dimensions` is not between 1 and `dimension`, and Unsupported for `normalize=False` if the
-    model only has normalized vectors (`gives_raw` false)."""
+def resolve_shape(task: Embed, dimension: int, *, gives_raw: bool, normalize: bool | None) -> Shape:
+    """Return the shape of the dense vectors that a task requests.
+
+    `normalize` False is the operator's setting to leave rows as the model returns them. Raises InvalidValue if
+    `dimensions` is not between 1 and `dimension`, and Unsupported for `normalize=False` if the model only has
+    normalized vectors (`gives_raw` false).
+    """
+    if "dense" not in task.outputs:
+        return WHOLE
     if task.dimensions is not None and not 1 <= task.dimensions <= dimension:
         raise InvalidValue(
             f"dimensions must be from 1 to {dimension}, the model's own; got {task.dimensions}", param="dimensions"
         )
     if not task.normalize and not gives_raw:
         raise Unsupported("the model only gives normalised vectors; leave normalize out", param="normalize")
-
-
-def resolve_shape(task: Embed, dimension: int, normalize: bool | None) -> Shape:
-    """Return the shape a task requests. `normalize` False is the operator's setting to leave rows as the model returns
-    them."""
     dimensions = None if task.dimensions == dimension else task.dimensions
     return (dimensions, task.normalize and normalize is not False)
 
@@ -49,11 +53,12 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
         rows[bad] = 0.0
         squares = np.einsum("ij,ij->i", rows, rows)
     vectors: list[Array | ShoalError]
-    if len(shapes) == 1 or all(shape == shapes[0] for shape in shapes):
-        vectors = list(_apply_shape(rows, shapes[0], squares))
+    distinct = set(shapes)
+    if len(distinct) == 1:
+        vectors = [*_apply_shape(rows, shapes[0], squares)]
     else:
-        vectors = [rows[0]] * len(shapes)
-        for shape in set(shapes):
+        vectors = [*rows]
+        for shape in distinct:
             members = [i for i, other in enumerate(shapes) if other == shape]
             for i, vector in zip(members, _apply_shape(rows[members], shape, squares[members]), strict=True):
                 vectors[i] = vector

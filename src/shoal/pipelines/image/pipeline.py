@@ -13,7 +13,7 @@ from shoal.errors import InvalidValue, ShoalError, Unsupported
 from shoal.pipelines.image.budget import SHARED, Budget, PictureBudget
 from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.pipelines.scores import score_rows
-from shoal.pipelines.vectors import Shape, check_shape, resolve_shape, shape_rows
+from shoal.pipelines.vectors import Shape, resolve_shape, shape_rows
 from shoal.specs import ImageSpec
 from shoal.types import Array, BatchTask, Classify, Embed, Image, Item
 
@@ -58,7 +58,7 @@ class ImagePipeline:
             raise Unsupported("pictures have dense vectors alone; ask for these", param="model")
         if task.prompt_name is not None:
             raise Unsupported("no prompt is put before a picture; leave prompt_name out", param="prompt_name")
-        check_shape(task, self.spec.dimension, gives_raw=True)
+        self._read_options(task)
 
     def estimate(self, item: Item) -> int:
         return COST
@@ -124,5 +124,5 @@ class ImagePipeline:
 
     def _read_options(self, task: BatchTask) -> Shape | bool:
         if isinstance(task, Embed):
-            return resolve_shape(task, self.spec.dimension, self._normalize)
+            return resolve_shape(task, self.spec.dimension, gives_raw=True, normalize=self._normalize)
         return task.raw_scores

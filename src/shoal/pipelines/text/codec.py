@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from shoal.core.protocols import Token
 from shoal.errors import InvalidValue, TooLong
 from shoal.pipelines.text import prompts
+from shoal.pipelines.text.token_ids import find_unknown_id
 from shoal.pipelines.text.tokenizer import TextTokenizer
 
 CHUNK_CHARS = 65_536
@@ -75,7 +76,7 @@ class TokenizerCodec:
     def _decode(self, ids: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
         size = self._tokenizer.vocab_size
         for one in ids:
-            if one and (min(one) < 0 or max(one) >= size):
-                bad = next(i for i in one if not 0 <= i < size)
+            bad = find_unknown_id(one, size)
+            if bad is not None:
                 raise InvalidValue(f"token id {bad} is outside the vocabulary (0 to {size - 1})", param="ids")
         return self._tokenizer.raw.decode_batch([list(one) for one in ids], skip_special_tokens=skip_special_tokens)

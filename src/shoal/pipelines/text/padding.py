@@ -35,7 +35,8 @@ def pad_batch(
     model's positions, and no row is shorter than `spec.pad_to`. `attended`: leading tokens of each item that the model
     sees (None: all). `skips`: how many of those to exclude from pooling. Segment ids are the item's own, or zeros.
     """
-    rows = round_up(len(batch), facts.size_buckets)
+    count = len(batch)
+    rows = round_up(count, facts.size_buckets)
     costs = [item.cost for item in batch]
     longest = max(*costs, spec.pad_to)
     width = max(longest, min(round_up(longest, facts.length_buckets), spec.max_tokens))
@@ -43,7 +44,9 @@ def pad_batch(
     for place, item in enumerate(batch):
         ids[place, : item.cost] = item.tensors[IDS]
     positions = np.arange(width, dtype=np.int64)
-    seen = positions < _column(rows, costs if attended is None else attended, 1)
+    lengths = np.ones((rows, 1), dtype=np.int64)
+    lengths[:count, 0] = costs if attended is None else attended
+    seen = positions < lengths
     tensors: dict[str, Array] = {IDS: ids}
     for name in spec.inputs:
         if name == "attention_mask":
@@ -56,12 +59,7 @@ def pad_batch(
         elif name == "position_ids":
             tensors[name] = np.tile(positions, (rows, 1))
         elif name == "pooling_mask":
-            tensors[name] = (seen & (positions >= _column(rows, skips, 0))).astype(np.int64)
+            starts = np.zeros((rows, 1), dtype=np.int64)
+            starts[: len(skips), 0] = skips
+            tensors[name] = (seen & (positions >= starts)).astype(np.int64)
     return tensors
-
-
-def _column(rows: int, values: Sequence[int], rest: int) -> Array:
-    """Return a column [rows, 1] of the values, filled with `rest`."""
-    column = np.full((rows, 1), rest, dtype=np.int64)
-    column[: len(values), 0] = values
-    return column

@@ -137,7 +137,10 @@ class _Job:
             if reading.second is not None:
                 texts[reading.second, reading.direction] = None
         fits = tokenizer.fit_each(
-            [text for text, _ in texts], [direction for _, direction in texts], limit, special=False
+            [text for text, _ in texts],
+            [direction for _, direction in texts],
+            [limit] * len(texts),
+            special=False,
         )
         self._fits = dict(zip(texts, fits, strict=True))
 

@@ -9,25 +9,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Tensors, WorkWeight
+from shoal.core.protocols import EngineFacts, Prepared, Tensors
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
-from shoal.pipelines.jobs import Entry, Text, prepare_in_order
 from shoal.pipelines.scores import score_rows
+from shoal.pipelines.text.base import BasePipeline, Entry, TextInput
 from shoal.pipelines.text.padding import IDS, INPUTS, TYPES, check_inputs, pad_batch
 from shoal.pipelines.text.pairing import FramedText, PairInput, PairTokenizer
-from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, TextTokenizer, byte_size, too_long_error
+from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, TextTokenizer, too_long_error
 from shoal.specs import TextSpec
-from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, Rerank
+from shoal.types import Array, BatchTask, Direction, Embed, Rerank
 
 
 class _ItemOptions(NamedTuple):
+    """A task's options for each of its items. `max_document_tokens`: tokens that a second text is cut to first."""
+
+    prompt: str
     raw: bool
     truncate: bool
     direction: Direction
-    most: int | None
+    max_document_tokens: int | None
 
 
-class PairPipeline:
+class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
     """Pipeline for one model with `spec.score`: a row is its scores, float32 [labels].
 
     Pairs are framed and cut as transformers' fast tokenizers do with truncation "longest_first"; single texts like any
@@ -47,30 +50,11 @@ class PairPipeline:
         self._head = spec.score
         self._prompt = spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
         self._typed = TYPES in spec.inputs
-        self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
-
-    @property
-    def work(self) -> WorkWeight:
-        return "usual"
-
-    def check(self, task: BatchTask) -> None:
-        """Raises InvalidValue for an invalid document limit."""
-        check_document_limit(task)
-
-    def estimate(self, item: Item) -> int:
-        """Estimate as TextPipeline does: never more than the model's limit, except for texts that are read in
-        pieces."""
-        assert not isinstance(item, list | Image)
-        texts = item if isinstance(item, tuple) else (item,)
-        frame = self._pairs.frame.size
-        length = sum(map(len, texts))
-        if length > self._read_whole:
-            return frame + length // 3
-        size = sum(map(byte_size, texts))
-        return max(1, min(self.spec.max_tokens, frame + size // 3))
-
-    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
-        return prepare_in_order(items, asked=self._read_options, texts=self._from_texts, ids=token_ids_error)
+        super().__init__(
+            max_tokens=spec.max_tokens,
+            frame=self._pairs.frame.size,
+            max_chars=spec.max_tokens * CHARS_PER_TOKEN,
+        )
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         return pad_batch(batch, facts, self.spec)
@@ -80,29 +64,29 @@ class PairPipeline:
         return score_rows(logits, self._head.activation, [item.extra for item in batch])
 
     def _read_options(self, task: BatchTask) -> _ItemOptions:
+        """Raises InvalidValue for an invalid document limit."""
         assert not isinstance(task, Embed)
-        check_document_limit(task)
         return _ItemOptions(
+            prompt=self._prompt,
             raw=task.raw_scores,
             truncate=self.truncate if task.truncate is None else task.truncate,
             direction=task.truncation_direction,
-            most=task.max_document_tokens if isinstance(task, Rerank) else None,
+            max_document_tokens=read_document_limit(task),
         )
 
-    def _from_texts(self, waiting: list[tuple[_ItemOptions, Text]]) -> list[Entry]:
-        readings = []
-        for asked, item in waiting:
-            first, second = (item, None) if isinstance(item, str) else item
-            readings.append(PairInput(self._prompt + first, second, asked.direction, asked.most))
-        read = self._pairs.read(readings)
-        return [self._prepare_item(asked, framed) for (asked, _), framed in zip(waiting, read, strict=True)]
+    def _tokenize(self, inputs: Sequence[TextInput[_ItemOptions]]) -> list[FramedText | ShoalError]:
+        return self._pairs.read(
+            [PairInput(text, pair, options.direction, options.max_document_tokens) for text, pair, options in inputs]
+        )
 
-    def _prepare_item(self, asked: _ItemOptions, framed: FramedText | ShoalError) -> Entry:
-        if isinstance(framed, ShoalError):
-            return framed
+    def _prepare_ids(self, ids: list[int], options: _ItemOptions) -> Entry:
+        return token_ids_error()
+
+    def _prepare_text(self, item: TextInput[_ItemOptions], framed: FramedText) -> Entry:
+        options = item.options
         if not framed.ids:
             return EmptyInput("the model's tokenizer makes no token of this text", param="input")
-        if not framed.fits and not asked.truncate:
+        if not framed.fits and not options.truncate:
             return too_long_error(framed.total, framed.exact, self.spec.max_tokens)
         ids = np.array(framed.ids, dtype=np.int64)
         tensors = {IDS: ids}
@@ -116,19 +100,19 @@ class PairPipeline:
             outputs=(self._head.output,),
             tokens=count,
             truncated=framed.cut,
-            key=(ids.tobytes(), None if framed.second is None else framed.first, asked.raw),
-            extra=asked.raw,
+            key=(ids.tobytes(), None if framed.second is None else framed.first, options.raw),
+            extra=options.raw,
         )
 
 
-def check_document_limit(task: BatchTask) -> None:
-    """Raises InvalidValue for a `max_document_tokens` below 1."""
-    if isinstance(task, Rerank) and task.max_document_tokens is not None and task.max_document_tokens < 1:
-        raise InvalidValue(
-            f"a document must be allowed at least 1 token; got {task.max_document_tokens}", param="max_tokens_per_doc"
-        )
+def read_document_limit(task: BatchTask) -> int | None:
+    """Return a task's limit on the tokens of a document, or None. Raises InvalidValue for a limit below 1."""
+    limit = task.max_document_tokens if isinstance(task, Rerank) else None
+    if limit is not None and limit < 1:
+        raise InvalidValue(f"a document must be allowed at least 1 token; got {limit}", param="max_tokens_per_doc")
+    return limit
 
 
-def token_ids_error(asked: object, ids: list[int]) -> InvalidValue:
+def token_ids_error() -> InvalidValue:
     """Return the error for token ids sent to a scoring task."""
     return InvalidValue("scores are of texts, not of token ids: send the text itself", param="input")

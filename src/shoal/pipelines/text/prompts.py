@@ -49,11 +49,6 @@ def find_prompt_field(task: Embed, prompt: str) -> str | None:
     return "input_type" if task.input_type is not None and prompt else None
 
 
-def prompt_with_ids_error(field: str) -> InvalidValue:
-    """Return the error for token ids in a request whose `field` asks for a prompt."""
-    return InvalidValue(f"{field} puts a prompt before a text; token ids are used as they are given", param=field)
-
-
 def check_role(input_type: str | None) -> None:
     """Raises InvalidValue for an unknown role."""
     if input_type is not None and input_type not in ROLES:

@@ -8,29 +8,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Row, Tensors, VectorSet, WorkWeight
-from shoal.errors import EmptyInput, InvalidValue, ShoalError
-from shoal.pipelines.jobs import Entry, OptionsCache, Text, prepare_in_order
+from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Row, Tensors, VectorSet
+from shoal.errors import InvalidValue, ShoalError
 from shoal.pipelines.outputs import PLAIN, check_finite, check_kinds
 from shoal.pipelines.text import prompts
-from shoal.pipelines.text.tokenizer import TextTokenizer, byte_size
+from shoal.pipelines.text.base import BasePipeline, Entry, TextInput
+from shoal.pipelines.text.token_ids import find_ids_error
+from shoal.pipelines.text.tokenizer import TextTokenizer
 from shoal.pipelines.upstream_options import (
     TEXT,
     Count,
     Passes,
     TruncationPolicy,
     attach_counts,
-    estimate_cost,
+    count_tokens,
     join_tensors,
     to_object_array,
-    utf8_size,
 )
-from shoal.pipelines.vectors import Shape, check_shape, resolve_shape, shape_rows
-from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, SparseVector, VectorKind
+from shoal.pipelines.vectors import Shape, resolve_shape, shape_rows
+from shoal.types import Array, BatchTask, Direction, Embed, SparseVector, VectorKind
 
 NIM_PASSES: Passes = frozenset({"truncate", "truncation_direction", "input_type", "dimensions"})
 _NIM_ROLES = {"query": "query", "document": "passage"}
-_WHOLE: Shape = (None, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +62,27 @@ class StringSpec:
     ids: bool = False
 
 
-class _ItemOptions(NamedTuple):
-    """A task's options for each of its items. `shape`: the shaping left to do here."""
+class _RowOptions(NamedTuple):
+    """How to build an item's row; `shape` is the shaping that is left to do here."""
 
-    prompt: str
-    added: str | None
-    truncate: bool
-    direction: Direction
     shape: Shape
     kinds: tuple[VectorKind, ...]
+
+
+class _ItemOptions(NamedTuple):
+    """A task's options for each of its items. `prompt_field`: the field that requested a prompt."""
+
+    prompt: str
+    prompt_field: str | None
+    truncate: bool
+    direction: Direction
+    row: _RowOptions
     outputs: tuple[str, ...]
     params: dict[str, Any]
     group: Hashable
 
 
-class _Row(NamedTuple):
-    shape: Shape
-    kinds: tuple[VectorKind, ...]
-
-
-class StringPipeline:
+class StringPipeline(BasePipeline[_ItemOptions, Count | None]):
     """Pipeline for one model that takes text: a batch is {"text": object array [rows] of str}, never padded.
 
     Items that request different kinds of vectors go in different calls, since servers have an endpoint for each kind.
@@ -105,54 +105,33 @@ class StringPipeline:
         self.tokenizer = tokenizer
         self._normalize = normalize
         self._passes = NIM_PASSES if spec.nim else spec.passes
-        self._cutting = TruncationPolicy(
+        self._truncation = TruncationPolicy(
             self._passes, limit=spec.max_tokens if tokenizer is not None else 0, default=truncate
         )
-        self._told = spec.token_count if tokenizer is None else ""
+        self._count_output = spec.token_count if tokenizer is None else ""
         self._names: dict[VectorKind, str] = {
             "dense": spec.output,
             "sparse": spec.sparse,
             "tokens": spec.tokens,
             "multi": spec.multi,
         }
-        self._known: OptionsCache[_ItemOptions] = OptionsCache()
-        self._ids_end = tokenizer.vocab_size if tokenizer is not None else 2**31
-
-    @property
-    def work(self) -> WorkWeight:
-        return "light" if self.tokenizer is None else "usual"
-
-    def check(self, task: BatchTask) -> None:
-        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, truncate,
-        truncation_direction, a kind of vectors)."""
-        self._read_options(task)
-
-    def estimate(self, item: Item) -> int:
-        assert not isinstance(item, tuple | Image)
-        if not isinstance(item, str):
-            return max(1, len(item))
-        return self._cutting.cap_tokens(max(1, byte_size(item) // 3))
-
-    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
-        return prepare_in_order(items, asked=self._read_options, texts=self._from_texts, ids=self._from_ids)
+        self._vocab_size = tokenizer.vocab_size if tokenizer is not None else 2**31
+        super().__init__(max_tokens=self._truncation.counted, work="light" if tokenizer is None else "usual")
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         return {TEXT: join_tensors(batch, TEXT)}
 
-    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | CountedRow | ShoalError]:
+    def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | CountedRow | ShoalError]:
         count = len(batch)
         kinds = batch[0].extra.kinds  # all items of a group request the same kinds
         dense: list[Array | ShoalError] = []
         if "dense" in kinds:
             vectors = outputs[self.spec.output][:count].reshape(count, -1)
             dense = shape_rows(vectors, [item.extra.shape for item in batch])
-        rows: list[Row | ShoalError]
-        rows = (
-            [*dense]
-            if kinds == PLAIN
-            else [self._build_vector_set(outputs, place, kinds, dense) for place in range(count)]
-        )
-        return [*attach_counts(rows, outputs[self._told])] if self._told else [*rows]
+        rows: Sequence[Row | ShoalError] = dense
+        if kinds != PLAIN:
+            rows = [self._build_vector_set(outputs, place, kinds, dense) for place in range(count)]
+        return attach_counts(rows, outputs[self._count_output]) if self._count_output else rows
 
     def _build_vector_set(
         self, outputs: Tensors, place: int, kinds: tuple[VectorKind, ...], dense: Sequence[Array | ShoalError]
@@ -177,37 +156,32 @@ class StringPipeline:
         return prompts.resolve_prompt(self.spec, task.prompt_name, task.input_type)
 
     def _read_options(self, task: BatchTask) -> _ItemOptions:
+        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, truncate,
+        truncation_direction, a kind of vectors)."""
         assert isinstance(task, Embed)
-        return self._known.get_or_compute(task, self._resolve_options)
-
-    def _resolve_options(self, task: Embed) -> _ItemOptions:
         kinds = task.outputs
         check_kinds(kinds, self.spec.kinds)
         prompt = self._prompt(task)
-        shape = _WHOLE
-        if "dense" in kinds:
-            gives_raw = "normalize" in self._passes or not self.spec.normalized
-            check_shape(task, self.spec.dimension, gives_raw=gives_raw)
-            shape = resolve_shape(task, self.spec.dimension, self._normalize)
-        self._cutting.check(task)
+        gives_raw = "normalize" in self._passes or not self.spec.normalized
+        shape = resolve_shape(task, self.spec.dimension, gives_raw=gives_raw, normalize=self._normalize)
+        self._truncation.check(task)
         params = self._params(task, shape)
         names = tuple([self._names[kind] for kind in kinds])
-        told = tuple(params.items())
+        sent = tuple(params.items())
         return _ItemOptions(
             prompt=prompt,
-            added=None if "prompt_name" in self._passes else prompts.find_prompt_field(task, prompt),
-            truncate=self._cutting.should_truncate(task),
+            prompt_field=None if "prompt_name" in self._passes else prompts.find_prompt_field(task, prompt),
+            truncate=self._truncation.should_truncate(task),
             direction=task.truncation_direction,
-            shape=self._remaining_shape(shape),
-            kinds=kinds,
-            outputs=(*names, self._told) if self._told else names,
+            row=_RowOptions(self._remaining_shape(shape), kinds),
+            outputs=(*names, self._count_output) if self._count_output else names,
             params=params,
-            group=told if kinds == PLAIN else (told, kinds),
+            group=sent if kinds == PLAIN else (sent, kinds),
         )
 
     def _params(self, task: Embed, shape: Shape) -> dict[str, Any]:
         passes, (dimensions, normalize) = self._passes, shape
-        params = self._cutting.params(task)
+        params = self._truncation.params(task)
         name, role = task.prompt_name, task.input_type
         if "input_type" in passes:
             if role is not None:
@@ -230,69 +204,50 @@ class StringPipeline:
         cut_here = dimensions is not None and "dimensions" not in self._passes
         return dimensions, normalize and (cut_here or "normalize" not in self._passes)
 
-    def _from_texts(self, waiting: list[tuple[_ItemOptions, Text]]) -> list[Entry]:
-        texts: list[str] = []
-        for asked, item in waiting:
-            assert isinstance(item, str)
-            texts.append(asked.prompt + item if asked.prompt else item)
+    def _tokenize(self, inputs: Sequence[TextInput[_ItemOptions]]) -> list[Count | None]:
+        if self.tokenizer is None:
+            return [None] * len(inputs)
         return [
-            self._from_text(asked, text, count)
-            for (asked, _), text, count in zip(waiting, texts, self._count_tokens(texts), strict=True)
+            count_tokens(fitted)
+            for fitted in self.tokenizer.fit_each(
+                [text for text, _, _ in inputs], ["right"] * len(inputs), [self._truncation.counted] * len(inputs)
+            )
         ]
 
-    def _count_tokens(self, texts: list[str]) -> list[Count | None]:
-        """Return the token count of each text; None if it cannot be counted."""
-        if self.tokenizer is None:
-            return [None] * len(texts)
-        fits = self.tokenizer.fit_each(texts, ["right"] * len(texts), self._cutting.counted)
-        return [None if isinstance(fitted, ShoalError) else Count(fitted.total, fitted.exact) for fitted in fits]
+    def _prepare_text(self, item: TextInput[_ItemOptions], count: Count | None) -> Entry:
+        return self._prepare_item(item.text, item.options, count)
 
-    def _from_text(self, asked: _ItemOptions, text: str, count: Count | None) -> Entry:
-        size = utf8_size(text)
-        if isinstance(size, ShoalError):
-            return size
-        return self._prepare_item(asked, text, text, count, estimate_cost(size, count, self._cutting))
-
-    def _from_ids(self, asked: _ItemOptions, ids: list[int]) -> Entry:
+    def _prepare_ids(self, ids: list[int], options: _ItemOptions) -> Entry:
         if not self.spec.ids:
             return InvalidValue(
                 "the model reads text, not token ids: send the text itself, or serve the model that its tokenizer "
                 "feeds, with `tokenizer` set",
                 param="input",
             )
-        if asked.added is not None:
-            return prompts.prompt_with_ids_error(asked.added)
-        if not ids:
-            return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
-        if min(ids) < 0 or max(ids) >= self._ids_end:
-            bad = next(i for i in ids if not 0 <= i < self._ids_end)
-            return InvalidValue(
-                f"token id {bad} is outside this model's vocabulary (0 to {self._ids_end - 1}): send the text itself",
-                param="input",
-            )
-        count = Count(len(ids), True)
-        return self._prepare_item(asked, ids, tuple(ids), count, estimate_cost(0, count, self._cutting))
+        error = find_ids_error(
+            ids, self._vocab_size, prompt_field=options.prompt_field, advice=": send the text itself"
+        )
+        if error is not None:
+            return error
+        return self._prepare_item(ids, options, Count(len(ids), True))
 
-    def _prepare_item(
-        self, asked: _ItemOptions, item: str | list[int], key: Hashable, count: Count | None, weight: tuple[int, int]
-    ) -> Entry:
-        truncated = self._cutting.must_truncate(count)
-        if truncated and count is not None:
-            error = self._cutting.refusal(count, asked.truncate, asked.direction)
-            if error is not None:
-                return error
-        cost, tokens = weight
-        row = _Row(asked.shape, asked.kinds)
+    def _prepare_item(self, item: str | list[int], options: _ItemOptions, count: Count | None) -> Entry:
+        is_text = isinstance(item, str)
+        weight = self._truncation.weigh(
+            [item] if isinstance(item, str) else [], count, truncate=options.truncate, direction=options.direction
+        )
+        if isinstance(weight, ShoalError):
+            return weight
         return Prepared(
             tensors={TEXT: to_object_array([item])},
-            cost=cost,
-            group=asked.group if isinstance(item, str) else ("ids", asked.group),
-            outputs=asked.outputs,
-            tokens=tokens,
-            truncated=truncated,
-            key=(key, asked.group, row),
-            extra=row,
-            params=asked.params,
+            cost=weight.cost,
+            group=options.group if is_text else ("ids", options.group),
+            outputs=options.outputs,
+            tokens=weight.tokens,
+            truncated=weight.truncated,
+            key=(item if is_text else tuple(item), options.group, options.row),
+            extra=options.row,
+            params=options.params,
         )
 
 

@@ -70,11 +70,6 @@ class FittedText(msgspec.Struct, frozen=True):
     exact: bool
 
 
-def byte_size(text: str) -> int:
-    """Return the UTF-8 size of a text in bytes; unpaired surrogates count too."""
-    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-
-
 def too_long_error(total: int, exact: bool, limit: int) -> TooLong:
     """Return the error for an input of `total` tokens, or of at least that many if not `exact`."""
     amount = f"{total}" if exact else f"at least {total}"
@@ -138,40 +133,47 @@ class TextTokenizer:
     def fit(
         self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
     ) -> list[FittedText]:
-        """Return the ids of each text, cut to `max_tokens` in its direction; special tokens stay.
-
-        `special` False: only the text's own tokens.
-        """
-        size, most = max(max_tokens, 1) * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE)
-        pieces = [
-            text if len(text) <= size else self.piece(text, direction, size, most)
-            for text, direction in zip(texts, directions, strict=True)
-        ]
+        """Like `fit_each` with one limit for all texts, but raises the error of a text that cannot be read."""
         fitted: list[FittedText] = []
-        while len(fitted) < len(pieces):
-            start = len(fitted)
-            for i, ids in enumerate(self.encode(_next_pieces(pieces, start), special=special), start):
-                if len(ids) <= max_tokens and pieces[i] is texts[i]:
-                    fitted.append(FittedText(ids, len(ids), True))
-                else:
-                    fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], max_tokens, special=special))
+        for each in self.fit_each(texts, directions, [max_tokens] * len(texts), special=special):
+            if isinstance(each, ShoalError):
+                raise each
+            fitted.append(each)
         return fitted
 
     def fit_each(
-        self, texts: Sequence[str], directions: Sequence[Direction], max_tokens: int, *, special: bool = True
+        self, texts: Sequence[str], directions: Sequence[Direction], limits: Sequence[int], *, special: bool = True
     ) -> list[FittedText | ShoalError]:
-        """Like `fit`, but a text that the tokenizer cannot read becomes an InvalidValue entry."""
-        if not texts:
-            return []
+        """Return the ids of each text, cut to its limit in its direction; special tokens stay. A text that the
+        tokenizer cannot read becomes an InvalidValue entry.
+
+        `special` False: only the text's own tokens.
+        """
+        pieces = [
+            text if len(text) <= max(limit, 1) * CHARS_PER_TOKEN else self._first_piece(text, direction, limit)
+            for text, direction, limit in zip(texts, directions, limits, strict=True)
+        ]
+        fitted: list[FittedText | ShoalError] = []
         try:
-            return list(self.fit(texts, directions, max_tokens, special=special))
+            while len(fitted) < len(pieces):
+                start = len(fitted)
+                stop, chars = start + 1, len(pieces[start])
+                while stop < len(pieces) and chars + len(pieces[stop]) <= CHARS_AT_ONCE:
+                    chars += len(pieces[stop])
+                    stop += 1
+                for i, ids in enumerate(self.encode(pieces[start:stop], special=special), start):
+                    if len(ids) <= limits[i] and pieces[i] is texts[i]:
+                        fitted.append(FittedText(ids, len(ids), True))
+                    else:
+                        fitted.append(self._cut(texts[i], pieces[i], ids, directions[i], limits[i], special=special))
         except Exception as error:  # the library raises plain Exception, without saying which text failed
             if len(texts) == 1:
                 return [InvalidValue(f"the model's tokenizer cannot read this text: {error}", param="input")]
             return [
-                self.fit_each([text], [direction], max_tokens, special=special)[0]
-                for text, direction in zip(texts, directions, strict=True)
+                self.fit_each([text], [direction], [limit], special=special)[0]
+                for text, direction, limit in zip(texts, directions, limits, strict=True)
             ]
+        return fitted
 
     def count(self, text: str, most: int) -> tuple[int, bool]:
         """Count the tokens of the first `most` characters, without special ones; also return whether that is the whole
@@ -192,6 +194,9 @@ class TextTokenizer:
         if len(text) <= most:
             return text
         return text[:most] if right else text[-most:]
+
+    def _first_piece(self, text: str, direction: Direction, max_tokens: int) -> str:
+        return self.piece(text, direction, max(max_tokens, 1) * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE))
 
     def chunks(self, text: str, size: int) -> Iterator[str]:
         """Split `text` into pieces of about `size` characters whose tokens, joined, are the tokens of the text."""
@@ -264,15 +269,6 @@ class TextTokenizer:
         room = max(max_tokens - len(prefix) - len(suffix), 0)
         start = len(prefix) if direction == "right" else len(ids) - len(suffix) - room
         return FittedText([*prefix, *ids[start : start + room], *suffix], total, exact)
-
-
-def _next_pieces(pieces: list[str], start: int) -> list[str]:
-    """Return the pieces from `start` to tokenize in one call: nearly always the rest, and always at least one."""
-    stop, size = start, 0
-    while stop < len(pieces) and (stop == start or size + len(pieces[stop]) <= CHARS_AT_ONCE):
-        size += len(pieces[stop])
-        stop += 1
-    return pieces[start:stop]
 
 
 def read_tokenizer(folder: Path, file: str) -> Tokenizer:

@@ -8,37 +8,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, WorkWeight
-from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
+from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors
+from shoal.errors import EmptyInput, ModelFileError, ShoalError
 from shoal.pipelines import pooling
-from shoal.pipelines.jobs import Entry, OptionsCache, Text, prepare_in_order
 from shoal.pipelines.late_interaction import Sides
-from shoal.pipelines.outputs import PLAIN, Heads, check_kinds
-from shoal.pipelines.outputs import RowOptions as AskedRow
+from shoal.pipelines.outputs import PLAIN, Heads, RowOptions, check_kinds
 from shoal.pipelines.text import prompts
+from shoal.pipelines.text.base import BasePipeline, Entry, TextInput
 from shoal.pipelines.text.padding import IDS, check_inputs, pad_batch
-from shoal.pipelines.text.tokenizer import (
-    CHARS_PER_TOKEN,
-    FittedText,
-    TextTokenizer,
-    byte_size,
-    most_chars,
-    too_long_error,
-)
-from shoal.pipelines.vectors import Shape, check_shape, resolve_shape, shape_rows
+from shoal.pipelines.text.token_ids import find_ids_error
+from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, FittedText, TextTokenizer, most_chars, too_long_error
+from shoal.pipelines.vectors import Shape, resolve_shape, shape_rows
 from shoal.specs import TextSpec
-from shoal.types import Array, BatchTask, Direction, Embed, Image, Item, VectorKind
-
-_WHOLE: Shape = (None, False)
+from shoal.types import Array, BatchTask, Direction, Embed, VectorKind
 
 
 class _ItemOptions(NamedTuple):
-    """A task's options for each of its items. `added`: the field that requested a prompt. `skip`: prompt tokens to
-    exclude from pooling."""
+    """A task's options for each of its items. `prompt_field`: the field that requested a prompt. `skip`: prompt tokens
+    to exclude from pooling. `limit`: maximum tokens of an item; `room`: those for a text and its special tokens."""
 
     prompt: str
-    added: str | None
+    prompt_field: str | None
     skip: int
+    limit: int
+    room: int
     truncate: bool
     direction: Direction
     shape: Shape
@@ -48,7 +41,7 @@ class _ItemOptions(NamedTuple):
     group: tuple[str, ...]
 
 
-class TextPipeline:
+class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
     """Pipeline for one text model, with the same vectors as sentence-transformers 6 for the same files. Texts are used
     as they are, blanks included, with the prompt before them.
 
@@ -88,46 +81,29 @@ class TextPipeline:
         self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size
         self._heads = Heads(spec)
         self._sides = Sides(spec.multi, spec.max_tokens)
-        self._skips = {prompt: self._prompt_length(prompt) for prompt in masked}
+        self._skips = {prompt: self._count_prompt_tokens(prompt) for prompt in masked}
         self._blank_zeros = not spec.frame_tokens and set(spec.modules) <= {"normalize"}
+        self._pads_unattended = self._sides.fills_unattended or not spec.frame_tokens
+        self._masks_pooling = "pooling_mask" in spec.inputs
         self._gives_raw = self._modes is not None or not spec.ends_normalized or spec.pooled != spec.sentence_embedding
         self._normalize = normalize
-        self._read_whole = spec.max_tokens * CHARS_PER_TOKEN
-        self._known: OptionsCache[_ItemOptions] = OptionsCache()
-
-    @property
-    def work(self) -> WorkWeight:
-        return "usual"
-
-    def check(self, task: BatchTask) -> None:
-        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""
-        self._read_options(task)
-
-    def estimate(self, item: Item) -> int:
-        """Estimate at most the model's limit, except for a text so long that it is read in pieces. That one counts in
-        full, since tokenizing it is not a small job."""
-        assert not isinstance(item, tuple | Image)
-        if not isinstance(item, str):
-            return max(1, len(item))
-        frame = len(self.tokenizer.prefix) + len(self.tokenizer.suffix)
-        if len(item) > self._read_whole:
-            return frame + len(item) // 3
-        return max(1, min(self.spec.max_tokens, frame + byte_size(item) // 3))
-
-    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
-        return prepare_in_order(items, asked=self._read_options, texts=self._from_texts, ids=self._from_ids)
+        super().__init__(
+            max_tokens=spec.max_tokens,
+            frame=len(self.tokenizer.prefix) + len(self.tokenizer.suffix),
+            max_chars=spec.max_tokens * CHARS_PER_TOKEN,
+        )
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         attended = None
-        if self._sides.fills_unattended or not self.spec.frame_tokens:
+        if self._pads_unattended:
             least = 1 if self.spec.frame_tokens or self._blank_zeros else 0
             attended = [max(item.extra.tokens, least) for item in batch]
-        skips = [item.extra.skip for item in batch] if "pooling_mask" in self.spec.inputs else ()
+        skips = [item.extra.skip for item in batch] if self._masks_pooling else ()
         return pad_batch(batch, facts, self.spec, attended, skips)
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | ShoalError]:
-        kinds = [item.extra.kinds for item in batch]
-        if kinds.count(PLAIN) == len(kinds):
+        kinds = {item.extra.kinds for item in batch}
+        if kinds == {PLAIN}:
             return self._dense(outputs, batch)
         dense = self._dense(outputs, batch) if any("dense" in each for each in kinds) else []
         return self._heads.rows(outputs, batch, dense)
@@ -146,72 +122,56 @@ class TextPipeline:
         return vectors
 
     def _read_options(self, task: BatchTask) -> _ItemOptions:
+        """Raises InvalidValue (prompt_name, input_type, dimensions) and Unsupported (normalize, a kind of vectors)."""
         assert isinstance(task, Embed)
-        return self._known.get_or_compute(task, self._resolve_options)
-
-    def _resolve_options(self, task: Embed) -> _ItemOptions:
         kinds = task.outputs
         check_kinds(kinds, self._kinds)
         prompt = prompts.resolve_prompt(self.spec, task.prompt_name, task.input_type)
-        dense = "dense" in kinds
-        if dense:
-            check_shape(task, self.spec.dimension, gives_raw=self._gives_raw)
+        query = task.input_type == "query" and (self._sides.differ or "multi" in kinds)
+        limit = self._sides.limit(query)
         return _ItemOptions(
             prompt=prompt,
-            added=prompts.find_prompt_field(task, prompt),
+            prompt_field=prompts.find_prompt_field(task, prompt),
             skip=self._skips.get(prompt, 0),
+            limit=limit,
+            room=limit - self._sides.marker_tokens(query),
             truncate=self.truncate if task.truncate is None else task.truncate,
             direction=task.truncation_direction,
-            shape=resolve_shape(task, self.spec.dimension, self._normalize) if dense else _WHOLE,
+            shape=resolve_shape(task, self.spec.dimension, gives_raw=self._gives_raw, normalize=self._normalize),
             kinds=kinds,
-            query=task.input_type == "query" and (self._sides.differ or "multi" in kinds),
+            query=query,
             outputs=self._heads.outputs(kinds),
             group=self._heads.group(kinds),
         )
 
-    def _prompt_length(self, prompt: str) -> int:
+    def _count_prompt_tokens(self, prompt: str) -> int:
         """Count as sentence-transformers does: the tokens of the prompt alone, without a special token at the end."""
         ids = self.tokenizer.fit([prompt], ["right"], self.spec.max_tokens)[0].ids
         return len(ids) - (ids[-1] in self.tokenizer.special_ids) if ids else 0
 
-    def _from_texts(self, waiting: list[tuple[_ItemOptions, Text]]) -> list[Entry]:
-        texts: list[str] = []
-        for asked, item in waiting:
-            assert isinstance(item, str)
-            texts.append(asked.prompt + item if asked.prompt else item)
-        if not self._sides.differ:
-            return self._read(waiting, texts, query=False)
-        entries: list[Entry | None] = [None] * len(waiting)
-        for query in (False, True):
-            places = [place for place, (asked, _) in enumerate(waiting) if asked.query == query]
-            read = self._read([waiting[place] for place in places], [texts[place] for place in places], query=query)
-            for place, entry in zip(places, read, strict=True):
-                entries[place] = entry
-        return [entry for entry in entries if entry is not None]
+    def _tokenize(self, inputs: Sequence[TextInput[_ItemOptions]]) -> list[FittedText | ShoalError]:
+        return self.tokenizer.fit_each(
+            [text for text, _, _ in inputs],
+            [options.direction for _, _, options in inputs],
+            [options.room for _, _, options in inputs],
+        )
 
-    def _read(self, waiting: list[tuple[_ItemOptions, Text]], texts: list[str], *, query: bool) -> list[Entry]:
-        """Tokenize texts of one side: queries or documents."""
-        room = self._sides.limit(query) - self._sides.marker_tokens(query)
-        fits = self.tokenizer.fit_each(texts, [asked.direction for asked, _ in waiting], room)
-        return [
-            self._from_text(asked, text, fitted) for (asked, _), text, fitted in zip(waiting, texts, fits, strict=True)
-        ]
-
-    def _from_text(self, asked: _ItemOptions, text: str, fitted: FittedText | ShoalError) -> Entry:
-        if isinstance(fitted, ShoalError):
-            return fitted
-        ids, skip = fitted.ids, asked.skip
+    def _prepare_text(self, item: TextInput[_ItemOptions], fitted: FittedText) -> Entry:
+        text, _, options = item
+        ids, skip = fitted.ids, options.skip
         truncated = fitted.total > len(ids)
         if truncated:
-            if not asked.truncate:
-                marks = self._sides.marker_tokens(asked.query)
-                return too_long_error(fitted.total + marks, fitted.exact, self._sides.limit(asked.query))
-            if skip and asked.direction == "left":
+            if not options.truncate:
+                marks = options.limit - options.room
+                return too_long_error(fitted.total + marks, fitted.exact, options.limit)
+            if skip and options.direction == "left":
                 skip = max(len(self.tokenizer.prefix), skip - self._count_lost_tokens(text, fitted, skip))
-        if not self._sides.differ:
-            return self._prepare_item(asked, ids, skip, truncated, len(ids))
-        ids = self._sides.insert_marker(ids, asked.query, after=len(self.tokenizer.prefix))
-        return self._prepare_item(asked, self._sides.pad_query(ids, asked.query), skip, truncated, len(ids))
+        tokens = len(ids)
+        if self._sides.differ:
+            ids = self._sides.insert_marker(ids, options.query, after=len(self.tokenizer.prefix))
+            tokens = len(ids)
+            ids = self._sides.pad_query(ids, options.query)
+        return self._prepare_item(ids, options, skip, truncated, tokens)
 
     def _count_lost_tokens(self, text: str, fitted: FittedText, skip: int) -> int:
         """Return how many tokens were cut off on the left; only the first `skip` matter."""
@@ -221,38 +181,32 @@ class TextPipeline:
         whole = len(text) <= most_chars(self.spec.max_tokens)
         return len(self.tokenizer.encode([text])[0]) - len(fitted.ids) if whole else skip
 
-    def _from_ids(self, asked: _ItemOptions, ids: list[int]) -> Entry:
-        if asked.added is not None:
-            return prompts.prompt_with_ids_error(asked.added)
-        if not ids:
-            return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
-            bad = next(i for i in ids if not 0 <= i < self._vocab_size)
-            return InvalidValue(
-                f"token id {bad} is outside this model's vocabulary (0 to {self._vocab_size - 1}). LangChain's "
-                "OpenAIEmbeddings sends tiktoken's ids: set its check_embedding_ctx_length=False to send text",
-                param="input",
-            )
-        limit = self._sides.limit(asked.query)
-        truncated = len(ids) > limit
+    def _prepare_ids(self, ids: list[int], options: _ItemOptions) -> Entry:
+        advice = (
+            ". LangChain's OpenAIEmbeddings sends tiktoken's ids: set its check_embedding_ctx_length=False to send text"
+        )
+        error = find_ids_error(ids, self._vocab_size, prompt_field=options.prompt_field, advice=advice)
+        if error is not None:
+            return error
+        truncated = len(ids) > options.limit
         if truncated:
-            if not asked.truncate:
-                return too_long_error(len(ids), True, limit)
-            ids = ids[:limit] if asked.direction == "right" else ids[-limit:]
-        return self._prepare_item(asked, ids, 0, truncated, len(ids))
+            if not options.truncate:
+                return too_long_error(len(ids), True, options.limit)
+            ids = ids[: options.limit] if options.direction == "right" else ids[-options.limit :]
+        return self._prepare_item(ids, options, 0, truncated, len(ids))
 
-    def _prepare_item(self, asked: _ItemOptions, ids: list[int], skip: int, truncated: bool, tokens: int) -> Entry:
+    def _prepare_item(self, ids: list[int], options: _ItemOptions, skip: int, truncated: bool, tokens: int) -> Entry:
         if not ids:
             if self.spec.frame_tokens:
                 return EmptyInput("the model's tokenizer makes no token of this text", param="input")
             ids = [self.spec.pad_id]  # the engine needs a token; `finish` ignores it
         tensor = np.array(ids, dtype=np.int64)
-        row = AskedRow(asked.shape, skip, tokens, asked.kinds, asked.query)
+        row = RowOptions(options.shape, skip, tokens, options.kinds, options.query)
         return Prepared(
             tensors={IDS: tensor},
             cost=len(ids),
-            group=asked.group,
-            outputs=asked.outputs,
+            group=options.group,
+            outputs=options.outputs,
             tokens=tokens,
             truncated=truncated,
             key=(tensor.tobytes(), row),

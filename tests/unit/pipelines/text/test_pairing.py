@@ -217,14 +217,14 @@ def test_each_text_of_a_job_is_tokenised_once(made: dict[str, Both], monkeypatch
     """The query comes with each document; documents may be equal too."""
     ours, _ = made["bert"]
     seen: list[str] = []
-    fit = ours.fit
+    fit_each = ours.fit_each
 
     def spy(texts: list[str], *args: object, **fields: object) -> object:
         seen.extend(texts)
-        return fit(texts, *args, **fields)  # type: ignore[arg-type]
+        return fit_each(texts, *args, **fields)  # type: ignore[arg-type]
 
     pairs = PairTokenizer(ours, "tokenizer.json", 16)
-    monkeypatch.setattr(ours, "fit", spy)
+    monkeypatch.setattr(ours, "fit_each", spy)
     readings = [PairInput("the fox", each, "right") for each in ("a dog", "a cat", "a dog", "the fox")]
     assert len(pairs.read([*readings, PairInput("a cat", None, "right")])) == 5
     assert sorted(seen) == ["a cat", "a dog", "the fox"]

@@ -3,8 +3,8 @@
 import pytest
 
 from shoal.errors import InvalidValue
-from shoal.pipelines.jobs import KNOWN_NAME, MAX_CACHED_OPTIONS, OptionsCache
-from shoal.types import Embed
+from shoal.pipelines.text.options_cache import KNOWN_NAME, MAX_CACHED_OPTIONS, OptionsCache
+from shoal.types import BatchTask, Embed
 
 
 class Worker:
@@ -52,7 +52,7 @@ def test_refusals_are_told_anew() -> None:
 def test_threads_that_meet_do_not_unbind_it() -> None:
     """One may fill it up while another, which has just emptied it, is about to add what it found."""
 
-    class Raced(dict[Embed, str]):
+    class Raced(dict[BatchTask, str]):
         def clear(self) -> None:
             super().clear()
             self.update(
