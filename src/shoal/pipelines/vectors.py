@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shoal.errors import InvalidValue, NotFinite, ShoalError, Unsupported
-from shoal.types import Array, Embed, Vectors
+from shoal.types import Array, Embed
 
 Shape: TypeAlias = tuple[int | None, bool]
 """(dimensions to keep, or None for all; whether to normalize)."""
@@ -52,31 +52,23 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
         rows = rows.astype(np.float64)
         rows[bad] = 0.0
         squares = np.einsum("ij,ij->i", rows, rows)
-    vectors: list[Array | ShoalError]
-    distinct = set(shapes)
-    if len(distinct) == 1:
-        vectors = [*_apply_shape(rows, shapes[0], squares)]
-    else:
-        vectors = [*rows]
-        for shape in distinct:
-            members = [i for i, other in enumerate(shapes) if other == shape]
-            for i, vector in zip(members, _apply_shape(rows[members], shape, squares[members]), strict=True):
-                vectors[i] = vector
-    for i in bad:
-        vectors[i] = not_finite_error()
+    vectors: list[Array | ShoalError] = [rows[0]] * len(shapes)
+    for shape in set(shapes):
+        places = [place for place, other in enumerate(shapes) if other == shape]
+        own, own_squares = (rows, squares) if len(places) == len(shapes) else (rows[places], squares[places])
+        dimensions, normalize = shape
+        if dimensions is not None:
+            own = own[:, :dimensions]
+            own_squares = np.einsum("ij,ij->i", own, own) if normalize else own_squares
+        if normalize:
+            own = np.divide(own, np.maximum(np.sqrt(own_squares), TINY)[:, None], order="C")
+        for place, vector in zip(places, np.ascontiguousarray(own, dtype=np.float32), strict=True):
+            vectors[place] = vector
+    for place in bad:
+        vectors[place] = not_finite_error()
     return vectors
 
 
 def not_finite_error() -> NotFinite:
     """The error for an item whose result holds NaN or infinity."""
     return NotFinite("the model answered NaN or infinity for this input; try another one or precision f32")
-
-
-def _apply_shape(rows: Array, shape: Shape, squares: Array) -> Vectors:
-    dimensions, normalize = shape
-    if dimensions is not None:
-        rows = rows[:, :dimensions]
-        squares = np.einsum("ij,ij->i", rows, rows) if normalize else squares
-    if normalize:
-        rows = np.divide(rows, np.maximum(np.sqrt(squares), TINY)[:, None], order="C")
-    return np.ascontiguousarray(rows, dtype=np.float32)

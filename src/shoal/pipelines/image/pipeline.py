@@ -49,15 +49,6 @@ class ImagePipeline:
     def check(self, task: BatchTask) -> None:
         """Raises InvalidValue (dimensions) and Unsupported (other tasks and kinds of vectors, prompt_name).
         `input_type` and `truncate` are ignored, since some clients always send them."""
-        if isinstance(task, Classify) and self.spec.score is not None:
-            return
-        if not isinstance(task, Embed) or self.spec.score is not None:
-            can = "embeds" if self.spec.score is None else "classifies"
-            raise Unsupported(f"the model only {can} pictures; ask it for that", param="model")
-        if task.outputs != ("dense",):
-            raise Unsupported("pictures have dense vectors alone; ask for these", param="model")
-        if task.prompt_name is not None:
-            raise Unsupported("no prompt is put before a picture; leave prompt_name out", param="prompt_name")
         self._read_options(task)
 
     def estimate(self, item: Item) -> int:
@@ -87,7 +78,7 @@ class ImagePipeline:
     ) -> Prepared | ShoalError:
         """Prepare one item. `made` caches the results of earlier images by digest."""
         try:
-            self.check(task)
+            options = self._read_options(task)
         except ShoalError as error:
             return error
         if not isinstance(item, Image):
@@ -98,15 +89,14 @@ class ImagePipeline:
             values = made[digest] = self._values(item.data)
         if isinstance(values, ShoalError):
             return values
-        asked = self._read_options(task)
         return Prepared(
             tensors={self.spec.input: values},
             cost=COST,
             group=(),
             outputs=(self.spec.output,),
             tokens=0,
-            key=(digest, asked),
-            extra=asked,
+            key=(digest, options),
+            extra=options,
         )
 
     def _values(self, data: bytes) -> Array | ShoalError:
@@ -123,6 +113,14 @@ class ImagePipeline:
                 self._preprocessing.budget.give(self._kept)
 
     def _read_options(self, task: BatchTask) -> Shape | bool:
-        if isinstance(task, Embed):
-            return resolve_shape(task, self.spec.dimension, gives_raw=True, normalize=self._normalize)
-        return task.raw_scores
+        """Return the shape of the task's vectors, or whether its scores stay raw."""
+        if isinstance(task, Classify) and self.spec.score is not None:
+            return task.raw_scores
+        if not isinstance(task, Embed) or self.spec.score is not None:
+            can = "embeds" if self.spec.score is None else "classifies"
+            raise Unsupported(f"the model only {can} pictures; ask it for that", param="model")
+        if task.outputs != ("dense",):
+            raise Unsupported("pictures have dense vectors alone; ask for these", param="model")
+        if task.prompt_name is not None:
+            raise Unsupported("no prompt is put before a picture; leave prompt_name out", param="prompt_name")
+        return resolve_shape(task, self.spec.dimension, gives_raw=True, normalize=self._normalize)

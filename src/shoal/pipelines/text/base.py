@@ -112,7 +112,7 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
 
     @abstractmethod
     def _tokenize(self, inputs: Sequence[TextInput[Options]]) -> Sequence[Tokenized | ShoalError]:
-        """Tokenize the texts of several tasks: one entry per input, in order."""
+        """Tokenize, or only count, the texts of several tasks: one entry per input, in order."""
 
     @abstractmethod
     def _prepare_text(self, item: TextInput[Options], tokenized: Tokenized) -> Entry: ...

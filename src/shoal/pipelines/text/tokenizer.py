@@ -157,7 +157,7 @@ class TextTokenizer:
         try:
             while len(fitted) < len(pieces):
                 start = len(fitted)
-                stop, chars = start + 1, len(pieces[start])
+                stop, chars = start + 1, len(pieces[start])  # one call takes nearly always all pieces
                 while stop < len(pieces) and chars + len(pieces[stop]) <= CHARS_AT_ONCE:
                     chars += len(pieces[stop])
                     stop += 1
