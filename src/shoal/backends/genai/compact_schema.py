@@ -1,166 +1,340 @@
 """JSON schemas as grammars without free whitespace.
 
 The library allows any number of blanks and line ends between the parts of JSON, and a small model may then write
-nothing else until its tokens are spent. It has no setting for that, so the usual part of JSON Schema is written as a
-grammar here, with at most one space after a comma or colon. A schema with anything else is left to the library.
+nothing else until its tokens are spent. It has no setting for that, so JSON Schema is written as a grammar here, with
+at most one space after a comma or colon. What no grammar keeps is refused by its name. A grammar may be narrower than
+its schema (properties come in their order, `oneOf` is read as `anyOf`), and is never wider in any other way.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
-from shoal.backends.genai.grammar_spelling import to_literals
+from shoal.backends.genai.grammar_spelling import to_literals, write_choice
+from shoal.backends.genai.number_ranges import Range, write_integers, write_numbers
+from shoal.backends.genai.patterns import RAW_CLASS, Node, bound_length, other_than, parse_pattern, write_node
+from shoal.backends.genai.schema_merge import Impossible, Schema, is_same, merge_schemas
+from shoal.backends.genai.string_formats import FORMATS, WITHOUT_GRAMMAR
+from shoal.errors import InvalidValue
 
-_ANNOTATIONS = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
-    | {"$schema", "$id", "$comment", "$defs", "definitions"}
+MAX_PARTS = 20_000
+"""Schemas within a schema, counted as often as they are merged into others."""
+
+_KIND_KEYS = {
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    "array": frozenset({"items", "prefixItems", "additionalItems", "minItems", "maxItems"}),
+    "object": frozenset(
+        {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
+        | {"minProperties", "maxProperties"}
+    ),
+}
+"""Keys that restrict values of one type, and others not."""
+
+_REFUSED = frozenset(
+    {"not", "if", "then", "else", "$dynamicRef", "$recursiveRef", "uniqueItems", "contains", "minContains"}
+    | {"maxContains", "unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas"}
+    | {"dependencies"}
 )
-"""Keys that restrict nothing."""
+"""Keys that restrict what no grammar here can."""
 
-_RULES = r"""
+_CHOICES = ("anyOf", "oneOf")
+KEYS = frozenset({"type", "enum", "const", "$ref", "allOf", *_CHOICES}).union(_REFUSED, *_KIND_KEYS.values())
+"""Every other key restricts nothing: those of annotations, and those that JSON Schema does not know."""
+
+_RULES = rf"""
 comma ::= "," " "?
 colon ::= ":" " "?
 string ::= "\"" char* "\""
-char ::= [^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})
+char ::= {RAW_CLASS} | "\\" (["\\/bfnrt] | "u" ([0-9a-cA-CefEF] [0-9a-fA-F]{{3}} | [dD] [0-7] [0-9a-fA-F]{{2}}))
 integer ::= "-"? ("0" | [1-9] [0-9]*)
 number ::= integer ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
 boolean ::= "true" | "false"
 null ::= "null"
 value ::= object | array | string | number | boolean | null
-object ::= "{" (member (comma member)*)? "}"
+object ::= "{{" (member (comma member)*)? "}}"
 member ::= string colon value
 array ::= "[" (value (comma value)*)? "]"
 """
-_SCALARS = frozenset({"integer", "number", "boolean", "null"})
+_PYTHON_TYPES = {"string": str, "array": list, "object": dict, "boolean": bool, "null": type(None)}
+
+_COMPARED = ("minLength", "maxLength", "minimum", "maximum")
 
 OBJECT = f"root ::= object\n{_RULES}"
 
 
-class _LeftToLibrary(Exception):
-    """The schema has something that is left to the library."""
-
-
-def write_grammar(schema: str) -> str | None:
-    """The grammar of a schema, None where it is left to the library."""
+def write_grammar(schema: str) -> str:
+    """The grammar of a schema. Raises InvalidValue for one that has none, with the place in the schema and why."""
     try:
-        return _Writer(json.loads(schema)).write()
-    except (_LeftToLibrary, ValueError, TypeError, LookupError, RecursionError):
-        return None  # what is wrong with it, the library says
+        read = json.loads(schema, parse_float=_read_float, parse_constant=_read_float)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"the form asked of the answer is not JSON: {error}") from None
+    writer = _Writer(read)
+    try:
+        return writer.write()
+    except RecursionError:
+        reason = "parts of it are nested too deep, or merge with themselves without end: make it flatter"
+    except InvalidValue as error:
+        reason = error.message
+    raise InvalidValue(f"the form asked of the answer has no grammar, because of {writer.place}: {reason}") from None
 
 
 class _Writer:
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._rules: list[str] = []
+        self._rules: dict[str, str] = {}  # names by what they stand for
         self._named: dict[str, str] = {}
+        self._references: list[str] = []
+        self._path: list[str] = []
+        self._parts = 0
+
+    @property
+    def place(self) -> str:
+        """Where in the schema the writer is."""
+        return "/".join(["#", *self._path])[:200]
 
     def write(self) -> str:
         root = self._expression(self._schema)
-        return "\n".join([f"root ::= {root}", *self._rules, _RULES])
+        rules = [f"{name} ::= {body}" for body, name in self._rules.items()]
+        return "\n".join([f"root ::= {root}", *self._references, *rules, _RULES])
 
     def _rule(self, body: str) -> str:
-        name = f"rule{len(self._rules)}"
-        self._rules.append(f"{name} ::= {body}")
-        return name
+        return self._rules.setdefault(body, f"rule{len(self._rules)}")
+
+    def _below(self, node: Any, *steps: object) -> str:
+        """The expression of a part; an error leaves its place behind."""
+        depth = len(self._path)
+        self._path += map(str, steps)
+        made = self._expression(node)
+        del self._path[depth:]
+        return made
+
+    def _count_part(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise InvalidValue(f"it has more than {MAX_PARTS} parts once they are merged: make it smaller")
 
     def _expression(self, node: Any) -> str:
         """What stands for the value in a rule: a name, or alternatives in parentheses."""
+        self._count_part()
         if node is True:
             return "value"
+        if node is False:
+            raise Impossible("no value is allowed: remove it, or do not require it")
         if not isinstance(node, dict):
-            raise _LeftToLibrary
-        keys = node.keys() - _ANNOTATIONS
-        if not keys:
-            return "value"
+            raise InvalidValue("it is no schema: write an object, true or false")
+        keys = node.keys() & KEYS
+        if refused := sorted(key for key in keys & _REFUSED if (key, node[key]) != ("uniqueItems", False)):
+            raise InvalidValue(f"`{refused[0]}` cannot be kept by a grammar: leave it out")
         if keys == {"$ref"}:
             return self._reference(node["$ref"])
-        for key in ("anyOf", "oneOf"):
-            if keys == {key} and isinstance(node[key], list) and node[key]:
-                return self._alternatives([self._expression(each) for each in node[key]])
-        if keys <= {"enum", "const", "type"} and keys & {"enum", "const"}:
-            return self._constants(node["enum"] if "enum" in keys else [node["const"]])
-        kind = node.get("type")
-        if isinstance(kind, list) and kind:
-            return self._alternatives([self._expression(node | {"type": each}) for each in kind])
-        if kind in _SCALARS and keys == {"type"}:
-            return str(kind)
-        if kind == "string":
-            return self._string(node, keys)
-        if kind == "array":
-            return self._array(node, keys)
-        if kind == "object":
-            return self._object(node, keys)
-        raise _LeftToLibrary
+        if keys == {"allOf"} and isinstance(node["allOf"], list) and len(node["allOf"]) == 1:
+            return self._below(node["allOf"][0], "allOf", 0)
+        if keys & {"$ref", "allOf"}:
+            return self._expression(self._merged(node, ()))
+        for key in _CHOICES:
+            if key in keys:
+                return self._choice(node, key, {other: node[other] for other in keys - {key}})
+        if keys & {"enum", "const"}:
+            return self._constants(node)
+        return self._alternatives([self._kind(kind, node) for kind in _kinds(node)])
+
+    def _kind(self, kind: Any, node: Schema) -> str:
+        match kind:
+            case "null" | "boolean":
+                return str(kind)
+            case "integer" | "number":
+                return self._number(kind, node)
+            case "string":
+                return self._string(node)
+            case "array":
+                return self._array(node)
+            case "object":
+                return self._object(node)
+            case "value":
+                return "value"
+        raise InvalidValue(f"`type` is {kind!r}: use string, number, integer, boolean, null, array or object")
 
     def _alternatives(self, choices: list[str]) -> str:
         return self._rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
 
+    def _choice(self, node: Schema, key: str, beside: Schema) -> str:
+        if not isinstance(node[key], list) or not node[key]:
+            raise InvalidValue(f"`{key}` is not a list of schemas: name at least one")
+        made, depth = [], len(self._path)
+        for at, each in enumerate(node[key]):
+            try:
+                made.append(self._below({"allOf": [beside, each]} if beside else each, key, at))
+            except Impossible:
+                del self._path[depth:]
+        if not made:
+            raise Impossible(f"nothing fulfills any part of `{key}`")
+        return self._alternatives(made)
+
+    def _merged(self, node: Any, seen: tuple[str, ...]) -> Schema:
+        """The schema without `allOf` and `$ref` at its top."""
+        self._count_part()
+        if node is True:
+            return {}
+        if node is False:
+            raise Impossible("no value is allowed: remove it, or do not require it")
+        if not isinstance(node, dict) or not isinstance(node.get("allOf", []), list):
+            raise InvalidValue("`allOf` is not a list of schemas")
+        made: Schema = {}
+        if "$ref" in node:
+            if node["$ref"] in seen:
+                raise InvalidValue(f"`$ref` {node['$ref']!r} leads to itself: name what it stands for")
+            made = self._merged(self._target(node["$ref"]), (*seen, node["$ref"]))
+        for each in node.get("allOf", []):
+            made = merge_schemas(made, self._merged(each, seen))
+        return merge_schemas(made, {key: node[key] for key in node.keys() & KEYS - {"$ref", "allOf"}})
+
+    def _target(self, pointer: Any) -> Any:
+        if not isinstance(pointer, str) or not pointer.startswith("#"):
+            raise InvalidValue(f"`$ref` {pointer!r} is not within the schema: put it under `$defs`")
+        node = self._schema
+        for part in unquote(pointer[1:]).split("/")[1:] if pointer != "#" else ():
+            step = part.replace("~1", "/").replace("~0", "~")
+            try:
+                node = node[int(step)] if isinstance(node, list) else node[step]
+            except (LookupError, ValueError, TypeError):
+                raise InvalidValue(f"`$ref` {pointer!r} points nowhere") from None
+        return node
+
     def _reference(self, pointer: Any) -> str:
         """The rule of what a reference points to, which may be itself within it."""
-        if not isinstance(pointer, str) or not pointer.startswith("#"):
-            raise _LeftToLibrary
+        node = self._target(pointer)
         if pointer not in self._named:
-            node = self._schema
-            for part in pointer.removeprefix("#").split("/")[1:]:
-                step = part.replace("~1", "/").replace("~0", "~")
-                node = node[int(step)] if isinstance(node, list) else node.get(step) if isinstance(node, dict) else None
             name = self._named[pointer] = f"ref{len(self._named)}"
-            self._rules.append(f"{name} ::= {self._expression(node)}")
+            self._references.append(f"{name} ::= {self._below(node, f'$ref {pointer}')}")
         return self._named[pointer]
 
-    def _constants(self, values: Any) -> str:
-        if not isinstance(values, list) or not values or any(isinstance(each, dict | list) for each in values):
-            raise _LeftToLibrary
-        return self._alternatives([to_literals(json.dumps(each, ensure_ascii=False)) for each in values])
+    def _constants(self, node: Schema) -> str:
+        values = node.get("enum", [node.get("const")])
+        if not isinstance(values, list):
+            raise InvalidValue("`enum` is not a list: name the values")
+        if "const" in node:
+            values = [each for each in values if is_same(each, node["const"])]
+        found = [_spell(each) for each in values if _fulfills(each, node)]
+        if not found:
+            raise Impossible("no value of `enum` or `const` fulfills the keys beside it")
+        return self._rule(write_choice(found))
 
-    def _string(self, node: dict[str, Any], keys: Any) -> str:
-        if not keys <= {"type", "minLength", "maxLength"}:
-            raise _LeftToLibrary
-        if keys == {"type"}:
+    def _number(self, kind: str, node: Schema) -> str:
+        if not node.keys() & _KIND_KEYS["number"]:
+            return kind
+        bounds = _read_range(node)
+        return self._rule(write_integers(bounds) if kind == "integer" else write_numbers(bounds))
+
+    def _string(self, node: Schema) -> str:
+        least, most = _counts(node, "Length")
+        tree = _read_pattern(node)
+        if tree is not None:
+            return self._quoted(bound_length(tree, least, most))
+        if not least and most is None:
             return "string"
-        return self._rule(f'"\\"" char{_repeat(node.get("minLength", 0), node.get("maxLength"))} "\\""')
+        return self._rule(f'"\\"" char{_repeat(least, most)} "\\""')
 
-    def _array(self, node: dict[str, Any], keys: Any) -> str:
-        if not keys <= {"type", "items", "minItems", "maxItems"}:
-            raise _LeftToLibrary
-        item = self._expression(node.get("items", True))
-        least, most = node.get("minItems", 0), node.get("maxItems")
-        if most == 0 and least == 0:
+    def _quoted(self, tree: Node) -> str:
+        return self._rule(f'"\\"" {write_node(tree, self._rule)} "\\""')
+
+    def _array(self, node: Schema) -> str:
+        least, most = _counts(node, "Items")
+        items = node.get("items", True)
+        prefix, key, open_end = node.get("prefixItems", []), "items", "items" in node and items is not False
+        if isinstance(items, list):  # as it was written before there was `prefixItems`
+            prefix, key, items = items, "additionalItems", node.get("additionalItems", True)
+            open_end = "additionalItems" in node and items is not False
+        if not isinstance(prefix, list):
+            raise InvalidValue("`prefixItems` is not a list of schemas")
+        firsts = [self._below(each, "prefixItems", at) for at, each in enumerate(prefix[:most])]
+        if firsts and not open_end:
+            most = max(least, len(firsts)) if most is None else most
+        if most is None or most > len(firsts):
+            try:
+                item = self._below(items, key)
+            except Impossible:
+                if least > len(firsts):
+                    raise
+                del self._path[-1:]
+                item, most = "", len(firsts)
+        if most == 0:
             return self._rule('"[" "]"')
-        more = _repeat(max(_count(least) - 1, 0), None if most is None else _count(most) - 1)
-        whole = f"{item} (comma {item}){more}"
-        return self._rule(f'"[" {whole} "]"' if least else f'"[" ({whole})? "]"')
+        if not firsts:
+            firsts.append(item)
+        rest = ""
+        if most is None or most > len(firsts):
+            rest = f"(comma {item}){_repeat(max(least - len(firsts), 0), None if most is None else most - len(firsts))}"
+        for at in reversed(range(1, len(firsts))):
+            rest = self._rule(f"comma {firsts[at]} {rest}") + ("" if at < least else "?")
+        return self._rule(f'"[" {firsts[0]} {rest} "]"' if least else f'"[" ({firsts[0]} {rest})? "]"')
 
-    def _object(self, node: dict[str, Any], keys: Any) -> str:
-        """Members in the order of `properties`; others only where none are named."""
-        if not keys <= {"type", "properties", "required", "additionalProperties"}:
-            raise _LeftToLibrary
+    def _object(self, node: Schema) -> str:
+        """Members in the order of `properties`; others after them, where they are asked for."""
         properties, required = node.get("properties", {}), node.get("required", [])
         more = node.get("additionalProperties")
-        if not isinstance(properties, dict) or not isinstance(required, list) or set(required) - properties.keys():
-            raise _LeftToLibrary
-        if not properties:
-            return self._map(more)
-        if more not in (None, False):
-            raise _LeftToLibrary
-        members = [
-            (f"{to_literals(json.dumps(name, ensure_ascii=False))} colon {self._expression(each)}", name in required)
-            for name, each in properties.items()
-        ]
-        return self._rule(f'"{{" {self._members(members)} "}}"')
-
-    def _map(self, more: Any) -> str:
-        if more is False:
+        if not isinstance(properties, dict) or not isinstance(required, list) or not all(map(_is_text, required)):
+            raise InvalidValue("`properties` maps names to schemas, and `required` lists names: correct them")
+        properties = properties | {name: True if more is None else more for name in required if name not in properties}
+        least, most = _counts(node, "Properties")
+        if most == 0 and not required:
             return self._rule('"{" "}"')
-        if more in (None, True):
-            return "object"
-        member = f"string colon {self._expression(more)}"
-        return self._rule(f'"{{" ({member} (comma {member})*)? "}}"')
+        if not properties:
+            return self._map(node, more, least, most)
+        for key in ("patternProperties", "propertyNames"):
+            if node.get(key) not in (None, True, {}):
+                raise InvalidValue(f"`{key}` beside `properties` cannot be kept: name every property, or none")
+        members, skipped = [], len(self._path)
+        for name, each in properties.items():
+            try:
+                value = self._below(each, "properties", name)
+            except Impossible:
+                if name in required:
+                    raise
+                del self._path[skipped:]
+                continue
+            members.append((f"{to_literals(_spell(name))} colon {value}", name in required))
+        others = ""
+        if more not in (None, False):
+            names = self._quoted(other_than(frozenset(properties)))
+            others = self._rule(f"{names} colon {self._below(more, 'additionalProperties')}")
+        if least > len(set(required)) or (most is not None and (others or most < len(members))):
+            raise InvalidValue(
+                "`minProperties` or `maxProperties` beside `properties` cannot be kept: say it with `required`, and "
+                "with `additionalProperties` false"
+            )
+        return self._rule(f'"{{" {self._members(members, others)} "}}"')
 
-    def _members(self, members: list[tuple[str, bool]]) -> str:
+    def _map(self, node: Schema, more: Any, least: int, most: int | None) -> str:
+        """An object that names no property."""
+        name, value, patterns = "string", True if more is None else more, node.get("patternProperties") or {}
+        if patterns:
+            if not isinstance(patterns, dict) or len(patterns) > 1 or more not in (None, False):
+                raise InvalidValue("`patternProperties` is kept with one pattern and without `additionalProperties`")
+            ((pattern, value),) = patterns.items()
+            name = self._quoted(parse_pattern(pattern))
+        if (named := node.get("propertyNames", True)) is not True:
+            if patterns:
+                raise InvalidValue("`propertyNames` beside `patternProperties` cannot be kept: leave one out")
+            name = self._below({"allOf": [{"type": "string"}, named]}, "propertyNames")
+        if least > 1:
+            raise InvalidValue("`minProperties` above 1 cannot be kept, as names may repeat: name them as `required`")
+        if value is False and not least:
+            return self._rule('"{" "}"')
+        if (name, value, least, most) == ("string", True, 0, None):
+            return "object"
+        member = self._rule(f"{name} colon {self._below(value, 'additionalProperties')}")
+        whole = f"{member} (comma {member}){_repeat(0, None if most is None else most - 1)}"
+        return self._rule(f'"{{" {whole} "}}"' if least else f'"{{" ({whole})? "}}"')
+
+    def _members(self, members: list[tuple[str, bool]], others: str) -> str:
         """A comma stands before each member but the first that is there."""
-        after, first = '""', '""'  # what may follow once there is a member, and while there is none
+        # What may follow once there is a member, and while there is none.
+        after, first = (f"(comma {others})*", f"({others} (comma {others})*)?") if others else ('""', '""')
         for member, needed in reversed(members):
             rest, name = after, self._rule(member)
             after = self._rule(f"comma {name} {rest}" if needed else f"(comma {name})? {rest}")
@@ -168,15 +342,105 @@ class _Writer:
         return first
 
 
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _LeftToLibrary
+def _read_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is out of the range of numbers")
     return value
 
 
-def _repeat(least: Any, most: Any) -> str:
+def _kinds(node: Schema) -> list[Any]:
+    """The types of a value. Where none is named, those that the keys are about."""
+    named = node.get("type", [kind for kind, keys in _KIND_KEYS.items() if node.keys() & keys] or "value")
+    return named if isinstance(named, list) and named else [named]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _spell(value: Any) -> str:
+    """The JSON of a constant. Half a character is escaped, as no text has one."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isascii() or text.encode(errors="replace").decode() == text else json.dumps(value)
+
+
+def _fulfills(value: Any, node: Schema) -> bool:
+    """Whether a constant fulfills the keys beside it. Raises InvalidValue for one that cannot be told."""
+    kind = next((name for name, made in _PYTHON_TYPES.items() if isinstance(value, made)), "number")
+    if "type" in node and not any(
+        each == kind or (kind == "number" and each == "integer" and value == int(value)) for each in _kinds(node)
+    ):
+        return False
+    for key in _KIND_KEYS.get(kind, frozenset()) & node.keys() - {"format"}:
+        limit = _decimal(node, key) if key in _COMPARED else None
+        match key:
+            case "minLength" | "minimum":
+                fits = limit is None or (len(value) if key == "minLength" else value) >= limit
+            case "maxLength" | "maximum":
+                fits = limit is None or (len(value) if key == "maxLength" else value) <= limit
+            case _:
+                raise InvalidValue(f"`{key}` beside `enum` or `const` cannot be kept: name only values that fulfill it")
+        if not fits:
+            return False
+    return True
+
+
+def _read_pattern(node: Schema) -> Node | None:
+    """The tree of a pattern; that of the format where there is none, as formats are notes beside one."""
+    pattern, name = node.get("pattern"), node.get("format")
+    if pattern is not None:
+        if not isinstance(pattern, str):
+            raise InvalidValue("`pattern` is not a text: write a regular expression")
+        return parse_pattern(pattern)
+    if not isinstance(name, str):
+        return None
+    if name in WITHOUT_GRAMMAR:
+        raise InvalidValue(f"`format` {name!r} cannot be kept by a grammar: leave it out, or write a `pattern`")
+    return parse_pattern(FORMATS[name]) if name in FORMATS else None
+
+
+def _read_range(node: Schema) -> Range:
+    least, most = _decimal(node, "minimum"), _decimal(node, "maximum")
+    open_least, open_most = node.get("exclusiveMinimum") is True, node.get("exclusiveMaximum") is True  # draft 4
+    above = None if isinstance(node.get("exclusiveMinimum"), bool) else _decimal(node, "exclusiveMinimum")
+    below = None if isinstance(node.get("exclusiveMaximum"), bool) else _decimal(node, "exclusiveMaximum")
+    if above is not None and (least is None or above >= least):
+        least, open_least = above, True
+    if below is not None and (most is None or below <= most):
+        most, open_most = below, True
+    step = _decimal(node, "multipleOf")
+    if step is not None and step <= 0:
+        raise InvalidValue(f"`multipleOf` is {step}: it must be above 0")
+    return Range(least, most, open_least, open_most, step)
+
+
+def _decimal(node: Schema, key: str) -> Decimal | None:
+    value = node.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidValue(f"`{key}` is {value!r}: write a number")
+    return Decimal(repr(value))
+
+
+def _counts(node: Schema, what: str) -> tuple[int, int | None]:
+    """`min...` and `max...` of characters, items or properties."""
+    made: list[int | None] = []
+    for key in (f"min{what}", f"max{what}"):
+        value = node.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            raise InvalidValue(f"`{key}` is {value!r}: write a number of 0 or more")
+        if value is not None and value % 1:
+            raise InvalidValue(f"`{key}` is {value}: write a whole number")
+        made.append(None if value is None else int(value))
+    least, most = made[0] or 0, made[1]
+    if most is not None and most < least:
+        raise InvalidValue(f"`min{what}` {least} is above `max{what}` {most}: change one")
+    return least, most
+
+
+def _repeat(least: int, most: int | None) -> str:
     if most is None:
-        return f"{{{_count(least)},}}" if least else "*"
-    if _count(most) < _count(least):
-        raise _LeftToLibrary
+        return f"{{{least},}}" if least else "*"
     return f"{{{least},{most}}}"

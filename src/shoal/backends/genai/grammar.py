@@ -40,7 +40,7 @@ class GuideCompiler:
     def __init__(self, openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> None:
         self._genai = genai
         self._tensor = openvino.Tensor(np.zeros((1, 1), np.int64))
-        self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._good: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
         self._books = threading.Lock()
         self._trying = threading.Lock()
         with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
@@ -49,19 +49,20 @@ class GuideCompiler:
 
     def structured_output(self, guide: Guide) -> Any:
         """The library's StructuredOutputConfig. Raises InvalidValue, saying what is wrong with the guide."""
-        structured = self._genai.StructuredOutputConfig(**_arguments(guide))
         key = (guide.kind, guide.value)
         with self._books:
-            known = key in self._good
-            if known:
+            arguments = self._good.get(key)
+            if arguments is not None:
                 self._good.move_to_end(key)
-        if not known:
-            with self._trying:
-                self._generate_tokens(guide, structured, 1)
-            with self._books:
-                self._good[key] = None
-                if len(self._good) > MAX_REMEMBERED:
-                    self._good.popitem(last=False)
+                return self._genai.StructuredOutputConfig(**arguments)
+        arguments = _arguments(guide)
+        structured = self._genai.StructuredOutputConfig(**arguments)
+        with self._trying:
+            self._generate_tokens(guide, structured, 1)
+        with self._books:
+            self._good[key] = arguments
+            if len(self._good) > MAX_REMEMBERED:
+                self._good.popitem(last=False)
         return structured
 
     def prepare(self, guide: Guide, then: Callable[[ShoalError | None], None]) -> None:

@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from shoal.backends.genai import compact_schema, grammar_spelling
+from shoal.backends.genai import compact_schema, grammar_spelling, structural_tags
 from shoal.errors import InvalidValue
 from shoal.types import Guide, Sampling
 
@@ -93,16 +93,13 @@ def structure_arguments(guide: Guide) -> dict[str, str]:
     if guide.kind == "json_object":
         return {"grammar": compact_schema.OBJECT}
     if guide.kind == "json_schema":
-        written = compact_schema.write_grammar(guide.value)
-        return (
-            {"json_schema": grammar_spelling.respell_schema(guide.value)} if written is None else {"grammar": written}
-        )
+        return {"grammar": compact_schema.write_grammar(guide.value)}
     if guide.kind == "regex":
         return {"regex": guide.value}
     if guide.kind == "choice":
-        return {"grammar": f"root ::= {' | '.join(map(grammar_spelling.to_literals, _choices(guide.value)))}"}
+        return {"grammar": f"root ::= {grammar_spelling.write_choice(_choices(guide.value))}"}
     if guide.kind == "structural_tag":
-        return {"structural_tags_config": grammar_spelling.respell_schema(guide.value)}
+        return {"structural_tags_config": structural_tags.write_tags(guide.value)}
     return {"grammar": grammar_spelling.check_grammar(guide.value)}
 
 

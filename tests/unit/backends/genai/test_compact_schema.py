@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft4Validator, Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 from tokenizers import Tokenizer
 
-from shoal.backends.genai.compact_schema import write_grammar
+from shoal.backends.genai.compact_schema import KEYS, write_grammar
+from shoal.errors import InvalidValue
 from shoal.types import Guide
 from tests.unit.backends.genai.conftest import IR, Model
 
 if find_spec("openvino_genai") is None:
     pytest.skip("needs the 'llm' extra", allow_module_level=True)
 
+from tests.unit.backends.genai.grammar_matcher import GrammarMatcher
+
+VALIDATOR = Draft202012Validator
 WORD = {"type": "string", "maxLength": 4}
 LEVEL = {"enum": ["größe", 1, None, True]}
 CALL = {"anyOf": [{"type": "object", "properties": {"f": {"const": "x"}, "a": LEVEL}, "required": ["f"]}, LEVEL]}
@@ -48,7 +55,24 @@ SCHEMAS = [
     {"type": "array", "items": CALL, "minItems": 2, "maxItems": 3},
     {"type": ["null", "boolean"]},
     TREE,
+    {
+        "title": "keys that restrict values",
+        "type": "object",
+        "properties": {
+            "day": {"type": "string", "format": "date"},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}\\d{1,3}$"},
+            "share": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+            "count": {"allOf": [{"type": "integer", "minimum": 1}, {"maximum": 250}]},
+        },
+        "required": ["day", "code", "share", "count"],
+        "additionalProperties": False,
+    },
 ]
+
+
+@pytest.fixture(scope="module")
+def matcher() -> GrammarMatcher:
+    return GrammarMatcher()
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
@@ -78,30 +102,210 @@ def test_an_object_of_any_form(model: Model) -> None:
         assert not re.search(r"(?<![,:])\s|\s\s", bare), bare
 
 
+VALUES = [None, True, 0, 1, -2, 7, 2.5, "", "a", "ab", "2024-02-29", [], [1], [1, 2], ["a", "a"]]
+VALUES += [{}, {"a": 1}, {"a": "x"}, {"a": 1, "b": "x"}, {"b": 2}, {"c": None}, {"a": 1, "c": [1]}]
+
+
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "integer", "minimum": 3},
-        {"type": "string", "pattern": "^a$"},
-        {"type": "object", "properties": {"a": LEVEL}, "additionalProperties": True},
-        {"type": "object", "patternProperties": {"^a": {}}},
-        {"type": "array", "minItems": 3, "maxItems": 2},
+        {"type": "integer", "minimum": 1, "exclusiveMaximum": 7},
+        {"type": "integer", "minimum": 0, "exclusiveMinimum": True},
+        {"exclusiveMinimum": 0, "minimum": -3, "type": "number", "multipleOf": 0.5, "maximum": 9},
+        {"type": "string", "pattern": "a"},
+        {"type": "string", "pattern": "^a", "maxLength": 1},
+        {"type": ["string", "integer", "null"], "maxLength": 1, "minimum": 1},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True},
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {"a": False, "b": {}}, "minProperties": 0, "additionalProperties": False},
         {"type": "object", "required": ["a"]},
-        {"type": "object", "properties": {"a": LEVEL}, "required": [["a"]]},
-        {"allOf": [LEVEL]},
-        {"enum": [{}]},
-        {"$ref": "elsewhere"},
-        {"$ref": "#/items/5"},
-        {"type": "nonsense"},
-        False,
-        7,
+        {"type": "object", "patternProperties": {"^[ab]$": {"type": "integer"}}, "additionalProperties": False},
+        {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "minProperties": 1, "maxProperties": 2},
+        {"type": "object", "maxProperties": 0},
+        {"type": "array", "prefixItems": [{"type": "integer"}], "items": False, "minItems": 1},
+        {"type": "array", "items": [{"const": 1}, {"const": 2}], "additionalItems": {"type": "string"}, "maxItems": 2},
+        {"type": "array", "items": False},
+        {"type": "array", "minItems": 2.0, "uniqueItems": False},
+        {"allOf": [{"enum": [0, 1, 7, "a"]}, {"type": ["integer", "null"]}, {"minimum": 1}]},
+        {"allOf": [{"$ref": "#/$defs/a"}, {"properties": {"b": {}}, "required": ["b"]}], "$defs": {"a": TREE["$defs"]}},
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"type": ["integer", "string"]}}, "required": ["a"]},
+                {"properties": {"a": {"maximum": 1, "type": "number"}}, "additionalProperties": {"type": "string"}},
+            ]
+        },
+        {"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"maxProperties": 0}]},
+        {"anyOf": [{"type": "integer"}, {"type": "string"}], "allOf": [{"anyOf": [{"minimum": 1}, {"const": "a"}]}]},
+        {"$ref": "#/$defs/a%20b", "minimum": 1, "$defs": {"a b": {"type": "integer"}}},
+        {"anyOf": [False, {"const": [1, 2]}]},
+        {"enum": [{"a": 1}, [], 2.5, "a"], "minLength": 1, "maximum": 2.5},
+        {"const": "a", "enum": ["a", "b"], "maxLength": 1, "x-note": 1},
+        {"type": "string", "format": "date"},
+        {"properties": {"a": {"const": 1}}, "required": ["a"]},
     ],
 )
-def test_schemas_that_are_left_to_the_library(schema: Any) -> None:
-    """It does them with whitespace of its own choice, or says what is wrong with them."""
-    assert write_grammar(json.dumps(schema)) is None
+def test_values_of_a_schema(matcher: GrammarMatcher, schema: dict[str, Any]) -> None:
+    """No invalid value is accepted, and at least one valid value is; what is drawn is valid."""
+    grammar = write_grammar(json.dumps(schema))
+    validator = (
+        Draft4Validator if schema.get("exclusiveMinimum") is True or "additionalItems" in schema else VALIDATOR
+    )(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
+    accepted = [value for value in VALUES if matcher.accepts(json.dumps(value, separators=(",", ":")), grammar=grammar)]
+    assert accepted
+    assert [value for value in accepted if not validator.is_valid(value)] == []
+    for seed in range(4):
+        if (drawn := matcher.sample(seed, grammar=grammar)) is not None:
+            validator.validate(json.loads(drawn))
+
+
+LEAVES = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.just("integer")}, optional={"minimum": st.integers(-9, 9), "maximum": st.integers(-9, 99)}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("number")},
+        optional={"exclusiveMinimum": st.sampled_from([-1.5, 0, 0.25]), "maximum": st.sampled_from([1, 2.75, 1e20])},
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("string"), "maxLength": st.integers(0, 6)},
+        optional={"pattern": st.sampled_from(["^[a-z]+$", "\\d", '^é?"', "(^|,)x"]), "minLength": st.integers(0, 3)},
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("string"), "format": st.sampled_from(["date", "time", "ipv4", "ipv6", "uuid"])}
+    ),
+    st.fixed_dictionaries({"enum": st.lists(st.sampled_from([1, 2.5, "a", None, "größe", [1], {"a": 1}]), min_size=1)}),
+)
+
+
+def _branches(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(["a", "b", "ab"])
+    return st.one_of(
+        st.fixed_dictionaries(
+            {"type": st.just("object"), "properties": st.dictionaries(names, inner, max_size=3)},
+            optional={
+                "required": st.lists(names, max_size=2, unique=True),
+                "additionalProperties": st.booleans() | inner,
+            },
+        ),
+        st.fixed_dictionaries(
+            {"type": st.just("array"), "items": inner, "maxItems": st.integers(0, 3)},
+            optional={"minItems": st.integers(0, 2), "prefixItems": st.lists(inner, max_size=2)},
+        ),
+        st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"allOf": parts}),
+        st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts}),
+        st.tuples(inner, inner).map(lambda parts: {**parts[0], "allOf": [parts[1]]}),
+    )
+
+
+@given(schema=st.recursive(LEAVES, _branches, max_leaves=5), seed=st.integers(0, 999))
+def test_what_is_written_is_valid(matcher: GrammarMatcher, schema: dict[str, Any], seed: int) -> None:
+    """Whatever keys come together: they are kept, or refused with a place and a reason."""
+    try:
+        grammar = write_grammar(json.dumps(schema))
+    except InvalidValue as error:
+        assert re.match("the form asked of the answer has no grammar, because of #[^:]*: .+", error.message)
+        return
+    drawn = matcher.sample(seed, grammar=grammar)
+    if drawn is not None:
+        VALIDATOR(schema).validate(json.loads(drawn))
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "#: `minItems` 3 is above `maxItems` 2"),
+        (
+            {"properties": {"a": {"items": {"type": "array", "uniqueItems": True}}}},
+            "#/properties/a/items: `uniqueItems`",
+        ),
+        ({"not": {"type": "string"}}, "`not` cannot be kept"),
+        ({"if": {}, "then": {}}, "`if` cannot be kept"),
+        ({"type": "object", "dependentRequired": {}}, "`dependentRequired` cannot be kept"),
+        ({"type": "object", "unevaluatedProperties": False}, "`unevaluatedProperties` cannot be kept"),
+        ({"type": "object", "properties": {"a": LEVEL}, "required": [["a"]]}, "`required` lists names"),
+        ({"type": "object", "properties": []}, "`properties` maps names"),
+        ({"type": "object", "properties": {"a": LEVEL}, "minProperties": 1}, "say it with `required`"),
+        ({"type": "object", "properties": {"a": LEVEL}, "patternProperties": {"a": {}}}, "`patternProperties` beside"),
+        ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, "with one pattern"),
+        ({"type": "object", "patternProperties": {"a": {}}, "propertyNames": {"maxLength": 1}}, "leave one out"),
+        ({"type": "object", "minProperties": 2}, "names may repeat"),
+        ({"type": "object", "required": ["a"], "additionalProperties": False}, "#/properties/a: no value is allowed"),
+        ({"type": "array", "items": False, "minItems": 1}, "#/items: no value"),
+        ({"type": "array", "prefixItems": {}}, "`prefixItems` is not a list"),
+        ({"enum": []}, "no value of `enum`"),
+        ({"enum": ["a"], "pattern": "a"}, "`pattern` beside `enum`"),
+        ({"enum": 7}, "`enum` is not a list"),
+        ({"anyOf": []}, "name at least one"),
+        ({"anyOf": [False, False]}, "nothing fulfills"),
+        ({"allOf": {}}, "`allOf` is not a list"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "nothing is both"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "`pattern` differs"),
+        ({"allOf": [{"const": 1}, {"const": True}]}, "two constants"),
+        ({"allOf": [{"prefixItems": [{}]}, {"items": {}}]}, "`prefixItems` differs"),
+        ({"allOf": [{"patternProperties": {"a": {}}}, {"properties": {"a": {}}}]}, "`patternProperties` differs"),
+        ({"allOf": [{"anyOf": [{}] * 11}, {"anyOf": [{"type": "null"}] * 11}]}, "`anyOf` differs"),
+        ({"$ref": "elsewhere"}, "put it under `\\$defs`"),
+        ({"$ref": "#/items/5"}, "points nowhere"),
+        ({"$ref": "#", "maximum": 5}, "leads to itself"),
+        (
+            {"allOf": [{"$ref": "#/$defs/a"}, {}], "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {}]}}},
+            "leads to itself",
+        ),
+        (
+            {"$defs": {"a": {"items": {"$ref": "#/$defs/a", "minItems": 1}}}, "$ref": "#/$defs/a"},
+            "nested too deep|more than",
+        ),
+        ({"type": "nonsense"}, "`type` is 'nonsense'"),
+        ({"type": "integer", "minimum": "3"}, "`minimum` is '3'"),
+        ({"type": "integer", "multipleOf": 0}, "above 0"),
+        ({"type": "integer", "multipleOf": 3}, "power of ten"),
+        ({"type": "number", "minimum": 10**500}, "no number"),
+        ({"type": "string", "maxLength": -1}, "0 or more"),
+        ({"type": "string", "maxLength": 1.5}, "whole number"),
+        ({"type": "string", "pattern": 7}, "`pattern` is not a text"),
+        ({"type": "string", "pattern": "^(?=a)"}, "lookahead"),
+        (False, "no value is allowed"),
+        (7, "it is no schema"),
+    ],
+)
+def test_schemas_without_a_grammar(schema: Any, why: str) -> None:
+    """They are refused, with the key, its place and what to do."""
+    with pytest.raises(InvalidValue, match=why):
+        write_grammar(json.dumps(schema))
+
+
+def test_merges_without_end() -> None:
+    """A schema that doubles with each reference is refused before it fills the memory."""
+    doubled = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 2} for at in range(60)}
+    with pytest.raises(InvalidValue, match="more than"):
+        write_grammar(json.dumps({"$ref": "#/$defs/a0", "$defs": doubled | {"a60": {"type": "null"}}}))
 
 
 def test_no_json() -> None:
-    assert write_grammar("{") is None
-    assert write_grammar('{"items":' * 20_000 + "{}" + "}" * 20_000) is None
+    for text in ("{", '{"minimum": 1e999}', '{"enum": [NaN]}'):
+        with pytest.raises(InvalidValue, match="is not JSON"):
+            write_grammar(text)
+    with pytest.raises(InvalidValue, match=r"JSON|nested"):
+        write_grammar('{"items":' * 20_000 + "{}" + "}" * 20_000)
+
+
+@given(
+    st.recursive(
+        st.sampled_from([None, True, 0, -1, 2.5, "a", "#", "object"]),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(sorted(KEYS)), inner, max_size=4)
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_schema(schema: Any) -> None:
+    """Whatever stands where a schema should: it is written or refused, and never anything else."""
+    with suppress(InvalidValue):
+        write_grammar(json.dumps(schema))
+
+
+def test_characters_count_once(matcher: GrammarMatcher) -> None:
+    """Halves of characters are no escapes of a text, so that lengths are those of JSON Schema."""
+    grammar = write_grammar('{"type": "string", "minLength": 2, "maxLength": 2}')
+    assert matcher.accepts('"\\u00e9😀"', grammar=grammar)
+    assert not matcher.accepts('"\\ud83d\\ude00"', grammar=grammar)

@@ -1,0 +1,264 @@
+"""Ranges of numbers as expressions of a grammar, digit by digit.
+
+Numbers with bounds are written without an exponent. Their fractions are short enough that no decimal number is rounded
+across a bound when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
+from fractions import Fraction
+from typing import NamedTuple
+
+from shoal.backends.genai.grammar_spelling import write_choice
+from shoal.errors import InvalidValue
+
+MAX_DIGITS = 15
+"""Of a number, before and after the point together: so many survive in a double."""
+
+LARGEST = Decimal(10) ** 60
+"""Numbers between bounds are smaller: each digit of a bound takes time to compile."""
+
+MAX_MULTIPLES = 1000
+"""Multiples that are written out one by one."""
+
+
+class Range(NamedTuple):
+    """Bounds; None: there is none. `open_*`: the bound itself is outside."""
+
+    least: Decimal | None = None
+    most: Decimal | None = None
+    open_least: bool = False
+    open_most: bool = False
+    step: Decimal | None = None
+
+    def __neg__(self) -> Range:
+        least, most = (None if each is None else -each for each in (self.most, self.least))
+        return Range(least, most, self.open_most, self.open_least, self.step)
+
+
+def write_integers(bounds: Range) -> str:
+    """The integers within bounds. Raises InvalidValue where there is none, or no grammar for them."""
+    step = bounds.step or Decimal(1)
+    if (1 / Fraction(step)).denominator == 1:
+        return _alternatives(_integers(*_multiples_within(bounds, Decimal(1))))
+    zeros = _zeros(step)
+    if zeros is None:
+        return _write_multiples(bounds, step, integers=True)
+    least, most = _multiples_within(bounds, step)
+    made = [f'{each} "{zeros}"' for each in (*_negative(least, most), *_positive(least, most))]
+    return _alternatives(made + ['"0"'] * _spans(least, most, 0))
+
+
+def write_numbers(bounds: Range) -> str:
+    """The decimal numbers within bounds. Raises InvalidValue where there is none, or no grammar for them."""
+    step = bounds.step
+    if step is not None and step == step.to_integral_value():
+        return write_integers(bounds)
+    if step is not None and _zeros(1 / step) is None:
+        return _write_multiples(bounds, step, integers=False)
+    bounds = _narrow(bounds)
+    bounds = bounds._replace(least=_round(bounds.least, ROUND_CEILING), most=_round(bounds.most, ROUND_FLOOR))
+    digits = MAX_DIGITS if step is None else min(MAX_DIGITS, -int(step.normalize().as_tuple().exponent))
+    for each in (bounds.least, bounds.most):
+        if each is not None:
+            whole, fraction = _digits(each)
+            digits = min(digits, max(MAX_DIGITS - len(whole), len(fraction)))
+    made = _decimals(bounds, digits)
+    if bounds.least is None or bounds.least < 0:
+        made += [f'"-" {each}' for each in _decimals(-bounds, digits, signed=True)]
+    return _alternatives(made)
+
+
+def _round(bound: Decimal | None, direction: str) -> Decimal | None:
+    """A bound with no more digits than a double keeps, on its inner side."""
+    return None if bound is None else Context(prec=MAX_DIGITS, rounding=direction).create_decimal(bound)
+
+
+def _narrow(bounds: Range) -> Range:
+    """The bounds without far ones, which few numbers reach."""
+    if (bounds.least or 0) > LARGEST or (bounds.most or 0) < -LARGEST:
+        raise InvalidValue(f"no number up to {LARGEST:.0e} is within its bounds: change them")
+    if bounds.least is not None and bounds.least < -LARGEST:
+        bounds = bounds._replace(least=-LARGEST)
+    if bounds.most is not None and bounds.most > LARGEST:
+        bounds = bounds._replace(most=LARGEST)
+    return bounds
+
+
+def _multiples_within(bounds: Range, unit: Decimal) -> tuple[int | None, int | None]:
+    """The least and the most multiple of `unit` within bounds, in units."""
+    bounds = _narrow(bounds)
+    least = most = None
+    if bounds.least is not None:
+        edge = Fraction(bounds.least) / Fraction(unit)
+        least = math.ceil(edge) + (bounds.open_least and edge.denominator == 1)
+    if bounds.most is not None:
+        edge = Fraction(bounds.most) / Fraction(unit)
+        most = math.floor(edge) - (bounds.open_most and edge.denominator == 1)
+    return least, most
+
+
+def _zeros(step: Decimal) -> str | None:
+    """The zeros of 10, 100, ...; None for another number."""
+    sign, digits, exponent = step.normalize().as_tuple()
+    return "0" * int(exponent) if digits == (1,) and not sign and int(exponent) >= 0 else None
+
+
+def _write_multiples(bounds: Range, step: Decimal, *, integers: bool) -> str:
+    least, most = _multiples_within(bounds, step)
+    if least is None or most is None or most - least >= MAX_MULTIPLES:
+        raise InvalidValue(
+            f"`multipleOf` {step} allows more than {MAX_MULTIPLES} numbers: set `minimum` and `maximum` closer "
+            "together, or use a power of ten"
+        )
+    with localcontext(prec=1000):
+        found = [(step * each).normalize() if each else Decimal(0) for each in range(least, most + 1)]
+    texts = [f"{each:f}" for each in found if not integers or each == each.to_integral_value()]
+    return _alternatives([f"({write_choice(texts)})"] if texts else [])
+
+
+def _alternatives(made: list[str]) -> str:
+    if not made:
+        raise InvalidValue("no number is within its bounds: widen them")
+    return made[0] if len(made) == 1 else f"({' | '.join(made)})"
+
+
+def _spans(least: int | None, most: int | None, value: int) -> bool:
+    return (least is None or least <= value) and (most is None or value <= most)
+
+
+def _integers(least: int | None, most: int | None) -> list[str]:
+    return [*_negative(least, most), *(['"0"'] if _spans(least, most, 0) else []), *_positive(least, most)]
+
+
+def _negative(least: int | None, most: int | None) -> list[str]:
+    mirrored = _positive(None if most is None else -most, None if least is None else -least)
+    return [f'"-" {each}' for each in mirrored]
+
+
+def _positive(least: int | None, most: int | None) -> list[str]:
+    """The integers from 1 on that are within bounds."""
+    low = max(least or 1, 1)
+    if most is not None and most < low:
+        return []
+    made: list[str] = []
+    digits, longest = len(str(low)), len(str(most)) if most is not None else None
+    while longest is None or digits <= longest:
+        if low == 10 ** (digits - 1) and (longest is None or digits < longest):  # all numbers of so many digits
+            more = "" if longest is None else str(longest - 2)
+            return [
+                *made,
+                f"[1-9] [0-9]{{{digits - 1},{more}}}",
+                *(_positive(10 ** (longest - 1), most) if longest else []),
+            ]
+        made.append(_same_length(str(low), str(most) if digits == longest else "9" * digits))
+        low, digits = 10**digits, digits + 1
+    return made
+
+
+def _same_length(low: str, high: str) -> str:
+    """Digits from `low` to `high`, which are as long."""
+    if not low:
+        return '""'
+    if not low.strip("0") and not high.strip("9"):
+        return _some_digits(len(low), len(low))
+    if low[0] == high[0]:
+        return f'"{low[0]}" {_same_length(low[1:], high[1:])}'
+    rest = len(low) - 1
+    made = [f'"{low[0]}" {_same_length(low[1:], "9" * rest)}']
+    if (between := _digit_class(int(low[0]) + 1, int(high[0]) - 1)) is not None:
+        made.append(f"{between} {_some_digits(rest, rest)}")
+    made.append(f'"{high[0]}" {_same_length("0" * rest, high[1:])}')
+    return f"({' | '.join(made)})"
+
+
+def _digit_class(low: int, high: int) -> str | None:
+    return f"[{low}-{high}]" if low <= high else None
+
+
+def _some_digits(least: int, most: int) -> str:
+    return f"[0-9]{{{least},{most}}}" if most else '""'
+
+
+def _digits(value: Decimal) -> tuple[str, str]:
+    """Those before the point and those after it, without zeros at the end."""
+    whole, _, fraction = f"{abs(value):f}".partition(".")
+    return whole, fraction.rstrip("0")
+
+
+def _decimals(bounds: Range, digits: int, *, signed: bool = False) -> list[str]:
+    """The numbers from 0 on, or above 0 where they get a sign, with at most so many digits after the point."""
+    low, open_low = bounds.least, bounds.open_least
+    if low is None or low < 0 or (low == 0 and signed):
+        low, open_low = Decimal(0), signed
+    high = bounds.most
+    if high is not None and (high < low or (high == low and (open_low or bounds.open_most))):
+        return []
+    whole, fraction = _digits(low)
+    bottom = _Edge(fraction, open_low)
+    if high is None:
+        return [*_with_fraction(whole, _fraction(bottom, None, digits)), *_wholes(int(whole) + 1, None, digits)]
+    high_whole, high_fraction = _digits(high)
+    top = _Edge(high_fraction, bounds.open_most)
+    if whole == high_whole:
+        return _with_fraction(whole, _fraction(bottom, top, digits))
+    return [
+        *_with_fraction(whole, _fraction(bottom, None, digits)),
+        *_wholes(int(whole) + 1, int(high_whole) - 1, digits),
+        *_with_fraction(high_whole, _fraction(None, top, digits)),
+    ]
+
+
+def _wholes(least: int, most: int | None, digits: int) -> list[str]:
+    """The numbers whose part before the point is within bounds above 0."""
+    return [f'{each} ("." {_some_digits(1, digits)})?' if digits else each for each in _positive(least, most)]
+
+
+class _Edge(NamedTuple):
+    """The digits of a bound that are still to come. Without any left, an open one is not reached yet."""
+
+    digits: str
+    is_open: bool
+
+    def step(self) -> tuple[int, _Edge]:
+        return int(self.digits[:1] or 0), _Edge(self.digits[1:], self.is_open)
+
+
+def _with_fraction(whole: str, fraction: tuple[bool, str | None]) -> list[str]:
+    empty, some = fraction
+    if some is None:
+        return [f'"{whole}"'] if empty else []
+    return [f'"{whole}" ("." {some}){"?" if empty else ""}']
+
+
+def _fraction(low: _Edge | None, high: _Edge | None, room: int) -> tuple[bool, str | None]:
+    """Digits after the point between two edges: whether there may be none, and what there is otherwise."""
+    if low is not None and not low.digits and not low.is_open:
+        low = None
+    empty = low is None and not (high is not None and not high.digits and high.is_open)
+    if not room:
+        return empty, None
+    if low is None and high is None:
+        return empty, _some_digits(1, room)
+    first, below = low.step() if low is not None else (-1, None)
+    last, above = high.step() if high is not None else (10, None)
+    made = []
+    if (between := _digit_class(first + 1, last - 1)) is not None:
+        made.append(f"{between} {_some_digits(0, room - 1)}")
+    if first == last:
+        made += _after(first, _fraction(below, above, room - 1))
+    else:
+        if low is not None and first < last:
+            made += _after(first, _fraction(below, None, room - 1))
+        if high is not None and first < last:
+            made += _after(last, _fraction(None, above, room - 1))
+    return empty, f"({' | '.join(made)})" if made else None
+
+
+def _after(digit: int, rest: tuple[bool, str | None]) -> list[str]:
+    empty, some = rest
+    if some is None:
+        return [f'"{digit}"'] if empty else []
+    return [f'"{digit}" ({some}){"?" if empty else ""}']

@@ -1,0 +1,39 @@
+"""Structural tags, whose JSON schemas are given to the library as compact grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shoal.backends.genai.compact_schema import write_grammar
+from shoal.backends.genai.grammar_spelling import check_literal
+from shoal.errors import InvalidValue
+
+_LITERALS = ("begin", "end", "value", "triggers", "separator", "excludes")
+
+
+def write_tags(text: str) -> str:
+    """The tags with grammars in the place of schemas. Raises InvalidValue for schemas without a grammar and for
+    literals that would come out wrong. What is no JSON is left for the library to refuse."""
+    try:
+        return json.dumps(_rewrite(json.loads(text)), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _rewrite(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_rewrite(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") == "json_schema" and "json_schema" in node:
+        return {"type": "grammar", "grammar": write_grammar(json.dumps(node["json_schema"]))}
+    if node.get("type") == "qwen_xml_parameter":
+        raise InvalidValue(
+            "tags of the type 'qwen_xml_parameter' allow any whitespace: use 'json_schema'", param="response_format"
+        )
+    for key in _LITERALS:
+        value = node.get(key)
+        for each in value if isinstance(value, list) else [value]:
+            check_literal(each)
+    return {key: _rewrite(value) for key, value in node.items()}

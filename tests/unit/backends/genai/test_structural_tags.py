@@ -1,0 +1,56 @@
+"""Structural tags as the library gets them."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from shoal.backends.genai.structural_tags import write_tags
+from shoal.errors import InvalidValue
+
+if find_spec("openvino_genai") is None:
+    pytest.skip("needs the 'llm' extra", allow_module_level=True)
+
+from tests.unit.backends.genai.grammar_matcher import GrammarMatcher
+
+
+def tagged(content: dict[str, Any]) -> str:
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    return json.dumps({"type": "structural_tag", "format": tag})
+
+
+def test_schemas_are_compact() -> None:
+    """A schema within a tag is written without free whitespace, as it is alone."""
+    matcher = GrammarMatcher()
+    schema = {"type": "object", "properties": {"größe": {"type": "integer", "minimum": 3}}, "required": ["größe"]}
+    tags = write_tags(tagged({"type": "json_schema", "json_schema": schema}))
+    texts = ['{"größe":3}', '{"größe": 12}', '{"größe":2}', '{ "größe":3}', '{"größe":  3}', '{"größe":3\n}']
+    accepted = [text for text in texts if matcher.accepts(f"<a>{text}</a>", structural_tags_config=tags)]
+    assert accepted == texts[:2]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, '{"type": "structural_tag", "format": {"type": "any_text"}}', "7"]
+)
+def test_others_stay_as_they_are(text: str) -> None:
+    """Also what is no JSON, which the library refuses."""
+    assert write_tags(text) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"type": "json_schema", "json_schema": {"not": {}}}, "`not` cannot be kept"),
+        ({"type": "qwen_xml_parameter", "json_schema": {}}, "qwen_xml_parameter"),
+        ({"type": "const_string", "value": "ann\xe9e"}, "would come out wrong"),
+        ({"begin": "\xe9e", "end": "x"}, "would come out wrong"),
+        ({"triggers": ["x", "\xe9a"]}, "would come out wrong"),
+    ],
+)
+def test_refusals(content: dict[str, Any], why: str) -> None:
+    """Schemas without a grammar, and literals that the library misreads, are refused and named."""
+    with pytest.raises(InvalidValue, match=why):
+        write_tags(tagged(content))
