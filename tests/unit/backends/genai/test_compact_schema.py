@@ -102,7 +102,7 @@ def test_an_object_of_any_form(model: Model) -> None:
         assert not re.search(r"(?<![,:])\s|\s\s", bare), bare
 
 
-VALUES = [None, True, 0, 1, -2, 7, 2.5, "", "a", "ab", "2024-02-29", [], [1], [1, 2], ["a", "a"]]
+VALUES: list[Any] = [None, True, 0, 1, -2, 7, 2.5, "", "a", "ab", "2024-02-29", [], [1], [1, 2], ["a", "a"]]
 VALUES += [{}, {"a": 1}, {"a": "x"}, {"a": 1, "b": "x"}, {"b": 2}, {"c": None}, {"a": 1, "c": [1]}]
 
 

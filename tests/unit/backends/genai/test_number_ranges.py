@@ -54,7 +54,7 @@ def test_integers(
     others: list[int],
 ) -> None:
     """Those within bounds, those beside them, and any others."""
-    bounds = Range(*(None if each is None else Decimal(each) for each in (least, most)), *openness)
+    bounds = Range(None if least is None else Decimal(least), None if most is None else Decimal(most), *openness)
     bounds = bounds._replace(step=None if step is None else Decimal(step))
     ends = [0, least or 0, most or 0]
     tried = {end + away for end in ends for away in (-1000, -1, 0, 1, 1000)} | set(others)
