@@ -12,6 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -132,6 +133,7 @@ class FakeScript:
         return cls(**values)
 
 
+@lru_cache(maxsize=65_536)
 def word_id(word: str) -> int:
     """The token of a word: 31 bits of its hash, never 0."""
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % (2**31 - 1) + 1
@@ -206,7 +208,7 @@ class FakePipeline:
 
     def _prepare(self, task: BatchTask, item: Item) -> Prepared | ShoalError:
         ids = tokenize_item(item)
-        if any(not 0 < token < 2**31 for token in ids):
+        if isinstance(item, list) and any(not 0 < token < 2**31 for token in ids):
             return InvalidValue("token ids must be between 1 and 2147483647", param="input")
         if len(ids) > MAX_TOKENS and task.truncate is False:
             return TooLong(f"the input has {len(ids)} tokens, the model takes at most {MAX_TOKENS}", param="input")
