@@ -60,7 +60,7 @@ def main() -> None:
     hostile["over the limit"] = b64encode(bytes(21_500_000)).decode()
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_clip(Path(temporary) / "clip", TINY)
-        settings = {"home": Path(temporary) / "home", "image_hosts": "public"}
+        settings = {"home": Path(temporary) / "home", "image_hosts": "public", "max_body_bytes": 2**25}
         with Server(f"clip=file:{folder}", **settings) as server:
             server.settle()
             for text in hostile.values():

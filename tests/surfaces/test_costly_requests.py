@@ -17,12 +17,41 @@ from shoal.types import Embedded, Vectors
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, family
 from tests.surfaces.surface_kit import Server
 
-MANY = b"[" + b",".join([b"[]"] * 300_000) + b"]"
-TEXTS = b"[" + b",".join([b'"ab"'] * 300_000) + b"]"
-KINDS = b"[" + b",".join([b'"image"'] * 300_000) + b"]"
-PARTS = b",".join([b'{"text":"a"}'] * 300_000)
-NAMES = b"{" + b",".join([b'"a%d":""' % at for at in range(300_000)]) + b"}"
-TYPES = b"[" + b",".join([b'"int8"'] * 300_000) + b"]"
+COUNT = 100_000
+MANY = b"[" + b",".join([b"[]"] * COUNT) + b"]"
+TEXTS = b"[" + b",".join([b'"ab"'] * COUNT) + b"]"
+KINDS = b"[" + b",".join([b'"image"'] * COUNT) + b"]"
+PARTS = b",".join([b'{"text":"a"}'] * 60_000)
+NAMES = b"{" + b",".join([b'"a%d":""' % at for at in range(COUNT)]) + b"}"
+TYPES = b"[" + b",".join([b'"int8"'] * COUNT) + b"]"
+COSTLY = [
+    ("/v1/rerank", b'{"query":{"text":"a","image":%b},"documents":["b"]}', MANY, b"has an image"),
+    ("/v1/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}', MANY, b"has an image"),
+    ("/v1/rerank", b'{"query":"a","documents":["b"],"rank_fields":%b}', TEXTS, b"rank_fields"),
+    ("/v2/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}', MANY, b"has an image"),
+    ("/v2/embed", b'{"texts":["b"],"images":%b}', TEXTS, b"Both 'texts' and 'images'"),
+    ("/v1/embed", b'{"texts":["b"],"images":%b}', TEXTS, b"Both 'texts' and 'images'"),
+    ("/v2/embed", b'{"texts":["b"],"embedding_types":%b}', TYPES, b"name each once"),
+    (
+        "/v2/embed",
+        b'{"inputs":[{"content":[{"type":"image_url","image_url":%b}]}]}',
+        MANY,
+        b"image_url' is invalid",
+    ),
+    ("/v1/embeddings", b'{"model":"clip","input":"a","modality":%b}', KINDS, b"'modality' names"),
+    ("/v1/embeddings", b'{"model":"clip","messages":[{"content":[%b]}]}', PARTS, b"more than one text"),
+    (
+        "/v1/embeddings",
+        b'{"model":"clip","input":"a","modality":"image","image_download_headers":%b}',
+        NAMES,
+        b"characters at most",
+    ),
+    ("/rank", b'{"image":"a","texts":["a"],"image_download_headers":%b}', NAMES, b"characters at most"),
+    ("/rank", b'{"images":["a"],"texts":%b}', TEXTS, b"more than the 2048"),
+    ("/v1/embeddings", b'{"model":"embedder","input":"a","embedding_type":%b}', TYPES, b"can name one type"),
+    ("/vertex", b'{"instances":%b}', MANY, b"expected `object`"),
+    ("/vertex", b'{"instances":[%b]}', b",".join([b"{}"] * COUNT), b"batch size 100000 > maximum"),
+]
 JSON = {"content-type": "application/json"}
 
 
@@ -50,45 +79,35 @@ async def test_bytes_that_begin_no_character(server: Server, path: str, around: 
     assert b"not UTF-8" in answer.body
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "told"),
-    [
-        ("/v1/rerank", b'{"query":{"text":"a","image":%b},"documents":["b"]}' % MANY, b"has an image"),
-        ("/v1/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}' % MANY, b"has an image"),
-        ("/v1/rerank", b'{"query":"a","documents":["b"],"rank_fields":%b}' % TEXTS, b"rank_fields"),
-        ("/v2/rerank", b'{"query":"a","documents":[{"text":"a","image":%b}]}' % MANY, b"has an image"),
-        ("/v2/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"Both 'texts' and 'images'"),
-        ("/v1/embed", b'{"texts":["b"],"images":%b}' % TEXTS, b"Both 'texts' and 'images'"),
-        ("/v2/embed", b'{"texts":["b"],"embedding_types":%b}' % TYPES, b"name each once"),
-        (
-            "/v2/embed",
-            b'{"inputs":[{"content":[{"type":"image_url","image_url":%b}]}]}' % MANY,
-            b"image_url' is invalid",
-        ),
-        ("/v1/embeddings", b'{"model":"clip","input":"a","modality":%b}' % KINDS, b"'modality' names"),
-        ("/v1/embeddings", b'{"model":"clip","messages":[{"content":[%b]}]}' % PARTS, b"more than 1024 objects"),
-        (
-            "/v1/embeddings",
-            b'{"model":"clip","input":"a","modality":"image","image_download_headers":%b}' % NAMES,
-            b"characters at most",
-        ),
-        ("/rank", b'{"image":"a","texts":["a"],"image_download_headers":%b}' % NAMES, b"characters at most"),
-        ("/rank", b'{"images":["a"],"texts":%b}' % TEXTS, b"more than the 2048"),
-        ("/v1/embeddings", b'{"model":"embedder","input":"a","embedding_type":%b}' % TYPES, b"can name one type"),
-        ("/vertex", b'{"instances":%b}' % MANY, b"expected `object`"),
-        ("/vertex", b'{"instances":[%b]}' % b",".join([b"{}"] * 300_000), b"batch size 2049 > maximum"),
-    ],
-)
-async def test_refused_fields_are_not_built(server: Server, path: str, body: bytes, told: bytes) -> None:
-    """A value that is refused costs no more than its bytes, copied a few times."""
+async def answered(server: Server, path: str, body: bytes) -> tuple[int, bytes, int]:
+    """Status, body, and the most memory meanwhile."""
     tracemalloc.start()
     try:
         answer = await server.call("POST", path, body=body, headers=JSON)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 400 <= answer.status < 500
-    assert told in answer.body
+    return answer.status, answer.body, peak
+
+
+@pytest.mark.parametrize(("path", "around", "costly", "told"), COSTLY)
+async def test_refused_fields(server: Server, path: str, around: bytes, costly: bytes, told: bytes) -> None:
+    """A value that is refused is refused by its field, and costs no more than a request of token ids."""
+    status, body, peak = await answered(server, path, around % costly)
+    assert 400 <= status < 500
+    assert told in body
+    assert peak < 20_000_000
+
+
+@pytest.mark.parametrize(("path", "around", "costly", "told"), COSTLY)
+async def test_what_is_far_too_much_is_not_built(
+    server: Server, path: str, around: bytes, costly: bytes, told: bytes
+) -> None:
+    """It costs no more than its bytes, copied a few times."""
+    body = around % costly.replace(costly[1:-1], b",".join([costly[1:-1]] * 5))
+    status, said, peak = await answered(server, path, body)
+    assert 400 <= status < 500
+    assert b"more than 1114112 values" in said
     assert peak < 3 * len(body) + 2_000_000
 
 

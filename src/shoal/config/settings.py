@@ -148,7 +148,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     proxy_metrics: Annotated[bool, _server("Also show the metrics of triton-grpc-proxy, `tgp_*`, on /metrics.")] = False
 
-    max_body_bytes: Annotated[int, Meta(ge=1024), _limits("Largest request body.")] = 33554432
+    max_body_bytes: Annotated[int, Meta(ge=1024), _limits("Largest request body.")] = 16777216
     max_inputs: Annotated[Count, _limits("Most inputs in one request.")] = 2048
     image_hosts: Annotated[
         str,

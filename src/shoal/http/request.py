@@ -40,7 +40,7 @@ class Options:
     host: str = "127.0.0.1"
     api_key: tuple[str, ...] = ()
     admin_key: tuple[str, ...] = ()
-    max_body_bytes: int = 33_554_432
+    max_body_bytes: int = 16_777_216
     max_inputs: int = 2048
     max_queue_items: int = 16_384
     max_batch_size: int = 64

@@ -26,7 +26,7 @@ from shoal.surfaces.vllm import Scoring
 
 
 def _build_rerank(options: Options) -> Surface:
-    return RerankPath(RerankDocuments(options), RerankTexts(options), AnyRerankRequest)
+    return RerankPath(RerankDocuments(options), RerankTexts(options), AnyRerankRequest, options.max_inputs)
 
 
 SURFACES: tuple[Callable[[Options], Surface], ...] = (

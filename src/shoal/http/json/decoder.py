@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from shoal.errors import Malformed, RequestError, WrongType
-from shoal.http.json.lists import ListDecoder
+from shoal.http.json.complexity import check_values
 from shoal.http.json.unsupported import UnsupportedFields
 
 log = logging.getLogger("shoal.http")
@@ -36,31 +36,22 @@ class Decoder(Generic[T]):
 
     Raises Malformed for what is not JSON, WrongType (with the top-level field as `param`) for the wrong JSON,
     Unsupported for a field that other servers of the dialect know.
-    `many` names a field that may hold a long list, for `decode_async`; `limit` is how many inputs it may hold.
+    `max_inputs`: how many inputs a body may hold, which decides how much of it `decode_async` decodes.
+    `partial`: another decoder reads the same body, and judges its unknown fields.
     """
 
-    def __init__(self, kind: type[T], surface: str, many: str = "", limit: int = 0) -> None:
+    def __init__(self, kind: type[T], surface: str, max_inputs: int = 0, *, partial: bool = False) -> None:
         self._surface = surface
-        self._many = many
+        self._max_inputs = max_inputs
         self._lenient = msgspec.json.Decoder(kind)
         # A strict decoder costs nothing more and notices unknown fields; only then the body is looked at twice.
         self._strict: msgspec.json.Decoder[T] = self._lenient
-        self._lists: ListDecoder | None = None
-        self._shell, self._strict_shell = self._lenient, self._strict
         self._known: frozenset[str] | None = None
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            self._strict = self._strict_shell = _derive_decoder(kind, [], strict=True)
+        if not partial and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            strict: Any = msgspec.defstruct(kind.__name__, [], bases=(kind,), kw_only=True, forbid_unknown_fields=True)
+            self._strict = msgspec.json.Decoder(strict)
             self._known = frozenset(kind.__struct_encode_fields__)
             self._elsewhere = UnsupportedFields(surface, self._known)
-            if many:
-                self._lists = ListDecoder(many, get_type_hints(kind, include_extras=True)[many], limit)
-                field: Any = (many, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
-                if next(each.required for each in msgspec.structs.fields(kind) if each.name == many):
-                    field = (many, msgspec.Raw)
-                self._shell, self._strict_shell = (
-                    _derive_decoder(kind, [field], strict=False),
-                    _derive_decoder(kind, [field], strict=True),
-                )
         self._logged: set[str] = set()
 
     def __call__(self, body: bytes) -> T:
@@ -74,27 +65,25 @@ class Decoder(Generic[T]):
             raise to_request_error(error, body) from None
 
     async def decode_async(self, body: bytes) -> T:
-        """As a call, but a large body is decoded in turns with the event loop.
+        """As a call, but the values of a large body are counted first, in turns with the event loop.
 
-        Of a list that is longer than it may be, only `limit` + 1 entries come back, so that whoever counts sees it.
-        Raises TooLong as well, for more token ids in one input than any model reads.
+        Others run before and after decoding, which holds the loop. Raises TooManyInputs as well, for more values than
+        are decoded in one go.
         """
         if len(body) <= LARGE:
             return self(body)
-        await asyncio.sleep(0)  # to put the body together took its time, too
+        await check_values(memoryview(body), self._max_inputs)
         try:
             try:
-                value = self._strict_shell.decode(body)
+                value = self._strict.decode(body)
             except msgspec.ValidationError as error:
+                await asyncio.sleep(0)
                 self._log_unknown_fields(error, body)
                 await asyncio.sleep(0)
-                value = self._shell.decode(body)
-            if self._lists is not None:
-                raw = getattr(value, self._many)
-                await asyncio.sleep(0)
-                setattr(value, self._many, None if raw is msgspec.UNSET else await self._lists.decode(memoryview(raw)))
+                value = self._lenient.decode(body)
         except _DECODE_ERRORS as error:
             raise to_request_error(error, body) from None
+        await asyncio.sleep(0)
         return value
 
     def _log_unknown_fields(self, error: msgspec.ValidationError, body: bytes) -> None:
@@ -112,7 +101,7 @@ class Decoder(Generic[T]):
 
 
 LARGE = 65_536
-"""Bytes of a body that is decoded in one go: at worst, when it holds nothing but empty lists, in ten milliseconds."""
+"""Bytes of a body that is decoded uncounted: at worst, when it holds nothing but short lists, in five milliseconds."""
 
 _UNKNOWN = re.compile(r"(?s)Object contains unknown field `(.*?)`(?: - at .*)?$")
 _MAX_LOGGED_NAMES = 256  # a client that makes up names must not fill the log
@@ -125,13 +114,6 @@ _BYTE = re.compile(r"\(byte (\d+)\)$")
 _ESCAPE = re.compile(
     rb"(?s)\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(u[dD][89a-fA-F][\da-fA-F]{2})|.)"
 )
-
-
-def _derive_decoder(kind: Any, fields: list[Any], *, strict: bool) -> msgspec.json.Decoder[Any]:
-    """A decoder to a subtype of the struct `kind` with some fields of another type, `strict` about unknown ones."""
-    return msgspec.json.Decoder(
-        msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=strict)
-    )
 
 
 def _field_names(body: bytes) -> set[str]:

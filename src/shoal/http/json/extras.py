@@ -10,9 +10,8 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.http.json.complexity import count_pieces, count_pieces_async
+from shoal.http.json.complexity import check_values, count_pieces, count_pieces_async
 from shoal.http.json.decoder import LARGE, to_request_error
-from shoal.http.json.lists import ListDecoder
 
 log = logging.getLogger("shoal.http")
 
@@ -44,16 +43,18 @@ class ExtrasDecoder(Generic[T]):
     """Decodes bodies to the struct `kind`, and answers its fields that `kind` does not have, each name logged once.
 
     `long` names the field that makes a body long: a conversation, texts or token ids; `also` others, which are texts.
-    `limit`: of a list of texts or lists of ids in `long`, no more than `limit` + 1 come back; without it the field
-    holds objects. Fields that `kind` has as Raw are not looked into.
-    Raises Malformed for what is not JSON, WrongType for the wrong JSON, InvalidValue for what is too much of it.
+    `max_inputs`: how many texts or lists of ids `long` may hold; without it the field holds objects. Fields that `kind`
+    has as Raw are not looked into.
+    Raises Malformed for what is not JSON, WrongType for the wrong JSON, InvalidValue and TooManyInputs for what is too
+    much of it.
     """
 
     def __init__(
-        self, kind: Any, surface: str, long: str, limit: int | None = None, *, also: Sequence[str] = ()
+        self, kind: Any, surface: str, long: str, max_inputs: int | None = None, *, also: Sequence[str] = ()
     ) -> None:
         self._surface = surface
         self._long = long
+        self._max_inputs = max_inputs
         self._whole: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._known = frozenset(kind.__struct_encode_fields__)
         self._most = len(self._known) + MAX_UNKNOWN_FIELDS
@@ -62,12 +63,6 @@ class ExtrasDecoder(Generic[T]):
         self._may_be_long = (long, *also)
         fields: list[Any] = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self._may_be_long]
         self._peek = msgspec.json.Decoder(msgspec.defstruct("Peek", fields))
-        self._lists: ListDecoder | None = None
-        self._shell = self._whole
-        if limit is not None:
-            self._lists = ListDecoder(long, get_type_hints(kind, include_extras=True)[long], limit)
-            shell = msgspec.defstruct(kind.__name__, [(long, msgspec.Raw)], bases=(kind,), kw_only=True)
-            self._shell = msgspec.json.Decoder(shell)
         self._logged: set[str] = set()
 
     async def __call__(self, body: bytes) -> tuple[T, dict[str, msgspec.Raw]]:
@@ -83,9 +78,11 @@ class ExtrasDecoder(Generic[T]):
                 )
             if large:
                 await self._check_complexity(fields)
-            value = await self._decode_async(body) if large and self._lists is not None else self._whole.decode(body)
+            value = self._whole.decode(body)
         except _DECODE_ERRORS as error:
             raise to_request_error(error, body) from None
+        if large:
+            await asyncio.sleep(0)
         for name in unknown:
             self._log_unknown_field(name)
         return value, {name: fields[name] for name in unknown}
@@ -105,20 +102,14 @@ class ExtrasDecoder(Generic[T]):
     async def _check_complexity(self, fields: dict[str, msgspec.Raw]) -> None:
         """Refuse what takes too long to decode."""
         for name in fields.keys() & self._decoded:
-            most = MAX_PIECES if name == self._long else MAX_OTHER_PIECES
-            if name == self._long and self._lists is not None:
+            raw = memoryview(fields[name])
+            if name == self._long and self._max_inputs is not None:
+                await check_values(raw, self._max_inputs, name)
                 continue
-            if await count_pieces_async(memoryview(fields[name]), most) > most:
+            most = MAX_PIECES if name == self._long else MAX_OTHER_PIECES
+            if await count_pieces_async(raw, most) > most:
                 raise _too_complex_error(name, most)
         await asyncio.sleep(0)
-
-    async def _decode_async(self, body: bytes) -> T:
-        """The long list is decoded piece by piece, and the rest of the body at once."""
-        assert self._lists is not None
-        value = self._shell.decode(body)
-        await asyncio.sleep(0)
-        setattr(value, self._long, await self._lists.decode(memoryview(getattr(value, self._long))))
-        return value
 
     def _log_unknown_field(self, name: str) -> None:
         if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:

@@ -85,7 +85,7 @@ class _RerankEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        self._decode = decoder.Decoder(wire.CohereRerankRequest, "cohere", "documents", limit)
+        self._decode = decoder.Decoder(wire.CohereRerankRequest, "cohere", limit)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.decode_async(request.body)

@@ -9,7 +9,7 @@ import orjson
 
 from shoal.errors import EmptyInput, InvalidValue, WrongType
 from shoal.http.images import ImageReader
-from shoal.http.json.fields import FieldsDecoder
+from shoal.http.json import decoder
 from shoal.http.request import JSON, Body, Options, Reply, Request
 from shoal.surfaces.cohere import wire
 from shoal.surfaces.shared import (
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
     from shoal.core.registry import ModelCard
 
-_LISTS = ("texts", "images", "embedding_types")
-"""Fields that may be long lists. The last one never is in practice, but a body full of it must not cost more."""
-
 MAX_TYPES = 64
 _DEFAULT: tuple[wire.EmbeddingType, ...] = ("float",)
 
@@ -43,11 +40,11 @@ class CohereEmbed:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._pictures = options.pictures or ImageReader()
-        self._first = FieldsDecoder(wire.CohereEmbedV1Request, "cohere", _LISTS, self._limit)
-        self._second = FieldsDecoder(wire.CohereEmbedRequest, "cohere", (*_LISTS, "inputs"), self._limit)
+        self._first = decoder.Decoder(wire.CohereEmbedV1Request, "cohere", self._limit)
+        self._second = decoder.Decoder(wire.CohereEmbedRequest, "cohere", self._limit)
 
     async def embed_v1(self, request: Request) -> Reply:
-        asked = await self._first(request.body)
+        asked = await self._first.decode_async(request.body)
         _check_types(asked.embedding_types)
         done = await self._run(request, asked, _parse_inputs(asked, None, self._limit))
         if asked.embedding_types:
@@ -55,7 +52,7 @@ class CohereEmbed:
         return await _reply_floats(request, done)
 
     async def embed_v2(self, request: Request) -> Reply:
-        asked = await self._second(request.body)
+        asked = await self._second.decode_async(request.body)
         _check_types(asked.embedding_types)
         given = _parse_inputs(asked, asked.inputs, self._limit)
         done = await self._run(request, asked, given, asked.output_dimension, asked.max_tokens)
@@ -102,7 +99,7 @@ def _resolve_role(input_type: str | None, card: ModelCard) -> input_types.Role:
 
 
 def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:
-    """Raise InvalidValue for more than `MAX_TYPES` types, because a large body's list is not fully decoded."""
+    """Raise InvalidValue for more than `MAX_TYPES` types."""
     if types is not None and len(types) > MAX_TYPES:
         raise InvalidValue("'embedding_types' names a type many times; name each once.", param="embedding_types")
 

@@ -10,7 +10,7 @@ from shoal.core.protocols import ModelFacts, Operation
 from shoal.errors import EmptyInput, InvalidValue, ModelNotFound, ShoalError, TooManyInputs, Unsupported, WrongType
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.images import ImageReader
-from shoal.http.json.fields import FieldsDecoder
+from shoal.http.json import decoder
 from shoal.http.request import JSON, Options, Reply, Request
 from shoal.specs import ContrastSpec
 from shoal.surfaces.images import wire as wire
@@ -60,10 +60,10 @@ class _RankEndpoint:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._pictures = options.pictures or ImageReader()
-        self._decode = FieldsDecoder(wire.PictureRankRequest, "images", ("texts", "images"), options.max_inputs)
+        self._decode = decoder.Decoder(wire.PictureRankRequest, "images", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode(request.body)
+        asked = await self._decode.decode_async(request.body)
         given = self._parse_images(asked)
         card = await default_models.wake_model(self._gateway, request, _find_model(self._gateway, asked.model))
         contrast = _require_contrast(card)
@@ -91,28 +91,30 @@ class _RankEndpoint:
         if asked.image is not None and asked.images is not None:
             raise InvalidValue("Both 'image' and 'images' are there; send one of them.", param="images")
         if asked.image is not None:
-            pictures = [input_parsing.to_image_reference(asked.image, "image")]
+            given = [asked.image]
         elif asked.images is not None:
-            pictures = [input_parsing.to_image_reference(each, f"images[{at}]") for at, each in enumerate(asked.images)]
+            given = asked.images
         else:
             raise WrongType("Missing required field 'image' (or 'images').", param="image")
-        for name, sent in (("images", pictures), ("texts", asked.texts)):
+        for name, sent in (("images", given), ("texts", asked.texts)):
             if not sent:
                 raise EmptyInput(f"'{name}' is an empty list; send at least one.", param=name)
         if "" in asked.texts:
             at = asked.texts.index("")
             raise EmptyInput(f"'texts[{at}]' is empty; leave it out or send a text.", param="texts")
-        if len(pictures) + len(asked.texts) > self._limit:
+        if len(given) + len(asked.texts) > self._limit:
             raise TooManyInputs(
                 f"these are more than the {self._limit} pictures and texts that one request may hold; split it.",
                 param="texts",
             )
-        if len(pictures) * len(asked.texts) > MAX_PAIRS:
+        if len(given) * len(asked.texts) > MAX_PAIRS:
             raise TooManyInputs(
                 f"these are more than the {MAX_PAIRS} pairs of a picture and a text of one request; split it.",
                 param="images",
             )
-        return pictures
+        if asked.image is not None:
+            return [input_parsing.to_image_reference(asked.image, "image")]
+        return [input_parsing.to_image_reference(each, f"images[{at}]") for at, each in enumerate(given)]
 
 
 def _find_model(gateway: Gateway, name: str | None) -> ModelCard:

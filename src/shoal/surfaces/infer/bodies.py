@@ -14,7 +14,7 @@ import orjson
 from shoal.errors import InvalidValue, Malformed, WrongType
 from shoal.http import multipart
 from shoal.http.json import decoder
-from shoal.http.json.fields import FieldsDecoder
+from shoal.http.json.complexity import check_values
 from shoal.http.request import Request
 from shoal.surfaces.infer.errors import InvalidBody, UnknownField
 
@@ -32,21 +32,23 @@ _MAX_SHOWN = 64
 class BodyDecoder(Generic[T]):
     """Decodes one type of body. `name` is accepted for `model_name`, as in the original's later versions.
 
-    `lists` are the fields that may hold long lists. At most `limit` + 1 entries of each are returned.
+    `limit` is how many inputs a body may hold.
     """
 
-    def __init__(self, kind: type[T], lists: tuple[str, ...] = (), limit: int = 0) -> None:
-        self._decode = FieldsDecoder(kind, "infer", lists, limit)
+    def __init__(self, kind: type[T], limit: int = 0) -> None:
+        self._limit = limit
+        self._decode = decoder.Decoder(kind, "infer", limit)
         raw: list[Any] = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_encode_fields__]
         self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("Raw", raw))
 
     async def __call__(self, body: bytes) -> T:
-        """Decode a body. Raises InvalidBody, Malformed, TooLong and, for headers that are too long, InvalidValue."""
+        """Decode a body. Raises InvalidBody, Malformed, TooManyInputs and, for too long headers, InvalidValue."""
         if len(body) > decoder.LARGE:
+            await check_values(memoryview(body), self._limit)
             _check_headers(body)
             await asyncio.sleep(0)
         try:
-            return await self._decode(body)
+            return await self._decode.decode_async(body)
         except WrongType as error:
             if isinstance(error, decoder.FieldError) and error.missing and error.at == "model_name":
                 await asyncio.sleep(0)
@@ -88,7 +90,7 @@ class ImageBodyDecoder(Generic[T]):
 
     def __init__(self, kind: type[T], lists: tuple[str, ...], limit: int) -> None:
         self._kind = kind
-        self._json = BodyDecoder(kind, lists, limit)
+        self._json = BodyDecoder(kind, limit)
         self._lists = frozenset(lists)
         self._known = frozenset({*kind.__struct_encode_fields__, "name"})
         self._most = len(lists) * limit + _OTHER_FIELDS

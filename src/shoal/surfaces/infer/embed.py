@@ -43,7 +43,7 @@ class EmbedEndpoints:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._pictures = options.pictures or ImageReader()
-        self._text = BodyDecoder(wire.InferTextRequest, ("text",), self._limit)
+        self._text = BodyDecoder(wire.InferTextRequest, self._limit)
         self._image = ImageBodyDecoder(wire.InferImageRequest, ("image",), self._limit)
         self._both = ImageBodyDecoder(wire.InferRequest, ("text", "image"), self._limit)
 

@@ -289,7 +289,7 @@ class _Embeddings:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._limit = max_inputs
-        self._decode_many = decoder.Decoder(wire.OllamaEmbedRequest, "ollama", "input", max_inputs)
+        self._decode_many = decoder.Decoder(wire.OllamaEmbedRequest, "ollama", max_inputs)
         self._decode_one = decoder.Decoder(wire.OllamaEmbeddingsRequest, "ollama")
 
     async def embed_many(self, request: Request) -> Reply:

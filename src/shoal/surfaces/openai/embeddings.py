@@ -12,7 +12,6 @@ import numpy as np
 from shoal.errors import InvalidValue, ModelNotFound, Unsupported
 from shoal.http.images import ImageReader
 from shoal.http.json import decoder
-from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import JSON, Body, Headers, Options, Reply, Request
 from shoal.surfaces.openai.wire_embeddings import AnyModelRequest, EmbeddingsRequest
 from shoal.surfaces.shared import (
@@ -59,14 +58,13 @@ class Embeddings:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._pictures = options.pictures or ImageReader()
-        many = ("input", "embedding_type", "modality", "messages")
         self._any_model = options.any_model
         self._token_ids = options.token_ids
         self.request = request or (AnyModelRequest if options.any_model else EmbeddingsRequest)
-        self._decode = FieldsDecoder(self.request, "openai", many, options.max_inputs)
+        self._decode = decoder.Decoder(self.request, "openai", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode(request.body)
+        asked = await self._decode.decode_async(request.body)
         if not (asked.model or self._any_model):
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
         extended = _is_extended(asked)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.http.json.lists import TokenId
 from shoal.surfaces.shared.wire_conversations import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, Json, Object, Stop
+from shoal.surfaces.shared.wire_inputs import TokenId
 
 INT64 = 2**63
 MAX_CHOICES = 128

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.http.json.lists import TokenId
 from shoal.surfaces.shared.default_models import NOT_SPECIFIED
-from shoal.surfaces.shared.wire_inputs import InputMessage, InputObject, Modalities, PictureHeaders, Usage
+from shoal.surfaces.shared.wire_inputs import InputMessage, InputObject, Modalities, PictureHeaders, TokenId, Usage
 
 Precision: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 

@@ -104,7 +104,7 @@ class _EmbedEndpoint:
         self._gateway = gateway
         self._limit = options.max_inputs
         self._tells = options.batch_info
-        self._decode = decoder.Decoder(wire.ProxyRequest, "auto-batching-proxy", "inputs", options.max_inputs)
+        self._decode = decoder.Decoder(wire.ProxyRequest, "auto-batching-proxy", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         inputs = (await self._decode.decode_async(request.body)).inputs

@@ -13,6 +13,7 @@ from shoal.core.protocols import Operation
 from shoal.errors import ShoalError, TooManyInputs
 from shoal.http import status_codes
 from shoal.http.json import decoder
+from shoal.http.json.complexity import check_values
 from shoal.http.request import JSON, Options, Reply, Request
 from shoal.surfaces.proxy import wire
 from shoal.surfaces.shared import batch_headers, vector_encoding
@@ -71,6 +72,8 @@ class _QueryEndpoint:
             raise TooManyInputs(f"These are more than the {self._limit} queries of one request; split it.")
 
     async def __call__(self, request: Request) -> Reply:
+        if len(request.body) > decoder.LARGE:
+            await check_values(memoryview(request.body), self._limit)
         self._seen = 0
         queries = self._decode(request.body)
         if not queries:

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.core.protocols import Operation
 from shoal.errors import ShoalError, Unsupported
-from shoal.http.json.fields import FieldsDecoder
+from shoal.http.json import decoder
 from shoal.http.request import JSON, Body, Options, Reply, Request
 from shoal.surfaces.rerank import wire as wire
 from shoal.surfaces.rerank.nim import RankingEndpoint
@@ -119,10 +119,10 @@ class RerankEndpoint:
             bases=(wire.RerankRequest,),
             kw_only=True,
         )
-        self._decode: FieldsDecoder[Any] = FieldsDecoder(asked, "rerank", ("documents", "rank_fields"), limit)
+        self._decode: decoder.Decoder[Any] = decoder.Decoder(asked, "rerank", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode(request.body)
+        asked = await self._decode.decode_async(request.body)
         voyage = asked.top_k is not msgspec.UNSET
         infinity = asked.raw_scores is not msgspec.UNSET
         query = ranking.parse_query(asked.query)

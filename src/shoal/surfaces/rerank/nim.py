@@ -20,7 +20,7 @@ class RankingEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        self._decode = decoder.Decoder(wire.RankingRequest, "rerank", "passages", limit)
+        self._decode = decoder.Decoder(wire.RankingRequest, "rerank", limit)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.decode_async(request.body)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,11 +30,12 @@ class RerankPath:
 
     name = "rerank"
 
-    def __init__(self, documents: Surface, texts: Surface, request: Any) -> None:
+    def __init__(self, documents: Surface, texts: Surface, request: Any, max_inputs: int) -> None:
         self.error: Any = texts.error
         self._documents = documents
         self._texts = texts
         self._request = request
+        self._max_inputs = max_inputs
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         (documents,) = self._documents.routes(gateway)
@@ -43,7 +43,9 @@ class RerankPath:
         return [
             replace(
                 documents,
-                endpoint=_EitherBody(documents.endpoint, texts.endpoint, self._documents.render_error),
+                endpoint=_EitherBody(
+                    documents.endpoint, texts.endpoint, self._documents.render_error, self._max_inputs
+                ),
                 summary="Rank documents, or texts as text-embeddings-inference does",
                 request=self._request,
                 response=(*as_tuple(documents.response), *as_tuple(texts.response)),
@@ -71,21 +73,19 @@ class _Shape(msgspec.Struct, kw_only=True):
 class _EitherBody:
     """Passes a request to the endpoint that matches its body."""
 
-    def __init__(self, documents: Endpoint, texts: Endpoint, render_documents_error: ErrorRenderer) -> None:
+    def __init__(
+        self, documents: Endpoint, texts: Endpoint, render_documents_error: ErrorRenderer, max_inputs: int
+    ) -> None:
         self._documents = documents
         self._texts = texts
         self._render_documents_error = render_documents_error
-        self._shape = msgspec.json.Decoder(_Shape)
+        self._shape = decoder.Decoder(_Shape, "rerank", max_inputs, partial=True)
 
     async def __call__(self, request: Request) -> Reply:
-        try:
-            shape = self._shape.decode(request.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise decoder.to_request_error(error, request.body) from None
+        shape = await self._shape.decode_async(request.body)
         texts, documents = is_set(shape.texts), is_set(shape.documents)
         if texts and documents:
             raise InvalidValue("Both 'documents' and 'texts' are there; send one of them.", param="texts")
-        await asyncio.sleep(0)  # scanning a large body took time
         if texts:
             return await self._texts(request)
         if not documents:

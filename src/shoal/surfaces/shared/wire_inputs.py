@@ -9,6 +9,9 @@ from msgspec import Meta
 
 from shoal.http.json.refused import UnreadField
 
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Bounded so that every id fits the integers that engines take; the vocabulary's own bound is the model's to check."""
+
 PictureHeaders: TypeAlias = Annotated[
     UnreadField,
     Meta(

@@ -28,8 +28,8 @@ class TeiCodec:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._tokenized = decoder.Decoder(wire.TeiTokenizeRequest, "tei", "inputs", options.max_inputs)
-        self._decoded = decoder.Decoder(wire.TeiDecodeRequest, "tei", "ids", options.max_inputs)
+        self._tokenized = decoder.Decoder(wire.TeiTokenizeRequest, "tei", options.max_inputs)
+        self._decoded = decoder.Decoder(wire.TeiDecodeRequest, "tei", options.max_inputs)
 
     async def tokenize(self, request: Request) -> Reply:
         asked = await self._tokenized.decode_async(request.body)

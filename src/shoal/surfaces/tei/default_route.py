@@ -11,7 +11,6 @@ import msgspec
 
 from shoal.errors import EmptyInput, InvalidValue, Malformed, ShoalError, TooManyInputs, WrongType
 from shoal.http.json import decoder
-from shoal.http.json.objects import split_objects
 from shoal.http.json.refused import UnreadField, is_set
 from shoal.http.request import JSON, Options, Reply, Request
 from shoal.surfaces.shared import default_models, matrices
@@ -70,14 +69,14 @@ class TeiDefault:
     ) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._shape = msgspec.json.Decoder(_Shape)
+        self._shape = decoder.Decoder(_Shape, "tei", options.max_inputs, partial=True)
         self._parameters = msgspec.json.Decoder(_ClassificationParameters)
         self._at_once = max(1, min(MAX_CONCURRENT_INPUTS, options.max_queue_items // QUEUE_DIVISOR))
         # Instances are not decoded here, but split into bodies.
         shell: Any = msgspec.defstruct(
-            "TeiVertexRequest", [("instances", msgspec.Raw)], bases=(wire.TeiVertexRequest,), kw_only=True
+            "TeiVertexRequest", [("instances", list[msgspec.Raw])], bases=(wire.TeiVertexRequest,), kw_only=True
         )
-        self._vertex: decoder.Decoder[Any] = decoder.Decoder(shell, "tei")
+        self._vertex: decoder.Decoder[Any] = decoder.Decoder(shell, "tei", options.max_inputs)
         self._embed, self._embed_sparse, self._predict = embed, embed_sparse, predict
         self._similarity, self._rerank = similarity, rerank
 
@@ -91,13 +90,16 @@ class TeiDefault:
         The first failure fails the request, and no later group of instances starts.
         """
         asked = await self._vertex.decode_async(request.body)
-        try:
-            instances = await split_objects(memoryview(asked.instances), "instances", self._limit)
-        except msgspec.ValidationError as error:
-            raise decoder.to_request_error(error, request.body) from None
+        instances = [memoryview(each) for each in asked.instances[: self._limit]]
         if not instances:
             raise EmptyInput("`instances` cannot be empty", param="instances")
-        replies.check_count(len(instances), self._limit)
+        for at, each in enumerate(instances):
+            if bytes(each[:1]) != b"{":
+                place = f"instances[{at}]"
+                raise decoder.FieldError(
+                    f"'{place}' is invalid: expected `object`.", at=place, reason="Expected `object`"
+                )
+        replies.check_count(len(asked.instances), self._limit)
         pieces = [b'{"predictions":[']
         size = 0
         for some in _group_instances(instances, self._at_once):
@@ -133,7 +135,7 @@ class TeiDefault:
         return reply.body if isinstance(reply.body, list) else [reply.body]
 
     async def _choose_endpoint(self, request: Request) -> Endpoint:
-        shape = await self._decode_shape(request.body)
+        shape = await self._shape.decode_async(request.body)
         if is_set(shape.texts):
             return self._rerank
         if shape.inputs is not msgspec.UNSET and bytes(memoryview(shape.inputs)[:1]) == b"{":
@@ -158,14 +160,6 @@ class TeiDefault:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         return is_set(found.function_to_apply) or is_set(found.top_k) or default_models.has_classifier(self._gateway)
-
-    async def _decode_shape(self, body: bytes) -> _Shape:
-        if len(body) > decoder.LARGE:
-            await asyncio.sleep(0)
-        try:
-            return self._shape.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise decoder.to_request_error(error, body) from None
 
 
 def _group_instances(instances: Sequence[memoryview], most: int) -> Iterator[range]:

@@ -29,17 +29,17 @@ class TeiEmbed:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         limit = self._limit = options.max_inputs
         self._gateway = gateway
-        self._dense = decoder.Decoder(wire.TeiEmbedRequest, "tei", "inputs", limit)
-        self._other = decoder.Decoder(wire.TeiInputsRequest, "tei", "inputs", limit)
-        # The list is inside an object, which is taken out first so that the list can be decoded in slices.
+        self._dense = decoder.Decoder(wire.TeiEmbedRequest, "tei", limit)
+        self._other = decoder.Decoder(wire.TeiInputsRequest, "tei", limit)
+        # The object that `inputs` is gets decoded by itself, so that errors name its own fields.
         shell: Any = msgspec.defstruct(
             "TeiSimilarityRequest",
             [("inputs", msgspec.Raw)],
             bases=(wire.TeiSimilarityRequest,),
             kw_only=True,
         )
-        self._comparison: decoder.Decoder[Any] = decoder.Decoder(shell, "tei")
-        self._sentences = decoder.Decoder(wire.TeiSentences, "tei", "sentences", limit)
+        self._comparison: decoder.Decoder[Any] = decoder.Decoder(shell, "tei", limit)
+        self._sentences = decoder.Decoder(wire.TeiSentences, "tei", limit)
 
     async def embed(self, request: Request) -> Reply:
         asked = await self._dense.decode_async(request.body)

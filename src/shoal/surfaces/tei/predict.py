@@ -32,7 +32,7 @@ class TeiPredict:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._decode = decoder.Decoder(wire.TeiPredictRequest, "tei", "inputs", options.max_inputs)
+        self._decode = decoder.Decoder(wire.TeiPredictRequest, "tei", options.max_inputs)
 
     async def predict(self, request: Request) -> Reply:
         asked = await self._decode.decode_async(request.body)

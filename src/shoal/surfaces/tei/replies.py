@@ -33,7 +33,7 @@ HEADER_DOCS = {**batch_headers.HEADER_DOCS, **_TIMING_DOCS}
 
 
 def check_count(count: int, limit: int) -> None:
-    """Raise TooManyInputs with the original's message. In a large body, counting stops one above the limit."""
+    """Raise TooManyInputs with the original's message."""
     if count > limit:
         raise TooManyInputs(f"batch size {count} > maximum allowed batch size {limit}")
 

@@ -22,7 +22,7 @@ class TeiRerank:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._max_inputs = options.max_inputs
-        self._decode = decoder.Decoder(wire.TeiRerankRequest, "tei", "texts", options.max_inputs)
+        self._decode = decoder.Decoder(wire.TeiRerankRequest, "tei", options.max_inputs)
 
     async def rerank_texts(self, request: Request) -> Reply:
         asked = await self._decode.decode_async(request.body)

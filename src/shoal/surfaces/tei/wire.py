@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.http.json.lists import TokenId
+from shoal.surfaces.shared.wire_inputs import TokenId
 
 Inputs: TypeAlias = Annotated[
     str | list[str | TokenId | list[TokenId]],

@@ -9,7 +9,6 @@ from shoal.core.protocols import Operation
 from shoal.errors import EmptyInput, InvalidValue, ShoalError, WrongType
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json import decoder
-from shoal.http.json.fields import FieldsDecoder
 from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.shared import batch_headers, default_models, ranking, truncation
 from shoal.surfaces.shared.input_parsing import check_count
@@ -92,11 +91,10 @@ class _ScoreEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        names = tuple(dict.fromkeys(name for pair in _SIDES for name in pair))
-        self._decode = FieldsDecoder(wire.ScoreRequest, "scoring", names, limit)
+        self._decode = decoder.Decoder(wire.ScoreRequest, "scoring", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode(request.body)
+        asked = await self._decode.decode_async(request.body)
         left, right = self._parse_sides(asked)
         if len(left) not in (1, len(right)):
             raise InvalidValue(
@@ -137,7 +135,7 @@ class _ClassifyEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        self._decode = decoder.Decoder(wire.ClassifyRequest, "scoring", "input", limit)
+        self._decode = decoder.Decoder(wire.ClassifyRequest, "scoring", limit)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.decode_async(request.body)

@@ -29,7 +29,7 @@ class Pooling:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        self._decode = decoder.Decoder(PoolingRequest, "scoring", "input", limit)
+        self._decode = decoder.Decoder(PoolingRequest, "scoring", limit)
 
     async def __call__(self, request: Request) -> Reply:
         asked = await self._decode.decode_async(request.body)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.http.json.lists import TokenId
+from shoal.surfaces.shared.wire_inputs import TokenId
 
 MaybeModel: TypeAlias = (
     Annotated[str, Meta(description="A served model, by name or alias. Default: the first one that can do it.")] | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import Malformed, TooLong, WrongType
-from shoal.http.json import decoder
-from shoal.http.json.lists import MAX_IDS, TokenId
+from shoal.errors import Malformed, TooManyInputs, WrongType
+from shoal.http.json import complexity, decoder
+from shoal.surfaces.shared.wire_inputs import TokenId
 from shoal.surfaces.tei import wire as tei_wire
 
 
@@ -105,23 +104,27 @@ def spaced(text: bytes) -> bytes:
     return text.replace(b",", b" ,\n ").replace(b"]", b" ]")
 
 
-@pytest.mark.parametrize("spelled", [bytes, spaced])
-async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) -> None:
-    """The same lists as in one go, whatever the white space, with turns for other tasks in between."""
-    body = spelled(msgspec.json.encode({"unknown": 1, "ids": MANY, "more": 7}))
-    turns = 0
+def stepping() -> tuple[asyncio.Task[None], list[int]]:
+    """A task that counts the turns that others leave it."""
+    turns = [0]
 
     async def other() -> None:
-        nonlocal turns
         while True:
-            turns += 1
+            turns[0] += 1
             await asyncio.sleep(0)
 
-    task = asyncio.create_task(other())
-    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(body)
+    return asyncio.create_task(other()), turns
+
+
+@pytest.mark.parametrize("spelled", [bytes, spaced])
+async def test_many_ids_are_counted_in_turns(spelled: Callable[[bytes], bytes]) -> None:
+    """The same lists as in one go, whatever the white space, with turns for other tasks in between."""
+    body = spelled(msgspec.json.encode({"unknown": 1, "ids": MANY, "more": 7}))
+    task, turns = stepping()
+    decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (MANY, 7)
-    assert turns >= 2
+    assert turns[0] >= 2
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ async def test_many_ids_are_decoded_in_turns(spelled: Callable[[bytes], bytes]) 
 )
 async def test_large_bodies_of_other_kinds(ids: Any) -> None:
     """What only looks like lists of ids, or is something else, is decoded as ever."""
-    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
+    decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
     assert decoded.ids == ids
 
 
@@ -156,7 +159,7 @@ async def test_large_bodies_of_other_kinds(ids: Any) -> None:
 async def test_a_fault_among_many_ids(ids: Any, message: str) -> None:
     """The error is the one that a small body gets, with its place."""
     with pytest.raises(WrongType) as caught:
-        await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
+        await decoder.Decoder(Lists, "test", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
     assert caught.value.message == message
 
 
@@ -165,7 +168,7 @@ async def test_many_ids_that_are_not_json(broken: bytes) -> None:
     """Splitting a body does not make broken JSON whole."""
     body = b'{"ids":[' + b"[1,2,3]," * 20_000 + broken + b"]}"
     with pytest.raises((Malformed, WrongType)):
-        await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(body)
+        await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
 
 
 class Optionals(msgspec.Struct, kw_only=True):
@@ -173,57 +176,78 @@ class Optionals(msgspec.Struct, kw_only=True):
     more: int = 0
 
 
-def stepping() -> tuple[asyncio.Task[None], list[int]]:
-    """A task that counts the turns that others leave it."""
-    turns = [0]
-
-    async def other() -> None:
-        while True:
-            turns[0] += 1
-            await asyncio.sleep(0)
-
-    return asyncio.create_task(other()), turns
-
-
 TEXT = 'a "quoted", [bracketed] \\ \u00e4 ' * 40_000
 
 
 @pytest.mark.parametrize(
-    ("given", "least"),
+    "given",
     [
-        ([TEXT, "b", "", TEXT], 8),
-        (TEXT, 1),
-        ([101] * 100_000, 10),
-        ([[101] * 100_000, [], [7], "a", [70_000] * 100_000], 20),
-        (["ab"] * 80_000, 10),
-        (["a", 1, 2, "b", 3, *[4] * 50_000], 3),
+        [TEXT, "b", "", TEXT],
+        TEXT,
+        [101] * 100_000,
+        [[101] * 100_000, [], [7], "a", [70_000] * 100_000],
+        ["ab"] * 80_000,
+        ["a", 1, 2, "b", 3, *[4] * 50_000],
     ],
 )
-async def test_large_values_leave_turns_to_others(given: Any, least: int) -> None:
-    """However the body is large, it is decoded to what it says, in slices that grow in number with it."""
+async def test_large_values_leave_turns_to_others(given: Any) -> None:
+    """However the body is large, it is decoded to what it says, and counted in steps that grow in number with it."""
     body = msgspec.json.encode({"u": [1, {"v": None}], "ids": given, "more": 7})
     task, turns = stepping()
-    decoded = await decoder.Decoder(Lists, "test", "ids", 100_000).decode_async(body)
+    decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (given, 7)
-    assert turns[0] >= least
+    assert turns[0] >= len(body) // decoder.LARGE
 
 
-@pytest.mark.parametrize("element", [b"[]", b'"ab"', b"[1,2]"])
-async def test_no_more_is_decoded_than_may_be_there(element: bytes) -> None:
-    """Of a million elements, ten too many are not looked at: the eleventh is enough to count by."""
-    body = b'{"ids":[%b]}' % b",".join([element] * 1_000_000)
-    decoded = await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)
-    assert decoded.ids == [msgspec.json.decode(element)] * 11
+class Undecodable:
+    def decode(self, body: bytes) -> Any:
+        raise AssertionError("what is too much was decoded all the same")
 
 
-@pytest.mark.parametrize(
-    ("ids", "place"), [([0] * (MAX_IDS + 1), "'ids'"), ([[1], [0] * (MAX_IDS + 40_000)], "'ids[1]'")]
-)
-async def test_more_ids_than_any_model_reads(ids: Any, place: str) -> None:
-    """The bound of ids is that of one input, not of the request."""
-    with pytest.raises(TooLong, match=re.escape(f"{place} holds more than 1048576 token ids")):
-        await decoder.Decoder(Lists, "test", "ids", 10).decode_async(msgspec.json.encode({"ids": ids}))
+@pytest.mark.parametrize("element", [b"[]", b'"ab"', b"[1,2]", b"{}", b"7,7"])
+@pytest.mark.parametrize("field", ["ids", "unknown"])
+async def test_no_more_is_decoded_than_may_be_there(
+    element: bytes, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million elements are counted and refused, wherever they stand."""
+    decode = decoder.Decoder(Lists, "test", 10)
+    monkeypatch.setattr(decode, "_strict", Undecodable())
+    monkeypatch.setattr(decode, "_lenient", Undecodable())
+    body = b'{"%b":[%b]}' % (field.encode(), b",".join([element] * 1_000_000))
+    with pytest.raises(TooManyInputs, match=r"The body holds more than 1048896 values.*split the request"):
+        await decode.decode_async(body)
+
+
+@pytest.mark.parametrize("ids", [[0] * 1_048_576, [[30_000] * 512] * 2048, [["a", "b"]] * 20_000, [[7]] * 90_000])
+async def test_as_many_values_as_a_request_needs(ids: Any) -> None:
+    """Token ids of 2,048 texts, a long one's alone, and more pairs and lists than inputs may be: all are decoded, so
+    that whoever counts them says how many there are."""
+
+    class Any_(msgspec.Struct):
+        ids: list[Any]
+
+    assert (await decoder.Decoder(Any_, "test", 2048).decode_async(msgspec.json.encode({"ids": ids}))).ids == ids
+
+
+async def test_the_bound_grows_with_the_inputs_that_may_be_there() -> None:
+    """Whoever raises `max_inputs` means it: so many pairs of texts are decoded."""
+    pairs = [["a", "b"]] * 200_000
+    body = msgspec.json.encode({"ids": pairs})
+    with pytest.raises(TooManyInputs):
+        await decoder.Decoder(Lists, "test", 2048).decode_async(body)
+
+    class Pairs(msgspec.Struct):
+        ids: list[list[str]]
+
+    assert (await decoder.Decoder(Pairs, "test", 200_000).decode_async(body)).ids == pairs
+
+
+@pytest.mark.parametrize("ids", [[0] * 1_200_000, [[1], [0] * 1_200_000]])
+async def test_more_ids_than_any_model_reads(ids: Any) -> None:
+    """In one input they are as many as in a whole request."""
+    with pytest.raises(TooManyInputs, match=f"more than {complexity.MAX_VALUES + 10 * complexity.VALUES_PER_INPUT} "):
+        await decoder.Decoder(Lists, "test", 10).decode_async(msgspec.json.encode({"ids": ids}))
 
 
 @pytest.mark.parametrize(
@@ -240,13 +264,13 @@ async def test_faults_in_large_lists_of_texts(texts: Any, message: str) -> None:
     """As in small ones, with the place."""
     body = msgspec.json.encode({"texts": texts, "more": 7})
     with pytest.raises(WrongType) as caught:
-        await decoder.Decoder(Optionals, "test", "texts", 100).decode_async(body)
+        await decoder.Decoder(Optionals, "test", 100).decode_async(body)
     assert (caught.value.message, caught.value.param) == (message, "texts")
 
 
 async def test_a_field_that_may_be_missing() -> None:
     """In a large body as in a small one."""
-    decode = decoder.Decoder(Optionals, "test", "texts", 100)
+    decode = decoder.Decoder(Optionals, "test", 100)
     decoded = await decode.decode_async(msgspec.json.encode({"more": 7, "u": TEXT}))
     assert (decoded.texts, decoded.more) == (None, 7)
     assert (await decode.decode_async(b'{"texts":null,"more":3' + b" " * 100_000 + b"}")).texts is None
@@ -256,21 +280,21 @@ async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) 
     """The first alone is named: there may be millions."""
     body = b'{"ids":"a",%b}' % b",".join(b'"u%d":1' % at for at in range(20_000))
     with caplog.at_level(logging.INFO, logger="shoal.http"):
-        assert (await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)).ids == "a"
+        assert (await decoder.Decoder(Lists, "test", 10).decode_async(body)).ids == "a"
     assert [record.getMessage() for record in caplog.records] == ["test: the field 'u0' is not known and was ignored"]
 
 
 @pytest.mark.parametrize("ascii", [True, False])
 @pytest.mark.parametrize("shift", range(13))
 @pytest.mark.parametrize("character", ["\U0001f600", "\u00e4", "\u20ac", '"', "\\", "\\ud83d"])
-async def test_long_texts_are_cut_between_characters(character: str, shift: int, ascii: bool) -> None:
-    """Wherever the slices end, and however the characters are spelled."""
+async def test_long_texts_are_not_cut(character: str, shift: int, ascii: bool) -> None:
+    """Wherever the steps of counting end, and however the characters are spelled."""
     text = "x" * shift + character * 100_000
     body = json.dumps({"ids": [text, text]}, ensure_ascii=ascii).encode()
-    assert (await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)).ids == [text, text]
+    assert (await decoder.Decoder(Lists, "test", 10).decode_async(body)).ids == [text, text]
 
 
-# Long enough that most go the slow way, with every character that means something to JSON.
+# With every character that means something to JSON.
 scraps = st.text(st.sampled_from('ab"\\[]{},: \u00e4\U0001f600\n'), max_size=12)
 numbers = st.integers(0, 2**31 - 1)
 
@@ -285,7 +309,7 @@ def test_any_value_is_decoded_alike(ids: Any, ascii: bool, indent: int | None) -
     """Large and small bodies mean the same, whatever their spelling."""
     body = json.dumps({"ids": ids, "more": 3}, ensure_ascii=ascii, indent=indent).encode()
     padded = body[:-1] + b" " * decoder.LARGE + b"}"
-    decode = decoder.Decoder(Lists, "test", "ids", 100)
+    decode = decoder.Decoder(Lists, "test", 100)
     large, small = asyncio.run(decode.decode_async(padded)), asyncio.run(decode.decode_async(body))
     assert (large.ids, large.more) == (small.ids, small.more) == (ids, 3)
 
@@ -297,7 +321,7 @@ async def test_half_a_character(half: str, after: str, padding: int) -> None:
     """Half an emoji is called that, with the way out, wherever it stands and whatever msgspec says of it."""
     body = f'{{"ids": {" " * padding}"caf\\{half}{after}}}'.encode()
     with pytest.raises(Malformed, match=rf"lone surrogate \\{half}\).*toWellFormed"):
-        await decoder.Decoder(Lists, "test", "ids", 10).decode_async(body)
+        await decoder.Decoder(Lists, "test", 10).decode_async(body)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +331,56 @@ def test_no_half_of_a_character(body: bytes) -> None:
     """Whole emojis, escaped backslashes and other faults are not taken for one."""
     with pytest.raises(Malformed, match="could not be read as JSON"):
         decoder.Decoder(Lists, "test")(body)
+
+
+class Both(msgspec.Struct, kw_only=True):
+    left: list[str] | None = None
+    right: list[str | Inner] | None = None
+    other: int = 0
+
+
+LONG = "x" * decoder.LARGE
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"left": [LONG, 7]}, "'left[1]' is invalid: expected `str`, got `int`"),
+        ({"left": [LONG], "right": [{"b": "7"}]}, "'right[0].b' is invalid"),
+        ({"left": [LONG], "right": ["a", {"c": "b"}]}, "Missing required field 'right[1].b'"),
+        ({"left": LONG}, "'left' is invalid"),
+        ({"left": [LONG], "other": "a"}, "'other' is invalid"),
+        ([LONG], "The body is invalid"),
+        ({"left": ["a", {"text": LONG}]}, "'left[1]' is invalid: expected `str`, got `object`"),
+    ],
+)
+async def test_what_is_wrong_in_a_large_body(body: Any, words: str) -> None:
+    """It is told with its place in the body, whichever of several lists it is in."""
+    with pytest.raises(WrongType) as caught:
+        await decoder.Decoder(Both, "test", 4).decode_async(msgspec.json.encode(body))
+    assert words in caught.value.message
+
+
+async def test_a_large_body_that_is_not_json() -> None:
+    with pytest.raises(Malformed):
+        await decoder.Decoder(Both, "test", 4).decode_async(b'{"left": ["' + LONG.encode())
+
+
+async def test_bytes_that_are_no_character_in_a_large_body() -> None:
+    """Not UTF-8."""
+    with pytest.raises(Malformed, match="not UTF-8"):
+        await decoder.Decoder(Both, "test", 4).decode_async(b'{"left":["%b"]}' % (LONG.encode() + b"\x80" * 9))
+
+
+@pytest.mark.parametrize("pad", ["", LONG])
+async def test_part_of_a_body(pad: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What another decoder reads too is neither logged nor refused here, and all else is."""
+    decode = decoder.Decoder(Inner, "openai", 4, partial=True)
+    with caplog.at_level(logging.INFO, logger="shoal.http"):
+        assert await decode.decode_async(msgspec.json.encode({"b": 1, "x": pad, "chat_template": "y"})) == Inner(1)
+    assert not caplog.records
+    with pytest.raises(WrongType):
+        await decode.decode_async(msgspec.json.encode({"b": "a", "x": pad}))
 
 
 def test_arrays_at_the_top() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import InvalidValue, Malformed, WrongType
+from shoal.errors import InvalidValue, Malformed, TooManyInputs, WrongType
 from shoal.http.json import extras
 from shoal.http.json.decoder import LARGE
 from shoal.http.json.extras import ArgumentsLimit, ExtrasDecoder, check_depth, check_pieces, to_json_bytes
@@ -50,12 +50,15 @@ async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("pad", [{}, PAD])
 async def test_lists_of_texts(pad: dict[str, str]) -> None:
-    """Decoded in turns where they are long; of too many, one more than is allowed."""
+    """All come back, so that whoever counts says how many there are; more than are decoded in one go are refused."""
     decode: ExtrasDecoder[Texts] = ExtrasDecoder(Texts, "x", "items", 3)
     assert (await decode(orjson.dumps({"items": "one", **pad})))[0].items == "one"
     assert (await decode(orjson.dumps({"items": ["a", "b"], **pad})))[0].items == ["a", "b"]
     long = ["x" * LARGE, "b", "c", "d", "e", "f"]
-    assert (await decode(orjson.dumps({"items": long})))[0].items == long[:4]
+    assert (await decode(orjson.dumps({"items": long})))[0].items == long
+    with pytest.raises(TooManyInputs, match="'items' holds more than 1048672 values") as caught:
+        await decode(orjson.dumps({"items": ["a"] * 200_000}))
+    assert caught.value.param == "items"
 
 
 @pytest.mark.parametrize("pad", [b"", b'"pad":"%b",' % (b"x" * LARGE)])
