@@ -40,7 +40,7 @@ Send = Callable[[Any], Any]
 log = logging.getLogger("shoal.http")
 
 LARGE_BODY = 262_144
-"""Bodies above this size are decoded one per turn of the event loop: each can hold it for 40 ms."""
+"""Bodies above this size are decoded one per turn of the event loop: each can hold it for 60 ms."""
 
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
