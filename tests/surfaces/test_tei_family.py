@@ -287,13 +287,13 @@ async def test_large_answers_leave_the_loop_free(path: str) -> None:
 
 
 async def test_a_large_body_of_pairs() -> None:
-    """Decoded in turns, as texts are: the same answers, and the same refusals."""
+    """The same answers as in small bodies, and the same refusals."""
     pairs = [[f"first {at} {'x' * 60}", f'second \\ " {at}'] for at in range(1500)]
     async with family() as server:
         said = (await server.call("POST", "/predict", {"inputs": pairs})).json()
         close(said[:3] + said[-3:], [predicted((one, other)) for one, other in pairs[:3] + pairs[-3:]])
         many = await server.call("POST", "/predict", {"inputs": pairs * 2})
-        assert (many.status, many.json()["error"]) == (422, "batch size 2049 > maximum allowed batch size 2048")
+        assert (many.status, many.json()["error"]) == (422, "batch size 3000 > maximum allowed batch size 2048")
         for wrong in (["a", "b", "c", "d"], [], [7]):
             answer = await server.call("POST", "/predict", {"inputs": [*pairs, wrong]})
             assert (answer.status, answer.headers["content-type"]) == (422, "text/plain; charset=utf-8"), wrong
