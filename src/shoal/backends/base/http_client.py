@@ -116,6 +116,7 @@ class Client:
         self.base = base.rstrip("/")
         self._closed = False
         self._key = (key or "").encode()
+        self._open: set[aiohttp.ClientResponse] = set()
         self._ending: set[asyncio.Task[None]] = set()
         headers = {"accept-encoding": "identity", "user-agent": "shoal", "content-type": "application/json"}
         if key:
@@ -149,7 +150,7 @@ class Client:
         try:
             answer = await made.read(most if made.status == 200 else MAX_ERROR_BYTES)
         finally:
-            _close_response(response)
+            self._close_response(response)
         if made.status == 200 and not answer.whole:
             raise UpstreamFailed(
                 f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
@@ -170,24 +171,35 @@ class Client:
             yield made
         finally:
             if made.over and not self._closed and not response.content.is_eof():
+                self._open.discard(response)
                 task = asyncio.create_task(_drain_response(response), name=f"the end of an answer of {self.base}")
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
                 task.add_done_callback(lambda _: response.close())
             else:
-                _close_response(response)
+                self._close_response(response)
 
     def _wrap_response(self, response: aiohttp.ClientResponse, deadline: float) -> Response:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             response.close()
             raise UpstreamFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
+        self._open.add(response)
         return Response(response, self.base, deadline, self._key)
+
+    def _close_response(self, response: aiohttp.ClientResponse) -> None:
+        """Close the response's connection. A response that was read to its end has returned it already: closing it
+        again would make aiohttp record an error that nobody reads."""
+        self._open.discard(response)
+        if not response.closed:
+            response.close()
 
     async def aclose(self) -> None:
         self._closed = True
         for task in self._ending:
             task.cancel()
+        for response in list(self._open):  # closing the session alone would leave readers waiting for the deadline
+            self._close_response(response)
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._session.close()
 
@@ -230,13 +242,6 @@ async def _with_deadline(work: Coroutine[Any, Any, T], deadline: float, where: s
         raise DeadlineExceeded(f"{where} did not answer within the request's deadline") from None
     except (aiohttp.ClientError, OSError) as error:
         raise transport_error(error, where) from error
-
-
-def _close_response(response: aiohttp.ClientResponse) -> None:
-    """Close the response's connection. A response that was read to its end has returned it already: closing it again
-    would make aiohttp record an error that nobody reads."""
-    if not response.closed:
-        response.close()
 
 
 async def _drain_response(response: aiohttp.ClientResponse) -> None:

@@ -242,6 +242,18 @@ class TestGivenUp:
             await task
         assert isinstance(caught.value, TransportFailed)
 
+    async def test_closing_fails_a_body_that_is_read(self, server: FakeUpstream, client: Client) -> None:
+        """At once, and not when its deadline comes."""
+        server.on("/x", half)
+        async with client.open_response("POST", "/x", body=b"{}", deadline=soon()) as response:
+            pieces = response.pieces()
+            assert await anext(pieces) == b"{"
+            reading = asyncio.create_task(anext(pieces))
+            await asyncio.sleep(0)
+            await client.aclose()
+            with pytest.raises(TransportFailed):
+                await reading
+
 
 async def chatters(exchange: Exchange) -> None:
     """More and more comes, as fast as it is read, until the caller is gone."""
