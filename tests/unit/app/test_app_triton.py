@@ -16,10 +16,10 @@ import shoal.backends.local.open
 from shoal import app as app_module
 from shoal.app import discovery, open_app
 from shoal.app.loader import ModelLoader
+from shoal.backends.base import backoff
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open import host as host_module
-from shoal.backends.triton.open import models as models_module
 from shoal.config import LoadedConfig, load
 from shoal.core.protocols import Runner
 from shoal.core.registry import Model, Registry
@@ -52,8 +52,7 @@ async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
     monkeypatch.setattr(discovery, "POLL_INTERVAL_S", 0.001)
     monkeypatch.setattr(discovery, "RETRY_INTERVAL_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
-    for module in (engine_module, models_module, host_module):
-        monkeypatch.setattr(module, "RETRY_S", (0.001,))
+    monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     async with grpc_in_use(), FakeTriton() as server:
         yield server
 

@@ -17,6 +17,7 @@ import shoal.backends.local.open
 from shoal.app.loader import ModelLoader
 from shoal.app.resources import ModelResources, RunningLanes
 from shoal.backends import parse_served
+from shoal.backends.base import backoff
 from shoal.backends.base.chat_pipeline import load_chat_pipeline
 from shoal.backends.fake.model import (
     CHAT_TEMPLATE,
@@ -28,8 +29,6 @@ from shoal.backends.fake.model import (
     tokenize_item,
 )
 from shoal.backends.triton import TritonBackend
-from shoal.backends.triton.open import host as host_module
-from shoal.backends.triton.open import models as models_module
 from shoal.backends.triton.open.host import TritonHost
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.cache import RowCaches
@@ -128,8 +127,7 @@ def settled(tmp_path: Path, home: Path, toml: str = "", flags: dict[str, Any] | 
 
 @pytest.fixture
 async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
-    for module in (host_module, models_module):
-        monkeypatch.setattr(module, "RETRY_S", (0.001,))
+    monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     async with grpc_in_use(), FakeTriton() as server:
         yield server
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
+from shoal.backends.base.backoff import retry_pauses
 from shoal.errors import InternalError, ShoalError, TransportFailed
 
 SLOW_LOOKS = 3
@@ -18,8 +20,9 @@ class Presence:
     """The health of one server, called `name` in the log. `ready` is whether it serves; `reason` is why it does not.
 
     `look` raises a ShoalError for an unhealthy server. `admit` is awaited each time the server comes up or back, and
-    raises a ShoalError to keep it out. Wrap each call in `with presence:`; a call that finds the server gone takes it
-    out of service. `aclose` waits for these calls; afterwards, entering raises TransportFailed.
+    raises a ShoalError to keep it out. After `slow_looks` consecutive errors, or one TransportFailed, the server is out
+    of service. Wrap each call in `with presence:`; a call that finds the server gone takes it out of service. `aclose`
+    waits for these calls; afterwards, entering raises TransportFailed.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Presence:
         look: Callable[[], Awaitable[None]],
         admit: Callable[[], Awaitable[None]],
         serving: bool = False,
+        slow_looks: int = SLOW_LOOKS,
     ) -> None:
         self.ready = serving
         self.reason = "" if serving else "it was not reached yet"
@@ -37,15 +41,16 @@ class Presence:
         self._logger = logger
         self._look = look
         self._admit = admit
+        self._slow_looks = slow_looks
         self._closed = False
         self._running = 0
         self._idle = asyncio.Event()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, *, look_s: float, again_s: float) -> None:
-        """Start the periodic checks. Call it once. `look_s` is the interval for a healthy server, `again_s` for an
-        unhealthy one."""
+    def start(self, *, look_s: float, again_s: Sequence[float]) -> None:
+        """Start the periodic checks. Call it once. `look_s` is the interval for a healthy server. `again_s` are the
+        intervals for an unhealthy one; the last one repeats."""
         self._task = asyncio.create_task(self._watch(look_s, again_s), name=f"watch {self._name}")
 
     def __enter__(self) -> None:
@@ -60,13 +65,22 @@ class Presence:
         if not self._running:
             self._idle.set()
 
+    @property
+    def check_due(self) -> bool:
+        """Whether the next check of a healthy server is due now."""
+        return self._wake.is_set()
+
+    def check_now(self) -> None:
+        """Check a healthy server without waiting for the interval to end."""
+        self._wake.set()
+
     def mark_lost(self, error: ShoalError) -> None:
         """Take the server out of service and check it now."""
         if self.ready:
             self._logger.warning("%s is out of service: %s", self._name, error.message)
         self.ready = False
         self.reason = error.message
-        self._wake.set()
+        self.check_now()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -79,40 +93,42 @@ class Presence:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _watch(self, look_s: float, again_s: float) -> None:
-        missed = 0
+    async def _watch(self, look_s: float, again_s: Sequence[float]) -> None:
+        missed, pauses = 0, retry_pauses(again_s)
         while True:
-            await self._pause(look_s if self.ready and not missed else again_s)
+            await self._pause(look_s if self.ready and not missed else next(pauses))
+            self._wake.clear()  # before the check: a call that fails during it makes the next check due
             try:
-                await self._look()
-                if not self.ready:
-                    await self._admit()
-                    self.ready, self.reason = True, ""
-                    self._logger.info("%s is in service", self._name)
-                missed = 0
+                await self._check()
+                missed, pauses = 0, retry_pauses(again_s)
             except ShoalError as error:
                 missed += 1
-                if self.ready:
-                    if isinstance(error, TransportFailed) or missed >= SLOW_LOOKS:
-                        self.mark_lost(error)
-                elif error.message != self.reason:
-                    # A server that stays away, with varying messages, is not worth a log line. One that is back but
-                    # kept out is.
-                    if not isinstance(error, TransportFailed):
-                        self._logger.warning("%s cannot serve: %s", self._name, error.message)
-                    self.reason = error.message
+                self._record_error(error, missed)
             except Exception as error:  # a bug here must not end the checks: the model would never come back
                 self._logger.exception("watching %s failed in an unforeseen way", self._name)
-                self.mark_lost(InternalError(f"watching the server failed: {error!r}"))
+                missed += 1
+                self._record_error(InternalError(f"watching the server failed: {error!r}"), missed)
+
+    async def _check(self) -> None:
+        await self._look()
+        if not self.ready:
+            await self._admit()
+            self.ready, self.reason = True, ""
+            self._logger.info("%s is in service", self._name)
+
+    def _record_error(self, error: ShoalError, missed: int) -> None:
+        if self.ready and not isinstance(error, TransportFailed) and missed < self._slow_looks:
+            return
+        # A server that stays away, with varying messages, is not worth a log line. One that is back but kept out is.
+        if not self.ready and error.message != self.reason and not isinstance(error, TransportFailed):
+            self._logger.warning("%s cannot serve: %s", self._name, error.message)
+        self.mark_lost(error)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep. While the server is ready, a call to `mark_lost` wakes it early."""
+        """Sleep. While the server is ready, `check_now` wakes it early."""
         if not self.ready:
             await asyncio.sleep(seconds)
             return
-        self._wake.clear()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
-        except TimeoutError:
-            pass

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 
 from shoal.backends import parse_address
 from shoal.backends.base.backend import Target
+from shoal.backends.base.backoff import retry_pauses
 from shoal.backends.base.http_answer import Answer, quote_message, rejected_key_error
 from shoal.backends.base.http_client import Client
 from shoal.backends.local.open import describe_limits
@@ -38,9 +38,6 @@ from shoal.types import TaskKind
 _MODELS = json_decoder(ModelsWire)
 
 logger = logging.getLogger("shoal.openai")
-
-RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Between tries to reach a server; the last one goes on for ever."""
 
 ASK_S = 10.0
 """For a question that costs no token."""
@@ -101,7 +98,7 @@ async def open_upstream(target: Target, lane: MakeLane, note: Notify) -> Runner:
         for address in target.addresses:
             clients.append(make_client(address, target.settings))
             opened.push_async_callback(clients[-1].aclose)
-        for pause in _retry_pauses():
+        for pause in retry_pauses():
             found = await _find_first_server(target, clients, note)
             try:
                 runners = await _open_runners(target, clients, found, lane)
@@ -164,13 +161,9 @@ def make_client(address: Address, settings: Settings) -> Client:
     )
 
 
-def _retry_pauses() -> Iterator[float]:
-    return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
-
-
 async def _find_first_server(target: Target, clients: Sequence[Client], note: Notify) -> _Discovery:
     """What the first server that answers says."""
-    for pause in _retry_pauses():
+    for pause in retry_pauses():
         for number, (client, address) in enumerate(zip(clients, target.addresses, strict=True)):
             try:
                 return await _discover(client, address.model, target.table, number)

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from shoal.backends.base.http_client import Client
+from shoal.backends.base.presence import Presence
 from shoal.core.protocols import ReplicaStatus
 from shoal.core.scheduling.ejection import Ejection
-from shoal.errors import DeadlineExceeded, ShoalError, TransportFailed, Unavailable, UpstreamFailed, UpstreamRefused
+from shoal.errors import DeadlineExceeded, TransportFailed, Unavailable, UpstreamFailed, UpstreamRefused
 
 logger = logging.getLogger("shoal.openai")
 
@@ -25,9 +26,6 @@ LOOK_AGAIN_S = 1.0
 
 LOOK_TIMEOUT_S = 2.0
 
-SLOW_LOOKS = 3
-"""So many unanswered looks in a row take a server out of service: one may be late when the server is busy."""
-
 SILENCE = 0.95
 """Of the time that a model may take for its first piece: who is cancelled after so much of it was cut off by silence,
 since the timer that does so began a little before the request was sent."""
@@ -38,26 +36,49 @@ LONGEST_PAUSE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class Replica(Ejection):
-    """One server and what it calls the model and its LoRAs.
-
-    `alive`: it answered the last look; `doubtful`: the next look is due. `turn`: when it was picked last.
-    """
+    """One server and what it calls the model and its LoRAs. `turn`: when it was picked last."""
 
     client: Client
     model: str
     adapters: Mapping[str, str] = field(default_factory=dict)
-    alive: bool = True
     in_flight: int = 0
-    doubtful: bool = False
     turn: int = 0
     longest_s: float = field(default=LONGEST_PAUSE_S, kw_only=True)
+    _presence: Presence = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._presence = Presence(
+            self.client.base, logger, look=lambda: check_health(self.client), admit=self._end_ejection, serving=True
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it answered the last check."""
+        return self._presence.ready
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the next check is due now."""
+        return self._presence.check_due
 
     def is_usable(self, now: float) -> bool:
         return self.alive and self.can_take(now, self.in_flight)
 
     def record_failure(self, now: float, *, gone: bool = False) -> None:
-        self.doubtful = self.doubtful or gone
+        if gone:
+            self._presence.check_now()
         Ejection.record_failure(self, now, gone=gone)
+
+    def start(self) -> None:
+        """Start the health checks. Call it once."""
+        self._presence.start(look_s=LOOK_S, again_s=(LOOK_AGAIN_S,))
+
+    async def aclose(self) -> None:
+        """Stop the health checks."""
+        await self._presence.aclose()
+
+    async def _end_ejection(self) -> None:
+        self.until = 0.0
 
 
 class Attempt:
@@ -98,20 +119,18 @@ class Attempt:
 
 
 class ServerPool:
-    """The replicas of one model, and a watch over them. `pick` is never at a loss: where all are to be left alone, the
-    least busy of them is tried all the same."""
+    """The replicas of one model and their health checks. `pick` always picks one: if all are ejected or out of service,
+    it returns the least busy of them."""
 
     def __init__(self, replicas: Sequence[Replica], clock: Callable[[], float] = time.monotonic) -> None:
         self.replicas = replicas
         self._clock = clock
         self._turn = 0
-        self._watches: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to look after the servers; once."""
-        self._watches = [
-            asyncio.create_task(self._watch(replica), name=f"watch {replica.client.base}") for replica in self.replicas
-        ]
+        """Start the health checks. Call it once."""
+        for replica in self.replicas:
+            replica.start()
 
     def ready(self) -> bool:
         return any(replica.alive for replica in self.replicas)
@@ -139,34 +158,7 @@ class ServerPool:
         return [each.status(each.client.base, now, present=each.alive) for each in self.replicas]
 
     async def aclose(self) -> None:
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
-        self._watches = []
-
-    async def _watch(self, replica: Replica) -> None:
-        missed, due = 0, self._clock() + LOOK_S
-        while True:
-            await asyncio.sleep(LOOK_AGAIN_S)
-            if replica.alive and not missed and not replica.doubtful and self._clock() < due:
-                continue
-            replica.doubtful, due = False, self._clock() + LOOK_S
-            try:
-                await check_health(replica.client)
-            except ShoalError as error:
-                missed += 1
-                if replica.alive and (isinstance(error, TransportFailed) or missed >= SLOW_LOOKS):
-                    replica.alive = False
-                    logger.warning("%s is out of service: %s", replica.client.base, error.message)
-                continue
-            except Exception:  # a bug here must not end the watch: a server that is out would never come back
-                logger.exception("watching %s failed in an unforeseen way", replica.client.base)
-                continue
-            missed = 0
-            if not replica.alive:
-                replica.alive = True
-                replica.until = 0.0
-                logger.info("%s is in service", replica.client.base)
+        await asyncio.gather(*(replica.aclose() for replica in self.replicas))
 
 
 async def check_health(client: Client) -> None:

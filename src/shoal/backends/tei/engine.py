@@ -110,7 +110,7 @@ class TeiEngine:
 
     def start(self) -> None:
         """Begin to watch the server; once."""
-        self._presence.start(look_s=LOOK_S, again_s=LOOK_AGAIN_S)
+        self._presence.start(look_s=LOOK_S, again_s=(LOOK_AGAIN_S,))
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float

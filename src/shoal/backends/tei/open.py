@@ -7,12 +7,13 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
 
 from shoal.backends.base.backend import Target
+from shoal.backends.base.backoff import retry_pauses
 from shoal.backends.base.http_client import Client
 from shoal.backends.local.open import describe_limits
 from shoal.backends.openai.open import served_name
@@ -51,9 +52,6 @@ from shoal.models.address import Address, ServedModel, check_name
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.strings import StringPipeline, StringSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
-
-RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Between tries to reach a server; the last one goes on for ever."""
 
 ASK_S = 10.0
 PROBE_S = 60.0
@@ -96,7 +94,7 @@ async def open_tei(target: Target, lane: MakeLane, note: Notify) -> Runner:
             links.append(make_link(address, target.settings))
             opened.push_async_callback(links[-1].aclose)
         counter = await asyncio.to_thread(load_tokenizer, target.settings, target.table)
-        for pause in _retry_pauses():
+        for pause in retry_pauses():
             number, info = await _find_first_server(target, links, note)
             try:
                 return await _ModelOpener(target, links, number, info, counter).open_model(lane, opened)
@@ -133,13 +131,9 @@ def make_link(address: Address, settings: Settings) -> Link:
     return GrpcLink(address.target, tls=scheme == "grpcs", key=key, connect_timeout_s=patience_s)
 
 
-def _retry_pauses() -> Iterator[float]:
-    return itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
-
-
 async def _find_first_server(target: Target, links: Sequence[Link], note: Notify) -> tuple[int, Info]:
     """The first server that says what it is, by its place, and what it says."""
-    for pause in _retry_pauses():
+    for pause in retry_pauses():
         for number, (link, address) in enumerate(zip(links, target.addresses, strict=True)):
             try:
                 info = await link.info(time.monotonic() + ASK_S)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import grpc.aio
 from google.protobuf import json_format
 
+from shoal.backends.base.backoff import retry_pauses
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.errors import ModelGone, shorten_message
@@ -228,12 +228,6 @@ class Control:
         if time.monotonic() + seconds >= deadline:
             raise DeadlineExceeded(late)
         await self._sleep(seconds)
-
-
-def retry_pauses(pauses: Sequence[float]) -> Iterator[float]:
-    """The pauses in turn, then the last one for ever."""
-    yield from pauses
-    yield from itertools.repeat(pauses[-1])
 
 
 def load_request(name: str, config: pb.ModelConfig | None, files: Files) -> pb.RepositoryModelLoadRequest:

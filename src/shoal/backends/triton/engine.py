@@ -3,7 +3,6 @@ over gRPC."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,11 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shoal.backends.base import backoff
 from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
 from shoal.backends.triton.pixels import detect_pixels
+from shoal.backends.triton.presence import ModelPresence
 from shoal.backends.triton.protocol_pb2 import (
     ModelConfig,
     ModelInferRequest,
@@ -24,7 +25,6 @@ from shoal.backends.triton.protocol_pb2 import (
     ModelMetadataResponse,
 )
 from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
-from shoal.backends.triton.watch import Watch
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import ConfigError, InternalError, ShoalError, TransportFailed, UpstreamFailed
 from shoal.types import Array
@@ -34,9 +34,6 @@ logger = logging.getLogger("shoal.triton")
 LOOK_S = 2.0
 """Between looks at a model that serves: how late a silent restart of the server is noticed. A look is one RPC of about
 0.2 ms."""
-
-RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Between looks at a model that does not; the last one goes on for ever."""
 
 Schema: TypeAlias = Embedder | LlmSchema
 
@@ -153,58 +150,44 @@ class TritonEngine:
         self, endpoint: Endpoint, name: str, *, embedder: Embedder, admit: Admit, serving: bool = False
     ) -> None:
         self.endpoint = endpoint
-        self._closed = False
-        self._running = 0
-        self._idle = asyncio.Event()
         self._facts = build_facts(name, embedder)
         self._inputs = {port.canonical: port for port in embedder.inputs}
         self._outputs = {port.canonical: port for port in embedder.outputs}
-        self._watch: Watch[Embedder] = Watch(name, endpoint, embedder, lambda: admit(self), serving=serving)
+        self._presence: ModelPresence[Embedder] = ModelPresence(
+            name, endpoint, embedder, lambda: admit(self), serving=serving
+        )
 
     @property
     def embedder(self) -> Embedder:
-        return self._watch.schema
+        return self._presence.schema
 
     @property
     def reason(self) -> str:
         """Why it is not ready; "" while it is."""
-        return self._watch.reason
+        return self._presence.reason
 
     @property
     def facts(self) -> EngineFacts:
         return self._facts
 
     def ready(self) -> bool:
-        return self._watch.ready
+        return self._presence.ready
 
     def start(self) -> None:
         """Begin to watch the model; once."""
-        self._watch.start(look_s=LOOK_S, retry_s=RETRY_S)
+        self._presence.start(look_s=LOOK_S, again_s=backoff.RETRY_S)
+        self._presence.check_now()
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        if self._closed:
-            raise TransportFailed(f"{self._facts.name} is closed: send the request again")
-        request = self._build_request(inputs, outputs, params)
-        self._running += 1
-        try:
+        with self._presence:  # a model that is not loaded there any more is lost, too
+            request = self._build_request(inputs, outputs, params)
             response = await self.endpoint.client.infer(request, deadline)
-        except TransportFailed as error:  # also: the model is not loaded there any more
-            self._watch.mark_lost(error)
-            raise
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
         return self._read_answer(response, outputs, len(next(iter(inputs.values()))))
 
     async def aclose(self) -> None:
-        self._closed = True
-        await self._watch.aclose()
-        while self._running:
-            self._idle.clear()
-            await self._idle.wait()
+        await self._presence.aclose()
 
     def _build_request(self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any]) -> ModelInferRequest:
         request = ModelInferRequest(model_name=self.endpoint.model, model_version=self.endpoint.version)

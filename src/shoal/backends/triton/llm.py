@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.backends.base import backoff
 from shoal.backends.triton import engine
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.llm_answer import Answer
 from shoal.backends.triton.llm_request import Adapter, GenerationRequest, ModelTokenizer, RequestBuilder
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
+from shoal.backends.triton.presence import ModelPresence
 from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelInferResponse
-from shoal.backends.triton.watch import Watch
 from shoal.core.protocols import GeneratorFacts, Piece, Prompt
 from shoal.errors import (
     BackendError,
@@ -110,7 +111,7 @@ class TritonGenerator:
         self.endpoint = endpoint
         self._words = words
         self._requests = RequestBuilder(schema, endpoint.model, endpoint.version, words=words, adapters=adapters)
-        self._watch: Watch[LlmSchema] = Watch(name, endpoint, schema, self._admit, serving=serving)
+        self._presence: ModelPresence[LlmSchema] = ModelPresence(name, endpoint, schema, self._admit, serving=serving)
         self._closed = False
         self._cancellations: set[asyncio.Task[None]] = set()
         self._canceller: tuple[Endpoint, LlmSchema] | None = None
@@ -131,19 +132,20 @@ class TritonGenerator:
 
     @property
     def schema(self) -> LlmSchema:
-        return self._watch.schema
+        return self._presence.schema
 
     @property
     def reason(self) -> str:
         """Why it is not ready; "" while it is."""
-        return self._watch.reason
+        return self._presence.reason
 
     def ready(self) -> bool:
-        return self._watch.ready
+        return self._presence.ready
 
     def start(self) -> None:
         """Begin to watch the model; once."""
-        self._watch.start(look_s=engine.LOOK_S, retry_s=engine.RETRY_S)
+        self._presence.start(look_s=engine.LOOK_S, again_s=backoff.RETRY_S)
+        self._presence.check_now()
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
@@ -176,7 +178,7 @@ class TritonGenerator:
 
     async def aclose(self) -> None:
         self._closed = True
-        await self._watch.aclose()
+        await self._presence.aclose()
         while self._cancellations:
             await asyncio.gather(*self._cancellations)
 
@@ -200,7 +202,7 @@ class TritonGenerator:
         if isinstance(error, TransportFailed):
             if type(error) is TransportFailed and error.__cause__ is None and not self._closed:
                 return UpstreamFailed(error.message)  # said on a stream: whoever says so is there
-            self._watch.mark_lost(error)
+            self._presence.mark_lost(error)
         if isinstance(error, (BackendError, Overloaded, DeadlineExceeded)):
             return error
         return UpstreamFailed(error.message)

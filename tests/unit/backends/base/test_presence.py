@@ -53,7 +53,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def begin(presence: Presence, look_s: float = 0.001) -> None:
-    presence.start(look_s=look_s, again_s=0.001)
+    presence.start(look_s=look_s, again_s=(0.001,))
 
 
 async def test_one_that_never_served_is_admitted_first(server: Server) -> None:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from shoal.backends.base import backoff
 from shoal.backends.tei import engine as engine_module
-from shoal.backends.tei import open
 from shoal.backends.tei.engine import TeiEngine
 from tests.fakes.tei_grpc import FakeTeiGrpc
 from tests.unit.backends.tei.kit import Door, close
@@ -20,7 +20,7 @@ __all__ = ["opened"]
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open, "RETRY_S", (0.001,))
+    monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
     monkeypatch.setattr(engine_module, "ASK_EVERY", 10**9)

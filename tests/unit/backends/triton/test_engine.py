@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.backends.base import backoff
 from shoal.backends.triton import codec
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
@@ -62,7 +63,7 @@ def batch(*texts: str) -> dict[str, Array]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch looks all the time."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
-    monkeypatch.setattr(engine_module, "RETRY_S", (0.001,))
+    monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
 
 
 @pytest.fixture
@@ -411,7 +412,7 @@ class TestWatch:
             slept.append(seconds)
             await pause(0)
 
-        monkeypatch.setattr(engine_module, "RETRY_S", (0.01, 0.02, 0.03))
+        monkeypatch.setattr(backoff, "RETRY_S", (0.01, 0.02, 0.03))
         triton.models["emb"].state = "LOADING"
         monkeypatch.setattr(asyncio, "sleep", sleep)
         engine.start()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.backends.base import backoff
 from shoal.backends.triton import client as client_module
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
@@ -49,7 +50,7 @@ def soon(seconds: float = 30.0) -> Context:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch looks all the time."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
-    monkeypatch.setattr(engine_module, "RETRY_S", (0.001,))
+    monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from shoal.backends.base.backoff import retry_pauses
 from shoal.backends.local.open import compute_space
-from shoal.backends.triton.control import Control, retry_pauses
-from shoal.backends.triton.engine import RETRY_S, Endpoint
+from shoal.backends.triton.control import Control
+from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
 from shoal.backends.triton.naming import served_name, triton_name
 from shoal.backends.triton.open.connections import TritonConnections
@@ -130,7 +131,7 @@ class TritonHost:
             note("waiting for Triton to start")
             await asyncio.shield(self._server)
         control = await self.control()
-        for pause in retry_pauses(RETRY_S):
+        for pause in retry_pauses():
             try:
                 # Not whether it is ready: one model that failed to load is enough for it to say no.
                 if await control.client.server_live(deadline=self._rpc_deadline()):

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from shoal.backends.triton.control import retry_pauses
-from shoal.backends.triton.engine import RETRY_S, Endpoint, Schema, TritonEngine
+from shoal.backends.base.backoff import retry_pauses
+from shoal.backends.triton.engine import Endpoint, Schema, TritonEngine
 from shoal.backends.triton.llm_schema import LlmSchema
 from shoal.backends.triton.open.llm import MakeGenerationRunner, TritonGenerationRunner, open_llm
 from shoal.backends.triton.open.pictures import ImageReader, check_pair, image_endpoint, merge_facts
@@ -63,7 +63,7 @@ async def open_triton(
     `lanes` and `talk` make what models of vectors or scores, and language models, run behind. While no server is there
     this waits, for ever: `note` is told why. Raises SetupError when a server is there and the model cannot be served.
     """
-    for pause in retry_pauses(RETRY_S):
+    for pause in retry_pauses():
         number, schema, brought = await _find_first_server(target.endpoints, note)
         loaded = [target.endpoints[number]] if brought else []
         try:
@@ -170,7 +170,7 @@ async def _open_tower(target: TritonTarget, number: int, embedder: Embedder, ope
 
 async def _find_first_server(endpoints: Sequence[Endpoint], note: Notify) -> tuple[int, Schema, bool]:
     """The first replica that can serve, its schema, and whether it was loaded for that."""
-    for pause in retry_pauses(RETRY_S):
+    for pause in retry_pauses():
         for number, endpoint in enumerate(endpoints):
             try:
                 return number, *await _find_schema(endpoint)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shoal.backends import parse_address
+from shoal.backends.base import backoff
 from shoal.backends.base.backend import Target
 from shoal.backends.tei import engine as engine_module
-from shoal.backends.tei import open
 from shoal.backends.tei.open import TeiModel, open_tei
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.protocols import Engine, ModelFacts, Observer, Pipeline, Runner
@@ -25,7 +25,7 @@ from tests.unit.backends.tei.open.kit import Open
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a server looks all the time, but asks the model nothing beside the test."""
-    monkeypatch.setattr(open, "RETRY_S", (0.001,))
+    monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
     monkeypatch.setattr(engine_module, "ASK_EVERY", 10**9)

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from shoal.backends import parse_address
+from shoal.backends.base import backoff
 from shoal.backends.triton import control as control_module
 from shoal.backends.triton import engine as engine_module
-from shoal.backends.triton.open import connections, models
-from shoal.backends.triton.open import host as host_module
+from shoal.backends.triton.open import connections
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.host import TritonHost
 from shoal.backends.triton.open.models import AnyTritonRunner, TritonTarget, open_triton
@@ -35,8 +35,7 @@ from tests.unit.models import checkpoints
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a server looks all the time."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
-    for module in (engine_module, models, host_module):
-        monkeypatch.setattr(module, "RETRY_S", (0.001,))
+    monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(connections, "Control", partial(control_module.Control, pauses=(0.001,)))
 
 

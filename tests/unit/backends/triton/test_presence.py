@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shoal.backends.triton.watch import Watch
+from shoal.backends.triton.presence import ModelPresence
 from shoal.errors import ConfigError, Crashed, ShoalError, TransportFailed
 from tests.unit.backends.triton.open.kit import until
 
@@ -52,8 +52,8 @@ class Door:
             raise self.refuses
 
 
-def watch(model: Model, door: Door | None = None, *, serving: bool = True) -> Watch[Schema]:
-    return Watch("it", model, Schema(), door or Door(), serving=serving)
+def watch(model: Model, door: Door | None = None, *, serving: bool = True) -> ModelPresence[Schema]:
+    return ModelPresence("it", model, Schema(), door or Door(), serving=serving)
 
 
 async def test_nothing_is_looked_at_before_the_start() -> None:
@@ -68,7 +68,7 @@ async def test_the_first_time_it_may_be_loaded_later_it_is_found_again() -> None
     """Whoever unloaded it later on wanted that."""
     model = Model()
     found = watch(model, serving=False)
-    found.start(look_s=0.0, retry_s=(0.0,))
+    found.start(look_s=0.0, again_s=(0.0,))
     await until(lambda: found.ready)
     model.serves = False
     await until(lambda: len(model.finds) == 2 and found.ready)
@@ -82,7 +82,8 @@ async def test_a_loss_is_looked_at_now(error: ShoalError, reload: bool) -> None:
     """Without waiting for the next look; a process that died is started anew, once."""
     model = Model()
     found = watch(model)
-    found.start(look_s=3600.0, retry_s=(0.0,))
+    found.start(look_s=3600.0, again_s=(0.0,))
+    found.check_now()
     await until(lambda: model.looks == 1)
     found.mark_lost(error)
     assert (found.ready, found.reason) == (False, error.message)
@@ -96,7 +97,7 @@ async def test_a_loss_is_looked_at_now(error: ShoalError, reload: bool) -> None:
 async def test_what_came_back_otherwise_stays_out() -> None:
     model, door = Model(found=Schema("other")), Door()
     found = watch(model, door, serving=False)
-    found.start(look_s=0.0, retry_s=(0.0,))
+    found.start(look_s=0.0, again_s=(0.0,))
     await until(lambda: "not those of its peers" in found.reason)
     model.found, door.refuses = Schema(), ConfigError("not through this door")
     await until(lambda: found.reason == "not through this door")
@@ -111,7 +112,7 @@ async def test_what_came_back_otherwise_stays_out() -> None:
 async def test_closed_it_is_out_of_service_for_good() -> None:
     model = Model()
     found = watch(model)
-    found.start(look_s=0.0, retry_s=(0.0,))
+    found.start(look_s=0.0, again_s=(0.0,))
     await until(lambda: model.looks > 1)
     await found.aclose()
     await found.aclose()

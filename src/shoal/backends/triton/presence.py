@@ -1,0 +1,67 @@
+"""Whether a model on a Triton server is in service, for engines and generators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from shoal.backends.base.presence import Presence
+from shoal.errors import ConfigError, Crashed, ShoalError, TransportFailed
+
+logger = logging.getLogger("shoal.triton")
+
+
+class _Schema(Protocol):
+    """`tensors`: equal while the model can be called as before."""
+
+    @property
+    def tensors(self) -> tuple[object, ...]: ...
+
+
+S = TypeVar("S", bound=_Schema)
+
+
+class _Endpoint(Protocol):
+    """A model on a server: `Endpoint` of the engine, whose docstrings say what they raise."""
+
+    async def is_serving(self) -> bool: ...
+
+    async def find(self, *, again: bool = ..., reload: bool = ...) -> Any: ...
+
+
+class ModelPresence(Presence, Generic[S]):
+    """The health of one model; `schema` is how it is called.
+
+    A model that is lost is found, or loaded, again. A model whose tensors changed meanwhile is kept out until they are
+    as before. A Triton server answers a health check within 1 ms, so one error takes the model out of service.
+    """
+
+    def __init__(
+        self, name: str, endpoint: _Endpoint, schema: S, admit: Callable[[], Awaitable[None]], *, serving: bool = False
+    ) -> None:
+        super().__init__(name, logger, look=self._check_serving, admit=self._find_model, serving=serving, slow_looks=1)
+        self.schema = schema
+        self._endpoint = endpoint
+        self._admit_schema = admit
+        self._served = serving
+        self._crashed = False
+
+    def mark_lost(self, error: ShoalError) -> None:
+        # Triton reports a model as ready after its process died. Only loading it again helps.
+        self._crashed = self._crashed or isinstance(error, Crashed)
+        super().mark_lost(error)
+
+    async def _check_serving(self) -> None:
+        if self.ready and not await self._endpoint.is_serving():
+            raise TransportFailed("the model is not loaded on the server any more")
+
+    async def _find_model(self) -> None:
+        found = await self._endpoint.find(again=self._served, reload=self._crashed)
+        if found.tensors != self.schema.tensors:
+            if self._served:
+                raise ConfigError("the model's tensors are not what they were: load it anew to serve it as it is now")
+            raise ConfigError("the model's tensors are not those of its peers: serve it under a name of its own")
+        self.schema = found
+        await self._admit_schema()
+        self._served, self._crashed = True, False
