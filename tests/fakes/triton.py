@@ -24,8 +24,9 @@ from google.protobuf.message import Message
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.client import EMPTY_FINAL, FINAL, HEALTH, SERVICE
+from shoal.backends.triton.client import EMPTY_FINAL, FINAL, SERVICE
 from shoal.types import Array
+from tests.fakes import triton_codec
 
 Code = grpc.StatusCode
 Answer = Callable[[pb.ModelInferRequest], Any]
@@ -93,7 +94,7 @@ def reply(request: pb.ModelInferRequest, *, final: bool | None = None, **outputs
     response = empty(request)
     kinds = {dtype: name for name, dtype in codec.DTYPES.items()}
     for name, array in outputs.items():
-        codec.add_output(response, name, kinds.get(array.dtype, "BYTES"), array)
+        triton_codec.add_output(response, name, kinds.get(array.dtype, "BYTES"), array)
     if final is not None:
         response.parameters[FINAL].bool_param = final
     return response
@@ -124,7 +125,6 @@ class FakeTriton:
     port: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
     _server: grpc.aio.Server | None = None
-    _health: asyncio.Condition = field(default_factory=asyncio.Condition)
     _called: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __aenter__(self) -> Self:
@@ -166,12 +166,6 @@ class FakeTriton:
             await server.stop(grace)
         self.models = {name: model for name, model in self.models.items() if not model.pushed}
 
-    async def set_ready(self, ready: bool) -> None:
-        """Change what ServerReady and the health calls say, and tell who watches."""
-        async with self._health:
-            self.ready = ready
-            self._health.notify_all()
-
     async def called(self, name: str, times: int = 1) -> None:
         """Wait until an RPC was called so often in all."""
         async with self._called:
@@ -185,12 +179,11 @@ class FakeTriton:
             self._called.notify_all()
 
     async def call(self, name: str, request: Any) -> Message:
-        """The answer to a call with one answer; an empty one where the fake has nothing to say. Raises Refused."""
+        """The answer to a call with one answer. Raises Refused."""
         answers: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda _: pb.ServerLiveResponse(live=self.live),
             "ServerReady": lambda _: pb.ServerReadyResponse(ready=self.ready),
             "ServerMetadata": lambda _: pb.ServerMetadataResponse(name="triton", version="2.51.0"),
-            "Check": lambda _: self._status(),
             "ModelReady": self._ready,
             "ModelMetadata": lambda asked: self._metadata(self._found(asked.name)),
             "ModelConfig": lambda asked: pb.ModelConfigResponse(config=self._found(asked.name).config),
@@ -199,10 +192,8 @@ class FakeTriton:
             "RepositoryIndex": lambda _: self._index(),
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
-            "TraceSetting": lambda asked: pb.TraceSettingResponse.FromString(_settings(asked)),
-            "LogSettings": lambda asked: pb.LogSettingsResponse.FromString(_settings(asked)),
         }
-        answer = answers[name](request) if name in answers else getattr(pb, f"{name}Response")()
+        answer = answers[name](request)
         if inspect.isawaitable(answer):
             answer = await answer
         assert isinstance(answer, Message), answer
@@ -224,10 +215,10 @@ class FakeTriton:
         try:
             model = self._found(request.model_name)
             self._check(model, request)
-            wants_empty = self.empty_final and codec.get_parameter(request.parameters, EMPTY_FINAL) is True
+            wants_empty = self.empty_final and triton_codec.get_parameter(request.parameters, EMPTY_FINAL) is True
             final: object = None
             async for response in _streamed(model.answer(request)):
-                final = codec.get_parameter(response.parameters, FINAL)
+                final = triton_codec.get_parameter(response.parameters, FINAL)
                 yield pb.ModelStreamInferResponse(infer_response=self._dressed(response))
             if wants_empty and final is not True:
                 yield pb.ModelStreamInferResponse(infer_response=reply(request, final=True))
@@ -237,17 +228,6 @@ class FakeTriton:
             if error.accepted:  # what the server itself refuses comes without a flag
                 last.infer_response.parameters[FINAL].bool_param = True
             yield last
-
-    async def watch(self) -> AsyncIterator[pb.HealthCheckResponse]:
-        while True:
-            told = self.ready
-            yield self._status()
-            async with self._health:  # it may have changed while the answer was sent
-                await self._health.wait_for(lambda told=told: self.ready != told)  # type: ignore[misc]
-
-    def _status(self) -> pb.HealthCheckResponse:
-        kind = pb.HealthCheckResponse
-        return kind(status=kind.SERVING if self.ready else kind.NOT_SERVING)
 
     def _found(self, name: str) -> FakeModel:
         model = self.models.get(name)
@@ -298,7 +278,7 @@ class FakeTriton:
             return response
         answer = pb.ModelInferResponse(model_name=response.model_name, id=response.id, parameters=response.parameters)
         for tensor, (name, array) in zip(response.outputs, codec.read_outputs(response).items(), strict=True):
-            codec.add_output(answer, name, tensor.datatype, array, typed=True)
+            triton_codec.add_output(answer, name, tensor.datatype, array, typed=True)
         return answer
 
     def _metadata(self, model: FakeModel) -> pb.ModelMetadataResponse:
@@ -385,13 +365,11 @@ class _Calls(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         path = handler_call_details.method
         name = path.rpartition("/")[2]
-        if path not in (SERVICE + name, HEALTH + name):
+        if path != SERVICE + name:
             return None
         if name == "ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(self._stream, pb.ModelInferRequest.FromString, _bytes)
-        if name == "Watch":
-            return grpc.unary_stream_rpc_method_handler(self._watch, pb.HealthCheckRequest.FromString, _bytes)
-        read = pb.HealthCheckRequest if name == "Check" else getattr(pb, f"{name}Request")
+        read = getattr(pb, f"{name}Request")
 
         async def unary(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
             await self._note(name, request, context)
@@ -416,13 +394,6 @@ class _Calls(grpc.GenericRpcHandler):
         except (asyncio.CancelledError, GeneratorExit):  # while the model works, or while an answer is sent
             self._left()
             raise
-
-    async def _watch(
-        self, request: pb.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[Message]:
-        await self._note("Watch", request, context)
-        async for answer in self._triton.watch():
-            yield answer
 
     async def _note(self, name: str, request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         triton = self._triton
@@ -450,13 +421,6 @@ async def _streamed(answer: Any) -> AsyncIterator[pb.ModelInferResponse]:
         return
     async for response in answer:
         yield response
-
-
-def _settings(request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> bytes:
-    """The settings as the answer tells them: the same fields as in the request, but for the model's name."""
-    if isinstance(request, pb.TraceSettingRequest):
-        request.ClearField("model_name")
-    return request.SerializeToString()
 
 
 def _bytes(message: Message) -> bytes:

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.types import Array
+from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, Refused, reply
 
 Kind: TypeAlias = Literal["vllm", "old_vllm", "ensemble", "gpt", "bls", "tokens", "llmapi", "dynamo", "text"]
@@ -229,7 +229,7 @@ def talker(kind: Kind, script: Script | None = None, name: str = "llm", **fields
 
 def held(request: pb.ModelInferRequest) -> dict[str, Any]:
     """A request's tensors as plain values, texts decoded: an axis of size 1 is left out, so one value stands alone."""
-    return {name: _plain(array.tolist()) for name, array in codec.read_inputs(request).items()}
+    return {name: _plain(array.tolist()) for name, array in triton_codec.read_inputs(request).items()}
 
 
 def _plain(values: Any) -> Any:

@@ -28,23 +28,21 @@ NOBODY = 65534
 
 # Becomes another user only after all imports: Shoal may be installed where that user may not read.
 CALLS = """
-import asyncio, json, os, sys, time
-import grpc
-from google.protobuf.message import Message
-from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.client import UNARY, Client
+import asyncio, json, os, sys
+import grpc.aio
+from shoal.backends.triton.client import grpc_target
+from shoal.backends.triton.errors import rpc_error
 
 async def ask(target):
     told = {}
-    for name, answer in {**UNARY, "Check": pb.HealthCheckResponse}.items():
-        client = Client(target)
-        request = getattr(pb, answer.__name__.replace("Response", "Request"))()
-        try:
-            await client.unary(name, request, answer, time.monotonic() + 10)
-            told[name] = "answered"
-        except Exception as error:
-            told[name] = type(error).__name__
-        await client.aclose()
+    for path in sys.argv[3:]:
+        name = path.rpartition("/")[2]
+        async with grpc.aio.insecure_channel(grpc_target(target)) as channel:
+            try:
+                await channel.unary_unary(path)(b"", timeout=10)  # an empty request of any type
+                told[name] = "answered"
+            except grpc.aio.AioRpcError as error:
+                told[name] = type(rpc_error(error)).__name__
     return told
 
 if int(sys.argv[2]):
@@ -55,10 +53,22 @@ print(json.dumps(asyncio.run(ask(sys.argv[1]))))
 """
 
 
+SHARED_MEMORY = [
+    f"{kind}SharedMemory{call}" for kind in ("System", "Cuda") for call in ("Status", "Register", "Unregister")
+]
+RPC_NAMES = [
+    *("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig"),
+    *("ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    *("TraceSetting", "LogSettings", *SHARED_MEMORY),
+]
+PATHS = [*(f"/inference.GRPCInferenceService/{name}" for name in RPC_NAMES), "/grpc.health.v1.Health/Check"]
+"""Triton's calls with one answer."""
+
+
 def calls(target: str, user: int = 0) -> dict[str, str]:
     """What a client of that user (0: this one) gets for each call of Triton's API."""
     told = subprocess.run(
-        [sys.executable, "-c", CALLS, target, str(user)],
+        [sys.executable, "-c", CALLS, target, str(user), *PATHS],
         env=environment(),
         capture_output=True,
         check=True,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint, TritonEngine
@@ -265,8 +266,7 @@ async def test_every_call_about_the_server(control: Control, triton: Triton) -> 
     """The calls that no model's life needs, on the real server."""
     client = control.client
     assert await client.server_live(deadline=soon())
-    assert await client.health(deadline=soon())
-    metadata = await client.server_metadata(deadline=soon())
+    metadata = await client.unary("ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse, soon())
     assert metadata.name == "triton"
     assert metadata.version == triton.server.version
     assert {each.name for each in (await client.repository_index(deadline=soon())).models} >= set(MODELS)

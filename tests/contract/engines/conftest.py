@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shoal.backends.local.engines import EngineOptions, load_opener
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
@@ -20,6 +19,7 @@ from shoal.backends.triton.engine import Endpoint, TritonEngine
 from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.core.protocols import Engine
 from tests.contract.engines.tiny import OUTPUTS, SLOW_WIDTH, Tiny
+from tests.fakes import triton_codec
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
 from tests.unit.backends.triton.open.kit import grpc_in_use
 
@@ -45,7 +45,7 @@ async def triton(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
     """A model on a server, which computes what the graph does."""
 
     async def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        inputs = codec.read_inputs(request)
+        inputs = triton_codec.read_inputs(request)
         if inputs["input_ids"].shape[1] > len(model.positions):
             raise Refused("the positions end before", Code.INVALID_ARGUMENT)
         found = await asyncio.to_thread(model.answer, inputs)

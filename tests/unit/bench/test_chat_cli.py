@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.bench.chat import ChatPlan
 from shoal.cli import app
 from shoal.cli.bench_chat import measure_grpc
 from shoal.errors import Unsupported
+from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 
 
@@ -145,7 +145,7 @@ def talker(name: str, inputs: Mapping[str, pb.DataType], asked: list[dict[str, A
             config.output.add(name=each.removeprefix("return_"), data_type=pb.TYPE_UINT32, dims=[1])
 
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
-        tensors = codec.read_inputs(request)
+        tensors = triton_codec.read_inputs(request)
         asked.append({each: (array.shape, array.flat[0]) for each, array in tensors.items()})
         if name == "broken":
             raise Refused("the model is out of order")

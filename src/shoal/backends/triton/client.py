@@ -1,4 +1,4 @@
-"""One connection to a Triton server: its 20 calls and gRPC's health calls, over grpc.aio.
+"""One connection to a Triton server: the calls that Shoal uses, over grpc.aio.
 
 Source: the KServe v2 gRPC protocol with Triton's extensions. Every call takes an absolute `deadline` in seconds of
 `time.monotonic()` and raises ShoalErrors only, as `errors.py` says. A cancelled call is cancelled on the server too.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,32 +19,9 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.errors import infer_error, rpc_error, stream_error
-from shoal.errors import DeadlineExceeded, TransportFailed, UpstreamFailed
+from shoal.errors import DeadlineExceeded, TransportFailed
 
 SERVICE = "/inference.GRPCInferenceService/"
-HEALTH = "/grpc.health.v1.Health/"
-UNARY: Mapping[str, type[Message]] = {
-    "ServerLive": pb.ServerLiveResponse,
-    "ServerReady": pb.ServerReadyResponse,
-    "ModelReady": pb.ModelReadyResponse,
-    "ServerMetadata": pb.ServerMetadataResponse,
-    "ModelMetadata": pb.ModelMetadataResponse,
-    "ModelInfer": pb.ModelInferResponse,
-    "ModelConfig": pb.ModelConfigResponse,
-    "ModelStatistics": pb.ModelStatisticsResponse,
-    "RepositoryIndex": pb.RepositoryIndexResponse,
-    "RepositoryModelLoad": pb.RepositoryModelLoadResponse,
-    "RepositoryModelUnload": pb.RepositoryModelUnloadResponse,
-    "SystemSharedMemoryStatus": pb.SystemSharedMemoryStatusResponse,
-    "SystemSharedMemoryRegister": pb.SystemSharedMemoryRegisterResponse,
-    "SystemSharedMemoryUnregister": pb.SystemSharedMemoryUnregisterResponse,
-    "CudaSharedMemoryStatus": pb.CudaSharedMemoryStatusResponse,
-    "CudaSharedMemoryRegister": pb.CudaSharedMemoryRegisterResponse,
-    "CudaSharedMemoryUnregister": pb.CudaSharedMemoryUnregisterResponse,
-    "TraceSetting": pb.TraceSettingResponse,
-    "LogSettings": pb.LogSettingsResponse,
-}
-"""The calls with one answer. The twentieth is ModelStreamInfer."""
 
 LONG_CALLS = 80
 """Streams at a time on one connection: HTTP/2 servers and proxies let 100 in, often, and the rest waits unseen; the
@@ -112,7 +89,7 @@ class Client:
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float) -> pb.ModelInferResponse:
         """One batch, one answer. Raises what `Engine.infer` may raise, and nothing else."""
-        call = self._calls.get("ModelInfer") or self._get_callable("ModelInfer")
+        call = self._calls.get("ModelInfer") or self._get_callable("ModelInfer", pb.ModelInferResponse)
         timeout = deadline - time.monotonic()
         if timeout <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was sent to Triton")
@@ -170,19 +147,13 @@ class Client:
                 call.cancel()
 
     async def server_live(self, *, deadline: float) -> bool:
+        """Whether the server is there. ServerReady would be False after any model failed to load."""
         return (await self.unary("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, deadline)).live
-
-    async def server_ready(self, *, deadline: float) -> bool:
-        """False too after any model failed to load, while all others serve: `server_live` says whether it is there."""
-        return (await self.unary("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, deadline)).ready
 
     async def model_ready(self, name: str, version: str = "", *, deadline: float) -> bool:
         """False for a model that the server does not know."""
         request = pb.ModelReadyRequest(name=name, version=version)
         return (await self.unary("ModelReady", request, pb.ModelReadyResponse, deadline)).ready
-
-    async def server_metadata(self, *, deadline: float) -> pb.ServerMetadataResponse:
-        return await self.unary("ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse, deadline)
 
     async def model_metadata(self, name: str, version: str = "", *, deadline: float) -> pb.ModelMetadataResponse:
         request = pb.ModelMetadataRequest(name=name, version=version)
@@ -199,9 +170,8 @@ class Client:
         request = pb.ModelStatisticsRequest(name=name, version=version)
         return await self.unary("ModelStatistics", request, pb.ModelStatisticsResponse, deadline)
 
-    async def repository_index(self, *, ready: bool = False, deadline: float) -> pb.RepositoryIndexResponse:
-        request = pb.RepositoryIndexRequest(ready=ready)
-        return await self.unary("RepositoryIndex", request, pb.RepositoryIndexResponse, deadline)
+    async def repository_index(self, *, deadline: float) -> pb.RepositoryIndexResponse:
+        return await self.unary("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse, deadline)
 
     async def repository_model_load(self, request: pb.RepositoryModelLoadRequest, *, deadline: float) -> None:
         await self.unary("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse, deadline)
@@ -212,79 +182,16 @@ class Client:
         request.parameters["unload_dependents"].bool_param = dependents
         await self.unary("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse, deadline)
 
-    async def system_shared_memory_status(
-        self, name: str = "", *, deadline: float
-    ) -> pb.SystemSharedMemoryStatusResponse:
-        request = pb.SystemSharedMemoryStatusRequest(name=name)
-        return await self.unary("SystemSharedMemoryStatus", request, pb.SystemSharedMemoryStatusResponse, deadline)
-
-    async def system_shared_memory_register(
-        self, request: pb.SystemSharedMemoryRegisterRequest, *, deadline: float
-    ) -> None:
-        await self.unary("SystemSharedMemoryRegister", request, pb.SystemSharedMemoryRegisterResponse, deadline)
-
-    async def system_shared_memory_unregister(self, name: str = "", *, deadline: float) -> None:
-        """All regions where `name` is empty."""
-        request = pb.SystemSharedMemoryUnregisterRequest(name=name)
-        await self.unary("SystemSharedMemoryUnregister", request, pb.SystemSharedMemoryUnregisterResponse, deadline)
-
-    async def cuda_shared_memory_status(self, name: str = "", *, deadline: float) -> pb.CudaSharedMemoryStatusResponse:
-        request = pb.CudaSharedMemoryStatusRequest(name=name)
-        return await self.unary("CudaSharedMemoryStatus", request, pb.CudaSharedMemoryStatusResponse, deadline)
-
-    async def cuda_shared_memory_register(
-        self, request: pb.CudaSharedMemoryRegisterRequest, *, deadline: float
-    ) -> None:
-        await self.unary("CudaSharedMemoryRegister", request, pb.CudaSharedMemoryRegisterResponse, deadline)
-
-    async def cuda_shared_memory_unregister(self, name: str = "", *, deadline: float) -> None:
-        """All regions where `name` is empty."""
-        request = pb.CudaSharedMemoryUnregisterRequest(name=name)
-        await self.unary("CudaSharedMemoryUnregister", request, pb.CudaSharedMemoryUnregisterResponse, deadline)
-
-    async def trace_setting(self, request: pb.TraceSettingRequest, *, deadline: float) -> pb.TraceSettingResponse:
-        """Change settings (none: only read them)."""
-        return await self.unary("TraceSetting", request, pb.TraceSettingResponse, deadline)
-
-    async def log_settings(self, request: pb.LogSettingsRequest, *, deadline: float) -> pb.LogSettingsResponse:
-        """Change settings (none: only read them)."""
-        return await self.unary("LogSettings", request, pb.LogSettingsResponse, deadline)
-
-    async def health(self, service: str = "", *, deadline: float) -> bool:
-        """gRPC's own health check. On Triton it says what `server_ready` does."""
-        request = pb.HealthCheckRequest(service=service)
-        found = await self.unary("Check", request, pb.HealthCheckResponse, deadline)
-        return found.status == pb.HealthCheckResponse.SERVING
-
-    async def watch_health(self, service: str = "", *, deadline: float) -> AsyncGenerator[bool]:
-        """Whether it serves: now, and after every change. Raises DeadlineExceeded when its time is up, and Unsupported
-        where the server has no such call, as Triton up to 2.51 at least."""
-        call = self._get_callable("Watch")(
-            pb.HealthCheckRequest(service=service), timeout=_remaining(deadline), metadata=self._metadata
-        )
-        try:
-            async for answer in call:
-                yield answer.status == pb.HealthCheckResponse.SERVING
-        except grpc.aio.AioRpcError as error:
-            raise rpc_error(error) from error
-        except asyncio.CancelledError as error:
-            self._check_open(error)
-            raise
-        finally:
-            call.cancel()
-
     async def unary(self, name: str, request: Message, kind: type[R], deadline: float) -> R:
         """Any call with one answer, by the name of its RPC; `kind` is the type of the answer."""
-        call = self._get_callable(name)
+        call = self._get_callable(name, kind)
         try:
-            answer = await call(request, timeout=_remaining(deadline), metadata=self._metadata)
+            answer: R = await call(request, timeout=_remaining(deadline), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error) from error
         except asyncio.CancelledError as error:
             self._check_open(error)
             raise
-        if not isinstance(answer, kind):
-            raise UpstreamFailed(f"{name} answered {type(answer).__name__}")
         return answer
 
     async def aclose(self) -> None:
@@ -299,11 +206,11 @@ class Client:
             await each.aclose()
 
     def _stream_call(self, request: pb.ModelInferRequest, deadline: float) -> Any:
-        call = self._get_callable("ModelStreamInfer")
+        call = self._get_callable("ModelStreamInfer", pb.ModelStreamInferResponse)
         return call(request, timeout=_remaining(deadline), metadata=self._metadata)
 
-    def _get_callable(self, name: str) -> Callable[..., Any]:
-        """The callable of an RPC, made once."""
+    def _get_callable(self, name: str, kind: type[Message]) -> Callable[..., Any]:
+        """The callable of an RPC that answers with a `kind`, made once."""
         found = self._calls.get(name)
         if found is not None:
             return found
@@ -316,12 +223,8 @@ class Client:
             # One request, and then half-closed: a server that never marks an answer as final ends the stream instead.
             # On the wire this is what stream_stream sends, but in one go, with no task of its own for the requests.
             found = channel.unary_stream(SERVICE + name, _serialize, _decode_stream_response)
-        elif name == "Watch":
-            found = channel.unary_stream(HEALTH + name, _serialize, pb.HealthCheckResponse.FromString)
-        elif name == "Check":
-            found = channel.unary_unary(HEALTH + name, _serialize, pb.HealthCheckResponse.FromString)
         else:
-            found = channel.unary_unary(SERVICE + name, _serialize, UNARY[name].FromString)
+            found = channel.unary_unary(SERVICE + name, _serialize, kind.FromString)
         self._calls[name] = found
         return found
 

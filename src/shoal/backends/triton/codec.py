@@ -61,20 +61,14 @@ LENGTH = struct.Struct("<I")
 Parameter = bool | int | float | str
 
 
-def add_input(
-    request: ModelInferRequest, name: str, datatype: str, array: Array, *, typed: bool = False
-) -> ModelInferRequest.InferInputTensor:
-    """Append one tensor, converted to `datatype`: raw, or as typed contents. A request must hold only one of the two.
+def add_input(request: ModelInferRequest, name: str, datatype: str, array: Array) -> ModelInferRequest.InferInputTensor:
+    """Append one tensor, converted to `datatype`, with raw contents.
 
-    Raises Unsupported for a datatype that KServe v2 does not have, or that has no typed form, InputRejected for a value
-    that does not fit into it (a negative number in an unsigned one), InternalError for an array of another kind.
+    Raises Unsupported for a datatype that KServe v2 does not have, InputRejected for a value that does not fit into it
+    (a negative number in an unsigned one), InternalError for an array of another kind.
     """
-    tensor = request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-    if typed:
-        fill_contents(tensor.contents, datatype, array)
-    else:
-        request.raw_input_contents.append(to_raw(datatype, array))
-    return tensor
+    request.raw_input_contents.append(to_raw(datatype, array))
+    return request.inputs.add(name=name, datatype=datatype, shape=array.shape)
 
 
 def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
@@ -90,29 +84,6 @@ def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
         tensor.name: _read_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
         for i, tensor in enumerate(response.outputs)
     }
-
-
-def read_inputs(request: ModelInferRequest) -> dict[str, Array]:
-    """All tensors of a request by name, as a server reads them. Raises UpstreamFailed as `read_outputs` does."""
-    raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
-        raise UpstreamFailed(f"the request has {len(request.inputs)} tensors with {len(raw)} raw contents")
-    return {
-        tensor.name: _read_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
-        for i, tensor in enumerate(request.inputs)
-    }
-
-
-def add_output(
-    response: ModelInferResponse, name: str, datatype: str, array: Array, *, typed: bool = False
-) -> ModelInferResponse.InferOutputTensor:
-    """Append one tensor to an answer; otherwise as `add_input`."""
-    tensor = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-    if typed:
-        fill_contents(tensor.contents, datatype, array)
-    else:
-        response.raw_output_contents.append(to_raw(datatype, array))
-    return tensor
 
 
 def to_raw(datatype: str, array: Array) -> bytes:
@@ -134,13 +105,6 @@ def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
         raise UpstreamFailed(f"{datatype} {list(shape)} takes {size * dtype.itemsize} bytes, not {len(data)}")
     array = np.frombuffer(data, dtype=dtype).reshape(shape)
     return from_bf16(array) if datatype == "BF16" else array
-
-
-def fill_contents(contents: InferTensorContents, datatype: str, array: Array) -> None:
-    """Write an array as typed contents. Raises as `add_input` does."""
-    field = _field(datatype)
-    values = _elements(array) if datatype == "BYTES" else _cast(datatype, array).ravel().tolist()
-    getattr(contents, field).extend(values)
 
 
 def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorContents) -> Array:
@@ -218,15 +182,6 @@ def set_parameter(parameters: MutableMapping[str, InferParameter], name: str, va
             parameters[name].string_param = value
         case _:
             raise Unsupported(f"{name}: {value!r} cannot be a parameter; give a boolean, number or text", param=name)
-
-
-def get_parameter(parameters: Mapping[str, InferParameter], name: str) -> Parameter | None:
-    """A parameter's value, None when it is not there."""
-    if name not in parameters:
-        return None
-    found = parameters[name]
-    kind = found.WhichOneof("parameter_choice")
-    return None if kind is None else cast(Parameter, getattr(found, kind))
 
 
 def _read_tensor(name: str, datatype: str, shape: tuple[int, ...], contents: bytes | InferTensorContents) -> Array:

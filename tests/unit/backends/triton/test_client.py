@@ -13,10 +13,10 @@ import pytest
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.client import EMPTY_FINAL, OPTIONS, UNARY, Client, Tls
+from shoal.backends.triton.client import EMPTY_FINAL, OPTIONS, Client, Tls
 from shoal.backends.triton.errors import ModelGone
 from shoal.errors import DeadlineExceeded, InputRejected, OutOfMemory, SetupError, TransportFailed, UpstreamFailed
-from tests.fakes import certificates
+from tests.fakes import certificates, triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, embedder, empty, reply
 
 FOREVER = 30.0
@@ -36,7 +36,7 @@ def texts(*values: str | bytes, model: str = "emb", **fields: Any) -> pb.ModelIn
 
 def lengths(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """A vector of four floats for each text: its length in bytes."""
-    found = codec.read_inputs(request)["text"]
+    found = triton_codec.read_inputs(request)["text"]
     return reply(request, vectors=np.array([[len(each)] * 4 for each in found[:, 0]], np.float32).reshape(-1, 4))
 
 
@@ -83,9 +83,7 @@ async def test_nothing_is_connected_before_the_first_call(triton: FakeTriton) ->
 
 async def test_every_call_reaches_its_path_and_types(triton: FakeTriton, client: Client) -> None:
     assert await client.server_live(deadline=soon())
-    assert await client.server_ready(deadline=soon())
     assert await client.model_ready("emb", deadline=soon())
-    assert (await client.server_metadata(deadline=soon())).name == "triton"
     assert (await client.model_metadata("emb", "1", deadline=soon())).inputs[0].datatype == "BYTES"
     assert (await client.model_config("emb", "1", deadline=soon())).max_batch_size == 32
     await client.infer(texts("a"), soon())
@@ -93,24 +91,6 @@ async def test_every_call_reaches_its_path_and_types(triton: FakeTriton, client:
     assert [m.state for m in (await client.repository_index(deadline=soon())).models] == ["READY"]
     await client.repository_model_load(pb.RepositoryModelLoadRequest(model_name="emb"), deadline=soon())
     await client.repository_model_unload("emb", dependents=True, deadline=soon())
-    await client.system_shared_memory_status(deadline=soon())
-    region = pb.SystemSharedMemoryRegisterRequest(name="r", key="/k", offset=1, byte_size=2)
-    await client.system_shared_memory_register(region, deadline=soon())
-    await client.system_shared_memory_unregister("r", deadline=soon())
-    await client.cuda_shared_memory_status("r", deadline=soon())
-    cuda = pb.CudaSharedMemoryRegisterRequest(name="r", raw_handle=b"h", device_id=0, byte_size=2)
-    await client.cuda_shared_memory_register(cuda, deadline=soon())
-    await client.cuda_shared_memory_unregister("r", deadline=soon())
-    trace = pb.TraceSettingRequest(model_name="emb")
-    trace.settings["trace_level"].value.append("OFF")
-    assert list((await client.trace_setting(trace, deadline=soon())).settings["trace_level"].value) == ["OFF"]
-    logs = pb.LogSettingsRequest()
-    logs.settings["log_verbose_level"].uint32_param = 2
-    answered = await client.log_settings(logs, deadline=soon())
-    assert answered.settings["log_verbose_level"].uint32_param == 2
-    assert await client.health(deadline=soon())
-    assert set(triton.calls) == {*UNARY, "Check"}
-    assert all(request.ListFields() for name, request in triton.requests if name.endswith("Register"))
 
 
 async def test_readiness_has_its_oddities(triton: FakeTriton, client: Client) -> None:
@@ -118,22 +98,7 @@ async def test_readiness_has_its_oddities(triton: FakeTriton, client: Client) ->
     assert not await client.model_ready("nope", deadline=soon())
     triton.ready = False
     assert await client.server_live(deadline=soon())
-    assert not await client.server_ready(deadline=soon())
-    assert not await client.health(deadline=soon())
     await client.repository_model_unload("nope", deadline=soon())
-
-
-async def test_watching_health_tells_each_change(triton: FakeTriton, client: Client) -> None:
-    watch = client.watch_health(deadline=soon())
-    assert await anext(watch)
-    await triton.set_ready(False)
-    assert not await anext(watch)
-    await triton.set_ready(True)
-    assert await anext(watch)
-    await watch.aclose()
-    with pytest.raises(DeadlineExceeded):
-        async for _ in client.watch_health(deadline=soon(0.05)):
-            pass
 
 
 async def test_metadata_goes_with_every_call(triton: FakeTriton) -> None:
@@ -147,7 +112,6 @@ async def test_metadata_goes_with_every_call(triton: FakeTriton) -> None:
     await stranger.aclose()
     known = Client(triton.target, metadata=[triton.key])
     assert await known.server_live(deadline=soon())
-    assert await anext(known.watch_health(deadline=soon()))
     await known.infer(texts("a"), soon())
     assert await collect(known, pb.ModelInferRequest(model_name="llm")) == [1]
     await known.aclose()
@@ -188,12 +152,10 @@ async def test_a_deadline_that_is_over_sends_nothing(triton: FakeTriton, client:
         await client.server_live(deadline=time.monotonic())
     with pytest.raises(DeadlineExceeded):
         await collect(client, texts("a"), -1)
-    with pytest.raises(DeadlineExceeded):
-        await anext(client.watch_health(deadline=0))
     assert not triton.calls
 
 
-@pytest.mark.parametrize("rpc", ["infer", "stream", "unary", "watch"])
+@pytest.mark.parametrize("rpc", ["infer", "stream", "unary"])
 async def test_cancelling_a_call_reaches_the_server(triton: FakeTriton, client: Client, rpc: str) -> None:
     began = asyncio.Event()
 
@@ -209,22 +171,14 @@ async def test_cancelling_a_call_reaches_the_server(triton: FakeTriton, client: 
         task: asyncio.Task[Any] = asyncio.create_task(request)
     elif rpc == "infer":
         task = asyncio.create_task(client.infer(texts("a"), soon()))
-    elif rpc == "stream":
-        task = asyncio.create_task(collect(client, pb.ModelInferRequest(model_name="llm")))
     else:
-        task = asyncio.create_task(_watched(client, began))
+        task = asyncio.create_task(collect(client, pb.ModelInferRequest(model_name="llm")))
     await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    if rpc != "watch":
-        await asyncio.wait_for(triton.left.wait(), 30)
-        assert triton.cancelled == 1
-
-
-async def _watched(client: Client, began: asyncio.Event) -> None:
-    async for _ in client.watch_health(deadline=soon()):
-        began.set()
+    await asyncio.wait_for(triton.left.wait(), 30)
+    assert triton.cancelled == 1
 
 
 async def test_a_cancelled_member_harms_no_other(triton: FakeTriton, client: Client) -> None:
@@ -285,7 +239,7 @@ async def test_raw_and_typed_contents_must_not_be_mixed(client: Client) -> None:
 async def test_typed_requests_and_answers_of_other_servers(triton: FakeTriton, client: Client) -> None:
     triton.typed = True  # Dynamo
     request = pb.ModelInferRequest(model_name="emb")
-    codec.add_input(request, "text", "BYTES", np.array([["abc"]], dtype=object), typed=True)
+    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"abc")
     answer = await client.infer(request, soon())
     assert not answer.raw_output_contents
     assert codec.read_outputs(answer)["vectors"].tolist() == [[3.0] * 4]
@@ -298,14 +252,9 @@ async def test_a_single_answer_of_a_streaming_model_is_refused(triton: FakeTrito
     assert triton.calls["ModelInfer"] == 1
 
 
-async def test_bytes_that_are_no_answer_are_the_servers_failure(triton: FakeTriton, client: Client) -> None:
-    with pytest.raises(UpstreamFailed, match="ServerReady"):
-        await client.unary("ServerReady", pb.ServerReadyRequest(), pb.ModelInferResponse, soon())
-
-
 async def test_a_stream_ends_with_the_empty_final_answer(triton: FakeTriton, client: Client) -> None:
     async def three(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
-        assert codec.get_parameter(request.parameters, EMPTY_FINAL) is True
+        assert triton_codec.get_parameter(request.parameters, EMPTY_FINAL) is True
         for n in range(3):
             yield number(request, n, final=False)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from shoal.backends.base import backoff
-from shoal.backends.triton import codec
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
@@ -34,6 +33,7 @@ from shoal.errors import (
     UpstreamFailed,
 )
 from shoal.types import Array
+from tests.fakes import triton_codec
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
 from tests.unit.backends.triton.open.kit import (
     DIMENSION,
@@ -144,7 +144,7 @@ class TestBatches:
         config.output.add(name="vec", data_type=pb.TYPE_FP16, dims=[2])
 
         def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-            ids = codec.read_inputs(request)["ids"]
+            ids = triton_codec.read_inputs(request)["ids"]
             assert ids.dtype == np.int32
             return reply(request, vec=np.stack([ids.sum(1), ids[:, 0]], 1).astype(np.float16))
 
@@ -160,7 +160,7 @@ class TestBatches:
         engine.endpoint = replace(engine.endpoint, version="1")
         await ask(engine, "one", input_type="query", dimensions=4)
         sent = asked(triton, "ModelInfer")[-1]
-        assert {key: codec.get_parameter(sent.parameters, key) for key in sent.parameters} == {
+        assert {key: triton_codec.get_parameter(sent.parameters, key) for key in sent.parameters} == {
             "input_type": "query",
             "dimensions": 4,
         }

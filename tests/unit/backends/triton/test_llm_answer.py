@@ -20,6 +20,7 @@ from shoal.backends.triton.llm_schema import detect_llm
 from shoal.core.protocols import Piece, Prompt
 from shoal.errors import UpstreamFailed
 from shoal.types import Array, Sampling, TokenLogprob
+from tests.fakes import triton_codec
 from tests.fakes.triton_llm import Kind, talker_config, texts
 
 WORDS = ModelTokenizer(encode=lambda text: [ord(letter) for letter in text], piece=chr)
@@ -38,7 +39,7 @@ def response(*, typed: bool = False, **tensors: Array) -> pb.ModelInferResponse:
     made = pb.ModelInferResponse(model_name="llm")
     kinds = {dtype: name for name, dtype in codec.DTYPES.items()}
     for name, array in tensors.items():
-        codec.add_output(made, name, kinds.get(array.dtype, "BYTES"), array, typed=typed)
+        triton_codec.add_output(made, name, kinds.get(array.dtype, "BYTES"), array, typed=typed)
     return made
 
 
@@ -292,6 +293,6 @@ class TestLogprobs:
 
     def test_of_token_ids(self) -> None:
         made = ids(65, 66)
-        codec.add_output(made, "output_log_probs", "FP32", np.array([[[-1.0, -np.inf]]], np.float32))
+        triton_codec.add_output(made, "output_log_probs", "FP32", np.array([[[-1.0, -np.inf]]], np.float32))
         [piece, _] = pieces(answer("tokens", logprobs=0), made)
         assert [(each.token, each.logprob) for each in piece.logprobs] == [("A", -1.0), ("B", MIN_LOGPROB)]

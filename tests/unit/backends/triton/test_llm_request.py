@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.llm_request import (
     DEFAULT_MAX_TOKENS,
@@ -25,6 +24,7 @@ from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
 from shoal.core.protocols import Prompt
 from shoal.errors import ConfigError, InputRejected, InvalidValue
 from shoal.types import Guide, Sampling
+from tests.fakes import triton_codec
 from tests.fakes.triton_llm import TENSORS, Kind, held, talker_config
 
 PROMPT = Prompt(text="Say hello", ids=(5, 6, 7), tokens=3)
@@ -147,7 +147,7 @@ class TestVllm:
 
     def test_before_the_input_they_are_parameters(self) -> None:
         made = request("old_vllm", max_tokens=9, temperature=0.5, ignore_eos=True)
-        found = {name: codec.get_parameter(made.parameters, name) for name in made.parameters}
+        found = {name: triton_codec.get_parameter(made.parameters, name) for name in made.parameters}
         assert found == {"max_tokens": 9, "temperature": 0.5, "ignore_eos": True}
 
     @pytest.mark.parametrize(
@@ -419,17 +419,17 @@ class TestOthers:
 def test_any_seed_fits_and_is_the_same_each_time(seed: int) -> None:
     """UINT64 takes no negative one; what fits goes as it is."""
     made = request("ensemble", seed=seed)
-    [found] = [codec.read_inputs(made)["seed"].reshape(-1)[0]]
+    [found] = [triton_codec.read_inputs(made)["seed"].reshape(-1)[0]]
     assert found.dtype == np.uint64
     assert int(found) == seed % 2**64
     small = request("text", seed=seed, model={"more": "seed? INT32 1"})
-    assert int(codec.read_inputs(small)["seed"][0]) == (seed + 2**31) % 2**32 - 2**31
+    assert int(triton_codec.read_inputs(small)["seed"][0]) == (seed + 2**31) % 2**32 - 2**31
 
 
 @given(words=st.lists(st.text(min_size=1, max_size=5, alphabet="abc"), max_size=6), extra=st.lists(st.integers(0, 9)))
 def test_word_lists_can_be_read_back(words: list[str], extra: list[int]) -> None:
     """As TensorRT-LLM reads them: each word up to where it ends."""
-    lists = codec.read_inputs(request("tokens", stop=words, stop_token_ids=extra))["stop_words_list"][0].tolist()
+    lists = triton_codec.read_inputs(request("tokens", stop=words, stop_token_ids=extra))["stop_words_list"][0].tolist()
     found, begin = [], 0
     for end in lists[1]:
         if end != -1:

@@ -14,13 +14,13 @@ import grpc.aio
 import numpy as np
 
 from shoal.backends import parse_address
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.models.manifest import Manifest, measure
 from shoal.models.store import Store, StoredModel
 from shoal.specs import TextSpec
 from shoal.types import Array, Context, Embed, Embedded
+from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, embedder, reply
 from tests.unit.models import checkpoints
 
@@ -52,7 +52,7 @@ def text_model(
     """From `text` to `vectors`."""
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        texts = [each.decode() for each in codec.read_inputs(request)["text"].ravel()]
+        texts = [each.decode() for each in triton_codec.read_inputs(request)["text"].ravel()]
         return reply(request, vectors=np.stack([vector_of(text, dimension, unit=unit, seed=seed) for text in texts]))
 
     fields.setdefault("answer", answer)
@@ -82,7 +82,7 @@ def token_model(
     length = fields.pop("length", -1)
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        inputs = codec.read_inputs(request)
+        inputs = triton_codec.read_inputs(request)
         hidden = table(dimension, seed)[inputs["input_ids"]]
         mask = inputs["attention_mask"][..., None].astype(np.float32)
         rows = (hidden * mask).sum(1) / mask.sum(1) if pooled else hidden

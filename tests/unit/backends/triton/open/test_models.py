@@ -19,6 +19,7 @@ from shoal.models.store import StoredModel
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
 from shoal.types import Embed
+from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, reply
 from tests.unit.backends.triton.open.kit import (
     DIMENSION,
@@ -126,8 +127,8 @@ class TestTextModels:
 
 def nim(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """Says in its vectors what it was told beside the text."""
-    told = {key: codec.get_parameter(request.parameters, key) for key in request.parameters}
-    texts = [each.decode() for each in codec.read_inputs(request)["text"].ravel()]
+    told = {key: triton_codec.get_parameter(request.parameters, key) for key in request.parameters}
+    texts = [each.decode() for each in triton_codec.read_inputs(request)["text"].ravel()]
     width = int(told.get("dimensions", DIMENSION))  # type: ignore[arg-type]
     rows = np.stack([vector_of(f"{told.get('input_type')}|{text}", DIMENSION)[:width] for text in texts])
     return reply(request, embeddings=rows, token_count=np.array([[len(text)] for text in texts], np.int32))
@@ -148,7 +149,7 @@ class TestOtherStyles:
         cut = await ask(runner, "abc", input_type="document", dimensions=3)
         assert np.array_equal(cut.vectors[0], vector_of("passage|abc")[:3])
         sent = asked(triton, "ModelInfer")[-1].parameters
-        assert codec.get_parameter(sent, "truncate") == "END"
+        assert triton_codec.get_parameter(sent, "truncate") == "END"
 
     async def test_litellms_names(self, triton: FakeTriton, opened: Open) -> None:
         """input_text in; the one float output is the vector."""
@@ -157,7 +158,7 @@ class TestOtherStyles:
         config.output.add(name="embedding_output", data_type=pb.TYPE_FP32, dims=[DIMENSION])
 
         def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-            texts = [each.decode() for each in codec.read_inputs(request)["input_text"].ravel()]
+            texts = [each.decode() for each in triton_codec.read_inputs(request)["input_text"].ravel()]
             return reply(request, embedding_output=np.stack([vector_of(text) for text in texts]))
 
         triton.add(FakeModel("lite", config=config, answer=answer))
@@ -305,7 +306,7 @@ class TestSpaces:
         triton.models["emb"].config.output[0].data_type = pb.TYPE_FP64
         triton.models["emb"].answer = lambda request: reply(
             request,
-            vectors=np.stack([vector_of(t.decode()) for t in codec.read_inputs(request)["text"].ravel()]).astype(
+            vectors=np.stack([vector_of(t.decode()) for t in triton_codec.read_inputs(request)["text"].ravel()]).astype(
                 np.float64
             ),
         )

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.models import list_offers
@@ -20,6 +19,7 @@ from shoal.core.scheduling.ejection import MAX_FAILURES
 from shoal.errors import ModelFailed, TransportFailed, UpstreamFailed
 from shoal.models.address import ServedModel
 from shoal.types import ModelStats
+from tests.fakes import triton_codec
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, empty, reply
 from tests.unit.backends.triton.open.kit import DIMENSION, Open, asked, text_model, until, vector_of, vectors
 
@@ -276,7 +276,7 @@ class TestOneThatFailsFast:
         def fails(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
             if how in codes:
                 raise Refused("onnx runtime error 1: something in a kernel", codes[how])
-            count = len(codec.read_inputs(request)["text"].ravel())
+            count = len(triton_codec.read_inputs(request)["text"].ravel())
             return (
                 reply(request, vectors=np.zeros((count + 1, DIMENSION), np.float32))
                 if how == "rows"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.backends.triton.open.scores import TextScorePipeline
@@ -23,6 +22,7 @@ from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokenizer import TextTokenizer
 from shoal.specs import Activation
 from shoal.types import Array, Classify, Rerank, Scored
+from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, reply
 from tests.unit.backends.triton.open.kit import VOCAB, Open, asked, soon, table, until
 from tests.unit.models.checkpoints import checkpoint
@@ -54,7 +54,7 @@ def token_scorer(
     config.output.add(name=output, data_type=pb.TYPE_FP32, dims=[labels] if dims is None else dims)
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        inputs = codec.read_inputs(request)
+        inputs = triton_codec.read_inputs(request)
         # Segments are told apart: the second text's tokens count as others.
         ids = (inputs["input_ids"] + 7 * inputs["token_type_ids"]) % VOCAB
         lengths = inputs["attention_mask"].sum(1)
@@ -168,7 +168,7 @@ def text_scorer(name: str, inputs: Sequence[str], *, output: str = "scores", siz
     config.output.add(name=output, data_type=pb.TYPE_FP32, dims=[1])
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        given = codec.read_inputs(request)
+        given = triton_codec.read_inputs(request)
         sides = [[each.decode() for each in given[one].ravel()] for one in inputs]
         rows = zip(*sides, strict=True) if len(sides) > 1 else ((one, None) for one in sides[0])
         return reply(request, final=None, **{output: np.array([[score_of(*row)] for row in rows], np.float32)})

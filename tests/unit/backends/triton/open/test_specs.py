@@ -31,6 +31,7 @@ from shoal.pipelines.text.tokenizer import read_tokenizer
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
 from shoal.types import Classify, Embed, Embedded, VectorKind
+from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 from tests.fixtures.tiny_llama import write_tokenizer
 from tests.unit.backends.triton.open.kit import Open, asked, soon, token_model, until
@@ -92,7 +93,7 @@ def written(one: Made, name: str = "m") -> FakeModel:
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         names = [output.name for output in request.outputs]
-        found = one.session.run(names, codec.read_inputs(request))
+        found = one.session.run(names, triton_codec.read_inputs(request))
         return reply(request, final=None, **dict(zip(names, found, strict=True)))
 
     return FakeModel(name, config=config, answer=answer)
@@ -327,7 +328,7 @@ class TestTokenizersThatDoNotFit:
         tokenizer = await asyncio.to_thread(read_tokenizer, source, "tokenizer.json")
 
         def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-            if codec.read_inputs(request)["input_ids"].max() == tokenizer.get_vocab_size() - 1:
+            if triton_codec.read_inputs(request)["input_ids"].max() == tokenizer.get_vocab_size() - 1:
                 raise Refused("indices element out of data bounds")
             response: pb.ModelInferResponse = right(request)
             return response

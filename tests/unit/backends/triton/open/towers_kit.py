@@ -11,7 +11,6 @@ import numpy as np
 from google.protobuf.text_format import Parse
 
 from shoal.backends import parse_address
-from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.entry import triton_models
 from shoal.backends.triton.open.host import build_entry_spec
@@ -21,6 +20,7 @@ from shoal.models.store import Store, StoredModel
 from shoal.pipelines.image import ImagePipeline
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 from shoal.types import Array, Embed, Image
+from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, reply
 from tests.unit.backends.triton.open.kit import DIMENSION, table
 from tests.unit.models import checkpoints
@@ -71,7 +71,7 @@ def tower_of(config: pb.ModelConfig, *, seed: int = 0, **fields: Any) -> FakeMod
     output = config.output[0].name
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        (array,) = codec.read_inputs(request).values()
+        (array,) = triton_codec.read_inputs(request).values()
         rows = read(array, seed) if array.dtype.kind == "i" else vectors_of(array, config, seed)
         return reply(request, final=None, **{output: rows.astype(np.float32)})
 
