@@ -164,6 +164,30 @@ def test_nothing_names_a_backend(path: Path) -> None:
     assert not named or name_of(path).startswith("cli."), f"{name_of(path)} names {', '.join(sorted(named))}"
 
 
+PARTS = {"genai": "local"}
+"""Folders that belong to a backend of another name: genai is the engine of local language models."""
+
+
+def backend_of(name: str) -> str:
+    """`triton` for backends.triton.open.host; "" for base and for what belongs to no backend."""
+    package, _, rest = name.partition(".")
+    folder = rest.partition(".")[0]
+    return PARTS.get(folder, folder) if package == "backends" and folder in FOLDERS else ""
+
+
+def foreign_backends(name: str, imported: set[str]) -> set[str]:
+    """The imports of other backends' modules by the module `name`; every backend is foreign to base."""
+    return {each for each in imported if backend_of(each) not in ("", backend_of(name))}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).startswith("backends")], ids=name_of)
+def test_no_backend_imports_another(path: Path) -> None:
+    """A backend can be read, changed and removed alone: what two of them need is in backends/base, models or
+    pipelines. The table imports none of them before it is used."""
+    found = foreign_backends(name_of(path), internal(path))
+    assert not found, f"{name_of(path)} imports {', '.join(sorted(found))}"
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_package_and_the_addresses_of_a_backend_import_little(name: str) -> None:
     """They are imported before anything of the backend is used: no engine, no client, and no other backend."""
@@ -218,6 +242,9 @@ def test_the_rules_notice_a_breach(tmp_path: Path) -> None:
     assert foreign_dialects("surfaces.tei.embed", {"surfaces.openai.errors.x"})
     assert foreign_dialects("surfaces.shared.listing", {"surfaces.openai.errors.x"})
     assert not foreign_dialects("surfaces.tei.embed", {"surfaces.shared.listing.x", "surfaces.tei.wire", "http.errors"})
+    assert foreign_backends("backends.tei.open", {"backends.openai.open.served_name", "backends.base.address"})
+    assert foreign_backends("backends.base.address", {"backends.tei.open"})
+    assert not foreign_backends("backends.local", {"backends.genai.open", "backends.parse_address"})
     assert BANNED.fullmatch(WORD.findall("RequestHandler")[1].lower())
     file.write_text(
         "import msgspec\n"

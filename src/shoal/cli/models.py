@@ -18,11 +18,9 @@ from shoal.cli._running import RunningServer, check_model_name
 from shoal.cli._tables import age_text, print_table, size_text
 from shoal.config import LoadedConfig
 from shoal.errors import AddressError, ConfigError, SourceError
-from shoal.models.address import Address
 from shoal.models.convert.variants import Parity, list_variants
 from shoal.models.manifest import GenerationSpec, ImagePart, check_files
 from shoal.models.open_clip_names import resolve_pair
-from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL, resolve_alias
 from shoal.models.store import Store, StoredModel
 from shoal.specs import ContrastSpec, TextSpec
@@ -57,7 +55,7 @@ def pull(
     with TerminalProgress() as progress:
         wanted = resolve_alias(resolve_pair(parse_address(address)))
         stored = prepare_local(wanted, loaded.settings, progress=progress, refresh=refresh)
-        written = _publish(wanted, loaded, progress) if to == "triton" else ""
+        written = _publish(wanted.id, stored, loaded) if to == "triton" else ""
     took = time.monotonic() - began
     facts = f"{size_text(stored.manifest.size)}, {took:.1f} s"
     told = stored.manifest.verification_summary or f"verified {_describe_unverified(stored)}"
@@ -65,11 +63,11 @@ def pull(
     typer.echo(f"{stored.manifest.id} is ready ({facts}): {written or f'shoal serve {address}'}")
 
 
-def _publish(address: Address, loaded: LoadedConfig, progress: Progress) -> str:
+def _publish(name: str, stored: StoredModel, loaded: LoadedConfig) -> str:
     """Write a model into the repository. Returns where it is and whether Triton has loaded it."""
     from shoal.backends.triton.open import publish
 
-    return asyncio.run(publish(address, loaded.settings, progress))
+    return asyncio.run(publish(name, stored, loaded.settings))
 
 
 def _need_repository(loaded: LoadedConfig) -> None:

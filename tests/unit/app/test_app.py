@@ -278,7 +278,7 @@ async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeyp
         "prepare_local",
         lambda *args, **options: cast(StoredModel, SimpleNamespace(space=next(stored))),
     )
-    monkeypatch.setattr(shoal.backends.local.open, "compute_space", lambda one: one.space)
+    monkeypatch.setattr(shoal.backends.local.open, "hash_weights", lambda one: one.space)
     addresses = [Address(scheme="hf", target="org/one"), Address(scheme="hf", target="org/other")]
     with pytest.raises(AddressError, match=r"x: .*same weights.*name of its own"):
         await open_local("x", addresses, Settings(home=str(tmp_path)))

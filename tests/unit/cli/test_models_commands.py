@@ -271,8 +271,8 @@ class TestTriton:
         """What the commands ask of the composition root, instead of a Triton."""
         asked: list[tuple[Any, ...]] = []
 
-        async def publish(address: Address, settings: Settings, progress: Progress) -> str:
-            asked.append((str(address), settings.triton_repository, settings.triton_instances))
+        async def publish(name: str, stored: StoredModel, settings: Settings) -> str:
+            asked.append((stored.manifest.address, settings.triton_repository, settings.triton_instances))
             return f"written to {settings.triton_repository}"
 
         async def withdraw(name: str, settings: Settings) -> bool:

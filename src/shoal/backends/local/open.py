@@ -20,6 +20,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from shoal.backends.base.limits import describe_limits
+from shoal.backends.base.prompts import apply_prompts
 from shoal.backends.local.compile import QUANTIZED_GROUP
 from shoal.backends.local.engines import (
     ENGINES,
@@ -34,7 +36,7 @@ from shoal.core.protocols import Engine, EngineFacts, ModelFacts, Tensors
 from shoal.decoding import converter
 from shoal.downloads.cancellation import run_in_thread
 from shoal.downloads.disk import disk_error
-from shoal.errors import AddressError, ConfigError, MissingExtra, ShoalError
+from shoal.errors import AddressError, MissingExtra, ShoalError
 from shoal.models.address import Address, parse_source
 from shoal.models.convert.as_published import verify_published
 from shoal.models.convert.export import ExportResult, can_export, export
@@ -46,6 +48,7 @@ from shoal.models.manifest import Verdict
 from shoal.models.prepare import SOURCE, Fallbacks, prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access
+from shoal.models.space import hash_weights, stored_space
 from shoal.models.store import Store, StoredModel
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.pairs import PairPipeline
@@ -196,23 +199,8 @@ async def open_local(
 
 def check_same_model(name: str, stored: Sequence[StoredModel]) -> None:
     """Raise AddressError if the replicas are not the same model."""
-    if len({compute_space(one) or _identity(one) for one in stored}) > 1:
+    if len({hash_weights(one) for one in stored}) > 1:
         raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
-
-
-def apply_prompts(stored: StoredModel, table: ModelTable) -> StoredModel:
-    """Return the model with its table's prompts over its own, which changes its vector space. Models that only score
-    ignore prompts. Raises ConfigError for a default prompt that neither has."""
-    spec = stored.manifest.text_spec
-    if spec.score is not None or not (table.prompts or table.default_prompt_name):
-        return stored
-    prompts = {**spec.prompts, **table.prompts}
-    default = table.default_prompt_name or spec.default_prompt_name
-    if default is not None and default not in prompts:
-        has = f"its prompts are {', '.join(sorted(prompts))}" if prompts else "it has no prompts"
-        raise ConfigError(f"default_prompt_name: {default!r} is no prompt of {stored.manifest.id}: {has}")
-    spec = msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)
-    return replace(stored, manifest=msgspec.structs.replace(stored.manifest, text=spec))
 
 
 def _build_pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPipeline | PairPipeline:
@@ -431,64 +419,18 @@ def engine_details(facts: EngineFacts) -> dict[str, Any]:
     return told
 
 
-def describe_limits(settings: Settings) -> dict[str, Any]:
-    """Return the settings of a model that its clients may want to know, for the facts' details."""
-    return {
-        "max_batch_size": settings.max_batch_size,
-        "max_batch_tokens": settings.max_batch_tokens,
-        "max_queue_items": settings.max_queue_items,
-        "truncate": settings.truncate,
-    }
-
-
 def compute_space(stored: StoredModel, precision: str = "", engine: str = "") -> str:
-    """Return 16 hex digits that are equal only for vectors that may share an index; "" for a model without vectors.
+    """Return `stored_space`, for the precision that an engine runs the model in.
 
-    They cover the published weights and what the text specification does to a vector. They do not cover the converted
-    graph, whose bytes may change with the converter, or a published graph beside safetensors, which holds the same
-    weights. int8 weights count as other weights: they change some of the ten nearest neighbors. Each engine multiplies
-    int8 weights differently (OpenVINO by int8 inputs, in groups of a fixed size), so the digits then cover the engine's
-    name too: the vectors of two engines have a cosine of 0.994.
+    int8 weights count as other weights: they change some of the ten nearest neighbors. Each engine multiplies int8
+    weights differently (OpenVINO by int8 inputs, in groups of a fixed size), so the digits then cover the engine's name
+    too: the vectors of two engines have a cosine of 0.994.
     """
-    text, image = stored.manifest.text, stored.manifest.image
-    if (text is not None and text.score is not None) or (image is not None and image.spec.score is not None):
-        return ""
-    told = _identity(stored)
-    if precision != "int8":
+    told = stored_space(stored)
+    if not told or precision != "int8":
         return told
     how = f"{engine} {QUANTIZED_GROUP}" if engine == "openvino" else engine
     return hashlib.sha256(f"{told} int8 {how}".encode()).hexdigest()[:16]
-
-
-def _identity(stored: StoredModel) -> str:
-    weights, image = stored.manifest.weights, stored.manifest.image
-    told: list[Any] = [sorted(digest for file, digest in weights.items() if not _is_exported_copy(file, weights))]
-    if image is not None:
-        told += [image.spec, stored.manifest.text]
-        return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
-    spec: TextSpec = stored.manifest.text_spec
-    told += [
-        spec.pooling,
-        spec.modules,
-        sorted(spec.prompts.items()),
-        spec.default_prompt_name,
-        spec.include_prompt,
-        spec.lower_case,
-        spec.max_tokens,
-        # What goes beyond one dense vector per text. A missing part does not change the digits.
-        *(each for each in (spec.sparse, spec.multi, spec.score) if each is not None),
-        *(() if spec.frame_tokens and not spec.dropped else (spec.frame_tokens, spec.dropped)),
-    ]
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
-
-
-def _is_exported_copy(file: str, weights: Mapping[str, str]) -> bool:
-    """Return whether a published file is a graph next to the weights that it was exported from."""
-    folder, graph, _ = file.rpartition("model.onnx")
-    folder = folder.removesuffix("onnx/")
-    return bool(graph) and any(
-        other.startswith(f"{folder}model") and other.endswith(".safetensors") for other in weights
-    )
 
 
 class _Verifier:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.backends.base.limits import describe_limits
+from shoal.backends.base.prompts import apply_prompts
 from shoal.backends.local.open import (
-    apply_prompts,
     check_same_model,
     choose_graph_engine,
     compute_space,
-    describe_limits,
     engine_details,
     engine_options,
     open_engine,

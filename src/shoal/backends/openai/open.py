@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -18,9 +17,11 @@ from shoal.backends.base.backend import Target
 from shoal.backends.base.backoff import retry_pauses
 from shoal.backends.base.http_answer import Answer, quote_message, rejected_key_error
 from shoal.backends.base.http_client import Client
-from shoal.backends.local.open import describe_limits
+from shoal.backends.base.limits import describe_limits
+from shoal.backends.base.served_name import served_name
+from shoal.backends.base.tokenizer import load_tokenizer
 from shoal.backends.openai.errors import lacks_model, lacks_route
-from shoal.backends.openai.open_lanes import PROBE_S, MakeLane, Servers, load_tokenizer, open_embedder, open_scorer
+from shoal.backends.openai.open_lanes import PROBE_S, MakeLane, Servers, open_embedder, open_scorer
 from shoal.backends.openai.replicas import Replica, ServerPool
 from shoal.backends.openai.routes import Kind, Route, find_score_routes
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
@@ -50,8 +51,6 @@ BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 Notify = Callable[[str], None]
 """Told what a model waits for, in words."""
-
-_NO_PART = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +140,6 @@ async def list_offers(address: Address, settings: Settings) -> dict[str, ServedM
         except AddressError as error:
             found[model] = error.message
     return found
-
-
-def served_name(model: str) -> str:
-    """A server's name of a model as one to serve it under: no tag `latest`, other tags after a dash, and of a path its
-    last two parts, or the file alone."""
-    parts = [_NO_PART.sub("-", part).strip("-.") for part in model.removesuffix(":latest").split("/")]
-    return "/".join(parts[-1:] if model.startswith(("/", ".")) else parts[-2:])
 
 
 def make_client(address: Address, settings: Settings) -> Client:
@@ -347,6 +339,3 @@ def _build_facts(target: Target, found: _Discovery) -> ModelFacts:
             "servers": [str(address) for address in target.addresses],
         },
     )
-
-
-__all__ = ["UpstreamModel", "list_offers", "make_client", "open_upstream", "served_name"]

@@ -16,7 +16,6 @@ from shoal.backends.base.http_client import Client
 from shoal.backends.openai.engine import SLOTS, UpstreamEngine
 from shoal.backends.openai.routes import Route
 from shoal.backends.openai.scores import LabelNames
-from shoal.config.settings import ModelTable, Settings
 from shoal.core.lane_runner import LaneRunner
 from shoal.core.probe import (
     LEAST_COSINE,
@@ -31,10 +30,6 @@ from shoal.core.probe import (
 from shoal.core.protocols import Engine, ModelFacts, Pipeline
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import BackendError, ConfigError, TransportFailed
-from shoal.models.remote_text_models import tokenizer_folder
-from shoal.models.sources import Access
-from shoal.models.store import Store
-from shoal.models.tokenizer_file import TOKENIZER
 from shoal.pipelines.scores import apply_activation
 from shoal.pipelines.text.codec import TokenizerCodec
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
@@ -75,14 +70,6 @@ class Servers:
     target: Target
     clients: Sequence[Client]
     number: int
-
-
-def load_tokenizer(settings: Settings, table: ModelTable) -> TextTokenizer | None:
-    """The tokenizer of a model whose server reads text: it counts, and is shown. Blocks."""
-    if table.tokenizer is None:
-        return None
-    access = Access(offline=settings.offline, hf_token=settings.hf_token)
-    return TextTokenizer(tokenizer_folder(table.tokenizer, store=Store(settings.home), access=access), TOKENIZER)
 
 
 class _EmbeddingOpener:

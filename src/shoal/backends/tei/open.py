@@ -15,9 +15,9 @@ import msgspec
 from shoal.backends.base.backend import Target
 from shoal.backends.base.backoff import retry_pauses
 from shoal.backends.base.http_client import Client
-from shoal.backends.local.open import describe_limits
-from shoal.backends.openai.open import served_name
-from shoal.backends.openai.open_lanes import load_tokenizer
+from shoal.backends.base.limits import describe_limits
+from shoal.backends.base.served_name import served_name
+from shoal.backends.base.tokenizer import load_tokenizer
 from shoal.backends.tei.codec import TeiCodec
 from shoal.backends.tei.engine import SLOTS, TeiEngine
 from shoal.backends.tei.http_link import HttpLink

@@ -77,7 +77,7 @@ class TritonBackend(Backend):
             return await open_files(target, self.host, self.resources, report)
         servers = [await self._tritons.endpoint(one, target.table, target.settings) for one in target.addresses]
         lanes, talk = partial(self.resources.lanes, target), partial(self.resources.generation, target)
-        return await open_triton(make_target(target, servers), lanes, talk, report)
+        return await open_triton(make_target(target, servers, self.resources, report), lanes, talk, report)
 
     async def unload(self, name: str, runner: Runner) -> None:
         from shoal.backends.triton.open.targets import TritonMixin

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import compute_space
 from shoal.errors import Cancelled, ModelFileError, SourceError
 from shoal.models import prepare as module
 from shoal.models.address import Address
@@ -20,6 +19,7 @@ from shoal.models.manifest import check_files, write_manifest
 from shoal.models.prepare import Fallbacks, prepare
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, FetchedModel
+from shoal.models.space import stored_space
 from shoal.models.store import Store, StoredModel
 from tests.unit.models.checkpoints import HIDDEN, checkpoint, dense, write_json
 from tests.unit.models.conftest import Hub, Recorder
@@ -111,7 +111,7 @@ def test_the_space_outlives_another_conversion(store: Store, address: Address, m
     again = prepare(address, store=store, access=ACCESS, ways=Fallbacks(None))
     assert again.manifest.converter == stored.manifest.converter
     assert again.manifest.weights == stored.manifest.weights
-    assert compute_space(again) == compute_space(stored)
+    assert stored_space(again) == stored_space(stored)
 
 
 def test_another_engine_finds_them_turned(store: Store, address: Address) -> None:
@@ -172,7 +172,7 @@ def test_heads_that_are_pickles(store: Store, tmp_path: Path, recorder: Recorder
     whole = prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning()), refresh=True)
     assert whole.manifest.text_spec.kinds == ("dense", "sparse", "multi", "tokens")
     assert set(whole.manifest.weights) == {"model.safetensors", "sparse_linear.pt", "colbert_linear.pt"}
-    assert compute_space(whole) != compute_space(plain)
+    assert stored_space(whole) != stored_space(plain)
 
 
 def test_shards_and_their_index_go(store: Store, tmp_path: Path) -> None:

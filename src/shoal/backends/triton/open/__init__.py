@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal.backends.local.open import prepare_local
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.host import TritonHost, build_entry_spec
 from shoal.config.settings import Settings
 from shoal.errors import TransportFailed
-from shoal.models.address import Address
-from shoal.models.progress import Progress
+from shoal.models.store import StoredModel
 
 
-async def publish(address: Address, settings: Settings, progress: Progress | None = None) -> str:
-    """Write a model into the repository of the settings, and load it where Triton can be reached.
+async def publish(name: str, stored: StoredModel, settings: Settings) -> str:
+    """Write a model of the store into the repository of the settings, and load it where Triton can be reached.
 
     Answers what was done, in words. Raises SetupError, Forbidden, and what Triton says of the load.
     """
-    stored = await asyncio.to_thread(prepare_local, address, settings, progress=progress)
     tritons = TritonConnections(settings)
     try:
         host = TritonHost(settings, tritons)
         if not settings.triton_url:
-            where = await host.write(address.id, stored, settings)
-            platform = (await asyncio.to_thread(build_entry_spec, address.id, stored, settings)).options.platform
+            where = await host.write(name, stored, settings)
+            platform = (await asyncio.to_thread(build_entry_spec, name, stored, settings)).options.platform
             return f"written to {where} for the {platform} backend; name a running Triton with --triton-url to load it"
         try:
-            where = await host.publish(address.id, stored, settings)
+            where = await host.publish(name, stored, settings)
         except TransportFailed as error:
             return f"written to {settings.triton_repository}; not loaded: {error.message}"
         return f"written to {where} and loaded by Triton at {host.url}"

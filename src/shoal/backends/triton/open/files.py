@@ -58,4 +58,4 @@ async def _open_existing(
     report("waiting for Triton to load the model")
     there = await host.endpoint(target.name, target.table, target.settings)
     lanes, talk = partial(resources.lanes, target), partial(resources.generation, target)
-    return await open_triton(make_target(target, [there], stored), lanes, talk, report)
+    return await open_triton(make_target(target, [there], resources, report, stored), lanes, talk, report)

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from shoal.backends.base.backoff import retry_pauses
-from shoal.backends.local.open import compute_space
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
@@ -34,6 +33,7 @@ from shoal.errors import (
 )
 from shoal.models.address import Address
 from shoal.models.progress import Progress
+from shoal.models.space import stored_space
 from shoal.models.store import StoredModel
 from shoal.pipelines.text.tokenizer import fingerprint
 
@@ -401,7 +401,7 @@ def build_entry_spec(
         token_width=token_width(stored) if text is not None else -1,
         tokenizer=stored.tokenizer if text is not None else None,
         source=stored.manifest.address,
-        space=compute_space(stored),
+        space=stored_space(stored),
         tokenizer_fingerprint=fingerprint(stored.path, text.tokenizer) if text is not None else "",
         options=EntryOptions(
             platform=platform,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from shoal.backends.local.open import describe_limits
+from shoal.backends.base.limits import describe_limits
 from shoal.backends.triton.engine import Endpoint, TritonEngine
 from shoal.backends.triton.naming import image_folder
 from shoal.backends.triton.open.probing import PROBE_S, PipelineWrapper, ProbeResult

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.backends.local.open import describe_limits
+from shoal.backends.base.limits import describe_limits
 from shoal.backends.triton.engine import DEFAULT_BATCH_SIZE, TritonEngine
 from shoal.backends.triton.open.probing import PROBE_S, ProbeResult, probe_model
 from shoal.backends.triton.open.scores import TextScorePipeline, read_head, score_spec

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import apply_prompts, prepare_local
-from shoal.backends.local.open import compute_space as space_of_stored
+from shoal.backends.base.prompts import apply_prompts, override_prompts
 from shoal.backends.triton.open.scores import gives_scores, read_head, score_spec
 from shoal.backends.triton.open.targets import TritonTarget
 from shoal.backends.triton.schema import SENTENCE, SPARSE, TOKENS, Embedder
-from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError, ModelFileError
 from shoal.models.prepare import SOURCE
 from shoal.models.remote_text_models import Overrides, foreign_spec, spec_from_parameters, tokenizer_folder
 from shoal.models.sources import Access
+from shoal.models.space import stored_space
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER as TOKENIZER_FILE
 from shoal.pipelines.text.tokenizer import fingerprint, read_tokenizer
@@ -49,11 +48,11 @@ def find_spec(target: TritonTarget, embedder: Embedder) -> SpecSource:
     if target.stored is not None:
         stored = apply_prompts(target.stored, table)
         if stored is not target.stored:
-            space = space_of_stored(stored)
+            space = stored_space(stored)
         return SpecSource(stored.path, drop_missing_heads(target.name, stored.manifest.text_spec, embedder), space)
     if written:
         spec = spec_from_parameters(written)
-        own = with_prompts(target.name, spec, table)
+        own = override_prompts(target.name, spec, table)
         if own != spec and space:
             told = [space, sorted(own.prompts.items()), own.default_prompt_name]
             space = hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
@@ -111,19 +110,6 @@ def drop_missing_heads(name: str, spec: TextSpec, embedder: Embedder) -> TextSpe
     return left
 
 
-def with_prompts(name: str, spec: TextSpec, table: ModelTable) -> TextSpec:
-    """With the prompts of its table above the model's own, as `local.prompted` has it for files that are here."""
-    if spec.score is not None or not (table.prompts or table.default_prompt_name):
-        return spec
-    prompts = {**spec.prompts, **table.prompts}
-    default = table.default_prompt_name or spec.default_prompt_name
-    if default is not None and default not in prompts:
-        raise ConfigError(
-            f"default_prompt_name: {default!r} is no prompt of {name}: it has {', '.join(sorted(prompts)) or 'none'}"
-        )
-    return msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)
-
-
 def open_store(target: TritonTarget) -> Store:
     return Store(target.settings.home)
 
@@ -143,7 +129,7 @@ def _written_folder(target: TritonTarget, embedder: Embedder) -> Path:
     except ModelFileError as error:
         # Of static models and of some heads the tokenizer cannot be told without reading them as a whole.
         logger.info("%s: the files of %s are read as a whole (%s)", target.name, address, error.message)
-        return prepare_local(address, target.settings).path
+        return target.prepare(address).path
 
 
 def _spec_from_tokenizer(target: TritonTarget, embedder: Embedder, source: str) -> SpecSource:

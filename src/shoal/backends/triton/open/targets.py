@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from shoal.backends.base.backend import Target
+from shoal.backends.base.backend import Resources, Target
 from shoal.backends.triton.engine import Endpoint, Schema, detect_schema
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.llm_schema import LlmSchema, find_parts
 from shoal.backends.triton.naming import is_part, served_name
 from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.config.settings import ModelTable
+from shoal.core.lifecycle.loading import ProgressReporter
 from shoal.errors import ConfigError, ShoalError, TransportFailed
 from shoal.models.address import Address, ServedModel, check_name
 from shoal.models.store import StoredModel
@@ -28,20 +29,34 @@ logger = logging.getLogger("shoal.triton")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonTarget(Target):
     """One model to open: its replicas' endpoints in the place of addresses, and, where this process wrote it into the
-    repository, the files that it was made from."""
+    repository, the files that it was made from. `prepare` fetches and converts a model's files; it blocks, and is for
+    threads."""
 
     endpoints: Sequence[Endpoint]
+    prepare: Callable[[Address], StoredModel]
     stored: StoredModel | None = None
 
 
-def make_target(target: Target, endpoints: Sequence[Endpoint], stored: StoredModel | None = None) -> TritonTarget:
-    """The model of a target at these endpoints."""
+def make_target(
+    target: Target,
+    endpoints: Sequence[Endpoint],
+    resources: Resources,
+    report: ProgressReporter,
+    stored: StoredModel | None = None,
+) -> TritonTarget:
+    """The model of a target at these endpoints. Call it on the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def prepare(address: Address) -> StoredModel:
+        return asyncio.run_coroutine_threadsafe(resources.prepare(target, address, report), loop).result()
+
     return TritonTarget(
         name=target.name,
         source=target.source,
         settings=target.settings,
         table=target.table,
         endpoints=endpoints,
+        prepare=prepare,
         stored=stored,
     )
 

@@ -14,7 +14,8 @@ import pytest
 
 from shoal.backends import parse_address, parse_served
 from shoal.backends.base.http_client import MAX_CARD_BYTES
-from shoal.backends.openai.open import list_offers, make_client, served_name
+from shoal.backends.base.served_name import served_name
+from shoal.backends.openai.open import list_offers, make_client
 from shoal.config.settings import Settings
 from shoal.core.protocols import Replicated, Runner
 from shoal.core.scheduling.ejection import MAX_FAILURES

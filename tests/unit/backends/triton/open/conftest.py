@@ -12,6 +12,7 @@ import pytest
 
 from shoal.backends import parse_address
 from shoal.backends.base import backoff
+from shoal.backends.local.open import prepare_local
 from shoal.backends.triton import control as control_module
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton.open import connections
@@ -120,6 +121,7 @@ async def opened(tritons: TritonConnections, triton: FakeTriton, offline: Settin
             name="m",
             source=",".join(endpoint.address for endpoint in endpoints),
             endpoints=endpoints,
+            prepare=lambda address: prepare_local(address, chosen),
             settings=chosen,
             table=table or ModelTable(),
             **fields,

@@ -270,7 +270,7 @@ class TestTokenModels:
             max_tokens=9,
             pooled="pooled",
         )
-        manifest = type("Made", (), {"text_spec": spec})()
+        manifest = type("Made", (), {"id": "org/made", "text_spec": spec})()
         triton.add(token_model("tok", checkpoints.HIDDEN))
         runner = await opened("tok", stored=StoredModel(source, manifest))
         assert runner.facts.max_input_tokens == 9

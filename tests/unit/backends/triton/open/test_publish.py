@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
 
-import shoal.backends.triton.open
-from shoal.backends import parse_address
 from shoal.backends.triton.open import publish, withdraw
 from shoal.config.settings import Settings
 from shoal.models.store import StoredModel
@@ -22,33 +19,31 @@ FOLDER = "org~mini"
 class TestCommandLine:
     """What `shoal pull --to triton` and `shoal rm` do, without a server of Shoal's."""
 
-    @pytest.fixture(autouse=True)
-    def prepared(self, stored: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shoal.backends.triton.open, "prepare_local", lambda *args, **options: stored)
-
-    async def test_published_and_loaded(self, writing: Settings, triton: FakeTriton, folder: Path) -> None:
+    async def test_published_and_loaded(
+        self, stored: StoredModel, writing: Settings, triton: FakeTriton, folder: Path
+    ) -> None:
         reads(triton, folder)
-        said = await publish(parse_address("hf:org/mini"), writing)
+        said = await publish(NAME, stored, writing)
         assert said == f"written to {folder} and loaded by Triton at {triton.target}"
 
     async def test_published_for_a_triton_that_is_away(
-        self, writing: Settings, triton: FakeTriton, folder: Path
+        self, stored: StoredModel, writing: Settings, triton: FakeTriton, folder: Path
     ) -> None:
         await triton.stop()
-        said = await publish(parse_address("hf:org/mini"), writing)
+        said = await publish(NAME, stored, writing)
         assert said.startswith(f"written to {folder}; not loaded: Triton is not reachable")
 
-    async def test_published_for_no_triton(self, writing: Settings, folder: Path) -> None:
-        said = await publish(parse_address("hf:org/mini"), msgspec.structs.replace(writing, triton_url=""))
+    async def test_published_for_no_triton(self, stored: StoredModel, writing: Settings, folder: Path) -> None:
+        said = await publish(NAME, stored, msgspec.structs.replace(writing, triton_url=""))
         assert said == (
             f"written to {folder} for the onnxruntime backend; name a running Triton with --triton-url to load it"
         )
         assert (folder / FOLDER).is_dir()
 
-    async def test_withdrawn(self, writing: Settings, triton: FakeTriton, folder: Path) -> None:
+    async def test_withdrawn(self, stored: StoredModel, writing: Settings, triton: FakeTriton, folder: Path) -> None:
         """It is unloaded first; a second time there is nothing."""
         reads(triton, folder)
-        await publish(parse_address("hf:org/mini"), writing)
+        await publish(NAME, stored, writing)
         assert await withdraw(NAME, writing)
         assert triton.models[FOLDER].state == "UNAVAILABLE"
         assert not (folder / FOLDER).exists()

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.local.open import apply_prompts, compute_space
+from shoal.backends.base.prompts import apply_prompts
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.entry import TritonModel, triton_models
@@ -25,6 +25,7 @@ from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, ModelFileError
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
+from shoal.models.space import stored_space
 from shoal.models.store import Store, StoredModel
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokenizer import read_tokenizer
@@ -144,7 +145,7 @@ class TestEntries:
         assert (facts.tasks, facts.vectors) == (tasks, kinds) == (spec.tasks, spec.kinds)
         assert facts.labels == (spec.score.labels if spec.score else ())
         assert (facts.dimension or 0, facts.max_input_tokens) == (spec.dimension, spec.max_tokens)
-        assert facts.space == compute_space(stored)
+        assert facts.space == stored_space(stored)
         assert isinstance(runner.lane.pipeline, PairPipeline if spec.score else TextPipeline)
         assert runner.lane.pipeline.spec == spec
         assert facts.verified == f"4 {'pairs' if name == 'cross' else 'texts'} answered, all finite"
@@ -178,7 +179,7 @@ class TestEntries:
             for home in (stored.path.parents[2], tmp_path / f"home-{name}"):
                 settings = Settings(home=str(home), offline=True)
                 facts = (await opened(name, settings=settings)).facts
-                assert (facts.tasks, facts.vectors, facts.space) == (spec.tasks, spec.kinds, compute_space(stored))
+                assert (facts.tasks, facts.vectors, facts.space) == (spec.tasks, spec.kinds, stored_space(stored))
 
     async def test_heads_that_the_server_lacks_are_not_offered(
         self, triton: FakeTriton, opened: Open, made: dict[str, Made]
@@ -244,7 +245,7 @@ class TestPrompts:
             found = await embed(runner, "fish", outputs=("dense",))
             np.testing.assert_allclose(found.vectors, meant.vectors, atol=1e-6)
         spaces = [runner.facts.space for runner in (*runners, plain)]
-        assert spaces[0] == compute_space(apply_prompts(stored, self.TABLE))
+        assert spaces[0] == stored_space(apply_prompts(stored, self.TABLE))
         assert len(set(spaces)) == 3
 
     async def test_a_default_that_is_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
@@ -303,7 +304,7 @@ class TestTokenizersThatDoNotFit:
         triton.add(written(made["plain"]))
         same = checkpoint(tmp_path / "same")
         facts = (await opened("m", table=ModelTable(tokenizer=str(same)))).facts
-        assert facts.space == compute_space(made["plain"].stored)
+        assert facts.space == stored_space(made["plain"].stored)
         (tmp_path / "other").mkdir()
         write_tokenizer(tmp_path / "other")
         with pytest.raises(ConfigError, match=rf"m: the tokenizer of {tmp_path}/other makes other token ids"):

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.backends.local.open import compute_space
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.host import TritonHost, build_entry_spec
 from shoal.backends.triton.open.models import TritonDualEncoder, TritonRunner
@@ -19,6 +18,7 @@ from shoal.backends.triton.open.targets import list_offers
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, InvalidValue, ModelFailed
 from shoal.models.address import Address
+from shoal.models.space import stored_space
 from shoal.models.store import Store, StoredModel
 from shoal.specs import ScoreSpec
 from shoal.types import Classify, Embed, Image
@@ -202,7 +202,7 @@ class TestOpened:
         await added(triton, stored)
         facts = (await opened(TEXT)).facts
         assert (facts.modalities, facts.contrast, facts.dimension) == (("text", "image"), CONTRAST, DIMENSION)
-        assert facts.space == compute_space(stored)
+        assert facts.space == stored_space(stored)
         assert (facts.tasks, facts.details["model"], facts.details["image_model"]) == (("embed",), TEXT, IMAGE)
         assert "texts answered" in facts.verified
         assert "pictures answered" in facts.verified

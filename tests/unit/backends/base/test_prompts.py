@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.backends.local.open import apply_prompts, compute_space
+from shoal.backends.base.prompts import apply_prompts
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError
+from shoal.models.space import stored_space
 from shoal.models.store import Store, StoredModel
 from shoal.specs import ScoreSpec
 from tests.unit.backends.triton.open.kit import stored_model
@@ -31,7 +32,7 @@ def test_prompts_are_added(stored: StoredModel) -> None:
     found = apply_prompts(stored, ModelTable(prompts={"default": "query: "}, default_prompt_name="default"))
     spec = found.manifest.text_spec
     assert (spec.prompts, spec.default_prompt_name) == ({**own, "default": "query: "}, "default")
-    assert compute_space(found) != compute_space(stored)
+    assert stored_space(found) != stored_space(stored)
     assert stored.manifest.text_spec.prompts == own
 
 
