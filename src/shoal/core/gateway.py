@@ -83,7 +83,7 @@ class Gateway:
         self.waiting = registry.waiting
         self._observer = observer or Observer()
         self._counts = observer if isinstance(observer, Counts) else Counts()
-        registry.gone = self._forget
+        registry.subscribe(self._forget)
         self._streams: dict[str, StreamLimit] = {}
         self._active_timeouts: set[StreamTimeout] = set()
         self._token_timeouts = (first_token_timeout_s, token_timeout_s)

@@ -62,10 +62,7 @@ _MOST_UNLOADED = 1000
 """Names of unloaded models that are remembered."""
 
 
-def _ignore() -> None: ...
-
-
-def _ignore_name(name: str) -> None: ...
+def _ignore(model: Model) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +72,8 @@ class Model:
     `plan`: how it was loaded, and will be again (None: nothing loads it). `required`: named at start, so that readiness
     asks for it. `resting`: on its way to sleep, asleep, or waking; requests wait for it. `inflight`: requests that it
     answers or that wait for it to wake. `last_used`: on Lifecycle's clock, when it was loaded or last fell idle; `idle`
-    is called when that happens. `crashed`: when its process last died, on the same clock. `note`: as in ModelCard.
+    is called with the model when that happens. `crashed`: when its process last died, on the same clock. `note`: as in
+    ModelCard.
     """
 
     name: str
@@ -92,7 +90,7 @@ class Model:
     last_used: float = 0.0
     crashed: float = -math.inf
     note: str = ""
-    idle: Callable[[], None] = _ignore
+    idle: Callable[[Model], None] = _ignore
     facts: ModelFacts | None = None
 
     def transition(self, happening: StateEvent) -> None:
@@ -105,7 +103,7 @@ class Model:
     def leave(self) -> None:
         self.inflight -= 1
         if not self.inflight:
-            self.idle()
+            self.idle(self)
 
     def can_answer(self) -> bool:
         """Whether a request would be answered: by its runner, or after it woke."""
@@ -151,17 +149,16 @@ class Model:
 
 
 class Registry:
-    """Models by name and alias, in the order in which they were first named. A name means one model, always. `gone`
-    hears the name of each that was removed; one that was unloaded is spoken of as such. `waiting`: servers that were
-    named at start and whose models are not known yet, or, of those in `reported_places`, still loading, with the
-    reason. `first_answers`: servers named at start that requests wait for until they answer once.
+    """Models by name and alias, in the order in which they were first named. A name means one model, always. One that
+    was unloaded is spoken of as such. `waiting`: servers that were named at start and whose models are not known yet,
+    or, of those in `reported_places`, still loading, with the reason. `first_answers`: servers named at start that
+    requests wait for until they answer once.
 
     One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
     to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.
     """
 
     def __init__(self) -> None:
-        self.gone: Callable[[str], None] = _ignore_name
         self.waiting: dict[str, str] = {}
         self.reported_places: set[str] = set()
         self.first_answers = FirstAnswers()
@@ -171,9 +168,14 @@ class Registry:
         self._saved_places: dict[str, int] = {}
         self._count = count()
         self._unloaded: dict[str, str] = {}
+        self._removed: list[Callable[[str], None]] = []
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
+
+    def subscribe(self, removed: Callable[[str], None]) -> None:
+        """Call `removed` with the name of each model that is removed from now on."""
+        self._removed.append(removed)
 
     def add(self, model: Model) -> None:
         """Serve a model. Raises AddressError when one of its names is taken."""
@@ -214,7 +216,8 @@ class Registry:
             self._saved_places[model.name] = place
         for name in (model.name, *model.aliases):
             self._names.pop(name, None)
-        self.gone(model.name)
+        for removed in self._removed:
+            removed(model.name)
 
     def get(self, name: str) -> Model | None:
         """The model of exactly that name or alias."""

@@ -333,7 +333,7 @@ async def test_requests_in_flight_are_counted(task: TaskKind, error: BaseExcepti
     runner = Embedder(("embed", "generate"), error=error, release=asyncio.Event())
     gate, _ = gateway(runner)
     model, idle = gate.registry.find("m0"), []
-    model.idle = lambda: idle.append(model.inflight)
+    model.idle = lambda model: idle.append(model.inflight)
     call = asyncio.create_task(gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
     await until(lambda: bool(runner.begun))
     assert model.inflight == 1

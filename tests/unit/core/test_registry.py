@@ -289,8 +289,8 @@ def test_exact_names_are_got_without_a_hint() -> None:
 
 def test_the_last_request_that_leaves_tells() -> None:
     """Not each of them."""
-    model, idle = Model("m"), []
-    model.idle = lambda: idle.append(model.inflight)
+    idle: list[int] = []
+    model = Model("m", idle=lambda model: idle.append(model.inflight))
     for _ in range(3):
         model.enter()
     for left in (2, 1, 0):

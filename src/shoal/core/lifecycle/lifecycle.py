@@ -265,8 +265,9 @@ class Lifecycle:
         return next((plan for plan in self._startup_plans.values() if name in (plan.name, *plan.aliases)), None)
 
     def _register(self, plan: Plan, required: bool) -> Model:
-        model = Model(plan.name, plan.aliases, plan.default_for, plan=plan, required=required)
-        model.idle = partial(self._memory.mark_idle, model)
+        model = Model(
+            plan.name, plan.aliases, plan.default_for, plan=plan, required=required, idle=self._memory.mark_idle
+        )
         self._registry.add(model)
         return model
 
