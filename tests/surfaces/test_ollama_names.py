@@ -66,7 +66,7 @@ def test_quantizations(name: str, found: tuple[str, str]) -> None:
 )
 def test_names_that_only_the_library_has(name: str, whose: bool) -> None:
     """Neither the hub nor the package index can mean them."""
-    assert is_library_name(name) is whose
+    assert is_library_name(name, {"pypi"}) is whose
 
 
 def test_the_table_of_embedders() -> None:

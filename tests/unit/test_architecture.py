@@ -7,11 +7,15 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 import shoal
-from shoal.backends import BACKENDS
+from shoal.backends import BACKENDS, FILE_BACKENDS
+from shoal.config.settings import Settings
+from shoal.models.address import LOCAL_SCHEMES
+from shoal.surfaces.shared.wire_models import Backend
 
 SOURCE = Path(shoal.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
@@ -188,6 +192,50 @@ def test_no_backend_imports_another(path: Path) -> None:
     assert not found, f"{name_of(path)} imports {', '.join(sorted(found))}"
 
 
+MAY_NAME_BACKENDS = {"backends", "bench", "cli", "config"}
+"""Packages whose users write names of backends: commands, settings and the presets that stand for other servers."""
+
+CHOICE = "surfaces.shared.wire_models"
+"""The module with the type of a request's choice between the backends for files."""
+
+NAMES = {*BACKENDS, *(scheme for schemes in BACKENDS.values() for scheme in schemes)} - set(LOCAL_SCHEMES)
+
+
+def named_backends(path: Path, dialects: set[str]) -> Iterator[str]:
+    """The backends and schemes that strings of a file name. A dialect's name, and "local", count only in a comparison
+    with a `backend` or `scheme`: they have other meanings."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(side, ast.Attribute) and side.attr in {"backend", "scheme"} for side in sides):
+                texts = [each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)]
+                yield from (str(text) for text in texts if text in NAMES)
+        elif isinstance(node, ast.Constant) and node.value in NAMES - dialects - {"local"}:
+            yield str(node.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for path in FILES
+        if name_of(path).partition(".")[0] not in MAY_NAME_BACKENDS and name_of(path) not in CHOICE
+    ],
+    ids=name_of,
+)
+def test_no_text_names_a_backend(path: Path) -> None:
+    """Code asks for a fact that a backend or a model states, and not for a name: a new backend needs no change here."""
+    found = set(named_backends(path, DIALECTS))
+    assert not found, f"{name_of(path)} names {', '.join(sorted(found))}"
+
+
+def test_the_choice_of_a_backend_is_that_of_the_table() -> None:
+    """The types of the setting and of the request's field list the backends for files."""
+    setting = get_args(get_type_hints(Settings)["backend"])
+    assert set(setting) - {"auto"} == set(FILE_BACKENDS)
+    assert set(get_args(get_args(Backend)[0])) == set(FILE_BACKENDS)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_package_and_the_addresses_of_a_backend_import_little(name: str) -> None:
     """They are imported before anything of the backend is used: no engine, no client, and no other backend."""
@@ -246,6 +294,8 @@ def test_the_rules_notice_a_breach(tmp_path: Path) -> None:
     assert foreign_backends("backends.base.address", {"backends.tei.open"})
     assert not foreign_backends("backends.local", {"backends.genai.open", "backends.parse_address"})
     assert BANNED.fullmatch(WORD.findall("RequestHandler")[1].lower())
+    file.write_text('def f(facts, at):\n    return facts.backend == "openai" or at in {"fake"} or at == "openai"\n')
+    assert sorted(named_backends(file, {"openai"})) == ["fake", "openai"]
     file.write_text(
         "import msgspec\n"
         "def f(data):\n"

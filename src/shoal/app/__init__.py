@@ -85,7 +85,10 @@ async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progre
         asking = asyncio.create_task(_poll_statistics(gateway.registry, observer), name="statistics")
         stack.push_async_callback(_cancel, asking)
         options = Options.from_settings(
-            loaded.settings, running.metrics, await _open_image_reader(stack, loaded.settings)
+            loaded.settings,
+            running.metrics,
+            await _open_image_reader(stack, loaded.settings),
+            {scheme for schemes in BACKENDS.values() for scheme in schemes},
         )
         surfaces = build_surfaces(options)
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)

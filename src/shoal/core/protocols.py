@@ -294,7 +294,7 @@ class ModelFacts:
     is the default. `labels`: of a classifier, in the order of its scores; a reranker has one. `normalized`: whether the
     model ends in a Normalize layer, or that is unknown. `answers`: digest of its answers when it was opened, if nothing
     else identifies its weights for sure. `modalities`: accepted inputs. `contrast`: how a model with a shared image and
-    text space compares the two.
+    text space compares the two. `knows_token_ids`: clients send token ids of its own tokenizer.
     """
 
     source: str
@@ -318,6 +318,7 @@ class ModelFacts:
     answers: str = ""
     modalities: tuple[Modality, ...] = ("text",)
     contrast: ContrastSpec | None = None
+    knows_token_ids: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

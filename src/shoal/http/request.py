@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import parse_qsl
@@ -34,7 +34,7 @@ class Options:
     An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
     `metrics` returns the Prometheus text and is called in a thread; None disables /metrics. `metrics_default` is the
     format of /metrics for clients that ask for none. `pictures` reads the pictures of requests; None: nothing is
-    fetched, and a file may have at most 20 MiB.
+    fetched, and a file may have at most 20 MiB. `address_schemes` are the schemes of model addresses.
     """
 
     host: str = "127.0.0.1"
@@ -60,15 +60,20 @@ class Options:
     any_model: bool = False
     token_ids: Literal["refuse", "accept"] = "refuse"
     pictures: ImageReader | None = None
+    address_schemes: Container[str] = ()
 
     @classmethod
     def from_settings(
-        cls, settings: object, metrics: Callable[[], bytes] | None = None, pictures: ImageReader | None = None
+        cls,
+        settings: object,
+        metrics: Callable[[], bytes] | None = None,
+        pictures: ImageReader | None = None,
+        address_schemes: Container[str] = (),
     ) -> Options:
         """Take the options from `settings`, which has an attribute for each. The caller reads key files."""
-        names = [each.name for each in fields(cls) if each.name not in ("metrics", "pictures")]
+        names = [each.name for each in fields(cls) if each.name not in ("metrics", "pictures", "address_schemes")]
         values: dict[str, Any] = {name: getattr(settings, name) for name in names}
-        return cls(**values, metrics=metrics, pictures=pictures)
+        return cls(**values, metrics=metrics, pictures=pictures, address_schemes=address_schemes)
 
 
 class Reply(msgspec.Struct):

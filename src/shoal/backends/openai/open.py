@@ -321,6 +321,7 @@ def _build_facts(target: Target, found: _Discovery) -> ModelFacts:
         id=target.addresses[found.number].model,
         source=target.source,
         backend="openai",
+        knows_token_ids=True,
         tasks=found.tasks,
         context_tokens=(
             table.context_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
@@ -48,7 +48,7 @@ class Ollama:
         return [
             *_answer_operations(gateway, self._options),
             *_embedding_operations(gateway, self._options.max_inputs),
-            *_model_operations(gateway),
+            *_model_operations(gateway, self._options.address_schemes),
         ]
 
     def render_error(self, error: ShoalError) -> tuple[int, dict[str, str], bytes]:
@@ -127,8 +127,8 @@ def _embedding_operations(gateway: Gateway, max_inputs: int) -> list[Operation]:
     ]
 
 
-def _model_operations(gateway: Gateway) -> list[Operation]:
-    shelf, moves = ModelCatalog(gateway), ModelTransfers(gateway)
+def _model_operations(gateway: Gateway, schemes: Container[str]) -> list[Operation]:
+    shelf, moves = ModelCatalog(gateway), ModelTransfers(gateway, schemes)
     reads: list[tuple[str, Any, str, Any]] = [
         ("/api/tags", shelf.list_tags, "List models", wire.OllamaTags),
         ("/api/ps", shelf.list_running, "List loaded models", wire.OllamaPs),

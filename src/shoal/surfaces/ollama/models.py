@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +180,11 @@ class ModelCatalog:
 
 
 class ModelTransfers:
-    """The routes that pull and delete models."""
+    """The routes that pull and delete models. `schemes` are those of models' addresses."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, schemes: Container[str]) -> None:
         self._gateway = gateway
+        self._schemes = schemes
         self._decode_pull = decoder.Decoder(wire.OllamaPullRequest, "ollama")
         self._decode_name = decoder.Decoder(wire.OllamaNamed, "ollama")
 
@@ -207,7 +208,7 @@ class ModelTransfers:
             return meant, ""
         name, form = split_quantization(plain)
         name = LIBRARY.get(name, name)
-        if is_library_name(name):
+        if is_library_name(name, self._schemes):
             raise InvalidValue(
                 f"'{asked[:_MAX_SHOWN]}' is a name of Ollama's library, which models are not pulled from here: name a "
                 "repository of the Hugging Face hub, as hf.co/org/name",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 
 _LATEST = ":latest"
 _HUBS = ("hf.co/", "huggingface.co/")
@@ -41,9 +41,6 @@ LIBRARY: Mapping[str, str] = {
 _QUANTIZED = re.compile(
     r"(?:^|[-_.])(i?q\d(?:_[0-9k])?(?:_(?:xxs|xs|s|m|l|xl))?|int[48]|fp?16|bf16|fp?32|fp8|[48]bit)(?=$|[-_.])"
 )
-_SCHEMES = {"hf", "pypi", "file", "fake"}
-"""Schemes of addresses that may have no slash."""
-
 _FORMS = {"instruct", "it", "chat", "gguf", "ov", "onnx", "hf"}
 
 
@@ -68,10 +65,11 @@ def split_quantization(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def is_library_name(name: str) -> bool:
-    """Whether an unknown name can only be one of Ollama's library: it has a tag, and the hub has none."""
+def is_library_name(name: str, schemes: Container[str]) -> bool:
+    """Whether an unknown name can only be one of Ollama's library: it has a tag, and the hub has none. `schemes` are
+    those of addresses, which have a colon, too."""
     base, colon, _ = name.partition(":")
-    return bool(colon) and "/" not in name and base not in _SCHEMES
+    return bool(colon) and "/" not in name and base not in schemes
 
 
 def match_library_name(name: str, served: Mapping[str, Collection[str]]) -> str | None:

@@ -4,7 +4,7 @@ Ids from another tokenizer give a wrong vector without any error, because most i
 vocabulary. LangChain's OpenAIEmbeddings sends ids of OpenAI's tables by default, whatever the model. So ids are
 accepted only if their meaning is known:
 - Under the name of an OpenAI model they belong to that model's table, and are decoded to texts.
-- An upstream with OpenAI's API knows its own ids.
+- An upstream that clients send its own ids to knows them.
 - For all other models the operator decides.
 """
 
@@ -47,7 +47,7 @@ async def resolve_token_ids(
     ids = [each for each in given if isinstance(each, list)]
     if not ids:
         return given, []
-    if card.facts is not None and card.facts.backend == "openai":
+    if card.facts is not None and card.facts.knows_token_ids:
         return given, _build_header(b"taken")
     if name in TABLES:
         return list(await asyncio.to_thread(_decode, ids, TABLES[name])), _build_header(b"decoded")
