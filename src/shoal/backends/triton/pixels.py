@@ -13,7 +13,8 @@ import msgspec
 
 from shoal.backends.triton.entry import Tensor, image_tensors, max_images_per_call, read_parameters
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
-from shoal.backends.triton.schema import Embedder, Port, count_instances, newest_version, read_tensors
+from shoal.backends.triton.schema import Embedder, Port
+from shoal.backends.triton.tensors import count_instances, newest_version, read_tensors
 from shoal.decoding import json_decoder
 from shoal.errors import ConfigError
 from shoal.specs import ContrastSpec, ImageSpec

@@ -1,23 +1,20 @@
-"""What a model on Triton wants and gives, read from its ModelConfig and ModelMetadata: pure, and the only place that
-knows the conventions of those who put embedding models, rerankers and classifiers on Triton.
-
-Dims in a ModelConfig leave the batch axis out where max_batch_size is above 0; shapes in ModelMetadata hold it as a
-leading -1. `reshape` is between Triton and the model: clients send and get `dims`.
-"""
+"""What a model on Triton that embeds or scores wants and gives: pure, and the only place that knows the conventions of
+those who put embedding models, rerankers and classifiers on Triton."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from shoal.backends.triton.entry import read_parameters
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
+from shoal.backends.triton.tensors import Tensor, Tensors, count_instances, detect_family, newest_version, read_tensors
 from shoal.decoding import json_decoder
-from shoal.errors import ConfigError, UpstreamFailed
+from shoal.errors import UpstreamFailed
 from shoal.specs import TextSpec
 from shoal.types import Array
 
@@ -58,24 +55,6 @@ PAIRS = ((TEXT, PAIR), (TEXT, "text_pair"), ("query", "passage"), ("query", "doc
 """What models that read two texts together call them."""
 
 TEXT_OUTPUTS = (EMBEDDING, "embeddings", SENTENCE, "sentence_embeddings", POOLED, "output")
-
-DATATYPES = {
-    1: "BOOL",
-    2: "UINT8",
-    3: "UINT16",
-    4: "UINT32",
-    5: "UINT64",
-    6: "INT8",
-    7: "INT16",
-    8: "INT32",
-    9: "INT64",
-    10: "FP16",
-    11: "FP32",
-    12: "FP64",
-    13: "BYTES",
-    14: "BF16",
-}
-"""Numbers of ModelConfig's DataType to the names of the wire, which says BYTES for TYPE_STRING."""
 
 _FLOATS = ("FP32", "FP16", "BF16", "FP64")
 _INTEGERS = ("INT64", "INT32")
@@ -169,30 +148,6 @@ class Embedder:
         return array.reshape(rows, *tail)
 
 
-class Tensor(NamedTuple):
-    """One tensor as the configuration has it: `dims` without the batch axis where max_batch_size is above 0."""
-
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
-    optional: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.datatype} {list(self.dims)})"
-
-
-class Tensors(NamedTuple):
-    """All that a model takes and gives. `max_batch_size` 0: its tensors have no batch axis of Triton's."""
-
-    name: str
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-    max_batch_size: int
-
-    def refuse(self, why: str) -> ConfigError:
-        return ConfigError(f"Triton's model {self.name!r} {why}")
-
-
 def detect_embedder(config: ModelConfig, metadata: ModelMetadataResponse, names: TensorNames | None = None) -> Embedder:
     """How to call the model. Raises ConfigError, with the reason, for one that cannot be served as an embedder, and
     for `names` that it does not have."""
@@ -227,22 +182,6 @@ def detect_embedder(config: ModelConfig, metadata: ModelMetadataResponse, names:
     )
 
 
-def read_tensors(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
-    """The tensors by the configuration; by the metadata where a server leaves them out of it."""
-    size = max(config.max_batch_size, 0)
-    inputs = [
-        Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims), one.optional) for one in config.input
-    ]
-    outputs = [Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims)) for one in config.output]
-    batched = 1 if size else 0
-    if not inputs:
-        inputs = [Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.inputs]
-    if not outputs:
-        outputs = [Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.outputs]
-    name = config.name or metadata.name
-    return Tensors(name, {one.name: one for one in inputs}, {one.name: one for one in outputs}, size)
-
-
 def _check_names(model: Tensors, names: TensorNames) -> None:
     for setting, given, known, has in (
         ("input_names", names.inputs, (*TOKEN_INPUTS, TEXT, PAIR), model.inputs),
@@ -270,23 +209,6 @@ def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, mo
         )
     if config.HasField("sequence_batching"):
         raise model.refuse("keeps state between requests (sequence_batching), which embeddings have none of")
-
-
-def detect_family(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> str:
-    """Whose convention for text generation a model follows; "" for none."""
-    has = model.inputs.keys()
-    if "dynamo" in (config.platform, config.backend, metadata.platform):
-        return "Dynamo"
-    if "vllm" in (config.backend, config.platform, metadata.platform) or {"text_input", "sampling_parameters"} <= has:
-        return "vLLM"
-    if {"input_ids", "request_output_len"} <= has:
-        return "TensorRT-LLM, token level"
-    if "text_input" in has and ("streaming" in has or any(one.startswith("sampling_param_") for one in has)):
-        return "TensorRT-LLM, LLM API"
-    if {"text_input", "max_tokens"} <= has:
-        return "TensorRT-LLM"
-    text = model.outputs.get("text_output")
-    return "text_output" if text is not None and text.datatype == "BYTES" else ""
 
 
 def _is_image(tensor: Tensor) -> bool:
@@ -490,18 +412,3 @@ def _dimension(dims: tuple[int, ...]) -> int | None:
     """The size of what an answer holds for one text, or token; a number alone is one."""
     size = dims[-1] if dims else 1
     return size if size > 0 else None
-
-
-def count_instances(config: ModelConfig) -> int:
-    """`count` is for each GPU that is listed."""
-    groups = [group for group in config.instance_group if not group.passive]
-    return max(1, sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups))
-
-
-def newest_version(metadata: ModelMetadataResponse) -> str:
-    """The newest version that is loaded; "" where the server tells of none."""
-    return max(metadata.versions, key=_version_order, default="")
-
-
-def _version_order(version: str) -> tuple[int, str]:
-    return (int(version), "") if version.isdecimal() else (-1, version)

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelInput, ModelMetadataResponse, ModelOutput
-from shoal.backends.triton.schema import DATATYPES, Embedder, TensorNames, detect_embedder
+from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
+from shoal.backends.triton.tensors import DATATYPES
 from shoal.errors import ConfigError
 
 NUMBERS = {name: number for number, name in DATATYPES.items()}

@@ -1,0 +1,102 @@
+"""What Triton says of a model in its ModelConfig and ModelMetadata, as one.
+
+Dims in a ModelConfig leave the batch axis out where max_batch_size is above 0; shapes in ModelMetadata hold it as a
+leading -1. `reshape` is between Triton and the model: clients send and get `dims`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
+from shoal.errors import ConfigError
+
+DATATYPES = {
+    1: "BOOL",
+    2: "UINT8",
+    3: "UINT16",
+    4: "UINT32",
+    5: "UINT64",
+    6: "INT8",
+    7: "INT16",
+    8: "INT32",
+    9: "INT64",
+    10: "FP16",
+    11: "FP32",
+    12: "FP64",
+    13: "BYTES",
+    14: "BF16",
+}
+"""Numbers of ModelConfig's DataType to the names of the wire, which says BYTES for TYPE_STRING."""
+
+
+class Tensor(NamedTuple):
+    """One tensor as the configuration has it: `dims` without the batch axis where max_batch_size is above 0."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.datatype} {list(self.dims)})"
+
+
+class Tensors(NamedTuple):
+    """All that a model takes and gives. `max_batch_size` 0: its tensors have no batch axis of Triton's."""
+
+    name: str
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    max_batch_size: int
+
+    def refuse(self, why: str) -> ConfigError:
+        return ConfigError(f"Triton's model {self.name!r} {why}")
+
+
+def read_tensors(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
+    """The tensors by the configuration; by the metadata where a server leaves them out of it."""
+    size = max(config.max_batch_size, 0)
+    inputs = [
+        Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims), one.optional) for one in config.input
+    ]
+    outputs = [Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims)) for one in config.output]
+    batched = 1 if size else 0
+    if not inputs:
+        inputs = [Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.inputs]
+    if not outputs:
+        outputs = [Tensor(one.name, one.datatype, tuple(one.shape)[batched:]) for one in metadata.outputs]
+    name = config.name or metadata.name
+    return Tensors(name, {one.name: one for one in inputs}, {one.name: one for one in outputs}, size)
+
+
+def detect_family(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> str:
+    """Whose convention for text generation a model follows; "" for none."""
+    has = model.inputs.keys()
+    if "dynamo" in (config.platform, config.backend, metadata.platform):
+        return "Dynamo"
+    if "vllm" in (config.backend, config.platform, metadata.platform) or {"text_input", "sampling_parameters"} <= has:
+        return "vLLM"
+    if {"input_ids", "request_output_len"} <= has:
+        return "TensorRT-LLM, token level"
+    if "text_input" in has and ("streaming" in has or any(one.startswith("sampling_param_") for one in has)):
+        return "TensorRT-LLM, LLM API"
+    if {"text_input", "max_tokens"} <= has:
+        return "TensorRT-LLM"
+    text = model.outputs.get("text_output")
+    return "text_output" if text is not None and text.datatype == "BYTES" else ""
+
+
+def count_instances(config: ModelConfig) -> int:
+    """`count` is for each GPU that is listed."""
+    groups = [group for group in config.instance_group if not group.passive]
+    return max(1, sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups))
+
+
+def newest_version(metadata: ModelMetadataResponse) -> str:
+    """The newest version that is loaded; "" where the server tells of none."""
+    return max(metadata.versions, key=_version_order, default="")
+
+
+def _version_order(version: str) -> tuple[int, str]:
+    return (int(version), "") if version.isdecimal() else (-1, version)
