@@ -108,7 +108,7 @@ fix: setup
 
 # After a change of src/shoal/backends/triton/protocol.proto or backends/tei/tei.proto.
 proto: setup
-	$(BIN)/python -m shoal.backends.triton.protocol_compile
+	$(BIN)/python -m shoal.backends.base.protocol_compile
 
 # Versions with the hashes of their files, for Python 3.11 and newer, without the name of any index. `lowest` takes the
 # oldest version that pyproject.toml allows of what Shoal itself needs, and the newest of everything else that goes with it.

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
-from shoal.backends.triton import protocol_compile
+from shoal.backends.base import protocol_compile
 from shoal.backends.triton import protocol_pb2 as pb
+
+PROTO = Path(pb.__file__).with_name("protocol.proto")
 
 UNUSED = ("SystemSharedMemory", "CudaSharedMemory", "TraceSetting", "LogSettings")
 """How the names of Triton's calls begin that Shoal does not make."""
@@ -82,8 +84,8 @@ def test_every_rpc_in_use_has_its_types() -> None:
 
 
 def test_what_is_committed_is_made_of_the_proto() -> None:
-    folder = protocol_compile.PROTO.parent
-    made = protocol_compile.compile_proto()
+    folder = PROTO.parent
+    made = protocol_compile.compile_proto(PROTO)
     assert made.keys() == {"protocol_pb2.py", "protocol_pb2.pyi"}
     # Another protoc writes the stub in other words, the descriptor never.
     assert (folder / "protocol_pb2.py").read_text() == made["protocol_pb2.py"]
@@ -92,7 +94,7 @@ def test_what_is_committed_is_made_of_the_proto() -> None:
 
 def test_compiling_writes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "protocol.proto"
-    copy.write_text(protocol_compile.PROTO.read_text())
+    copy.write_text(PROTO.read_text())
     monkeypatch.setattr(protocol_compile, "PROTOS", (copy,))
     protocol_compile.main()
     assert (tmp_path / "protocol_pb2.py").read_text().startswith('"""Made of protocol.proto')

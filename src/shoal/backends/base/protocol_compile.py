@@ -1,8 +1,7 @@
-"""Makes the _pb2.py and _pb2.pyi of each .proto here: `python -m shoal.backends.triton.protocol_compile`.
+"""Makes the _pb2.py and _pb2.pyi of each backend's .proto: `python -m shoal.backends.base.protocol_compile`.
 
 A step of development (it needs grpcio-tools); the results are committed. protoc's own Python output refuses runtimes
-older than itself. Ours holds the same descriptor and makes its classes with protobuf's public interface, so that any
-protobuf from version 5 on will do.
+older than itself. Ours holds the same descriptor and makes its classes with `protobuf.define_messages`.
 """
 
 from __future__ import annotations
@@ -11,41 +10,28 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-PROTO = Path(__file__).with_name("protocol.proto")
-PROTOS = (PROTO, PROTO.parents[1] / "tei" / "tei.proto")
+PROTOS = tuple(sorted(Path(__file__).parents[1].glob("*/*.proto")))
 """Of unlike names: one process holds them all."""
 
-WIDTH = 96
+WIDTH = 115
 
 MODULE = '''\
 """Made of {proto} by protocol_compile.py: change that file, not this one."""
 
-from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from shoal.backends.base.protobuf import define_messages
 
-DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
+DATA = (
 {data}
 )
-
-
-def _message(descriptor):
-    made = message_factory.GetMessageClass(descriptor)
-    for nested in descriptor.nested_types:  # protobuf's own Python implementation leaves them out
-        if not hasattr(made, nested.name):
-            setattr(made, nested.name, _message(nested))
-    return made
-
-
-{names}
+DESCRIPTOR = define_messages(DATA, globals())
 '''
-
 
 STUB = '# mypy: disable-error-code="type-arg, no-untyped-def"\n'  # as protoc writes them
 
 
-def compile_proto(proto: Path = PROTO) -> dict[str, str]:
+def compile_proto(proto: Path) -> dict[str, str]:
     """The text of each made file by its name, from the .proto as it is now."""
     from grpc_tools import protoc
 
@@ -61,16 +47,18 @@ def compile_proto(proto: Path = PROTO) -> dict[str, str]:
 
 def render_module(file: FileDescriptorProto) -> str:
     """The Python module for one compiled .proto file."""
-    names = []
-    for enum in file.enum_type:
-        names.append(f'{enum.name} = EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["{enum.name}"])')
-        names += [f"{value.name} = {value.number}" for value in enum.value]
-    names += [
-        f'{message.name} = _message(DESCRIPTOR.message_types_by_name["{message.name}"])'
-        for message in file.message_type
-    ]
+    for message in file.message_type:
+        _clear_json_names(message)
     data = "\n".join(f"    {line!r}" for line in _pieces(file.SerializeToString(deterministic=True)))
-    return MODULE.format(proto=file.name, data=data, names="\n".join(names))
+    return MODULE.format(proto=file.name, data=data)
+
+
+def _clear_json_names(message: DescriptorProto) -> None:
+    """Leave out a quarter of the data, which protobuf derives from the names of the fields."""
+    for field in message.field:
+        field.ClearField("json_name")
+    for nested in message.nested_type:
+        _clear_json_names(nested)
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
