@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from shoal.backends.base.http_client import Client
-from shoal.backends.base.presence import Presence
+from shoal.backends.base.presence import Presence, PresenceMixin
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.errors import UpstreamFailed
 from shoal.types import Array
@@ -20,7 +20,7 @@ from .client import Vectors, decode, list_models
 logger = logging.getLogger("shoal.reef")
 
 
-class ReefEngine:
+class ReefEngine(PresenceMixin):
     """{"text": object array [rows] of str} to {"embedding": float32 [rows, dimension]}; `aclose` closes `client`."""
 
     def __init__(self, client: Client, model: str, dimension: int) -> None:
@@ -35,7 +35,7 @@ class ReefEngine:
         )
         self._client, self._model, self._dimension = client, model, dimension
         self._presence = Presence(self.facts.name, logger, look=self._look, admit=self._look, serving=True)
-        self._presence.start(look_s=5.0, again_s=1.0)
+        self._presence.start(look_s=5.0, again_s=(1.0,))
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
@@ -48,11 +48,8 @@ class ReefEngine:
             raise UpstreamFailed(f"the server did not answer {len(texts)} vectors of {self._dimension} numbers")
         return {"embedding": np.array(rows, dtype=np.float32)}
 
-    def ready(self) -> bool:
-        return self._presence.ready
-
     async def aclose(self) -> None:
-        await self._presence.aclose()
+        await super().aclose()
         await self._client.aclose()
 
     async def _look(self) -> None:

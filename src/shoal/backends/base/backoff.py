@@ -1,9 +1,16 @@
-"""The pauses between attempts to reach a server."""
+"""Waiting for servers: the pauses between attempts, and the first of several that answers."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Notify = Callable[[str], None]
+"""Receives what a model waits for, in words."""
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses of an opener or a health check that waits for a server."""
@@ -14,3 +21,20 @@ def retry_pauses(pauses: Sequence[float] = ()) -> Iterator[float]:
     pauses = pauses or RETRY_S
     yield from pauses
     yield from itertools.repeat(pauses[-1])
+
+
+async def find_first(
+    ask: Callable[[int], Awaitable[T]], addresses: Sequence[object], waits: tuple[type[Exception], ...], note: Notify
+) -> tuple[int, T]:
+    """Ask the servers of these addresses in turn, by their place, until one answers. Return its place and its answer.
+
+    `waits` are the errors of a server that may answer later: `note` receives them. Other errors are raised.
+    """
+    for pause in retry_pauses():
+        for number, address in enumerate(addresses):
+            try:
+                return number, await ask(number)
+            except waits as error:
+                note(f"waiting for {address}: {error}")
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses never end")

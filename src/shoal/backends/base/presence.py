@@ -132,3 +132,20 @@ class Presence:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
+
+
+class PresenceMixin:
+    """An engine or generator whose readiness is that of its server, `_presence`."""
+
+    _presence: Presence
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready; "" while it is."""
+        return self._presence.reason
+
+    def ready(self) -> bool:
+        return self._presence.ready
+
+    async def aclose(self) -> None:
+        await self._presence.aclose()

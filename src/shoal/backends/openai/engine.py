@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.backends.base.http_client import Client
 from shoal.backends.base.items import to_items
-from shoal.backends.base.presence import Presence
+from shoal.backends.base.presence import Presence, PresenceMixin
 from shoal.backends.base.usage import BYTES_PER_TOKEN, split_proportionally, utf8_size
 from shoal.backends.base.vector_width import check_width, cut_vectors
 from shoal.backends.openai.calls import RouteCalls, Rows
@@ -46,7 +46,7 @@ _LIMITS = (
 Admit = Callable[["UpstreamEngine"], Awaitable[None]]
 
 
-class UpstreamEngine:
+class UpstreamEngine(PresenceMixin):
     """Engine over routes of one server: "text", an object array [rows] of str or list[int], and for scores "pair", of
     str or None where the text stands alone; to
 
@@ -96,14 +96,6 @@ class UpstreamEngine:
             details={"server": client.base, "routes": [each.path for each in self._calls]},
         )
 
-    @property
-    def reason(self) -> str:
-        """Why it is not ready."""
-        return self._presence.reason
-
-    def ready(self) -> bool:
-        return self._presence.ready
-
     def start(self) -> None:
         """Begin to watch the server; once."""
         self._presence.start(look_s=LOOK_S, again_s=(LOOK_AGAIN_S,))
@@ -117,9 +109,6 @@ class UpstreamEngine:
             values, tokens = await self._infer_items(to_items(inputs), params, deadline)
         found: dict[str, Array] = {self.facts.outputs[0]: values, "token_count": tokens[:, None]}
         return {name: found[name] for name in outputs}
-
-    async def aclose(self) -> None:
-        await self._presence.aclose()
 
     async def _infer_items(
         self, items: Sequence[Any], params: Mapping[str, Any], deadline: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.backends import parse_address
 from shoal.backends.base.backend import Target
-from shoal.backends.base.backoff import retry_pauses
+from shoal.backends.base.backoff import Notify, find_first, retry_pauses
 from shoal.backends.base.http_answer import Answer, quote_message, rejected_key_error
 from shoal.backends.base.http_client import Client
 from shoal.backends.base.limits import describe_limits
@@ -48,9 +48,6 @@ DEFAULT_PATH = "/v1"
 
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of a server that may answer otherwise later."""
-
-Notify = Callable[[str], None]
-"""Told what a model waits for, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +152,12 @@ def make_client(address: Address, settings: Settings) -> Client:
 
 async def _find_first_server(target: Target, clients: Sequence[Client], note: Notify) -> _Discovery:
     """What the first server that answers says."""
-    for pause in retry_pauses():
-        for number, (client, address) in enumerate(zip(clients, target.addresses, strict=True)):
-            try:
-                return await _discover(client, address.model, target.table, number)
-            except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
-                note(f"waiting for {address}: {error.message}")
-            except _NotReadyYet as error:
-                note(f"waiting for {address}: {error}")
-        await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+
+    async def ask(number: int) -> _Discovery:
+        return await _discover(clients[number], target.addresses[number].model, target.table, number)
+
+    waits = (TransportFailed, DeadlineExceeded, EngineFailed, _NotReadyYet)
+    return (await find_first(ask, target.addresses, waits, note))[1]
 
 
 async def _discover(client: Client, model: str, table: ModelTable, number: int) -> _Discovery:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.backends.base.items import to_items
-from shoal.backends.base.presence import Presence
+from shoal.backends.base.presence import Presence, PresenceMixin
 from shoal.backends.base.vector_width import check_width, cut_vectors
 from shoal.backends.tei.info import Info
 from shoal.backends.tei.link import BatchTooLarge, ExpectedShape, KeyRefused, Link
@@ -55,7 +55,7 @@ OUTPUTS: Mapping[str, tuple[str, ...]] = {
 Admit = Callable[["TeiEngine"], Awaitable[None]]
 
 
-class TeiEngine:
+class TeiEngine(PresenceMixin):
     """Engine over the calls of TEI: "text", an object array [rows] of str or list[int], and for scores "pair", of str
     or None where the text stands alone; to
 
@@ -100,14 +100,6 @@ class TeiEngine:
         self._presence = Presence(name, logger, look=self._check_health, admit=self._admit_server, serving=serving)
         self.facts = self._build_facts()
 
-    @property
-    def reason(self) -> str:
-        """Why it is not ready."""
-        return self._presence.reason
-
-    def ready(self) -> bool:
-        return self._presence.ready
-
     def start(self) -> None:
         """Begin to watch the server; once."""
         self._presence.start(look_s=LOOK_S, again_s=(LOOK_AGAIN_S,))
@@ -123,9 +115,6 @@ class TeiEngine:
                 return await self._infer_items(to_items(inputs), outputs, params, deadline)
             finally:
                 self._running -= 1
-
-    async def aclose(self) -> None:
-        await self._presence.aclose()
 
     def _build_facts(self) -> EngineFacts:
         info = self.info

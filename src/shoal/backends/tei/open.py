@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from shoal.backends.base.backend import Target
-from shoal.backends.base.backoff import retry_pauses
+from shoal.backends.base.backoff import Notify, find_first, retry_pauses
 from shoal.backends.base.http_client import Client
 from shoal.backends.base.limits import describe_limits
 from shoal.backends.base.served_name import served_name
@@ -62,9 +62,6 @@ RECHECK_TIMEOUT_S = 2.0
 
 TRUNCATION_OPTIONS = frozenset({"truncate", "truncation_direction"})
 VECTOR_OPTIONS = frozenset({"prompt_name", "normalize", "dimensions"})
-
-Notify = Callable[[str], None]
-"""Told what a model waits for, in words."""
 
 MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
 
@@ -133,17 +130,13 @@ def make_link(address: Address, settings: Settings) -> Link:
 
 async def _find_first_server(target: Target, links: Sequence[Link], note: Notify) -> tuple[int, Info]:
     """The first server that says what it is, by its place, and what it says."""
-    for pause in retry_pauses():
-        for number, (link, address) in enumerate(zip(links, target.addresses, strict=True)):
-            try:
-                info = await link.info(time.monotonic() + ASK_S)
-            except (TransportFailed, DeadlineExceeded, EngineFailed) as error:
-                note(f"waiting for {address}: {error.message}")
-                continue
-            check_model(address, info)
-            return number, info
-        await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+
+    async def ask(number: int) -> Info:
+        info = await links[number].info(time.monotonic() + ASK_S)
+        check_model(target.addresses[number], info)
+        return info
+
+    return await find_first(ask, target.addresses, (TransportFailed, DeadlineExceeded, EngineFailed), note)
 
 
 def check_model(address: Address, info: Info) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shoal.backends.base import backoff
+from shoal.backends.base.presence import PresenceMixin
 from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
@@ -139,7 +140,7 @@ def detect_schema(config: ModelConfig, metadata: ModelMetadataResponse, names: T
 Admit = Callable[["TritonEngine"], Awaitable[None]]
 
 
-class TritonEngine:
+class TritonEngine(PresenceMixin):
     """Engine over one Triton model. Until `embedder` is known and `admit` has agreed, it is not ready.
 
     `admit` is awaited each time the model comes (back) into service and raises a ShoalError to keep it out; it may
@@ -162,16 +163,8 @@ class TritonEngine:
         return self._presence.schema
 
     @property
-    def reason(self) -> str:
-        """Why it is not ready; "" while it is."""
-        return self._presence.reason
-
-    @property
     def facts(self) -> EngineFacts:
         return self._facts
-
-    def ready(self) -> bool:
-        return self._presence.ready
 
     def start(self) -> None:
         """Begin to watch the model; once."""
@@ -185,9 +178,6 @@ class TritonEngine:
             request = self._build_request(inputs, outputs, params)
             response = await self.endpoint.client.infer(request, deadline)
         return self._read_answer(response, outputs, len(next(iter(inputs.values()))))
-
-    async def aclose(self) -> None:
-        await self._presence.aclose()
 
     def _build_request(self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any]) -> ModelInferRequest:
         request = ModelInferRequest(model_name=self.endpoint.model, model_version=self.endpoint.version)

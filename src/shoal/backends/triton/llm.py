@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.backends.base import backoff
+from shoal.backends.base.presence import PresenceMixin
 from shoal.backends.triton import engine
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.errors import ModelGone
@@ -86,7 +87,7 @@ ERROR_TABLE = (
 """The first row that fits counts. Sources: vLLM's SamplingParams and its input checks; TensorRT-LLM's executor."""
 
 
-class TritonGenerator:
+class TritonGenerator(PresenceMixin):
     """TextGenerator over one model. It is ready while the model is called as `schema` says.
 
     Raises ConfigError for a model of token ids without `words`, and as `RequestBuilder` does. `start` begins to watch.
@@ -134,14 +135,6 @@ class TritonGenerator:
     def schema(self) -> LlmSchema:
         return self._presence.schema
 
-    @property
-    def reason(self) -> str:
-        """Why it is not ready; "" while it is."""
-        return self._presence.reason
-
-    def ready(self) -> bool:
-        return self._presence.ready
-
     def start(self) -> None:
         """Begin to watch the model; once."""
         self._presence.start(look_s=engine.LOOK_S, again_s=backoff.RETRY_S)
@@ -178,7 +171,7 @@ class TritonGenerator:
 
     async def aclose(self) -> None:
         self._closed = True
-        await self._presence.aclose()
+        await super().aclose()
         while self._cancellations:
             await asyncio.gather(*self._cancellations)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from shoal.backends.base.backoff import retry_pauses
+from shoal.backends.base.backoff import Notify, retry_pauses
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
@@ -38,8 +38,6 @@ from shoal.models.store import StoredModel
 from shoal.pipelines.text.tokenizer import fingerprint
 
 logger = logging.getLogger("shoal.triton")
-
-Notify = Callable[[str], None]
 
 _NO_BACKEND = "unable to find backend library"
 

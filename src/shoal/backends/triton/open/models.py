@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from shoal.backends.base.backoff import retry_pauses
+from shoal.backends.base.backoff import Notify, find_first, retry_pauses
 from shoal.backends.triton.engine import Endpoint, Schema, TritonEngine
 from shoal.backends.triton.llm_schema import LlmSchema
 from shoal.backends.triton.open.llm import MakeGenerationRunner, TritonGenerationRunner, open_llm
@@ -24,9 +24,6 @@ from shoal.core.protocols import Engine, ModelFacts, Pipeline, TextCodec
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import ConfigError, DeadlineExceeded, ModelNotFound, TransportFailed
 from shoal.types import Modality
-
-Notify = Callable[[str], None]
-"""Told what a model waits for, in words."""
 
 MakeLanes = Callable[[Mapping[Modality, tuple[Pipeline, Sequence[Engine]]], ModelFacts], dict[Modality, Lane]]
 """From what each modality's lane is made of."""
@@ -170,14 +167,10 @@ async def _open_tower(target: TritonTarget, number: int, embedder: Embedder, ope
 
 async def _find_first_server(endpoints: Sequence[Endpoint], note: Notify) -> tuple[int, Schema, bool]:
     """The first replica that can serve, its schema, and whether it was loaded for that."""
-    for pause in retry_pauses():
-        for number, endpoint in enumerate(endpoints):
-            try:
-                return number, *await _find_schema(endpoint)
-            except (TransportFailed, DeadlineExceeded) as error:  # a host that drops packets answers nothing at all
-                note(f"waiting for {endpoint.address}: {error.message}")
-        await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+    addresses = [endpoint.address for endpoint in endpoints]
+    waits = (TransportFailed, DeadlineExceeded)  # a host that drops packets answers nothing at all
+    number, (schema, loaded) = await find_first(lambda at: _find_schema(endpoints[at]), addresses, waits, note)
+    return number, schema, loaded
 
 
 async def _find_schema(endpoint: Endpoint) -> tuple[Schema, bool]:
