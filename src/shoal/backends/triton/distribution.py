@@ -40,13 +40,11 @@ _STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """`backends` and `caches` are the folders it loads from. `unpacked`: it is the wheel's, whose Python models need an
-    environment; otherwise the machine's own has one."""
+    """`backends` and `caches` are the folders it loads from."""
 
     binary: Path
     backends: Path
     caches: Path
-    unpacked: bool = False
 
     def platforms(self) -> tuple[str, ...]:
         """The backends that are there, by name: "python", "onnxruntime", ..."""
@@ -118,7 +116,7 @@ def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: t
 
     build_once(folder, build, usable=lambda path: (path / _ROOT / "bin" / "tritonserver").is_file(), stop=stop)
     server = folder / _ROOT
-    return Distribution(server / "bin" / "tritonserver", server / "backends", server / "caches", unpacked=True)
+    return Distribution(server / "bin" / "tritonserver", server / "backends", server / "caches")
 
 
 def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threading.Event) -> None:

@@ -206,10 +206,6 @@ class TritonServer:
         return f"{HOST}:{self._ports.http}"
 
     @property
-    def metrics_url(self) -> str:
-        return f"{HOST}:{self._ports.metrics}"
-
-    @property
     def repository(self) -> Path:
         return self._options.folder
 

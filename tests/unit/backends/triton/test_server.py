@@ -82,7 +82,6 @@ async def test_with_open_ports(fake: Make, tmp_path: Path) -> None:
         assert found.socket == ""
         assert running.url == f"127.0.0.1:{found.grpc_port}"
         assert running.http_url == f"127.0.0.1:{found.http_port}"
-        assert running.metrics_url == f"127.0.0.1:{found.metrics_port}"
 
 
 async def test_a_home_too_long_for_a_socket(fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +274,7 @@ def test_the_machine_s_own_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest
 def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub is that of the interpreter whose libpython was found."""
     asked: list[Any] = []
-    found = Distribution(Path("/fetched"), Path("/b"), Path("/c"), unpacked=True)
+    found = Distribution(Path("/fetched"), Path("/b"), Path("/c"))
     made = Environment(Path("/e/bin"), Path("/e/libpython"))
     python = Interpreter("/usr/bin/python3.12", "3.12", Path("/lib/libpython3.12.so.1.0"))
     monkeypatch.setattr(distribution, "find_installed", lambda: None)
