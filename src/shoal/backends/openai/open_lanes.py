@@ -13,7 +13,8 @@ import numpy as np
 
 from shoal.backends.base.backend import Target
 from shoal.backends.base.http_client import Client
-from shoal.backends.openai.engine import SLOTS, UpstreamEngine
+from shoal.backends.openai.calls import RouteCalls
+from shoal.backends.openai.engine import SLOTS, Admit, UpstreamEngine
 from shoal.backends.openai.routes import Route
 from shoal.backends.openai.scores import LabelNames
 from shoal.core.lane_runner import LaneRunner
@@ -71,6 +72,23 @@ class Servers:
     clients: Sequence[Client]
     number: int
 
+    def make_engines(
+        self, admit: Admit, *, slots: int, make_calls: Callable[[], Sequence[RouteCalls]] = tuple
+    ) -> list[UpstreamEngine]:
+        """One engine for each server. `slots`: without the setting `streams`."""
+        return [
+            UpstreamEngine(
+                client,
+                address.model,
+                f"{self.target.name}-{at}",
+                admit=admit,
+                calls=make_calls(),
+                slots=self.target.settings.streams or slots,
+                serving=at == self.number,
+            )
+            for at, (client, address) in enumerate(zip(self.clients, self.target.addresses, strict=True))
+        ]
+
 
 class _EmbeddingOpener:
     """One try to open a lane of embeddings."""
@@ -84,17 +102,7 @@ class _EmbeddingOpener:
 
     async def open_runner(self, facts: ModelFacts, lane: MakeLane) -> LaneRunner:
         servers, target = self.servers, self.servers.target
-        engines = [
-            UpstreamEngine(
-                client,
-                address.model,
-                f"{target.name}-{at}",
-                admit=self._admit,
-                slots=target.settings.streams or SLOTS,
-                serving=at == servers.number,
-            )
-            for at, (client, address) in enumerate(zip(servers.clients, target.addresses, strict=True))
-        ]
+        engines = servers.make_engines(self._admit, slots=SLOTS)
         async with AsyncExitStack() as opened:
             for engine in engines:
                 opened.push_async_callback(engine.aclose)
@@ -224,20 +232,12 @@ class _ScoringOpener:
         self._reference: list[ProbeScores] = []
 
     async def open_runner(self, facts: ModelFacts, lane: MakeLane) -> Scorer:
-        servers, target = self.servers, self.servers.target
-        slots = QUERY_SLOTS if self.routes[0].kind == "rerank" else SLOTS
-        engines = [
-            UpstreamEngine(
-                client,
-                address.model,
-                f"{target.name}-{at}",
-                admit=self._admit,
-                calls=[route.make_calls(self.labels) for route in self.routes],
-                slots=target.settings.streams or slots,
-                serving=at == servers.number,
-            )
-            for at, (client, address) in enumerate(zip(servers.clients, target.addresses, strict=True))
-        ]
+        servers = self.servers
+        engines = servers.make_engines(
+            self._admit,
+            slots=QUERY_SLOTS if self.routes[0].kind == "rerank" else SLOTS,
+            make_calls=lambda: [route.make_calls(self.labels) for route in self.routes],
+        )
         async with AsyncExitStack() as opened:
             for engine in engines:
                 opened.push_async_callback(engine.aclose)

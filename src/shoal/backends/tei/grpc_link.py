@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from msgspec.structs import replace
 
+from shoal.backends.base.grpc_channel import CHANNEL_OPTIONS, ChannelOptions
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_CARD_BYTES
 from shoal.backends.base.response_limit import MAX_VECTOR_WIDTH
 from shoal.backends.tei import grpc_messages as messages
@@ -47,19 +48,7 @@ PROBE_TEXT = "a"
 
 MOST_LABELS_BYTES = 2**20
 
-OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.max_send_message_length", -1),
-    # A restarted server is found within a second, instead of within up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # gRPC shares connections between channels of the same target and options, and with them their backoff.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    # A call goes out by the shortest way: no proxy of the environment, no service configuration from DNS.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.service_config_disable_resolution", 1),
-)
+OPTIONS: ChannelOptions = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_ANSWER_BYTES))
 """Without pings: the looks at the server find a host that is gone."""
 
 M = TypeVar("M", bound=Message)

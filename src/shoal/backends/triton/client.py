@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from shoal.backends.base.grpc_channel import CHANNEL_OPTIONS, ChannelOptions
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.errors import infer_error, rpc_error, stream_error
 from shoal.errors import DeadlineExceeded, TransportFailed
@@ -30,25 +31,16 @@ others are for short calls."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
-OPTIONS: tuple[tuple[str, Any], ...] = (
+OPTIONS: ChannelOptions = (
+    *CHANNEL_OPTIONS,
     ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # A restarted server is found within a second, instead of within up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # gRPC shares connections between channels of the same target and options, and with them their backoff.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
     # Triton closes connections that ping more often than every 5 minutes without data, or at all without calls. The
     # timeout also bounds how long sent bytes may stay unacknowledged: so a host that is gone is noticed.
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 2),
-    # A call goes out by the shortest way: no proxy of the environment, no service configuration from DNS.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.service_config_disable_resolution", 1),
 )
 
 R = TypeVar("R", bound=Message)

@@ -316,6 +316,18 @@ class TestWatching:
             assert fleet.replicas[0].until == 0.0
             await runner.aclose()
 
+    async def test_one_that_a_request_finds_gone_is_checked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And not when its next check would be."""
+        monkeypatch.setattr(replicas_module, "LOOK_S", 3600.0)
+        async with FakeUpstream() as server:
+            runner = runner_of(server)
+            fleet = runner._fleet
+            fleet.start()
+            await server.stop()
+            fleet.replicas[0].record_failure(1e9, gone=True)
+            await until(fleet, ready=False)
+            await runner.aclose()
+
     async def test_a_late_answer_is_forgiven_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that loads a model, or computes on its event loop, may be late."""
         monkeypatch.setattr(replicas_module, "LOOK_TIMEOUT_S", 0.01)
