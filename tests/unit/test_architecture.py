@@ -249,6 +249,19 @@ def test_the_package_and_the_addresses_of_a_backend_import_little(name: str) -> 
         assert libraries <= sys.stdlib_module_names, f"{name}/{file} imports {', '.join(libraries)}"
 
 
+def foreign_assignments(path: Path) -> Iterator[str]:
+    """The assignments to attributes of objects other than `self`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).partition(".")[0] == "app"], ids=name_of)
+def test_nothing_is_attached_after_construction(path: Path) -> None:
+    """What an object needs comes by its constructor, or by a method of its own."""
+    assert not list(foreign_assignments(path))
+
+
 def typed_decoding(path: Path) -> Iterator[int]:
     """The lines that have msgspec describe a type: `Decoder(...)`, `convert(...)`, `decode(..., type=...)`."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -296,6 +309,8 @@ def test_the_rules_notice_a_breach(tmp_path: Path) -> None:
     assert BANNED.fullmatch(WORD.findall("RequestHandler")[1].lower())
     file.write_text('def f(facts, at):\n    return facts.backend == "openai" or at in {"fake"} or at == "openai"\n')
     assert sorted(named_backends(file, {"openai"})) == ["fake", "openai"]
+    file.write_text("def f(self, registry, g):\n    self.a = 1\n    registry.gone = g\n")
+    assert list(foreign_assignments(file)) == ["registry.gone"]
     file.write_text(
         "import msgspec\n"
         "def f(data):\n"

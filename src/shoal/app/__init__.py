@@ -201,7 +201,7 @@ async def _poll_statistics(registry: Registry, observer: PrometheusObserver) -> 
                     continue
                 except Exception:  # as in `Discovery`: the others are asked all the same
                     logger.exception("asking for the statistics of %s failed", model.name)
-        observer.backends = told
+        observer.record_backends(told)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

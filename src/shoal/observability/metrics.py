@@ -175,8 +175,7 @@ class PrometheusObserver(Observer, Collector):
 
     What is read at scrape time: `models` answers (name, state) of every served model, from memory and
     without raising; `queues` answers (model, items, tokens) that wait now; `caches` the counts of each model that
-    has a cache; `replicas` (model, status) of every replica. `backends` holds what backends last said of
-    themselves.
+    has a cache; `replicas` (model, status) of every replica.
     """
 
     def __init__(
@@ -196,12 +195,16 @@ class PrometheusObserver(Observer, Collector):
         self._queues = queues
         self._caches = caches
         self._replicas = replicas
-        self.backends: Sequence[tuple[str, int, ModelStats]] = ()
+        self._backends: Sequence[tuple[str, int, ModelStats]] = ()
         self._lag = self._families.lag.child()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
+
+    def record_backends(self, told: Sequence[tuple[str, int, ModelStats]]) -> None:
+        """Keep what backends say of themselves for the next scrape: (model, number, statistics)."""
+        self._backends = told
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
         series = self._requests.get((model, task)) or self._add_requests(model, task)
@@ -290,8 +293,8 @@ class PrometheusObserver(Observer, Collector):
         )
         yield from _collect_caches(self._caches())
         yield from _collect_replicas(self._replicas())
-        if self.backends:
-            yield from upstream.collect_families(self.backends)
+        if self._backends:
+            yield from upstream.collect_families(self._backends)
 
     def render(self) -> bytes:
         """The text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""

@@ -30,7 +30,7 @@ def lines(observer: PrometheusObserver) -> set[str]:
 def test_counts_of_each_replica_are_shown() -> None:
     """Requests by outcome, seconds by stage, items, and batches by size."""
     observer = PrometheusObserver()
-    observer.backends = [("org/m", 0, STATS), ("org/m", 1, ModelStats(name="m"))]
+    observer.record_backends([("org/m", 0, STATS), ("org/m", 1, ModelStats(name="m"))])
     found = lines(observer)
     assert 'shoal_backend_requests_total{model="org/m",outcome="success",replica="0"} 9.0' in found
     assert 'shoal_backend_requests_total{model="org/m",outcome="fail",replica="0"} 2.0' in found
