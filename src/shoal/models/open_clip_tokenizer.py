@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ModelFileError
+from shoal.models.convert.contract.json_file import JsonFile
+from shoal.models.convert.contract.tower_tokenizer import CLEANS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CLEANS = ("lower", "whitespace", "canonicalize")
-"""open_clip's names: lowercase, white space only, or lowercase without punctuation."""
-
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-_KEY = "model_cfg.text_cfg.tokenizer_kwargs"
 
 
 def byte_pairs(
@@ -77,17 +75,15 @@ def without_end(tokenizer: Tokenizer, token: str, id_in_its_place: int) -> Token
     return Tokenizer.from_str(json.dumps(data))
 
 
-def check_options(options: Mapping[str, Any], file: str) -> str:
+def check_options(options: JsonFile) -> str:
     """Return the cleaning that `tokenizer_kwargs` name, "" if none. Raises ModelFileError for any option that changes
     more, such as one that would let a tokenizer's own code run."""
-    for name, value in options.items():
+    for name, value in options.data.items():
         if name not in ("clean", "strip_sep_token"):
-            raise ModelFileError(
-                f"{value!r} is not supported; Shoal knows clean and strip_sep_token", file=file, key=f"{_KEY}.{name}"
-            )
-    clean = options.get("clean", "")
+            raise options.refuse(name, f"{value!r} is not supported; Shoal knows clean and strip_sep_token")
+    clean = options.data.get("clean", "")
     if clean and clean not in CLEANS:
-        raise ModelFileError(f"{clean!r} is none of {', '.join(CLEANS)}", file=file, key=f"{_KEY}.clean")
+        raise options.refuse("clean", f"{clean!r} is none of {', '.join(CLEANS)}")
     return str(clean)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from shoal.errors import ModelFileError
-from shoal.models.open_clip_tokenizer import CLEANS, byte_pairs, check_options, with_cleaning, without_end
+from shoal.models.convert.contract.json_file import JsonFile
+from shoal.models.convert.contract.tower_tokenizer import CLEANS
+from shoal.models.open_clip_tokenizer import byte_pairs, check_options, with_cleaning, without_end
 
 LETTERS = string.ascii_letters + string.digits + string.punctuation
 WORDS = [*LETTERS, *(f"{each}</w>" for each in LETTERS), "ca", "cat</w>", "<start>", "<end>"]
@@ -88,11 +91,14 @@ def test_a_frame_that_is_not_known() -> None:
 
 
 def test_options() -> None:
-    assert check_options({}, "f") == ""
-    assert check_options({"clean": "lower", "strip_sep_token": True}, "f") == "lower"
+    def check(options: dict[str, Any]) -> str:
+        return check_options(JsonFile("f", options, "model_cfg.text_cfg.tokenizer_kwargs"))
+
+    assert check({}) == ""
+    assert check({"clean": "lower", "strip_sep_token": True}) == "lower"
     for options in ({"trust_remote_code": True}, {"clean": "magic"}, {"reduction_mask": "random"}):
         with pytest.raises(ModelFileError, match=rf"f: model_cfg\.text_cfg\.tokenizer_kwargs\.{next(iter(options))}"):
-            check_options(options, "f")
+            check(options)
 
 
 def test_it_is_a_file_like_any_other() -> None:

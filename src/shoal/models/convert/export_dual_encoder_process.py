@@ -43,7 +43,6 @@ _BATCHES = (1, 3)
 """Batch sizes to compare; the graphs were traced with another one."""
 
 _MAX_LOGARITHM = 100.0
-_TEXT = "model_cfg.text_cfg"
 _OF_LOADING = ("checkpoint_path", "cache_dir", "features_only", "out_indices", "scriptable", "exportable")
 
 
@@ -67,10 +66,10 @@ def from_open_clip(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
     config = read_object(folder, OPEN_CLIP)
     if config is None:
         raise ModelFileError("is missing; fetch the model again", file=OPEN_CLIP)
-    stated = _section(config, "model_cfg")
-    options = _section(stated, _TEXT)
+    stated = config.section("model_cfg")
+    options = stated.section("text_cfg")
     _refuse_open_clip(stated, options)
-    clean = check_options(options.object(f"{_TEXT}.tokenizer_kwargs"), OPEN_CLIP)
+    clean = check_options(options.section("tokenizer_kwargs"))
     tell("read", 1.0)
     import open_clip
 
@@ -214,26 +213,21 @@ def _pad(theirs: Any) -> int:
     return int(theirs.tokenizer.pad_token_id) if hasattr(theirs, "tokenizer") else 0
 
 
-def _section(config: JsonFile, path: str) -> JsonFile:
-    """Return a part of the file; keys in errors are full paths."""
-    return JsonFile(config.name, {f"{path}.{key}": value for key, value in config.object(path).items()})
-
-
 def _refuse_open_clip(stated: JsonFile, text: JsonFile) -> None:
     """Reject models that need another repository, or that read texts as anything but one sequence of ids."""
-    if f"{_TEXT}.hf_model_name" in text:
-        name = text.text(f"{_TEXT}.hf_model_name")
+    if "hf_model_name" in text:
+        name = text.text("hf_model_name")
         raise text.refuse(
-            f"{_TEXT}.hf_model_name",
+            "hf_model_name",
             f"the text tower is built from another repository's settings, {name!r}, which is not supported; use a "
             "model in transformers' format",
         )
-    if f"{_TEXT}.tokenizer_mode" in text:
-        mode = text.text(f"{_TEXT}.tokenizer_mode")
-        raise text.refuse(f"{_TEXT}.tokenizer_mode", f"{mode!r} is not supported; use another model")
-    name = stated.object("model_cfg.vision_cfg").get("timm_model_name") or ""
+    if "tokenizer_mode" in text:
+        mode = text.text("tokenizer_mode")
+        raise text.refuse("tokenizer_mode", f"{mode!r} is not supported; use another model")
+    name = stated.object("vision_cfg").get("timm_model_name") or ""
     if ":" in str(name):
-        raise stated.refuse("model_cfg.vision_cfg", f"{name!r} is another repository; only timm's names are read")
+        raise stated.refuse("vision_cfg", f"{name!r} is another repository; only timm's names are read")
 
 
 def _refuse_timm(config: JsonFile) -> None:

@@ -12,15 +12,17 @@ from shoal.errors import ModelFileError
 
 
 class JsonFile:
-    """An object of a JSON file; `name` is its path inside the model's folder, as errors show it.
+    """An object of a JSON file. `name` is the file's path inside the model's folder and `at` the object's path inside
+    the file ("": the whole file), as errors show them.
 
     The getters return `default` for an absent key or null, and raise ModelFileError for a value of another type;
     without a default an absent key is an error too.
     """
 
-    def __init__(self, name: str, data: dict[str, Any]) -> None:
+    def __init__(self, name: str, data: dict[str, Any], at: str = "") -> None:
         self.name = name
         self.data = data
+        self.at = at
 
     def __contains__(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -62,14 +64,25 @@ class JsonFile:
             raise self.refuse(key, f"must be an object, not {value!r}")
         return value
 
+    def section(self, key: str) -> JsonFile:
+        """Return the object of a key, empty if absent."""
+        return JsonFile(self.name, self.object(key), self._path(key))
+
+    def with_data(self, data: dict[str, Any]) -> JsonFile:
+        """Return other content for the same place."""
+        return JsonFile(self.name, data, self.at)
+
     def only(self, known: frozenset[str]) -> None:
         """Reject unknown keys: they may change the vectors."""
         for key in self.data:
             if key not in known:
-                raise self.refuse(key, f"unknown key; Shoal knows {', '.join(sorted(known))}")
+                raise self.refuse(key, f"unknown key; Shoal knows {', '.join(map(self._path, sorted(known)))}")
 
     def refuse(self, key: str, why: str) -> ModelFileError:
-        return ModelFileError(why, file=self.name, key=key)
+        return ModelFileError(why, file=self.name, key=self._path(key))
+
+    def _path(self, key: str) -> str:
+        return f"{self.at}.{key}" if self.at else key
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.data.get(key)

@@ -161,10 +161,10 @@ def _check_widths(layers: tuple[Dense, ...], width: int) -> int:
 
 
 def _pylate(saved: JsonFile) -> _Layout:
-    expansion = saved.object("query_expansion")
+    expansion = saved.section("query_expansion")
     length, fill, attended = _query_length(saved, "query_length"), None, False
-    if expansion:
-        length, fill, attended = _expansion(JsonFile(saved.name, expansion))
+    if expansion.data:
+        length, fill, attended = _expansion(expansion)
     elif saved.boolean("do_query_expansion", True):
         older = saved.boolean("attend_to_mask_tokens", False)
         fill, attended = "", saved.boolean("attend_to_expansion_tokens", older)
@@ -189,7 +189,7 @@ def _native(sentence: JsonFile | None, mask: JsonFile | None) -> _Layout:
     if "query_expansion" in settings:
         if mask is None:
             raise settings.refuse("query_expansion", f"needs a MultiVectorMask in {MODULES}, which counts what it adds")
-        query, fill, attended = _expansion(JsonFile(settings.name, settings.object("query_expansion")))
+        query, fill, attended = _expansion(settings.section("query_expansion"))
     if mask is not None:
         mask.only(_MASK_KEYS)
         if "keep_only_token_ids" in mask:
@@ -212,15 +212,14 @@ def _query_length(config: JsonFile, key: str) -> Length:
 
 
 def _expansion(config: JsonFile) -> tuple[Length, str, bool]:
-    """Return length, fill token and whether it is attended; errors name keys with their parent's."""
-    named = JsonFile(config.name, {f"query_expansion.{key}": value for key, value in config.data.items()})
-    named.only(frozenset(f"query_expansion.{key}" for key in _EXPANSION))
-    strategy = named.text("query_expansion.strategy")
+    """Return length, fill token and whether it is attended."""
+    config.only(_EXPANSION)
+    strategy = config.text("strategy")
     if strategy != "fixed":
-        raise named.refuse("query_expansion.strategy", f"{strategy!r} is not supported, only 'fixed' is")
+        raise config.refuse("strategy", f"{strategy!r} is not supported, only 'fixed' is")
     key = "query_expansion.length"
-    length = Length(within(named.integer(key), named.name, key, LONGEST_QUERY), named.name, key)
-    return length, named.text("query_expansion.token", ""), named.boolean("query_expansion.attend", False)
+    length = Length(within(config.integer("length"), config.name, key, LONGEST_QUERY), config.name, key)
+    return length, config.text("token", ""), config.boolean("attend", False)
 
 
 def _words(config: JsonFile, default: str) -> tuple[str, ...]:

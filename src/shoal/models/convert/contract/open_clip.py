@@ -7,7 +7,7 @@ unknown settings, and any variation of the two that changes the vectors, are rej
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,8 +21,6 @@ from shoal.models.sources.select import CONVERT_IMAGES
 from shoal.models.sources.select import OPEN_CLIP as CONFIG
 from shoal.specs import ImageSpec
 
-_MODEL, _TEXT, _VISION, _PICTURES = "model_cfg", "model_cfg.text_cfg", "model_cfg.vision_cfg", "preprocess_cfg"
-
 _OTHER_MODELS = {
     "multimodal_cfg": "CoCa",
     "audio_cfg": "CLAP, a model of sounds,",
@@ -30,7 +28,7 @@ _OTHER_MODELS = {
     "genlap_cfg": "GenLAP, a model of sounds,",
 }
 _BLOCKS = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
-_Plain: TypeAlias = Mapping[str, tuple[Any, Any]]
+_Plain: TypeAlias = dict[str, tuple[Any, Any]]
 """The required value of a key, and its default; any other value is another architecture."""
 
 _PLAIN: _Plain = {"ls_init_value": (None, None), "block_type": (None, None)} | dict.fromkeys(_BLOCKS, (False, False))
@@ -109,18 +107,19 @@ def read_open_clip(folder: Path, path: str = "") -> Towers:
     architecture that Shoal does not build (`unsupported_error`).
     """
     config = _config(folder, path)
-    refused = _unsupported_error(config)
-    if refused is not None:
-        raise refused
-    model, vision, text = (_section(config, key) for key in (_MODEL, _VISION, _TEXT))
-    _refuse_unknown_keys(model, _MODEL, _READ_MODEL)
-    dimension = model.integer(f"{_MODEL}.embed_dim", least=1)
-    quick = model.boolean(f"{_MODEL}.quick_gelu", False)
-    family: TowerFamily = "siglip" if f"{_VISION}.timm_model_name" in vision else "clip"
+    model = _section(config, "model_cfg")
+    for name, other in _OTHER_MODELS.items():
+        if name in model:
+            raise _foreign_error(model, name, other)
+    vision, text = _section(model, "vision_cfg"), _section(model, "text_cfg")
+    _refuse_other_architectures(vision, text)
+    _refuse_unknown_keys(model, _READ_MODEL)
+    dimension = model.integer("embed_dim", least=1)
+    quick = model.boolean("quick_gelu", False)
+    family: TowerFamily = "siglip" if "timm_model_name" in vision else "clip"
     image = _timm_tower(vision) if family == "siglip" else _image_tower(vision, quick=quick)
     if family == "siglip" and dimension != image.hidden:
-        key = f"{_MODEL}.embed_dim"
-        raise model.refuse(key, f"{dimension} is not {image.hidden}, the size of the vectors of pictures")
+        raise model.refuse("embed_dim", f"{dimension} is not {image.hidden}, the size of the vectors of pictures")
     tower = _text_tower(text, quick=quick, siglip=family == "siglip")
     tokenizer = read_tower_tokenizer(
         folder,
@@ -137,7 +136,7 @@ def read_open_clip(folder: Path, path: str = "") -> Towers:
         image=image,
         dimension=dimension,
         text_spec=text_spec(tokenizer, family, tower, dimension),
-        image_spec=_image_spec(_section(config, _PICTURES), image.size, dimension),
+        image_spec=_image_spec(_section(config, "preprocess_cfg", required=False), image.size, dimension),
         layout="open_clip",
         path=path,
     )
@@ -163,62 +162,42 @@ def _config(folder: Path, path: str) -> JsonFile:
     return config
 
 
-def _section(config: JsonFile, name: str) -> JsonFile:
-    """Return a part of the file by its path, without nulls; keys in errors are full paths."""
-    data, at = config.data, ""
-    for part in name.split("."):
-        at = f"{at}.{part}" if at else part
-        if data.get(part) is None and name != _PICTURES:
-            raise config.refuse(at, "is missing; fetch the model again")
-        data = JsonFile(config.name, {at: data.get(part)}).object(at)
-    return JsonFile(config.name, {f"{name}.{key}": value for key, value in data.items() if value is not None})
+def _section(file: JsonFile, key: str, *, required: bool = True) -> JsonFile:
+    """Return a part of the file, without nulls."""
+    if required and key not in file:
+        raise file.refuse(key, "is missing; fetch the model again")
+    section = file.section(key)
+    return section.with_data({name: value for name, value in section.data.items() if value is not None})
 
 
-def _refuse_unknown_keys(section: JsonFile, part: str, read: frozenset[str], plain: _Plain | None = None) -> None:
-    """Reject unknown keys."""
-    known = read | _UNUSED | frozenset(plain or ())
+def _refuse_unknown_keys(section: JsonFile, known: Collection[str]) -> None:
     for key in section.data:
-        if key.removeprefix(f"{part}.") not in known:
+        if key not in known and key not in _UNUSED:
             raise section.refuse(key, f"unknown key, which may change the vectors; {CONVERT_IMAGES}")
 
 
-def _unsupported_error(config: JsonFile) -> ModelFileError | None:
-    """Return the error for settings that may be valid, but belong to neither of the two architectures."""
-    model = _section(config, _MODEL)
-    for name, other in _OTHER_MODELS.items():
-        if f"{_MODEL}.{name}" in model:
-            return _foreign_error(model, f"{_MODEL}.{name}", other)
-    vision, text = _section(config, _VISION), _section(config, _TEXT)
-    timm = vision.data.get(f"{_VISION}.timm_model_name")
+def _refuse_other_architectures(vision: JsonFile, text: JsonFile) -> None:
+    """Reject settings that may be valid, but belong to neither of the two architectures."""
+    timm = vision.data.get("timm_model_name")
     if timm and not (isinstance(timm, str) and _SIGLIP.fullmatch(timm)):
-        return _foreign_error(vision, f"{_VISION}.timm_model_name", repr(timm))
-    if isinstance(vision.data.get(f"{_VISION}.layers"), list):
-        return _foreign_error(vision, f"{_VISION}.layers", "a ResNet")
-    if not timm and text.data.get(f"{_TEXT}.pool_type", "argmax") not in ("argmax", "eos"):
-        return _foreign_error(text, f"{_TEXT}.pool_type", repr(text.data[f"{_TEXT}.pool_type"]))
-    return (
-        _find_deviation(vision, _VISION, _PLAIN_TIMM if timm else _PLAIN_VISION)
-        or _find_deviation(text, _TEXT, _PLAIN_TEXT)
-        or _find_deviation(text, _TEXT, _SIGLIP_TEXT if timm else _CLIP_TEXT)
-        or _other_tokens(text)
-    )
-
-
-def _find_deviation(section: JsonFile, part: str, plain: _Plain) -> ModelFileError | None:
-    for name, (wanted, default) in plain.items():
-        given = section.data.get(f"{part}.{name}", default)
-        if given != wanted and (given or wanted):
-            return _foreign_error(section, f"{part}.{name}", repr(given))
-    return None
-
-
-def _other_tokens(text: JsonFile) -> ModelFileError | None:
-    """Return the error for a tokenizer with options other than text cleaning."""
-    key = f"{_TEXT}.tokenizer_kwargs"
-    for name, value in text.object(key).items():
+        raise _foreign_error(vision, "timm_model_name", repr(timm))
+    if isinstance(vision.data.get("layers"), list):
+        raise _foreign_error(vision, "layers", "a ResNet")
+    if not timm and text.data.get("pool_type", "argmax") not in ("argmax", "eos"):
+        raise _foreign_error(text, "pool_type", repr(text.data["pool_type"]))
+    _refuse_variation(vision, _PLAIN_TIMM if timm else _PLAIN_VISION)
+    _refuse_variation(text, _PLAIN_TEXT | (_SIGLIP_TEXT if timm else _CLIP_TEXT))
+    options = text.section("tokenizer_kwargs")
+    for name, value in options.data.items():
         if name != "clean" and value:
-            return _foreign_error(text, f"{key}.{name}", repr(value))
-    return None
+            raise _foreign_error(options, name, repr(value))
+
+
+def _refuse_variation(section: JsonFile, plain: _Plain) -> None:
+    for name, (wanted, default) in plain.items():
+        given = section.data.get(name, default)
+        if given != wanted and (given or wanted):
+            raise _foreign_error(section, name, repr(given))
 
 
 def _foreign_error(section: JsonFile, key: str, what: str) -> ModelFileError:
@@ -229,38 +208,36 @@ def _foreign_error(section: JsonFile, key: str, what: str) -> ModelFileError:
 
 
 def _image_tower(section: JsonFile, *, quick: bool) -> ImageTower:
-    _refuse_unknown_keys(section, _VISION, _READ_VISION, _PLAIN_VISION)
-    hidden = section.integer(f"{_VISION}.width", 768, least=1)
-    head = section.integer(f"{_VISION}.head_width", 64, least=1)
+    _refuse_unknown_keys(section, _READ_VISION | _PLAIN_VISION.keys())
+    hidden = section.integer("width", 768, least=1)
+    head = section.integer("head_width", 64, least=1)
     if hidden % head:
-        raise section.refuse(f"{_VISION}.head_width", f"{head} does not divide {hidden}, the width")
+        raise section.refuse("head_width", f"{head} does not divide {hidden}, the width")
     tower = ImageTower(
-        size=_side(section, f"{_VISION}.image_size", 224),
-        patch=_side(section, f"{_VISION}.patch_size", 16),
+        size=_side(section, "image_size", 224),
+        patch=_side(section, "patch_size", 16),
         hidden=hidden,
-        layers=section.integer(f"{_VISION}.layers", 12, least=1),
+        layers=section.integer("layers", 12, least=1),
         heads=hidden // head,
-        intermediate=_inner(section, _VISION, hidden),
-        norm_eps=_eps(section, _VISION),
-        activation=_activation(section, _VISION, quick=quick),
+        intermediate=_inner(section, hidden),
+        norm_eps=_eps(section),
+        activation=_activation(section, quick=quick),
     )
     if tower.patch > tower.size:
-        key = f"{_VISION}.patch_size"
-        raise section.refuse(key, f"{tower.patch} is larger than the image_size, {tower.size}")
+        raise section.refuse("patch_size", f"{tower.patch} is larger than the image_size, {tower.size}")
     return tower
 
 
 def _timm_tower(section: JsonFile) -> ImageTower:
     """Read SigLIP's image tower, whose name determines its numbers."""
-    _refuse_unknown_keys(section, _VISION, _READ_VISION, _PLAIN_TIMM)
-    key = f"{_VISION}.timm_model_name"
-    name = section.text(key)
+    _refuse_unknown_keys(section, _READ_VISION | _PLAIN_TIMM.keys())
+    name = section.text("timm_model_name")
     match = _SIGLIP.fullmatch(name)
     assert match is not None, "of any other the architecture is refused"
     trunk, patch, size = _TRUNKS[match[1]], int(match[2]), int(match[3])
-    stated = _side(section, f"{_VISION}.image_size", 224)
+    stated = _side(section, "image_size", 224)
     if stated != size or not 0 < patch <= size:
-        raise section.refuse(f"{_VISION}.image_size", f"{stated} does not go with {name}")
+        raise section.refuse("image_size", f"{stated} does not go with {name}")
     return ImageTower(
         size=size,
         patch=patch,
@@ -274,26 +251,26 @@ def _timm_tower(section: JsonFile) -> ImageTower:
 
 
 def _text_tower(section: JsonFile, *, quick: bool, siglip: bool) -> TextTower:
-    _refuse_unknown_keys(section, _TEXT, _READ_TEXT, {**_PLAIN_TEXT, **_SIGLIP_TEXT})
-    hidden = section.integer(f"{_TEXT}.width", 512, least=1)
-    heads = section.integer(f"{_TEXT}.heads", 8, least=1)
+    _refuse_unknown_keys(section, _READ_TEXT | _PLAIN_TEXT.keys() | _SIGLIP_TEXT.keys())
+    hidden = section.integer("width", 512, least=1)
+    heads = section.integer("heads", 8, least=1)
     if hidden % heads:
-        raise section.refuse(f"{_TEXT}.heads", f"{heads} heads do not divide {hidden} dimensions")
-    vocabulary = section.integer(f"{_TEXT}.vocab_size", 49408, least=1)
+        raise section.refuse("heads", f"{heads} heads do not divide {hidden} dimensions")
+    vocabulary = section.integer("vocab_size", 49408, least=1)
     eos_id = None
-    if not siglip and section.text(f"{_TEXT}.pool_type", "argmax") == "eos":
-        eos_id = section.integer(f"{_TEXT}.eos_id")
+    if not siglip and section.text("pool_type", "argmax") == "eos":
+        eos_id = section.integer("eos_id")
         if eos_id >= vocabulary:
-            raise section.refuse(f"{_TEXT}.eos_id", f"{eos_id} is outside the vocabulary of {vocabulary}")
+            raise section.refuse("eos_id", f"{eos_id} is outside the vocabulary of {vocabulary}")
     return TextTower(
         vocab_size=vocabulary,
-        max_positions=section.integer(f"{_TEXT}.context_length", 77, least=1),
+        max_positions=section.integer("context_length", 77, least=1),
         hidden=hidden,
-        layers=section.integer(f"{_TEXT}.layers", 12, least=1),
+        layers=section.integer("layers", 12, least=1),
         heads=heads,
-        intermediate=_inner(section, _TEXT, hidden),
-        norm_eps=_eps(section, _TEXT),
-        activation=_activation(section, _TEXT, quick=quick),
+        intermediate=_inner(section, hidden),
+        norm_eps=_eps(section),
+        activation=_activation(section, quick=quick),
         eos_id=eos_id,
     )
 
@@ -305,47 +282,44 @@ def _side(section: JsonFile, key: str, default: int) -> int:
         if stated[0] != stated[1]:
             raise section.refuse(key, f"{stated!r} is no square, and only squares are read")
         stated = stated[0]
-    return JsonFile(section.name, {key: stated}).integer(key, least=1)
+    return section.with_data({key: stated}).integer(key, least=1)
 
 
-def _inner(section: JsonFile, part: str, hidden: int) -> int:
+def _inner(section: JsonFile, hidden: int) -> int:
     """Return the inner width, rounded down as in open_clip."""
-    ratio = section.number(f"{part}.mlp_ratio", 4.0)
+    ratio = section.number("mlp_ratio", 4.0)
     if not 1 <= hidden * ratio < _MOST:
-        raise section.refuse(f"{part}.mlp_ratio", f"{ratio} is out of all proportion for {hidden} dimensions")
+        raise section.refuse("mlp_ratio", f"{ratio} is out of all proportion for {hidden} dimensions")
     return int(hidden * ratio)
 
 
-def _eps(section: JsonFile, part: str) -> float:
-    key = f"{part}.norm_kwargs"
-    stated = JsonFile(section.name, {f"{key}.{name}": value for name, value in section.object(key).items()})
-    stated.only(frozenset({f"{key}.eps"}))
-    return stated.number(f"{key}.eps", 1e-5)
+def _eps(section: JsonFile) -> float:
+    stated = section.section("norm_kwargs")
+    stated.only(frozenset({"eps"}))
+    return stated.number("eps", 1e-5)
 
 
-def _activation(section: JsonFile, part: str, *, quick: bool) -> Activation:
-    key = f"{part}.act_kwargs"
-    stated = section.object(key)
+def _activation(section: JsonFile, *, quick: bool) -> Activation:
+    stated = section.object("act_kwargs")
     if not stated or (stated == {"approximate": "none"} and not quick):
         return "quick_gelu" if quick else "gelu"
     if quick or stated != {"approximate": "tanh"}:
-        raise section.refuse(key, f'{stated!r} is not known; {{"approximate": "tanh"}} is, where quick_gelu is false')
+        why = f'{stated!r} is not known; {{"approximate": "tanh"}} is, where quick_gelu is false'
+        raise section.refuse("act_kwargs", why)
     return "gelu_tanh"
 
 
 def _clean(section: JsonFile) -> Clean:
     """Return the cleaning of texts; the tokenizer's class determines the default."""
-    key = f"{_TEXT}.tokenizer_kwargs"
-    default = "whitespace" if section.text(f"{_TEXT}.hf_tokenizer_name", "") else "lower"
-    stated = JsonFile(section.name, {f"{key}.clean": section.object(key).get("clean")}).text(f"{key}.clean", default)
+    options = section.section("tokenizer_kwargs")
+    stated = options.text("clean", "whitespace" if section.text("hf_tokenizer_name", "") else "lower")
     if stated not in CLEANS:
-        raise section.refuse(f"{key}.clean", f"{stated!r} is not read here; Shoal knows {', '.join(CLEANS)}")
+        raise options.refuse("clean", f"{stated!r} is not read here; Shoal knows {', '.join(CLEANS)}")
     return stated
 
 
 def _image_spec(section: JsonFile, size: int, dimension: int) -> ImageSpec:
-    _refuse_unknown_keys(section, _PICTURES, _READ_PICTURES)
-    if section.text(f"{_PICTURES}.mode", "RGB") != "RGB":
-        raise section.refuse(f"{_PICTURES}.mode", "must be RGB: no other pictures are read")
-    stated = {key.removeprefix(f"{_PICTURES}."): value for key, value in section.data.items()}
-    return open_clip_pictures(stated | {"size": size}, dimension=dimension, file=section.name)
+    _refuse_unknown_keys(section, _READ_PICTURES)
+    if section.text("mode", "RGB") != "RGB":
+        raise section.refuse("mode", "must be RGB: no other pictures are read")
+    return open_clip_pictures(section.data | {"size": size}, dimension=dimension, file=section.name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Clean: TypeAlias = Literal["lower", "whitespace", "canonicalize"]
-"""open_clip's names for the cleaning of a text."""
+"""open_clip's names for the cleaning of a text: lowercase, white space only, or lowercase without punctuation."""
 
 CLEANS: tuple[Clean, ...] = get_args(Clean)
 FILE = "tokenizer.json"

@@ -286,77 +286,75 @@ def _family(config: JsonFile) -> TowerFamily:
 
 
 def _section(config: JsonFile, family: TowerFamily, name: str) -> JsonFile:
-    """Return a tower's part of config.json, with the defaults; keys in errors are full paths.
+    """Return a tower's part of config.json, with the defaults.
 
     CLIP's older files have the part twice: `text_config_dict` wins, with its defaults, as in transformers.
     """
-    defaults, stated = _DEFAULTS[family][name], config.object(name)
+    defaults, stated = _DEFAULTS[family][name], config.section(name)
     old = config.object(f"{name}_dict") if family == "clip" else {}
-    merged = defaults | stated | (defaults | old if old else {})
-    return JsonFile(config.name, {f"{name}.{key}": value for key, value in merged.items()})
+    return stated.with_data(defaults | stated.data | (defaults | old if old else {}))
 
 
 def _text_tower(family: TowerFamily, section: JsonFile) -> TextTower:
-    hidden, heads = _width(section, _TEXT)
+    hidden, heads = _width(section)
     tower = TextTower(
-        vocab_size=section.integer(f"{_TEXT}.vocab_size", least=1),
-        max_positions=section.integer(f"{_TEXT}.max_position_embeddings", least=1),
+        vocab_size=section.integer("vocab_size", least=1),
+        max_positions=section.integer("max_position_embeddings", least=1),
         hidden=hidden,
-        layers=section.integer(f"{_TEXT}.num_hidden_layers", least=1),
+        layers=section.integer("num_hidden_layers", least=1),
         heads=heads,
-        intermediate=section.integer(f"{_TEXT}.intermediate_size", least=1),
-        norm_eps=section.number(f"{_TEXT}.layer_norm_eps"),
-        activation=read_activation(section, f"{_TEXT}.hidden_act"),
+        intermediate=section.integer("intermediate_size", least=1),
+        norm_eps=section.number("layer_norm_eps"),
+        activation=read_activation(section, "hidden_act"),
         eos_id=_eos(section) if family == "clip" else None,
     )
     if tower.eos_id is not None and tower.eos_id >= tower.vocab_size:
-        key = f"{_TEXT}.eos_token_id"
-        raise section.refuse(key, f"{tower.eos_id} is outside the vocabulary of {tower.vocab_size}")
+        raise section.refuse("eos_token_id", f"{tower.eos_id} is outside the vocabulary of {tower.vocab_size}")
     return tower
 
 
 def _eos(section: JsonFile) -> int | None:
-    eos = section.integer(f"{_TEXT}.eos_token_id")
+    eos = section.integer("eos_token_id")
     return None if eos == _LEGACY_EOS else eos
 
 
 def _image_tower(family: TowerFamily, section: JsonFile) -> ImageTower:
-    hidden, heads = _width(section, _VISION)
+    hidden, heads = _width(section)
     tower = ImageTower(
-        size=section.integer(f"{_VISION}.image_size", least=1),
-        patch=section.integer(f"{_VISION}.patch_size", least=1),
+        size=section.integer("image_size", least=1),
+        patch=section.integer("patch_size", least=1),
         hidden=hidden,
-        layers=section.integer(f"{_VISION}.num_hidden_layers", least=1),
+        layers=section.integer("num_hidden_layers", least=1),
         heads=heads,
-        intermediate=section.integer(f"{_VISION}.intermediate_size", least=1),
-        norm_eps=section.number(f"{_VISION}.layer_norm_eps"),
-        activation=read_activation(section, f"{_VISION}.hidden_act"),
+        intermediate=section.integer("intermediate_size", least=1),
+        norm_eps=section.number("layer_norm_eps"),
+        activation=read_activation(section, "hidden_act"),
     )
-    if section.integer(f"{_VISION}.num_channels") != 3:
-        raise section.refuse(f"{_VISION}.num_channels", "must be 3: pictures are read in RGB")
+    if section.integer("num_channels") != 3:
+        raise section.refuse("num_channels", "must be 3: pictures are read in RGB")
     if tower.patch > tower.size:
-        key = f"{_VISION}.patch_size"
-        raise section.refuse(key, f"{tower.patch} is larger than the image_size, {tower.size}")
-    if family == "siglip" and not section.boolean(f"{_VISION}.vision_use_head"):
-        raise section.refuse(f"{_VISION}.vision_use_head", "must be true: without the head a picture has no vector")
+        raise section.refuse("patch_size", f"{tower.patch} is larger than the image_size, {tower.size}")
+    if family == "siglip" and not section.boolean("vision_use_head"):
+        raise section.refuse("vision_use_head", "must be true: without the head a picture has no vector")
     return tower
 
 
-def _width(section: JsonFile, part: str) -> tuple[int, int]:
-    hidden = section.integer(f"{part}.hidden_size", least=1)
-    heads = section.integer(f"{part}.num_attention_heads", least=1)
+def _width(section: JsonFile) -> tuple[int, int]:
+    hidden = section.integer("hidden_size", least=1)
+    heads = section.integer("num_attention_heads", least=1)
     if hidden % heads:
-        raise section.refuse(f"{part}.num_attention_heads", f"{heads} heads do not divide {hidden} dimensions")
+        raise section.refuse("num_attention_heads", f"{heads} heads do not divide {hidden} dimensions")
     return hidden, heads
 
 
 def _dimension(family: TowerFamily, config: JsonFile, text_config: JsonFile, text: TextTower, image: ImageTower) -> int:
     if family == "clip":
         return config.integer("projection_dim", 512, least=1)
-    key = f"{_TEXT}.projection_size"
-    dimension = text_config.integer(key, text.hidden, least=1)
+    dimension = text_config.integer("projection_size", text.hidden, least=1)
     if dimension != image.hidden:
-        raise config.refuse(key, f"{dimension} is not {image.hidden}, the size of the vectors of pictures")
+        raise text_config.refuse(
+            "projection_size", f"{dimension} is not {image.hidden}, the size of the vectors of pictures"
+        )
     return dimension
 
 

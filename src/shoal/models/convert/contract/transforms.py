@@ -33,58 +33,54 @@ def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) 
     """Convert a `preprocess_cfg`, complete as open_clip attaches it to a model's image tower. Raises ModelFileError,
     naming `file`, for settings that cannot be expressed."""
     stated = dict(stated) | {key: stated.get(key) or value for key, value in _COLOURS.items()}
-    config = JsonFile(file, {f"preprocess_cfg.{key}": value for key, value in stated.items()})
-    size = _size(config, "preprocess_cfg.size")
-    resize = config.text("preprocess_cfg.resize_mode", "shortest")
+    config = JsonFile(file, stated, "preprocess_cfg")
+    size = _size(config, "size")
+    resize = config.text("resize_mode", "shortest")
     if resize not in ("shortest", "squash"):
         raise config.refuse(
-            "preprocess_cfg.resize_mode",
+            "resize_mode",
             f"{resize!r} is not supported, since it fills pictures up; a model with shortest or squash is",
         )
     return _spec(
         config,
-        "preprocess_cfg.",
         size=size,
         dimension=dimension,
         resize="squash" if resize == "squash" else "shortest",
         edge=size[0],
-        resample=_filter(config, "preprocess_cfg.interpolation", _OPEN_CLIP_FILTERS),
+        resample=_filter(config, _OPEN_CLIP_FILTERS),
     )
 
 
 def timm_pictures(stated: Mapping[str, Any], *, dimension: int, labels: tuple[str, ...], file: str) -> ImageSpec:
     """Convert what timm's `resolve_data_config` returns for a model. With `labels` it is a classifier, whose dimension
     is 0. Raises ModelFileError, naming `file`, for settings that cannot be expressed."""
-    at = "pretrained_cfg."
-    config = JsonFile(file, {f"{at}{key}": value for key, value in stated.items()})
-    sizes = config.data.get(f"{at}input_size")
+    config = JsonFile(file, dict(stated), "pretrained_cfg")
+    sizes = config.data.get("input_size")
     if not isinstance(sizes, list | tuple) or len(sizes) != 3 or sizes[0] != 3:
-        raise config.refuse(f"{at}input_size", f"must hold 3 channels, a height and a width, not {sizes!r}")
-    size = _size(JsonFile(file, {f"{at}input_size": list(sizes[1:])}), f"{at}input_size")
-    part = config.number(f"{at}crop_pct", 0.875)
-    mode = config.text(f"{at}crop_mode", "center")
+        raise config.refuse("input_size", f"must hold 3 channels, a height and a width, not {sizes!r}")
+    size = _size(config.with_data({"input_size": list(sizes[1:])}), "input_size")
+    part = config.number("crop_pct", 0.875)
+    mode = config.text("crop_mode", "center")
     if mode not in ("center", "squash"):
-        raise config.refuse(f"{at}crop_mode", f"{mode!r} is not supported, since it fills pictures up; center is")
+        raise config.refuse("crop_mode", f"{mode!r} is not supported, since it fills pictures up; center is")
     scaled = tuple(math.floor(side / part) for side in size)
     if mode == "squash" and scaled != size:
-        raise config.refuse(f"{at}crop_pct", f"{part} of a squashed picture is not supported; 1.0 is")
+        raise config.refuse("crop_pct", f"{part} of a squashed picture is not supported; 1.0 is")
     if min(scaled) < min(size):
-        raise config.refuse(f"{at}crop_pct", f"{part} is above 1: pictures would be filled up, which is not supported")
+        raise config.refuse("crop_pct", f"{part} is above 1: pictures would be filled up, which is not supported")
     return _spec(
         config,
-        at,
         size=size,
         dimension=dimension,
         resize="squash" if mode == "squash" else "shortest",
         edge=scaled[0],
-        resample=_filter(config, f"{at}interpolation", _FILTERS),
+        resample=_filter(config, _FILTERS),
         labels=labels,
     )
 
 
-def _spec(  # noqa: PLR0913 - each is a field of the spec
+def _spec(
     config: JsonFile,
-    at: str,
     *,
     size: tuple[int, int],
     dimension: int,
@@ -94,8 +90,8 @@ def _spec(  # noqa: PLR0913 - each is a field of the spec
     labels: tuple[str, ...] = (),
 ) -> ImageSpec:
     if resize == "shortest" and size[0] != size[1]:
-        raise config.refuse(f"{at}size", f"{list(size)} is no square, which is only supported for squashed pictures")
-    colours = JsonFile(config.name, {key: _to_triple(value) for key, value in config.data.items()})
+        raise config.refuse("size", f"{list(size)} is no square, which is only supported for squashed pictures")
+    colours = config.with_data({key: _to_triple(value) for key, value in config.data.items()})
     squash = resize == "squash"
     return ImageSpec(
         size=size,
@@ -106,8 +102,8 @@ def _spec(  # noqa: PLR0913 - each is a field of the spec
         resample=resample,
         crop=None if squash else size,
         centre="even",
-        mean=read_colours(colours, f"{at}mean"),
-        std=read_spread(colours, f"{at}std"),
+        mean=read_colours(colours, "mean"),
+        std=read_spread(colours, "std"),
         score=_score(labels) if labels else None,
     )
 
@@ -132,12 +128,12 @@ def _size(config: JsonFile, key: str) -> tuple[int, int]:
         given = [*given, *given]
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise config.refuse(key, f"must be a height and a width, not {stated!r}")
-    height, width = (JsonFile(config.name, {key: side}).integer(key, least=1) for side in given)
+    height, width = (config.with_data({key: side}).integer(key, least=1) for side in given)
     return height, width
 
 
-def _filter(config: JsonFile, key: str, known: Mapping[str, int]) -> int:
-    name = config.text(key, "bicubic")
+def _filter(config: JsonFile, known: Mapping[str, int]) -> int:
+    name = config.text("interpolation", "bicubic")
     if name not in known:
-        raise config.refuse(key, f"{name!r} is none of {', '.join(known)}")
+        raise config.refuse("interpolation", f"{name!r} is none of {', '.join(known)}")
     return known[name]

@@ -291,8 +291,13 @@ def test_a_siglip_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_names_of_timm_stand_for_numbers(
     tmp_path: Path, name: str, hidden: int, inner: int, activation: str
 ) -> None:
-    vision = {"timm_model_name": name, "image_size": int(name[-3:]), "timm_pool": "map", "timm_proj": "none"}
-    found = reader._timm_tower(JsonFile(CONFIG, {f"model_cfg.vision_cfg.{key}": vision[key] for key in vision}))
+    vision: dict[str, Any] = {
+        "timm_model_name": name,
+        "image_size": int(name[-3:]),
+        "timm_pool": "map",
+        "timm_proj": "none",
+    }
+    found = reader._timm_tower(JsonFile(CONFIG, vision, "model_cfg.vision_cfg"))
     assert (found.hidden, found.intermediate, found.activation) == (hidden, inner, activation)
     assert found.size == int(name[-3:])
 
