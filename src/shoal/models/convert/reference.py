@@ -1,13 +1,13 @@
 """Reference for verification: the forward pass in numpy, straight from safetensors, one text at a time.
 
-It shares only the reading of files with the graphs. Texts are never padded here, so agreement with a padded batch also
-shows that padding changes nothing. Written for comparison with the papers, not for speed.
+It shares only the reading of files and the names of tensors with the graphs. Texts are never padded here, so agreement
+with a padded batch also shows that padding changes nothing. Written for comparison with the papers, not for speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, Dense, Encoder, LayerNorm
 from shoal.models.convert.contract.types import Late, Splade, Table, Truncate
+from shoal.models.convert.graphs.encoder import LAYERS, tensor_prefix
+from shoal.models.convert.graphs.layers import LayerNames, Sizes, norm_names
 from shoal.models.convert.graphs.mlm import HEADS, last_layer
 from shoal.models.convert.graphs.weights import Weights, open_file, open_weights
 from shoal.specs import TextSpec
@@ -25,6 +27,8 @@ Floats: TypeAlias = npt.NDArray[Any]
 """float32; numpy's types do not track it through arithmetic."""
 
 Ids: TypeAlias = npt.NDArray[np.int64]
+Map: TypeAlias = Callable[[Floats], Floats]
+NO_BIAS: Floats = np.zeros((), np.float32)
 
 _GRID = np.linspace(0.0, 6.0, 6001)
 _ERF = np.array([math.erf(x) for x in _GRID])
@@ -99,15 +103,14 @@ def _splade(
 ) -> list[Floats]:
     """Return each text's weights over the vocabulary, from the logits of its own tokens."""
     weights = open_weights(folder, contract.encoder_path)
-    tensors, head = _Tensors(weights, encoder), HEADS[encoder.family]
+    read, head = Transformer(weights, encoder), HEADS[encoder.family]
     matrix, bias = last_layer(encoder, splade, weights)
-    shape = (encoder.vocab_size, encoder.hidden)
-    last = weights.get(matrix, shape), weights.get(bias, shape[:1])
-    dense, scales = tensors.head(head.dense, (encoder.hidden, encoder.hidden)), tensors.head(head.norm, shape[1:])
+    last = weights.get(matrix, (encoder.vocab_size, encoder.hidden)), weights.get(bias, (encoder.vocab_size,))
+    dense, scale = read.linear(head.dense, encoder.hidden, encoder.hidden), read.norm(head.norm)
     made = []
     for row in tokens:
-        inner = activate(head.activation or encoder.activation, linear(row, *dense))
-        weighed = np.log1p(np.maximum(linear(norm(inner, *scales, encoder.norm_eps), *last), np.float32(0)))
+        inner = scale(activate(head.activation or encoder.activation, dense(row)))
+        weighed = np.log1p(np.maximum(linear(inner, *last), np.float32(0)))
         if splade.activation == "log1p_relu":
             weighed = np.log1p(weighed)
         made.append(weighed.max(axis=0) if splade.strategy == "max" else weighed.sum(axis=0))
@@ -138,121 +141,92 @@ def score(
         raise ModelFileError("is of a model without a classifier", file=contract.file("config.json"))
     weights = open_weights(folder, contract.encoder_path)
     first = np.stack([row[0] for row in _encode(weights, encoder, texts, segments if head.segments else None)])
-    square, wide = (encoder.hidden, encoder.hidden), (len(head.spec.labels), encoder.hidden)
-    inner = linear(first, weights.get(f"{head.dense}.weight", square), weights.get(f"{head.dense}.bias", square[:1]))
-    out = weights.get(f"{head.out}.weight", wide), weights.get(f"{head.out}.bias", wide[:1])
-    return linear(activate(head.activation, inner), *out)
+    read = Transformer(weights, encoder)
+    inner = activate(head.activation, read.linear(head.dense, encoder.hidden, encoder.hidden)(first))
+    return read.linear(head.out, len(head.spec.labels), encoder.hidden)(inner)
 
 
 def _encode(
     weights: Weights, encoder: Encoder, texts: Sequence[Ids], segments: Sequence[Ids] | None = None
 ) -> list[Floats]:
-    tensors = _Tensors(weights, encoder)
+    read = Transformer(weights, encoder, tensor_prefix(encoder, weights))
     types = segments or [np.zeros_like(ids) for ids in texts]
-    rows = [tensors.embeddings(ids, kinds) for ids, kinds in zip(texts, types, strict=True)]
-    for layer in range(encoder.layers):
-        block = tensors.block(layer)
-        rows = [block.run(row, encoder, tensors.relative(len(row))) for row in rows]
-    return rows
+    rows = [_embeddings(read, encoder, ids, kinds) for ids, kinds in zip(texts, types, strict=True)]
+    return read.encode(rows, [_relative_bias(read, encoder, len(row)) for row in rows], *LAYERS[encoder.family])
 
 
-class _Block(NamedTuple):
-    """One layer's weights: (weight [out, in], bias) pairs, and (scale, shift) pairs for the norms."""
+class Transformer:
+    """The tensors of a transformer, whose names start with `prefix`, and its layers over x [l, hidden]. Every method
+    that takes a name loads those tensors and returns the map that they define."""
 
-    query: tuple[Floats, Floats]
-    key: tuple[Floats, Floats]
-    value: tuple[Floats, Floats]
-    out: tuple[Floats, Floats]
-    first_norm: tuple[Floats, Floats]
-    up: tuple[Floats, Floats]
-    down: tuple[Floats, Floats]
-    second_norm: tuple[Floats, Floats]
-
-    def run(self, x: Floats, encoder: Encoder, relative: Floats | None) -> Floats:
-        """Run x [l, hidden] through attention and feed-forward, each with its residual and norm."""
-        size = encoder.hidden // encoder.heads
-        mixed = np.empty_like(x)
-        query, key, value = (linear(x, *pair) for pair in (self.query, self.key, self.value))
-        for head in range(encoder.heads):
-            part = slice(head * size, (head + 1) * size)
-            scores = query[:, part] @ key[:, part].T / np.float32(math.sqrt(size))
-            if relative is not None:
-                scores = scores + relative[head]
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            mixed[:, part] = weights / weights.sum(axis=1, keepdims=True) @ value[:, part]
-        x = norm(x + linear(mixed, *self.out), *self.first_norm, encoder.norm_eps)
-        inner = linear(activate(encoder.activation, linear(x, *self.up)), *self.down)
-        return norm(x + inner, *self.second_norm, encoder.norm_eps)
-
-
-class _Tensors:
-    """Reads tensors by the names that each family uses."""
-
-    def __init__(self, weights: Weights, encoder: Encoder) -> None:
+    def __init__(self, weights: Weights, sizes: Sizes, prefix: str = "") -> None:
         self._weights = weights
-        self._encoder = encoder
-        self._prefix = "" if "embeddings.word_embeddings.weight" in weights else encoder.prefix
+        self._sizes = sizes
+        self._prefix = prefix
 
-    def embeddings(self, ids: Ids, types: Ids) -> Floats:
-        encoder = self._encoder
-        x = self._rows("embeddings.word_embeddings.weight", encoder.vocab_size, ids)
-        x = x + self._rows("embeddings.position_embeddings.weight", encoder.max_positions, _positions(encoder, ids))
-        if encoder.token_types:
-            x = x + self._rows("embeddings.token_type_embeddings.weight", encoder.token_types, types)
-        return norm(x, *self._pair("embeddings.LayerNorm", (encoder.hidden,)), encoder.norm_eps)
+    def get(self, name: str, *shape: int) -> Floats:
+        return self._weights.get(self._prefix + name, shape)
 
-    def block(self, layer: int) -> _Block:
-        hidden, inner = self._encoder.hidden, self._encoder.intermediate
-        square, wide, narrow, vector = (hidden, hidden), (inner, hidden), (hidden, inner), (hidden,)
-        if self._encoder.family == "distilbert":
-            at = f"transformer.layer.{layer}."
-            return _Block(
-                query=self._pair(f"{at}attention.q_lin", square),
-                key=self._pair(f"{at}attention.k_lin", square),
-                value=self._pair(f"{at}attention.v_lin", square),
-                out=self._pair(f"{at}attention.out_lin", square),
-                first_norm=self._pair(f"{at}sa_layer_norm", vector),
-                up=self._pair(f"{at}ffn.lin1", wide),
-                down=self._pair(f"{at}ffn.lin2", narrow),
-                second_norm=self._pair(f"{at}output_layer_norm", vector),
-            )
-        at = f"encoder.layer.{layer}."
-        mpnet = self._encoder.family == "mpnet"
-        return _Block(
-            query=self._pair(f"{at}attention.{'attn.q' if mpnet else 'self.query'}", square),
-            key=self._pair(f"{at}attention.{'attn.k' if mpnet else 'self.key'}", square),
-            value=self._pair(f"{at}attention.{'attn.v' if mpnet else 'self.value'}", square),
-            out=self._pair(f"{at}attention.{'attn.o' if mpnet else 'output.dense'}", square),
-            first_norm=self._pair(f"{at}attention.{'LayerNorm' if mpnet else 'output.LayerNorm'}", vector),
-            up=self._pair(f"{at}intermediate.dense", wide),
-            down=self._pair(f"{at}output.dense", narrow),
-            second_norm=self._pair(f"{at}output.LayerNorm", vector),
-        )
+    def rows(self, name: str, count: int, wanted: Ids) -> Floats:
+        """Return rows of a table of `count` vectors."""
+        return self._weights.rows(self._prefix + name, (count, self._sizes.hidden), wanted)
 
-    def relative(self, length: int) -> Floats | None:
-        """Return MPNet's bias [heads, query, key] by the bucket of key - query; None for other families."""
-        if self._encoder.family != "mpnet":
-            return None
-        table = self._weights.get(f"{self._prefix}encoder.relative_attention_bias.weight", (32, self._encoder.heads))
-        buckets = [[_bucket(key - query) for key in range(length)] for query in range(length)]
-        return np.transpose(table[np.array(buckets)], (2, 0, 1))
+    def linear(self, name: str, out: int, into: int) -> Map:
+        weight, bias = self.get(f"{name}.weight", out, into), self.get(f"{name}.bias", out)
+        return lambda x: linear(x, weight, bias)
 
-    def head(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        """Return weight and bias of a layer beside the encoder."""
-        return self._read_norm(name, weight_shape)
+    def norm(self, name: str) -> Map:
+        shape = (self._sizes.hidden,)
+        scale, shift = (self._weights.get(each, shape) for each in norm_names(self._weights, self._prefix + name))
+        return lambda x: norm(x, scale, shift, self._sizes.norm_eps)
 
-    def _pair(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        return self._read_norm(self._prefix + name, weight_shape)
+    def feed_forward(self, up: str, down: str) -> Map:
+        hidden, inner = self._sizes.hidden, self._sizes.intermediate
+        widen, narrow = self.linear(up, inner, hidden), self.linear(down, hidden, inner)
+        return lambda x: narrow(activate(self._sizes.activation, widen(x)))
 
-    def _read_norm(self, name: str, weight_shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        old = f"{name}.gamma" in self._weights
-        weight, bias = ("gamma", "beta") if old else ("weight", "bias")
-        return self._weights.get(f"{name}.{weight}", weight_shape), self._weights.get(
-            f"{name}.{bias}", weight_shape[:1]
-        )
+    def layer(self, prefix: str, names: LayerNames, *, pre_norm: bool = False) -> Callable[[Floats, Floats], Floats]:
+        """Load attention and feed-forward, each with its residual and norm (`pre_norm`: before it, else after the sum).
+        The map takes x and a bias for the scores of its attention."""
+        hidden, named = self._sizes.hidden, LayerNames._make(prefix + name for name in names)
+        query, key, value, out = (self.linear(name, hidden, hidden) for name in named[:4])
+        first_norm, second_norm = self.norm(named.attention_norm), self.norm(named.output_norm)
+        feed_forward = self.feed_forward(named.up, named.down)
 
-    def _rows(self, name: str, count: int, wanted: Ids) -> Floats:
-        return self._weights.rows(self._prefix + name, (count, self._encoder.hidden), wanted)
+        def run(x: Floats, bias: Floats) -> Floats:
+            read = first_norm(x) if pre_norm else x
+            x = x + out(attention(query(read), key(read), value(read), self._sizes.heads, bias))
+            x = x if pre_norm else first_norm(x)
+            x = x + feed_forward(second_norm(x) if pre_norm else x)
+            return x if pre_norm else second_norm(x)
+
+        return run
+
+    def encode(
+        self, rows: list[Floats], biases: Sequence[Floats], stem: str, names: LayerNames, *, pre_norm: bool = False
+    ) -> list[Floats]:
+        """Run each x of `rows`, with its own bias, through all layers."""
+        for layer in range(self._sizes.layers):
+            run = self.layer(f"{stem}.{layer}.", names, pre_norm=pre_norm)
+            rows = [run(row, bias) for row, bias in zip(rows, biases, strict=True)]
+        return rows
+
+
+def _embeddings(read: Transformer, encoder: Encoder, ids: Ids, types: Ids) -> Floats:
+    x = read.rows("embeddings.word_embeddings.weight", encoder.vocab_size, ids)
+    x = x + read.rows("embeddings.position_embeddings.weight", encoder.max_positions, _positions(encoder, ids))
+    if encoder.token_types:
+        x = x + read.rows("embeddings.token_type_embeddings.weight", encoder.token_types, types)
+    return read.norm("embeddings.LayerNorm")(x)
+
+
+def _relative_bias(read: Transformer, encoder: Encoder, length: int) -> Floats:
+    """Return MPNet's bias [heads, query, key] by the bucket of key - query; 0 for other families."""
+    if encoder.family != "mpnet":
+        return NO_BIAS
+    table = read.get("encoder.relative_attention_bias.weight", 32, encoder.heads)
+    buckets = [[_bucket(key - query) for key in range(length)] for query in range(length)]
+    return np.transpose(table[np.array(buckets)], (2, 0, 1))
 
 
 def _positions(encoder: Encoder, ids: Ids) -> Ids:
@@ -333,6 +307,18 @@ def norm(x: Floats, scale: Floats, shift: Floats, epsilon: float) -> Floats:
     variance = (centred * centred).mean(axis=-1, keepdims=True)
     y: Floats = centred / np.sqrt(variance + np.float32(epsilon)) * scale + shift
     return y
+
+
+def attention(query: Floats, key: Floats, value: Floats, heads: int, bias: Floats) -> Floats:
+    """Compute attention. `bias` is added to the scores, [query, key] or one for each head."""
+    size = query.shape[-1] // heads
+    mixed = np.empty_like(query)
+    for head, shift in enumerate(np.broadcast_to(bias, (heads, len(query), len(key)))):
+        part = slice(head * size, (head + 1) * size)
+        scores = query[:, part] @ key[:, part].T / np.float32(math.sqrt(size)) + shift
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        mixed[:, part] = weights / weights.sum(axis=1, keepdims=True) @ value[:, part]
+    return mixed
 
 
 def activate(name: str, x: Floats) -> Floats:

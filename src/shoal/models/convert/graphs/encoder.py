@@ -30,7 +30,7 @@ _BERT = LayerNames(
     "output.dense",
     "output.LayerNorm",
 )
-_LAYERS = {
+LAYERS = {
     "bert": ("encoder.layer", _BERT),
     "roberta": ("encoder.layer", _BERT),
     "mpnet": (
@@ -57,6 +57,7 @@ _LAYERS = {
         ),
     ),
 }
+"""By family: where the layers are, before their numbers, and the names of their parts."""
 
 
 def tensor_prefix(encoder: Encoder, weights: Weights) -> str:
@@ -92,7 +93,7 @@ class _Builder:
     def tokens(self) -> str:
         value = self.layers.norm(self._embeddings(), "embeddings.LayerNorm")
         bias = self._attention_bias()
-        stem, names = _LAYERS[self.encoder.family]
+        stem, names = LAYERS[self.encoder.family]
         for layer in range(self.encoder.layers):
             value = self.layers.layer(value, bias, f"{stem}.{layer}.", names)
         return value

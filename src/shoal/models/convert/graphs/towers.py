@@ -16,6 +16,7 @@ from shoal.models.convert.graphs.layers import MASKED, LayerNames, Layers
 from shoal.models.convert.graphs.text import BuiltGraph
 from shoal.models.convert.graphs.tower_weights import open_tower_weights
 
+TOWER_STEM = "encoder.layers"
 TOWER_LAYER = LayerNames(
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -65,7 +66,7 @@ def build_text_tower(
 def append_layers(layers: Layers, value: str, count: int, bias: str | None = None) -> str:
     """Append a tower's layers, with the norms before each part."""
     for layer in range(count):
-        value = layers.layer(value, bias, f"encoder.layers.{layer}.", TOWER_LAYER, pre_norm=True)
+        value = layers.layer(value, bias, f"{TOWER_STEM}.{layer}.", TOWER_LAYER, pre_norm=True)
     return value
 
 
