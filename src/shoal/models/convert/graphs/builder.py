@@ -134,6 +134,13 @@ class Graph:
         return name
 
 
+class BuiltGraph(NamedTuple):
+    """A graph that was written. `files` are the names of the graph and of a separate weights file, if any."""
+
+    parameters: int
+    files: tuple[str, ...]
+
+
 _PLAIN = {"tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid"}
 
 
@@ -143,22 +150,17 @@ def write_graph(
     *,
     inputs: Sequence[str | tuple[str, Sequence[int | str]]],
     outputs: Sequence[tuple[str, Sequence[int | str]]],
-    inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
-) -> list[Path]:
-    """Write the graph; return the files written: the graph, and `<name>_data` if the constants are external.
+) -> BuiltGraph:
+    """Write the graph to `path`, and its constants to `<name>_data` beside it if they are too large.
 
     `inputs` are int64 [b, l], or with (name, axes) float32 [b, *axes] as `outputs` are; "l" is the axis of the tokens.
     """
     import onnx
     from onnx import helper
 
-    made = [path]
-    total = sum(constant.nbytes for constant in graph.constants.values()) or 1
-    external = None
-    if total > inline_bytes:
-        external = path.with_name(path.name + "_data")
-        made.append(external)
+    large = sum(constant.nbytes for constant in graph.constants.values()) > INLINE_BYTES
+    external = path.with_name(f"{path.name}_data") if large else None
     proto = helper.make_graph(
         graph.nodes,
         "shoal",
@@ -174,7 +176,7 @@ def write_graph(
     )
     path.write_bytes(model.SerializeToString(deterministic=True))
     onnx.checker.check_model(str(path))
-    return made
+    return BuiltGraph(graph.parameters(), tuple(file.name for file in (path, external) if file is not None))
 
 
 def _floats(given: tuple[str, Sequence[int | str]]) -> ValueInfoProto:

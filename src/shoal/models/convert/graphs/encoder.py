@@ -154,9 +154,9 @@ class _Builder:
         encoder, weights = self.encoder, self.weights
         name, shape = "embeddings.position_embeddings.weight", (encoder.max_positions, encoder.hidden)
         types, types_shape = "embeddings.token_type_embeddings.weight", (encoder.token_types, encoder.hidden)
-        weights.check(self.prefix + name, shape)
         if not encoder.token_types or self.segments:
-            return self.graph.weight(name, shape, lambda: weights.get(self.prefix + name, shape))
+            return self.layers.constant(name, shape)
+        weights.check(self.prefix + name, shape)
         weights.check(self.prefix + types, types_shape)
         return self.graph.weight(
             name,

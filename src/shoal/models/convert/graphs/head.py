@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from shoal.models.convert.contract.types import Contract, Dense, LayerNorm, Pooling, Truncate
 from shoal.models.convert.graphs.builder import Graph
-from shoal.models.convert.graphs.weights import Weights, open_file, open_weights
+from shoal.models.convert.graphs.tensors import add_matrix, add_tensor, append_layer_norm
+from shoal.models.convert.graphs.weights import open_file, open_weights
 
 SENTENCE = "sentence_embedding"
 POOLED = "pooled"
@@ -42,7 +41,8 @@ def append_modules(graph: Graph, contract: Contract, folder: Path, pooled: str, 
         if isinstance(module, Dense):
             pooled = append_dense(graph, module, folder, pooled)
         elif isinstance(module, LayerNorm):
-            pooled = _layer_norm(graph, module, folder, pooled)
+            weights = open_weights(folder, module.path)
+            pooled = append_layer_norm(graph, weights, pooled, "norm", module.dimension, TORCH_NORM_EPS, module.path)
         elif isinstance(module, Truncate):
             ends = graph.integers(module.dimension)
             pooled = graph.op("Slice", pooled, graph.integers(0), ends, graph.integers(-1))
@@ -154,33 +154,14 @@ def append_dense(graph: Graph, dense: Dense, folder: Path, value: str) -> str:
     """Append the layer over vectors [..., in_features]. Raises ModelFileError for weights that do not fit it."""
     weights = open_file(folder, dense.file) if dense.file else open_weights(folder, dense.path)
     shape = (dense.out_features, dense.in_features)
-    out = graph.op("MatMul", value, _matrix(graph, weights, f"{dense.stem}weight", f"{dense.place}.weight", shape))
+    out = graph.op("MatMul", value, add_matrix(graph, weights, f"{dense.stem}weight", shape, f"{dense.place}.weight"))
     if dense.bias:
-        name = f"{dense.stem}bias"
-        weights.check(name, shape[:1])
-        out = graph.op("Add", out, graph.weight(f"{dense.place}.bias", shape[:1], lambda: weights.get(name, shape[:1])))
+        bias = add_tensor(graph, weights, f"{dense.stem}bias", shape[:1], f"{dense.place}.bias")
+        out = graph.op("Add", out, bias)
     out = graph.activate(dense.activation, out)
     if not dense.residual:
         return out
     if dense.in_features != dense.out_features:
-        value = graph.op("MatMul", value, _matrix(graph, weights, "residual.weight", f"{dense.place}.residual", shape))
+        residual = add_matrix(graph, weights, "residual.weight", shape, f"{dense.place}.residual")
+        value = graph.op("MatMul", value, residual)
     return graph.op("Add", out, value)
-
-
-def _matrix(graph: Graph, weights: Weights, name: str, own: str, shape: tuple[int, int]) -> str:
-    """Add a matrix stored as (out, in) as the constant `own`, transposed for multiplication."""
-    weights.check(name, shape)
-    return graph.weight(own, shape[::-1], lambda: np.ascontiguousarray(weights.get(name, shape).T))
-
-
-def _layer_norm(graph: Graph, norm: LayerNorm, folder: Path, value: str) -> str:
-    weights = open_weights(folder, norm.path)
-    shape = (norm.dimension,)
-    weights.check("norm.weight", shape)
-    weights.check("norm.bias", shape)
-    return graph.layer_norm(
-        value,
-        graph.weight(f"{norm.path}.weight", shape, lambda: weights.get("norm.weight", shape)),
-        graph.weight(f"{norm.path}.bias", shape, lambda: weights.get("norm.bias", shape)),
-        TORCH_NORM_EPS,
-    )

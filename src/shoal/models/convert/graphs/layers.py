@@ -14,6 +14,7 @@ import numpy as np
 
 from shoal.models.convert.contract.types import Activation
 from shoal.models.convert.graphs.builder import Graph
+from shoal.models.convert.graphs.tensors import add_tensor, append_layer_norm
 from shoal.models.convert.graphs.weights import Floats, Weights
 
 MASKED = -32768.0
@@ -127,32 +128,23 @@ class Layers:
         name: str,
         shape: tuple[int, int],
         weight: Callable[[], Floats],
-        bias: Callable[[], Floats] | None,
+        bias: Callable[[], Floats],
     ) -> str:
-        """Append value @ weight.T + bias, with a weight of `shape` and a bias (None: no bias) created when the file is
-        written."""
+        """Append value @ weight.T + bias, with a weight of `shape` and a bias created when the file is written."""
         graph = self.graph
         w = graph.weight(f"{name}.weight", shape[::-1], lambda: np.ascontiguousarray(weight().T))
-        if bias is None:
-            return graph.op("MatMul", value, w)
         b = graph.weight(f"{name}.bias", shape[:1], bias)
         return graph.op("Add", graph.op("MatMul", value, w), b)
 
     def norm(self, value: str, name: str) -> str:
-        shape = (self.sizes.hidden,)
-        weight, bias = norm_names(self.weights, self.prefix + name)
-        return self.graph.layer_norm(
-            value,
-            self.constant(f"{name}.weight", shape, weight),
-            self.constant(f"{name}.bias", shape, bias),
-            self.sizes.norm_eps,
+        sizes = self.sizes
+        return append_layer_norm(
+            self.graph, self.weights, value, self.prefix + name, sizes.hidden, sizes.norm_eps, name
         )
 
-    def constant(self, name: str, shape: tuple[int, ...], stored: str | None = None) -> str:
-        """Add a tensor unchanged; `stored`: its full name, if that is not `name` after the prefix."""
-        tensor = stored or self.prefix + name
-        self.weights.check(tensor, shape)
-        return self.graph.weight(name, shape, lambda: self.weights.get(tensor, shape))
+    def constant(self, name: str, shape: tuple[int, ...]) -> str:
+        """Add a tensor unchanged."""
+        return add_tensor(self.graph, self.weights, self.prefix + name, shape, name)
 
     def _heads(self, value: str, name: str, order: list[int], scale: float = 1.0) -> str:
         hidden, parts = self.sizes.hidden, self._parts()
@@ -162,10 +154,3 @@ class Layers:
     def _parts(self) -> str:
         heads = self.sizes.heads
         return self.graph.integers(0, 0, heads, self.sizes.hidden // heads)
-
-
-def norm_names(weights: Weights, name: str) -> tuple[str, str]:
-    """Return the names of a LayerNorm's tensors; checkpoints from TensorFlow call them gamma and beta."""
-    if f"{name}.weight" not in weights and f"{name}.gamma" in weights:
-        return f"{name}.gamma", f"{name}.beta"
-    return f"{name}.weight", f"{name}.bias"

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from shoal.models.convert.contract.types import Activation, Encoder, Family, Splade
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.encoder import tensor_prefix
-from shoal.models.convert.graphs.layers import norm_names
+from shoal.models.convert.graphs.tensors import add_matrix, add_tensor, append_layer_norm, append_linear
 from shoal.models.convert.graphs.weights import Weights
 
 OUTPUT = "sparse_embedding"
@@ -72,13 +70,13 @@ def build_splade(graph: Graph, encoder: Encoder, splade: Splade, weights: Weight
     The first token of a text must be attended. Raises ModelFileError for a head that is missing or has another shape.
     """
     head = HEADS[encoder.family]
-    value = _linear(graph, weights, head.dense, tokens, encoder.hidden)
+    width = encoder.hidden
+    value = append_linear(graph, weights, tokens, head.dense, (width, width), f"head/{head.dense}")
     value = graph.activate(head.activation or encoder.activation, value)
-    value = _norm(graph, weights, head.norm, value, encoder)
+    value = append_layer_norm(graph, weights, value, head.norm, width, encoder.norm_eps, f"head/{head.norm}")
     matrix, bias = last_layer(encoder, splade, weights)
-    shape = (encoder.vocab_size, encoder.hidden)
-    words = graph.weight("head/matrix", shape[::-1], lambda: np.ascontiguousarray(weights.get(matrix, shape).T))
-    shift = graph.weight("head/bias", shape[:1], lambda: weights.get(bias, shape[:1]))
+    words = add_matrix(graph, weights, matrix, (encoder.vocab_size, width), "head/matrix")
+    shift = add_tensor(graph, weights, bias, (encoder.vocab_size,), "head/bias")
     if splade.strategy == "max":
         kept = graph.op("Greater", graph.unsqueeze("attention_mask", -1), graph.integer(0))
         first = graph.op("Gather", value, graph.integers(0), axis=1)
@@ -106,25 +104,3 @@ def _weigh(graph: Graph, splade: Splade, logits: str) -> str:
     for _ in range(2 if splade.activation == "log1p_relu" else 1):
         value = graph.op("Log", graph.op("Add", value, graph.number(1.0)))
     return value
-
-
-def _linear(graph: Graph, weights: Weights, name: str, value: str, width: int) -> str:
-    weight, bias, shape = f"{name}.weight", f"{name}.bias", (width, width)
-    weights.check(weight, shape)
-    weights.check(bias, shape[:1])
-    w = graph.weight(f"head/{weight}", shape, lambda: np.ascontiguousarray(weights.get(weight, shape).T))
-    b = graph.weight(f"head/{bias}", shape[:1], lambda: weights.get(bias, shape[:1]))
-    return graph.op("Add", graph.op("MatMul", value, w), b)
-
-
-def _norm(graph: Graph, weights: Weights, name: str, value: str, encoder: Encoder) -> str:
-    shape = (encoder.hidden,)
-    weight, bias = norm_names(weights, name)
-    weights.check(weight, shape)
-    weights.check(bias, shape)
-    return graph.layer_norm(
-        value,
-        graph.weight(f"head/{name}.weight", shape, lambda: weights.get(weight, shape)),
-        graph.weight(f"head/{name}.bias", shape, lambda: weights.get(bias, shape)),
-        encoder.norm_eps,
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, Dense, Encoder, LayerNorm
-from shoal.models.convert.graphs.builder import INLINE_BYTES, Graph, write_graph
+from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
 from shoal.models.convert.graphs.classifier import build_classifier
 from shoal.models.convert.graphs.encoder import build_encoder
 from shoal.models.convert.graphs.head import POOLED, SENTENCE, TOKENS, append_modules, build_head, pooling_input
@@ -21,13 +21,6 @@ from shoal.models.convert.graphs.weights import has_weights, open_weights
 
 Outputs: TypeAlias = list[tuple[str, tuple[int | str, ...]]]
 """Outputs of a graph: names, and the axes after the batch."""
-
-
-class BuiltGraph(NamedTuple):
-    """A graph that was written. `files` are the names of the graph and of a separate weights file, if any."""
-
-    parameters: int
-    files: tuple[str, ...]
 
 
 def graph_inputs(contract: Contract) -> tuple[str, ...]:
@@ -53,7 +46,6 @@ def build_text_graph(
     contract: Contract,
     path: Path,
     *,
-    inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> BuiltGraph:
     """Write the model's graph to `path`.
@@ -73,10 +65,7 @@ def build_text_graph(
         outputs = _over_encoder(graph, contract, contract.encoder, folder)
     else:
         raise ModelFileError("this architecture cannot be built", file=contract.file("config.json"), key="model_type")
-    files = write_graph(
-        graph, path, inputs=graph_inputs(contract), outputs=outputs, inline_bytes=inline_bytes, progress=progress
-    )
-    return BuiltGraph(graph.parameters(), tuple(file.name for file in files))
+    return write_graph(graph, path, inputs=graph_inputs(contract), outputs=outputs, progress=progress)
 
 
 def _over_encoder(graph: Graph, contract: Contract, encoder: Encoder, folder: Path) -> Outputs:

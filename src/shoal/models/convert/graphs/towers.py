@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.models.convert.contract.towers import TEXT_EMBEDS, TextTower, Towers
-from shoal.models.convert.graphs.builder import INLINE_BYTES, Graph, write_graph
+from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
 from shoal.models.convert.graphs.head import pick_first
 from shoal.models.convert.graphs.layers import MASKED, LayerNames, Layers
-from shoal.models.convert.graphs.text import BuiltGraph
+from shoal.models.convert.graphs.tensors import add_matrix
 from shoal.models.convert.graphs.tower_weights import open_tower_weights
 
 TOWER_STEM = "encoder.layers"
@@ -35,7 +35,6 @@ def build_text_tower(
     towers: Towers,
     path: Path,
     *,
-    inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> BuiltGraph:
     """Write the text tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not fit
@@ -52,15 +51,13 @@ def build_text_tower(
         last = graph.op("Gather", value, graph.integer(-1), axis=1)
         embeds = layers.linear(layers.norm(last, "final_layer_norm"), "head", (towers.dimension, towers.text.hidden))
     graph.op("Identity", embeds, name=TEXT_EMBEDS)
-    files = write_graph(
+    return write_graph(
         graph,
         path,
         inputs=(_IDS,),
         outputs=[(TEXT_EMBEDS, (towers.dimension,))],
-        inline_bytes=inline_bytes,
         progress=progress,
     )
-    return BuiltGraph(graph.parameters(), tuple(file.name for file in files))
 
 
 def append_layers(layers: Layers, value: str, count: int, bias: str | None = None) -> str:
@@ -72,9 +69,8 @@ def append_layers(layers: Layers, value: str, count: int, bias: str | None = Non
 
 def project(layers: Layers, value: str, name: str, dimension: int) -> str:
     """Append CLIP's map into the space of both towers; its weights are beside the towers and have no bias."""
-    shape, weight = (dimension, layers.sizes.hidden), f"{name}.weight"
-    layers.weights.check(weight, shape)
-    return layers.affine(value, name, shape, lambda: layers.weights.get(weight, shape), None)
+    weight, shape = f"{name}.weight", (dimension, layers.sizes.hidden)
+    return layers.graph.op("MatMul", value, add_matrix(layers.graph, layers.weights, weight, shape, weight))
 
 
 def _embeddings(layers: Layers, tower: TextTower) -> str:

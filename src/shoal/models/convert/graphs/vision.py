@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, ImageTower, Towers
-from shoal.models.convert.graphs.builder import INLINE_BYTES, Graph, write_graph
+from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
 from shoal.models.convert.graphs.layers import KEY_ORDER, QUERY_ORDER, Layers
-from shoal.models.convert.graphs.text import BuiltGraph
 from shoal.models.convert.graphs.tower_weights import open_tower_weights
 from shoal.models.convert.graphs.towers import append_layers, project
 from shoal.models.convert.graphs.weights import Floats
@@ -23,7 +22,6 @@ def build_image_tower(
     towers: Towers,
     path: Path,
     *,
-    inline_bytes: int = INLINE_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> BuiltGraph:
     """Write the image tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not
@@ -32,15 +30,13 @@ def build_image_tower(
     layers = Layers(graph, tower, open_tower_weights(folder, towers), "vision_model.")
     embeds = _clip(layers, tower, towers.dimension) if towers.family == "clip" else _siglip(layers, tower)
     graph.op("Identity", embeds, name=IMAGE_EMBEDS)
-    files = write_graph(
+    return write_graph(
         graph,
         path,
         inputs=[(PIXELS, (3, tower.size, tower.size))],
         outputs=[(IMAGE_EMBEDS, (towers.dimension,))],
-        inline_bytes=inline_bytes,
         progress=progress,
     )
-    return BuiltGraph(graph.parameters(), tuple(file.name for file in files))
 
 
 def _clip(layers: Layers, tower: ImageTower, dimension: int) -> str:

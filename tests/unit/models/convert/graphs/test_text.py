@@ -10,6 +10,7 @@ import pytest
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, read_contract
+from shoal.models.convert.graphs import builder
 from shoal.models.convert.graphs.text import build_text_graph, graph_inputs
 from shoal.models.convert.reference import embed
 from shoal.models.convert.verify import min_cosine
@@ -217,12 +218,13 @@ def test_building_is_deterministic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", RUNS)
-def test_constants_may_lie_in_a_file_of_their_own(tmp_path: Path, engine: str) -> None:
+def test_constants_may_lie_in_a_file_of_their_own(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a model over 2 GB needs: the same numbers from model.onnx and its data."""
     contract, inline = build(checkpoint(tmp_path))
     expected = RUNS[engine](inline)(padded(contract, TEXTS, [0] * 4), BOTH)
     path = tmp_path / "big.onnx"
-    built = build_text_graph(tmp_path, contract, path, inline_bytes=1000)
+    monkeypatch.setattr(builder, "INLINE_BYTES", 1000)
+    built = build_text_graph(tmp_path, contract, path)
     assert built.files == ("big.onnx", "big.onnx_data")
     assert path.stat().st_size < inline.stat().st_size
     got = RUNS[engine](path)(padded(contract, TEXTS, [0] * 4), BOTH)

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_towers
 from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.graphs import builder
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
 from shoal.models.convert.verify import min_cosine
@@ -136,10 +137,11 @@ def test_missing_and_odd_tensors_are_refused_by_name(tmp_path: Path, family: str
                 build(folder, model, folder / "out.onnx")
 
 
-def test_big_weights_lie_beside_the_graph_and_progress_is_told(tmp_path: Path) -> None:
+def test_big_weights_lie_beside_the_graph_and_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, model = made(tmp_path, "clip")
     told: list[float] = []
-    built = build_image_tower(folder, model, folder / "image.onnx", inline_bytes=10, progress=told.append)
+    monkeypatch.setattr(builder, "INLINE_BYTES", 10)
+    built = build_image_tower(folder, model, folder / "image.onnx", progress=told.append)
     assert built.files == ("image.onnx", "image.onnx_data")
     assert told[-1] == 1.0
     assert told == sorted(told)
