@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.backends import parse_address
-from shoal.models.open_clip_names import _REPOSITORIES, find_pair_repository, find_repository, resolve_pair
+from shoal.models.open_clip_names import REPOSITORIES, find_pair_repository, find_repository, resolve_pair
 from shoal.names import is_name
 
 
@@ -43,9 +43,8 @@ def test_other_names_are_no_pairs(name: str) -> None:
 
 
 def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
-    pairs = [(name, tag, found) for name, tags in _REPOSITORIES.items() for tag, found in tags.items()]
-    assert len(pairs) > 150
-    for name, tag, found in pairs:
+    assert len(REPOSITORIES) > 150
+    for (name, tag), found in REPOSITORIES.items():
         assert is_name(f"{name}/{tag}")
         assert tag == tag.lower().replace("-", "_")
         address = parse_address(found)
