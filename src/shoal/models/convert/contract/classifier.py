@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import ModelFileError
+from shoal.models.convert.contract.dense import find_torch_activation
 from shoal.models.convert.contract.entries import MODULES, inner_path
 from shoal.models.convert.contract.json_file import JsonFile, read_json, read_object
 from shoal.models.convert.contract.types import Activation, Classifier, Encoder
@@ -19,14 +20,7 @@ from shoal.specs import ScoreSpec
 
 SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 ARCHITECTURE = "ForSequenceClassification"
-ACTIVATIONS: dict[str, ScoreActivation] = {
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-    "torch.nn.modules.activation.Softmax": "softmax",
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.Sigmoid": "sigmoid",
-    "torch.nn.Softmax": "softmax",
-    "torch.nn.Identity": "identity",
-}
+_ACTIVATIONS: dict[str, ScoreActivation] = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
 _PROBLEMS: dict[str, ScoreActivation] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
@@ -171,10 +165,7 @@ def _find_activation(config: JsonFile, saved: JsonFile | None) -> ScoreActivatio
         name = file.text(key)
         if not name.startswith("torch."):
             return None
-        if name not in ACTIVATIONS:
-            known = ", ".join(sorted({path.rpartition(".")[2] for path in ACTIVATIONS}))
-            raise file.refuse(key, f"unknown activation {name!r}; Shoal knows torch's {known}")
-        return ACTIVATIONS[name]
+        return find_torch_activation(file, key, name, _ACTIVATIONS)
     return None
 
 

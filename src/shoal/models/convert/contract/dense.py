@@ -5,11 +5,15 @@ A Dense without an activation_function has Tanh in sentence-transformers and non
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from shoal.models.convert.contract.entries import Entry, module_config
 from shoal.models.convert.contract.json_file import JsonFile
 from shoal.models.convert.contract.types import Activation, Dense
+
+T = TypeVar("T")
 
 SENTENCE = "sentence_embedding"
 TOKENS = "token_embeddings"
@@ -24,20 +28,15 @@ _KEYS = frozenset(
         "use_residual",
     }
 )
-ACTIVATIONS: dict[str, Activation] = {
-    "torch.nn.modules.activation.Tanh": "tanh",
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.GELU": "gelu",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-    "torch.nn.modules.activation.SiLU": "silu",
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.Tanh": "tanh",
-    "torch.nn.ReLU": "relu",
-    "torch.nn.GELU": "gelu",
-    "torch.nn.Sigmoid": "sigmoid",
-    "torch.nn.SiLU": "silu",
-    "torch.nn.Identity": "identity",
+_ACTIVATIONS: dict[str, Activation] = {
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "Sigmoid": "sigmoid",
+    "SiLU": "silu",
+    "Identity": "identity",
 }
+_PACKAGES = ("torch.nn", "torch.nn.modules.activation", "torch.nn.modules.linear")
 
 
 def read_dense(folder: Path, entry: Entry, *, of: str = SENTENCE, unsaid: str = SENTENCE) -> Dense:
@@ -49,17 +48,23 @@ def read_dense(folder: Path, entry: Entry, *, of: str = SENTENCE, unsaid: str = 
     config.only(_KEYS)
     check_names(config, of=of, unsaid=unsaid)
     name = config.text("activation_function", f"torch.nn.{'Identity' if entry.pylate else 'Tanh'}")
-    if name not in ACTIVATIONS:
-        known = ", ".join(sorted({path.rpartition(".")[2] for path in ACTIVATIONS}))
-        raise config.refuse("activation_function", f"unknown activation {name!r}; Shoal knows torch's {known}")
     return Dense(
         path=entry.path,
         in_features=config.integer("in_features", least=1),
         out_features=config.integer("out_features", least=1),
         bias=config.boolean("bias", True),
-        activation=ACTIVATIONS[name],
+        activation=find_torch_activation(config, "activation_function", name, _ACTIVATIONS),
         residual=config.boolean("use_residual", False),
     )
+
+
+def find_torch_activation(config: JsonFile, key: str, path: str, known: Mapping[str, T]) -> T:
+    """Return what `known` has for a class of PyTorch, given by its full path. Raises ModelFileError if it has none."""
+    package, _, name = path.rpartition(".")
+    if package not in _PACKAGES or name not in known:
+        names = ", ".join(sorted(known))
+        raise config.refuse(key, f"unknown activation {path!r}; Shoal knows torch's {names}")
+    return known[name]
 
 
 def check_names(config: JsonFile, *, of: str = SENTENCE, unsaid: str = SENTENCE) -> None:

@@ -25,19 +25,27 @@ class _Kind(NamedTuple):
     family: Family
     prefix: str
     pad_id: int
-    norm_eps: float
 
 
 _KINDS = {
-    "bert": _Kind("bert", "bert.", 0, 1e-12),
-    "roberta": _Kind("roberta", "roberta.", 1, 1e-12),
-    "xlm-roberta": _Kind("roberta", "roberta.", 1, 1e-12),
-    "camembert": _Kind("roberta", "roberta.", 1, 1e-12),
-    "mpnet": _Kind("mpnet", "mpnet.", 1, 1e-12),
-    "distilbert": _Kind("distilbert", "distilbert.", 0, 1e-12),
-    "electra": _Kind("bert", "electra.", 0, 1e-12),
+    "bert": _Kind("bert", "bert.", 0),
+    "roberta": _Kind("roberta", "roberta.", 1),
+    "xlm-roberta": _Kind("roberta", "roberta.", 1),
+    "camembert": _Kind("roberta", "roberta.", 1),
+    "mpnet": _Kind("mpnet", "mpnet.", 1),
+    "distilbert": _Kind("distilbert", "distilbert.", 0),
+    "electra": _Kind("bert", "electra.", 0),
 }
 _STEMS = ("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "DistilBert", "Electra", "HF_ColBERT")
+_NORM_EPS = 1e-12
+_DISTILBERT = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+}
+"""DistilBERT's own names of keys."""
 _MPNET_PAD = 1
 _MPNET_BUCKETS = 32
 
@@ -53,44 +61,32 @@ def read_encoder(config: JsonFile) -> Encoder:
             f"{model_type!r} has no graph in Shoal, which builds {known}; use a repository that ships onnx/model.onnx",
         )
     _refuse_what_changes_the_vectors(config)
-    if kind.family == "distilbert":
-        return _distilbert(config, kind)
-    hidden, heads = config.integer("hidden_size", least=1), config.integer("num_attention_heads", least=1)
-    if config.integer("embedding_size", hidden) != hidden:
+    family, pad_id = kind.family, _pad_id(config, kind)
+    names = _DISTILBERT if family == "distilbert" else {}
+
+    def number(key: str) -> int:
+        return config.integer(names.get(key, key), least=1)
+
+    hidden = number("hidden_size")
+    if family != "distilbert" and config.integer("embedding_size", hidden) != hidden:
         raise config.refuse("embedding_size", f"must be the hidden_size, {hidden}: a projection is not supported")
     encoder = Encoder(
-        family=kind.family,
+        family=family,
         prefix=kind.prefix,
-        vocab_size=config.integer("vocab_size", least=1),
+        vocab_size=number("vocab_size"),
         hidden=hidden,
-        layers=config.integer("num_hidden_layers", least=1),
-        heads=heads,
-        intermediate=config.integer("intermediate_size", least=1),
-        max_positions=config.integer("max_position_embeddings", least=1),
-        norm_eps=config.number("layer_norm_eps", kind.norm_eps),
-        activation=read_activation(config, "hidden_act"),
-        pad_id=_pad_id(config, kind),
-        position_offset=0 if kind.family == "bert" else _pad_id(config, kind) + 1,
-        token_types=0 if kind.family == "mpnet" else config.integer("type_vocab_size", 2, least=1),
+        layers=number("num_hidden_layers"),
+        heads=number("num_attention_heads"),
+        intermediate=number("intermediate_size"),
+        max_positions=number("max_position_embeddings"),
+        norm_eps=_NORM_EPS if family == "distilbert" else config.number("layer_norm_eps", _NORM_EPS),
+        activation=read_activation(config, names.get("hidden_act", "hidden_act")),
+        pad_id=pad_id,
+        position_offset=pad_id + 1 if family in ("roberta", "mpnet") else 0,
+        token_types=config.integer("type_vocab_size", 2, least=1) if family in ("bert", "roberta") else 0,
     )
-    return _sound(config, encoder, "num_attention_heads")
-
-
-def _distilbert(config: JsonFile, kind: _Kind) -> Encoder:
-    encoder = Encoder(
-        family="distilbert",
-        prefix=kind.prefix,
-        vocab_size=config.integer("vocab_size", least=1),
-        hidden=config.integer("dim", least=1),
-        layers=config.integer("n_layers", least=1),
-        heads=config.integer("n_heads", least=1),
-        intermediate=config.integer("hidden_dim", least=1),
-        max_positions=config.integer("max_position_embeddings", least=1),
-        norm_eps=kind.norm_eps,
-        activation=read_activation(config, "activation"),
-        pad_id=_pad_id(config, kind),
-    )
-    return _sound(config, encoder, "n_heads")
+    _check(config, encoder, names.get("num_attention_heads", "num_attention_heads"))
+    return encoder
 
 
 def _pad_id(config: JsonFile, kind: _Kind) -> int:
@@ -102,9 +98,9 @@ def _pad_id(config: JsonFile, kind: _Kind) -> int:
     return config.integer("pad_token_id", kind.pad_id)
 
 
-def read_activation(config: JsonFile, key: str, default: str = "gelu") -> Activation:
+def read_activation(config: JsonFile, key: str) -> Activation:
     """Return the activation that a key names. Raises ModelFileError for an unknown one."""
-    name = config.text(key, default)
+    name = config.text(key, "gelu")
     if name not in ACTIVATIONS:
         raise config.refuse(key, f"unknown activation {name!r}; Shoal knows {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -128,11 +124,10 @@ def _refuse_what_changes_the_vectors(config: JsonFile) -> None:
         raise config.refuse("relative_attention_num_buckets", f"must be {_MPNET_BUCKETS}")
 
 
-def _sound(config: JsonFile, encoder: Encoder, heads_key: str) -> Encoder:
+def _check(config: JsonFile, encoder: Encoder, heads_key: str) -> None:
     if encoder.hidden % encoder.heads:
         raise config.refuse(heads_key, f"{encoder.heads} heads do not divide {encoder.hidden} dimensions")
     if encoder.usable_positions < 1:
         raise config.refuse("max_position_embeddings", f"{encoder.max_positions} leaves no room for a token")
     if encoder.pad_id >= encoder.vocab_size:
         raise config.refuse("pad_token_id", f"{encoder.pad_id} is outside the vocabulary of {encoder.vocab_size}")
-    return encoder
