@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -55,6 +56,18 @@ class _Shape(NamedTuple):
     opset: int
     data: tuple[str, ...]
 
+    @property
+    def floats(self) -> list[_Port]:
+        return [port for port in self.outputs if port.type in _FLOATS]
+
+    @property
+    def output_names(self) -> str:
+        return ", ".join(port.name for port in self.outputs)
+
+    def find(self, *names: str) -> _Port | None:
+        """Return the first output of floats that has one of the names, in their order."""
+        return next((port for name in names for port in self.floats if port.name == name), None)
+
 
 class ShippedGraph(NamedTuple):
     """A shipped graph, ready to serve.
@@ -97,133 +110,173 @@ def adapt_shipped_graph(
     shape = _shape(model)
     if shape.opset < _OLDEST_OPSET:
         raise ModelFileError(f"opset {shape.opset} is older than {_OLDEST_OPSET}; export it again", file=name)
-    graph = Graph(shape.opset, prefix="shoal/")
-    inputs = _inputs(model, graph, shape, contract, name)
-    if contract.classifier is not None:
-        ending = _end_in_scores(model, graph, shape, contract.classifier, name)
-    elif contract.splade is not None:
-        ending = _end_in_weights(model, graph, shape, contract, contract.splade, name)
-    elif contract.late is not None and not contract.dimension:
-        ending = _end_in_late(model, graph, shape, contract, contract.late, folder, name)
-    else:
-        ending = _end_in_vectors(model, graph, shape, contract, folder, name)
-    inputs = _finish(model, graph, contract, ending.outputs, inputs)
+    adapter = _Adapter(folder, name, contract, model, shape)
+    inputs = adapter.adapt_inputs()
+    ending = adapter.adapt_outputs()
+    inputs = _finish(model, adapter.graph, contract, ending.outputs, inputs)
     _copy_data(folder / name, name, shape.data, target, progress)
     target.write_bytes(model.SerializeToString(deterministic=True))
     _check(target, name)
     return ShippedGraph(inputs, ending.pooled, ending.tokens, ending.kind, _parameters(model), shape.data)
 
 
-def _end_in_scores(model: ModelProto, graph: Graph, shape: _Shape, classifier: Classifier, name: str) -> _GraphOutputs:
-    """Expose the output `logits`, else the only output, as float32 [b, labels]."""
-    floats = [port for port in shape.outputs if port.type in _FLOATS]
-    output, labels = classifier.spec.output, len(classifier.spec.labels)
-    scores = next((port for port in floats if port.name == output), floats[0] if len(floats) == 1 else None)
-    if scores is None or scores.name in (*TOKEN_LEVEL, "pooler_output"):
-        given = ", ".join(port.name for port in shape.outputs)
-        raise ModelFileError(f"gives {given}, but a classifier gives {output}; export it again", file=name)
-    if scores.shape and (len(scores.shape) != 2 or scores.shape[1] not in (None, labels)):
-        raise ModelFileError(
-            f"has the shape {list(scores.shape)}, but the configuration names {labels} labels",
-            file=name,
-            key=scores.name,
-        )
-    _expose_output(model, graph, scores, output)
-    return _GraphOutputs("scores", ((output, (labels,)),))
+class _Adapter:
+    """Changes one graph, in place, to end as its contract says; `graph` collects the nodes to append."""
 
+    def __init__(self, folder: Path, name: str, contract: Contract, model: ModelProto, shape: _Shape) -> None:
+        self.graph = Graph(shape.opset, prefix="shoal/")
+        self._folder = folder
+        self._name = name
+        self._contract = contract
+        self._model = model
+        self._shape = shape
 
-def _end_in_weights(
-    model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, splade: Splade, name: str
-) -> _GraphOutputs:
-    """Append SPLADE's pooling after the logits of a masked language model [b, l, vocabulary]."""
-    logits = next((port for port in shape.outputs if port.name == "logits" and port.type in _FLOATS), None)
-    if logits is None or (logits.shape and len(logits.shape) != 3):
-        given = ", ".join(port.name for port in shape.outputs)
-        raise ModelFileError(f"gives {given}, but a SPLADE model needs the logits of every token", file=name)
-    words = logits.shape[2] if logits.shape else None
-    if contract.vocab_size and words not in (None, contract.vocab_size):
-        raise ModelFileError(f"has {words} words, but the configuration {contract.vocab_size}", file=name, key="logits")
-    _rename(model, SPARSE, f"shoal/own_{SPARSE}")
-    append_splade(graph, splade, logits.name if logits.type == FLOAT else graph.cast_float(logits.name))
-    return _GraphOutputs("sparse", ((SPARSE, (words,)),))
+    def adapt_inputs(self) -> tuple[str, ...]:
+        """Make every input int64 [b, l] under the name that pipelines feed; return those names."""
+        encoder, fed = self._contract.encoder, list[str]()
+        for port in self._shape.inputs:
+            wanted = "token_type_ids" if port.name in SEGMENTS else port.name
+            if wanted not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
+                raise self._refuse("is an input that no text embedding model has", port.name)
+            if wanted == "position_ids" and (encoder is None or encoder.position_offset):
+                raise self._refuse("positions of this family are not known to start at 0", port.name)
+            if port.type not in _INTEGERS:
+                raise self._refuse("must be of integers", port.name)
+            if any(port.shape):
+                why = f"has the fixed shape {list(port.shape)}; export it again with dynamic axes"
+                raise self._refuse(why, port.name)
+            if (wanted, INT64) != (port.name, port.type):
+                _adapt(self._model, port, wanted)
+            fed.append(wanted)
+        for needed in ("input_ids", "attention_mask"):
+            if needed not in fed:
+                raise self._refuse("the graph has no such input", needed)
+        return tuple(fed)
 
+    def adapt_outputs(self) -> _GraphOutputs:
+        """Append what is missing after the graph's own outputs."""
+        contract = self._contract
+        if contract.classifier is not None:
+            return self._end_in_scores(contract.classifier)
+        if contract.splade is not None:
+            return self._end_in_weights(contract.splade)
+        if contract.late is not None and not contract.dimension:
+            return self._end_in_late(contract.late)
+        return self._end_in_vectors()
 
-def _end_in_late(
-    model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, late: Late, folder: Path, name: str
-) -> _GraphOutputs:
-    """Append the late-interaction layers after the encoder's token vectors."""
-    found = (port for wanted in TOKEN_LEVEL for port in shape.outputs if port.name == wanted and port.type in _FLOATS)
-    tokens = next(found, None)
-    if tokens is None:
-        given = ", ".join(port.name for port in shape.outputs)
-        raise ModelFileError(f"gives {given}, but no token vectors ({' or '.join(TOKEN_LEVEL)})", file=name)
-    width = tokens.shape[2] if len(tokens.shape) == 3 else None
-    if width is not None and late.layers and width != late.layers[0].in_features:
-        raise ModelFileError(
-            f"has {width} dimensions, but {late.layers[0].path or 'the projection'} takes {late.layers[0].in_features}",
-            file=name,
-            key=tokens.name,
-        )
-    vectors = tokens.name if tokens.type == FLOAT else graph.cast_float(tokens.name)
-    return _GraphOutputs("multi", _token_heads(model, graph, contract, folder, vectors))
+    def _end_in_scores(self, classifier: Classifier) -> _GraphOutputs:
+        """Expose the output `logits`, else the only output, as float32 [b, labels]."""
+        floats, output, labels = self._shape.floats, classifier.spec.output, len(classifier.spec.labels)
+        scores = self._shape.find(output) or (floats[0] if len(floats) == 1 else None)
+        if scores is None or scores.name in (*TOKEN_LEVEL, "pooler_output"):
+            raise self._refuse(f"gives {self._shape.output_names}, but a classifier gives {output}; export it again")
+        if scores.shape and (len(scores.shape) != 2 or scores.shape[1] not in (None, labels)):
+            why = f"has the shape {list(scores.shape)}, but the configuration names {labels} labels"
+            raise self._refuse(why, scores.name)
+        self._expose(scores, output)
+        return _GraphOutputs("scores", ((output, (labels,)),))
 
+    def _end_in_weights(self, splade: Splade) -> _GraphOutputs:
+        """Append SPLADE's pooling after the logits of a masked language model [b, l, vocabulary]."""
+        logits, size = self._shape.find("logits"), self._contract.vocab_size
+        if logits is None or (logits.shape and len(logits.shape) != 3):
+            why = f"gives {self._shape.output_names}, but a SPLADE model needs the logits of every token"
+            raise self._refuse(why)
+        words = logits.shape[2] if logits.shape else None
+        if size and words not in (None, size):
+            raise self._refuse(f"has {words} words, but the configuration {size}", "logits")
+        self._free(SPARSE)
+        append_splade(self.graph, splade, self._as_float(logits))
+        return _GraphOutputs("sparse", ((SPARSE, (words,)),))
 
-def _token_heads(
-    model: ModelProto, graph: Graph, contract: Contract, folder: Path, tokens: str
-) -> tuple[tuple[str, Axes], ...]:
-    outputs = build_token_heads(graph, contract, folder, tokens)
-    for name, _ in outputs:
-        _rename(model, name, f"shoal/own_{name}")
-    return tuple(outputs)
+    def _end_in_late(self, late: Late) -> _GraphOutputs:
+        """Append the late-interaction layers after the encoder's token vectors."""
+        tokens = self._shape.find(*TOKEN_LEVEL)
+        if tokens is None:
+            raise self._refuse(f"gives {self._shape.output_names}, but no token vectors ({' or '.join(TOKEN_LEVEL)})")
+        width = tokens.shape[2] if len(tokens.shape) == 3 else None
+        if width is not None and late.layers and width != late.layers[0].in_features:
+            first = late.layers[0]
+            why = f"has {width} dimensions, but {first.path or 'the projection'} takes {first.in_features}"
+            raise self._refuse(why, tokens.name)
+        return _GraphOutputs("multi", self._token_heads(self._as_float(tokens)))
 
+    def _end_in_vectors(self) -> _GraphOutputs:
+        contract = self._contract
+        sentence, tokens = self._find_vectors()
+        if tokens is not None and not contract.pooling.include_prompt:
+            sentence = None  # its own pooling cannot exclude a prompt, Shoal's can
+        if sentence is not None and not contract.pooling.include_prompt:
+            raise self._refuse("pools by itself and cannot leave prompts out, as include_prompt asks")
+        if sentence is None and tokens is None:
+            raise self._refuse(
+                f"gives {self._shape.output_names}, but neither {SENTENCE} nor token vectors "
+                f"({' or '.join(TOKEN_LEVEL)}); remove it and Shoal builds the graph where it knows the architecture",
+                "outputs",
+            )
+        self._free(POOLED)
+        if sentence is None:
+            self._free(SENTENCE)
+        else:
+            self._expose(sentence, SENTENCE)
+        pooled = SENTENCE
+        outputs: list[tuple[str, Axes]] = [(SENTENCE, (contract.dimension,))]
+        if tokens is not None:
+            self._expose(tokens, TOKENS)
+            if sentence is None or contract.ends_normalized:
+                own = SENTENCE if sentence is None else None
+                build_head(self.graph, contract, self._folder, TOKENS, name=own)
+                pooled = POOLED
+                outputs.append((POOLED, (contract.dimension,)))
+            outputs.append((TOKENS, ("l", tokens.shape[2] if tokens.shape else None)))
+            outputs.extend(self._token_heads(TOKENS))
+        elif contract.late is not None or contract.token_weights is not None:
+            raise self._refuse(
+                f"gives no token vectors ({' or '.join(TOKEN_LEVEL)}), which the sparse and multi vectors are made of; "
+                "export it again with them"
+            )
+        kind: Kind = "token-level" if sentence is None else "pooled"
+        return _GraphOutputs(kind, tuple(outputs), pooled, TOKENS if tokens is not None else "")
 
-def _end_in_vectors(
-    model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, folder: Path, name: str
-) -> _GraphOutputs:
-    sentence, tokens = _outputs(shape, contract, name)
-    if tokens is not None and not contract.pooling.include_prompt:
-        sentence = None  # its own pooling cannot exclude a prompt, Shoal's can
-    if sentence is not None and not contract.pooling.include_prompt:
-        raise ModelFileError("pools by itself and cannot leave prompts out, as include_prompt asks", file=name)
-    if sentence is None and tokens is None:
-        raise ModelFileError(
-            f"gives {', '.join(port.name for port in shape.outputs)}, but neither {SENTENCE} nor token vectors "
-            f"({' or '.join(TOKEN_LEVEL)}); remove it and Shoal builds the graph where it knows the architecture",
-            file=name,
-            key="outputs",
-        )
-    for own in (POOLED,) if sentence is not None else (POOLED, SENTENCE):
-        _rename(model, own, f"shoal/own_{own}")
-    if sentence is not None:
-        _expose_output(model, graph, sentence, SENTENCE)
-    pooled = SENTENCE
-    outputs: list[tuple[str, Axes]] = [(SENTENCE, (contract.dimension,))]
-    if tokens is not None:
-        _expose_output(model, graph, tokens, TOKENS)
-        if sentence is None or contract.ends_normalized:
-            build_head(graph, contract, folder, TOKENS, name=SENTENCE if sentence is None else None)
-            pooled = POOLED
-            outputs.append((POOLED, (contract.dimension,)))
-        outputs.append((TOKENS, ("l", tokens.shape[2] if tokens.shape else None)))
-        outputs.extend(_token_heads(model, graph, contract, folder, TOKENS))
-    elif contract.late is not None or contract.token_weights is not None:
-        raise ModelFileError(
-            f"gives no token vectors ({' or '.join(TOKEN_LEVEL)}), which the sparse and multi vectors are made of; "
-            "export it again with them",
-            file=name,
-        )
-    kind: Kind = "token-level" if sentence is None else "pooled"
-    return _GraphOutputs(kind, tuple(outputs), pooled, TOKENS if tokens is not None else "")
+    def _find_vectors(self) -> tuple[_Port | None, _Port | None]:
+        """Return the output of the whole pipeline and the token vectors, None for a missing one."""
+        shape, dimension = self._shape, self._contract.dimension
+        sentence, tokens = shape.find(SENTENCE), shape.find(*TOKEN_LEVEL)
+        only = shape.floats[0] if len(shape.outputs) == len(shape.floats) == 1 else None
+        if sentence is None and tokens is None and only is not None and only.name not in ("logits", "pooler_output"):
+            sentence = only if len(only.shape) == 2 else None
+        for port, rank in ((sentence, 2), (tokens, 3)):
+            if port is not None and len(port.shape) not in (0, rank):
+                raise self._refuse(f"must have {rank} axes, not {len(port.shape)}", port.name)
+        if sentence is not None and len(sentence.shape) == 2 and sentence.shape[1] not in (None, dimension):
+            why = f"has {sentence.shape[1]} dimensions, but the model's files say {dimension}"
+            raise self._refuse(why, sentence.name)
+        return sentence, tokens
 
+    def _token_heads(self, tokens: str) -> tuple[tuple[str, Axes], ...]:
+        outputs = build_token_heads(self.graph, self._contract, self._folder, tokens)
+        for name, _ in outputs:
+            self._free(name)
+        return tuple(outputs)
 
-def _expose_output(model: ModelProto, graph: Graph, port: _Port, name: str) -> None:
-    """Rename the graph's value `port` to `name`, in float32."""
-    if (port.name, port.type) == (name, FLOAT):
-        return
-    inner = f"shoal/{port.name}"
-    _rename(model, port.name, inner)
-    _rename(model, name, f"shoal/own_{name}")
-    graph.op("Cast", inner, name=name, to=FLOAT)
+    def _expose(self, port: _Port, name: str) -> None:
+        """Rename the graph's value `port` to `name`, in float32."""
+        if (port.name, port.type) == (name, FLOAT):
+            return
+        inner = f"shoal/{port.name}"
+        _rename(self._model, port.name, inner)
+        self._free(name)
+        self.graph.op("Cast", inner, name=name, to=FLOAT)
+
+    def _free(self, name: str) -> None:
+        """Rename the graph's own value of that name, if it has one."""
+        _rename(self._model, name, f"shoal/own_{name}")
+
+    def _as_float(self, port: _Port) -> str:
+        return port.name if port.type == FLOAT else self.graph.cast_float(port.name)
+
+    def _refuse(self, why: str, key: str | None = None) -> ModelFileError:
+        return ModelFileError(why, file=self._name, key=key)
 
 
 def _load(path: Path, name: str) -> ModelProto:
@@ -279,51 +332,7 @@ def _locations(tensor: Any) -> list[str]:
     return [entry.value for entry in tensor.external_data if entry.key == "location"]
 
 
-def _outputs(shape: _Shape, contract: Contract, name: str) -> tuple[_Port | None, _Port | None]:
-    """Return the output of the whole pipeline and the token vectors, None for a missing one."""
-    floats = [port for port in shape.outputs if port.type in _FLOATS]
-    sentence = next((port for port in floats if port.name == SENTENCE), None)
-    tokens = next((port for wanted in TOKEN_LEVEL for port in floats if port.name == wanted), None)
-    only = floats[0] if len(shape.outputs) == len(floats) == 1 else None
-    if sentence is None and tokens is None and only is not None and only.name not in ("logits", "pooler_output"):
-        sentence = only if len(only.shape) == 2 else None
-    for port, rank in ((sentence, 2), (tokens, 3)):
-        if port is not None and len(port.shape) not in (0, rank):
-            raise ModelFileError(f"must have {rank} axes, not {len(port.shape)}", file=name, key=port.name)
-    if sentence is not None and len(sentence.shape) == 2 and sentence.shape[1] not in (None, contract.dimension):
-        raise ModelFileError(
-            f"has {sentence.shape[1]} dimensions, but the model's files say {contract.dimension}",
-            file=name,
-            key=sentence.name,
-        )
-    return sentence, tokens
-
-
-def _inputs(model: ModelProto, graph: Graph, shape: _Shape, contract: Contract, name: str) -> tuple[str, ...]:
-    """Make every input int64 [b, l] under the name that pipelines feed; return those names."""
-    fed: list[str] = []
-    for port in shape.inputs:
-        wanted = "token_type_ids" if port.name in SEGMENTS else port.name
-        if wanted not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
-            raise ModelFileError("is an input that no text embedding model has", file=name, key=port.name)
-        if wanted == "position_ids" and (contract.encoder is None or contract.encoder.position_offset):
-            raise ModelFileError("positions of this family are not known to start at 0", file=name, key=port.name)
-        if port.type not in _INTEGERS:
-            raise ModelFileError("must be of integers", file=name, key=port.name)
-        if any(port.shape):
-            raise ModelFileError(
-                f"has the fixed shape {list(port.shape)}; export it again with dynamic axes", file=name, key=port.name
-            )
-        if (wanted, INT64) != (port.name, port.type):
-            _adapt(model, graph, port, wanted)
-        fed.append(wanted)
-    for needed in ("input_ids", "attention_mask"):
-        if needed not in fed:
-            raise ModelFileError("the graph has no such input", file=name, key=needed)
-    return tuple(fed)
-
-
-def _adapt(model: ModelProto, graph: Graph, port: _Port, wanted: str) -> None:
+def _adapt(model: ModelProto, port: _Port, wanted: str) -> None:
     """Let readers of `port` read a Cast of the input `wanted` instead."""
     from onnx import helper
 
@@ -395,11 +404,4 @@ def _check_location(folder: Path, location: str, name: str) -> None:
 
 
 def _parameters(model: ModelProto) -> int:
-    total = 0
-    for tensor in model.graph.initializer:
-        if tensor.data_type in _FLOATS and tensor.dims:
-            count = 1
-            for axis in tensor.dims:
-                count *= axis
-            total += count
-    return total
+    return sum(prod(tensor.dims) for tensor in model.graph.initializer if tensor.data_type in _FLOATS and tensor.dims)
