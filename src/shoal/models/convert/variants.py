@@ -176,10 +176,8 @@ class _GraphCompressor:
         products, tables = self._choose_tensors()
         for tensor in self._body.initializer:
             self._stop.check()
-            if tensor.name in products:
-                self._product(tensor)
-            elif tensor.name in tables:
-                self._table(tensor)
+            if tensor.name in products | tables:
+                self._compress(tensor, table=tensor.name in tables)
             else:
                 self._keep(tensor)
         if not self._replaced:
@@ -222,34 +220,28 @@ class _GraphCompressor:
         big = {name for name in tables if matrices[name][0] >= TABLE_ROWS}
         return products - tables - others, big - products - others
 
-    def _product(self, tensor: TensorProto) -> None:
+    def _compress(self, tensor: TensorProto, *, table: bool) -> None:
+        """Replace a matrix, unless its values cannot be rounded: NaN, infinite or too large ones."""
         from onnx import helper
 
-        values = self._load(tensor)
-        name = tensor.name
+        name, values = tensor.name, self._load(tensor)
         if self._variant == "fp16":
-            if self._convert_to_half(name, values):
-                self._nodes.append(helper.make_node("Cast", [f"{name}/fp16"], [name], to=_FLOAT))
-            return
-        if not self._rounds(name, values):
-            return
-        numbers, scales = quantize(values, axis=0)
-        self._add(f"{name}/int8", numbers)
-        self._add(f"{name}/scale", scales)
+            if np.abs(values).max(initial=0.0) > LARGEST_HALF:  # it would become infinite
+                self._add(name, values)
+                return
+            self._add(f"{name}/fp16", values.astype(np.float16))
+            widen = helper.make_node("Cast", [f"{name}/fp16"], [name], to=_FLOAT)
+        else:
+            if not np.isfinite(values).all():
+                self._add(name, values)
+                return
+            numbers, scales = quantize(values, axis=1 if table else 0)
+            self._add(f"{name}/int8", numbers)
+            self._add(f"{name}/scale", scales[:, None] if table else scales)
+            widen = helper.make_node("DequantizeLinear", [f"{name}/int8", f"{name}/scale"], [name], axis=1)
         self._replaced.add(name)
-        self._nodes.append(helper.make_node("DequantizeLinear", [f"{name}/int8", f"{name}/scale"], [name], axis=1))
-
-    def _table(self, tensor: TensorProto) -> None:
-        values = self._load(tensor)
-        if self._variant == "fp16":
-            self._convert_to_half(tensor.name, values)
-            return
-        if not self._rounds(tensor.name, values):
-            return
-        numbers, scales = quantize(values, axis=1)
-        self._add(f"{tensor.name}/int8", numbers)
-        self._add(f"{tensor.name}/scale", scales[:, None])
-        self._replaced.add(tensor.name)
+        if not table:
+            self._nodes.append(widen)
 
     def _read(self, node: NodeProto) -> list[NodeProto]:
         """Replace a look-up in a replaced table by nodes that widen only the rows read; return any other node
@@ -270,21 +262,6 @@ class _GraphCompressor:
             helper.make_node("Gather", [f"{table}/scale", ids], [f"{out}/scale"]),
             helper.make_node("Mul", [f"{out}/float", f"{out}/scale"], [out]),
         ]
-
-    def _rounds(self, name: str, values: Array) -> bool:
-        """Whether a matrix can be scaled; one with infinite numbers or NaN is kept unchanged."""
-        if np.isfinite(values).all():
-            return True
-        self._add(name, values)
-        return False
-
-    def _convert_to_half(self, name: str, values: Array) -> bool:
-        if np.abs(values).max(initial=0.0) > LARGEST_HALF:  # it would become infinite
-            self._add(name, values)
-            return False
-        self._add(f"{name}/fp16", values.astype(np.float16))
-        self._replaced.add(name)
-        return True
 
     def _keep(self, tensor: TensorProto) -> None:
         """Keep a tensor unchanged but inline: its external weight file is not part of the variant."""
