@@ -40,48 +40,26 @@ _LEGACY_EOS = 2
 _TEXT = "text_config"
 _VISION = "vision_config"
 _SIZES = {"intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+_PICTURES = {"hidden_size": 768, "num_channels": 3, "image_size": 224}
+_CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 _DEFAULTS: dict[TowerFamily, dict[str, dict[str, Any]]] = {
     "clip": {
-        _TEXT: {
+        _TEXT: _CLIP
+        | {
             "vocab_size": 49408,
             "hidden_size": 512,
             "intermediate_size": 2048,
             "num_hidden_layers": 12,
             "num_attention_heads": 8,
             "max_position_embeddings": 77,
-            "hidden_act": "quick_gelu",
-            "layer_norm_eps": 1e-5,
             "eos_token_id": 49407,
         },
-        _VISION: _SIZES
-        | {
-            "hidden_size": 768,
-            "num_channels": 3,
-            "image_size": 224,
-            "patch_size": 32,
-            "hidden_act": "quick_gelu",
-            "layer_norm_eps": 1e-5,
-        },
+        _VISION: _CLIP | _SIZES | _PICTURES | {"patch_size": 32},
     },
     "siglip": {
-        _TEXT: _SIZES
-        | {
-            "vocab_size": 32000,
-            "hidden_size": 768,
-            "max_position_embeddings": 64,
-            "hidden_act": "gelu_pytorch_tanh",
-            "layer_norm_eps": 1e-6,
-        },
-        _VISION: _SIZES
-        | {
-            "hidden_size": 768,
-            "num_channels": 3,
-            "image_size": 224,
-            "patch_size": 16,
-            "hidden_act": "gelu_pytorch_tanh",
-            "layer_norm_eps": 1e-6,
-            "vision_use_head": True,
-        },
+        _TEXT: _SIGLIP | _SIZES | {"vocab_size": 32000, "hidden_size": 768, "max_position_embeddings": 64},
+        _VISION: _SIGLIP | _SIZES | _PICTURES | {"patch_size": 16, "vision_use_head": True},
     },
 }
 """Defaults of transformers 5 for missing settings; files from older versions omit defaults."""
@@ -101,33 +79,30 @@ _INSTEAD = {
 }
 
 
-class TextTower(msgspec.Struct, frozen=True, kw_only=True):
+class _Tower(msgspec.Struct, frozen=True, kw_only=True):
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    norm_eps: float
+    activation: Activation
+
+
+class TextTower(_Tower, frozen=True, kw_only=True):
     """A text tower's numbers. `eos_id`: a text's vector is taken at the first token with this id; None: at the first of
     the highest id in the text (CLIP's older configurations). SigLIP takes the last position and needs none."""
 
     vocab_size: int
     max_positions: int
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    norm_eps: float
-    activation: Activation
     eos_id: int | None = None
 
 
-class ImageTower(msgspec.Struct, frozen=True, kw_only=True):
+class ImageTower(_Tower, frozen=True, kw_only=True):
     """An image tower's numbers. An image of `size` pixels a side is cut into squares of `patch`; the remainder at its
     right and lower edge is ignored."""
 
     size: int
     patch: int
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    norm_eps: float
-    activation: Activation
 
     @property
     def patches(self) -> int:
@@ -296,39 +271,23 @@ def _section(config: JsonFile, family: TowerFamily, name: str) -> JsonFile:
 
 
 def _text_tower(family: TowerFamily, section: JsonFile) -> TextTower:
-    hidden, heads = _width(section)
+    eos_id = section.integer("eos_token_id") if family == "clip" else None
     tower = TextTower(
+        **_sizes(section),
         vocab_size=section.integer("vocab_size", least=1),
         max_positions=section.integer("max_position_embeddings", least=1),
-        hidden=hidden,
-        layers=section.integer("num_hidden_layers", least=1),
-        heads=heads,
-        intermediate=section.integer("intermediate_size", least=1),
-        norm_eps=section.number("layer_norm_eps"),
-        activation=read_activation(section, "hidden_act"),
-        eos_id=_eos(section) if family == "clip" else None,
+        eos_id=None if eos_id == _LEGACY_EOS else eos_id,
     )
     if tower.eos_id is not None and tower.eos_id >= tower.vocab_size:
         raise section.refuse("eos_token_id", f"{tower.eos_id} is outside the vocabulary of {tower.vocab_size}")
     return tower
 
 
-def _eos(section: JsonFile) -> int | None:
-    eos = section.integer("eos_token_id")
-    return None if eos == _LEGACY_EOS else eos
-
-
 def _image_tower(family: TowerFamily, section: JsonFile) -> ImageTower:
-    hidden, heads = _width(section)
     tower = ImageTower(
+        **_sizes(section),
         size=section.integer("image_size", least=1),
         patch=section.integer("patch_size", least=1),
-        hidden=hidden,
-        layers=section.integer("num_hidden_layers", least=1),
-        heads=heads,
-        intermediate=section.integer("intermediate_size", least=1),
-        norm_eps=section.number("layer_norm_eps"),
-        activation=read_activation(section, "hidden_act"),
     )
     if section.integer("num_channels") != 3:
         raise section.refuse("num_channels", "must be 3: pictures are read in RGB")
@@ -339,12 +298,20 @@ def _image_tower(family: TowerFamily, section: JsonFile) -> ImageTower:
     return tower
 
 
-def _width(section: JsonFile) -> tuple[int, int]:
+def _sizes(section: JsonFile) -> dict[str, Any]:
+    """Return what both towers have."""
     hidden = section.integer("hidden_size", least=1)
     heads = section.integer("num_attention_heads", least=1)
     if hidden % heads:
         raise section.refuse("num_attention_heads", f"{heads} heads do not divide {hidden} dimensions")
-    return hidden, heads
+    return {
+        "hidden": hidden,
+        "layers": section.integer("num_hidden_layers", least=1),
+        "heads": heads,
+        "intermediate": section.integer("intermediate_size", least=1),
+        "norm_eps": section.number("layer_norm_eps"),
+        "activation": read_activation(section, "hidden_act"),
+    }
 
 
 def _dimension(family: TowerFamily, config: JsonFile, text_config: JsonFile, text: TextTower, image: ImageTower) -> int:
