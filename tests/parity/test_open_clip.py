@@ -21,7 +21,9 @@ from transformers import CLIPTokenizer
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.models.convert.contract import open_clip as reader
 from shoal.models.convert.contract.tower_tokenizer import write_tower_tokenizer
-from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_contrast, read_towers
+from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers
+from shoal.models.convert.contract.tower_weights import read_contrast
+from shoal.models.convert.contract.towers import read_towers
 from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower

@@ -17,7 +17,7 @@ from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import AddressError, ConfigError, ModelFileError, SourceError
 from shoal.models.convert import reference
 from shoal.models.convert.contract import read_contract
-from shoal.models.convert.graphs.weights import open_weights
+from shoal.models.convert.contract.weights import open_weights
 from shoal.models.prepare import prepare
 from shoal.models.remote_text_models import (
     ForeignModel,

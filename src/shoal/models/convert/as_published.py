@@ -14,9 +14,9 @@ from shoal.models.convert.contract import Contract, read_contract
 from shoal.models.convert.contract.classifier import tells_segments
 from shoal.models.convert.contract.json_file import read_object
 from shoal.models.convert.contract.spec import text_spec
+from shoal.models.convert.contract.weights import read_header
 from shoal.models.convert.graphs.head import POOLED, TOKENS
 from shoal.models.convert.graphs.text import can_build
-from shoal.models.convert.graphs.weights import read_header
 from shoal.models.convert.verify import Run, verify
 from shoal.models.manifest import Verdict
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer

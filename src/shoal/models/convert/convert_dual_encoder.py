@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 
 from shoal.models.convert.contract.tower_tokenizer import write_tower_tokenizer
-from shoal.models.convert.contract.towers import Towers, read_contrast, read_towers
+from shoal.models.convert.contract.tower_types import Towers
+from shoal.models.convert.contract.tower_weights import read_contrast
+from shoal.models.convert.contract.towers import read_towers
 from shoal.models.convert.convert import GRAPH, require_onnx
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.models.convert.contract.towers import ImageTower, TextTower, Towers
-from shoal.models.convert.graphs.tower_weights import open_tower_weights
+from shoal.models.convert.contract.tower_types import ImageTower, TextTower, Towers
+from shoal.models.convert.contract.tower_weights import open_tower_weights
+from shoal.models.convert.contract.weights import Weights
 from shoal.models.convert.graphs.towers import TOWER_LAYER, TOWER_STEM
-from shoal.models.convert.graphs.weights import Weights
 from shoal.models.convert.reference import NO_BIAS, Floats, Ids, Transformer, attention, linear
 
 

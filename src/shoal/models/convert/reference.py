@@ -17,11 +17,11 @@ import numpy.typing as npt
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, Dense, Encoder, LayerNorm
 from shoal.models.convert.contract.types import Late, Splade, Table, Truncate
+from shoal.models.convert.contract.weights import Weights, open_file, open_weights
 from shoal.models.convert.graphs.encoder import LAYERS, tensor_prefix
 from shoal.models.convert.graphs.layers import LayerNames, Sizes
 from shoal.models.convert.graphs.mlm import HEADS, last_layer
 from shoal.models.convert.graphs.tensors import norm_names
-from shoal.models.convert.graphs.weights import Weights, open_file, open_weights
 from shoal.specs import TextSpec
 
 Floats: TypeAlias = npt.NDArray[Any]

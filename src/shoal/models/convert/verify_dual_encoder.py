@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.models.convert.contract.towers import Towers
+from shoal.models.convert.contract.tower_types import Towers
 from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
 from shoal.models.convert.reference import Floats, Ids
 from shoal.models.convert.verify import MAX_DIFFERENCE, MIN_COSINE, SAMPLES, Run, Verification, min_cosine

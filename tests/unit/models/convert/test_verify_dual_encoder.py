@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from shoal.errors import VerificationFailed
-from shoal.models.convert.contract.towers import Towers, read_towers
+from shoal.models.convert.contract.tower_types import Towers
+from shoal.models.convert.contract.towers import read_towers
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
 from shoal.models.convert.verify import Run, require

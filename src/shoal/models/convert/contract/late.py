@@ -20,6 +20,7 @@ from shoal.models.convert.contract.saved import SAVED
 from shoal.models.convert.contract.sparse import linear_file
 from shoal.models.convert.contract.types import Dense, Late
 from shoal.models.convert.contract.vocabulary import Vocabulary
+from shoal.models.convert.contract.weights import open_weights
 from shoal.specs import MultiSpec
 
 COLBERT_LINEAR = "colbert_linear.safetensors"
@@ -91,9 +92,6 @@ def read_late(folder: Path, entries: tuple[Entry, ...], width: int, sentence: Js
 
 def read_stanford(folder: Path, width: int) -> LateHead:
     """Read the head of a Stanford checkpoint: `linear.weight` among the encoder's own weights."""
-    # Imported here because that package imports this one.
-    from shoal.models.convert.graphs.weights import open_weights
-
     found = read_object(folder, METADATA)
     saved = found or JsonFile(METADATA, {})
     if saved.text("similarity", "cosine") != "cosine":

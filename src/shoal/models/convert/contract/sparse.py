@@ -15,6 +15,7 @@ from shoal.models.convert.contract.entries import MODULES, Entry, module_config
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.types import Dense, Splade, TokenWeights
 from shoal.models.convert.contract.vocabulary import Vocabulary
+from shoal.models.convert.contract.weights import open_file
 
 SPARSE_LINEAR = "sparse_linear.safetensors"
 MASKED_LM = "ForMaskedLM"
@@ -102,9 +103,6 @@ def read_token_weights(folder: Path, prefix: str, width: int) -> TokenWeights | 
 def linear_file(folder: Path, name: str, width: int, activation: Literal["identity", "relu"]) -> Dense:
     """Read a linear layer over vectors of `width` from its own safetensors file: `weight` [out, width], optionally
     `bias`."""
-    # Imported here because that package imports this one.
-    from shoal.models.convert.graphs.weights import open_file
-
     weights = open_file(folder, name)
     out, into = weights.table("weight")
     if width and into != width:

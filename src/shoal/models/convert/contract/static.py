@@ -20,6 +20,7 @@ from shoal.models.convert.contract.modules import after_modules, compute_output_
 from shoal.models.convert.contract.saved import read_saved
 from shoal.models.convert.contract.types import Contract, Normalize, Pooling, Table
 from shoal.models.convert.contract.vocabulary import Vocabulary
+from shoal.models.convert.contract.weights import open_weights
 
 MODEL2VEC_TOKENS = 512
 MOST_TOKENS = 8192
@@ -77,9 +78,6 @@ def read_static(folder: Path, entries: tuple[Entry, ...] | None) -> Contract | N
 def read_table(folder: Path, path: str) -> Table:
     """Read the table in a module's folder. Raises ModelFileError if it is missing or its tensors do not fit
     together."""
-    # Imported here because that package imports this one.
-    from shoal.models.convert.graphs.weights import open_weights
-
     weights = open_weights(folder, path)
     tensor = _TABLE if _TABLE in weights else _MODEL2VEC_TABLE
     stored, width = weights.table(tensor)

@@ -9,31 +9,21 @@ SigLIP 2 of a fixed resolution is a "siglip" by its config.json, with another to
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import msgspec
+from typing import Any
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.encoder import read_activation
 from shoal.models.convert.contract.entries import MODULES, inner_path
 from shoal.models.convert.contract.image_processor import FILE, UNIFIED, read_image_spec
 from shoal.models.convert.contract.json_file import JsonFile, is_there, read_json, read_object
-from shoal.models.convert.contract.tower_tokenizer import TowerTokenizer, read_tower_tokenizer
-from shoal.models.convert.contract.types import Activation
+from shoal.models.convert.contract.open_clip import read_open_clip
+from shoal.models.convert.contract.tower_tokenizer import read_tower_tokenizer
+from shoal.models.convert.contract.tower_types import ImageTower, Layout, TextTower, TowerFamily, Towers, text_spec
+from shoal.models.convert.contract.weights import has_weights
 from shoal.models.sources.select import OPEN_CLIP, OPEN_CLIP_WEIGHTS
-from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 CONFIG = "config.json"
-TEXT_EMBEDS = "text_embeds"
-IMAGE_EMBEDS = "image_embeds"
-PIXELS = "pixel_values"
-
-TowerFamily: TypeAlias = Literal["clip", "siglip"]
-Layout: TypeAlias = Literal["transformers", "open_clip"]
-"""The library whose names weights and settings have."""
-
 _LEGACY_EOS = 2
 """A wrong value in CLIP's configurations before transformers 4.31; such models are pooled at the highest id."""
 
@@ -79,52 +69,6 @@ _INSTEAD = {
 }
 
 
-class _Tower(msgspec.Struct, frozen=True, kw_only=True):
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    norm_eps: float
-    activation: Activation
-
-
-class TextTower(_Tower, frozen=True, kw_only=True):
-    """A text tower's numbers. `eos_id`: a text's vector is taken at the first token with this id; None: at the first of
-    the highest id in the text (CLIP's older configurations). SigLIP takes the last position and needs none."""
-
-    vocab_size: int
-    max_positions: int
-    eos_id: int | None = None
-
-
-class ImageTower(_Tower, frozen=True, kw_only=True):
-    """An image tower's numbers. An image of `size` pixels a side is cut into squares of `patch`; the remainder at its
-    right and lower edge is ignored."""
-
-    size: int
-    patch: int
-
-    @property
-    def patches(self) -> int:
-        side = self.size // self.patch
-        return side * side
-
-
-class Towers(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the files of a dual encoder specify. `dimension` is that of both towers' vectors. `text_spec` and
-    `image_spec` are those of the two graphs, whose vectors are not normalized. `path`: where the files are in the
-    model's folder ("": at its top)."""
-
-    family: TowerFamily
-    text: TextTower
-    image: ImageTower
-    dimension: int
-    text_spec: TextSpec
-    image_spec: ImageSpec
-    layout: Layout = "transformers"
-    path: str = ""
-
-
 def has_towers(folder: Path) -> bool:
     """Whether the folder contains a dual encoder, supported or not. Raises ModelFileError for a file that is not
     JSON."""
@@ -152,8 +96,6 @@ def read_towers(folder: Path) -> Towers:
     path = _path(modules)
     config = read_object(folder, _prefix(path) + CONFIG)
     if _layout(folder, path, config) == "open_clip":
-        from shoal.models.convert.contract.open_clip import read_open_clip  # it imports the structs of this module
-
         return read_open_clip(folder, path)
     if config is None:
         raise ModelFileError(
@@ -180,23 +122,6 @@ def read_towers(folder: Path) -> Towers:
         image_spec=read_image_spec(folder, family=family, size=image.size, dimension=dimension, path=path),
         path=path,
     )
-
-
-def read_contrast(folder: Path, towers: Towers) -> ContrastSpec:
-    """Read how the vectors of the two towers are compared; logit_scale is stored as a logarithm. SigLIP adds a bias, as
-    do open_clip models trained like it. Raises ModelFileError for weights that are missing or cannot be read."""
-    from shoal.models.convert.graphs.tower_weights import open_tower_weights
-
-    weights = open_tower_weights(folder, towers)
-    try:
-        scale = math.exp(weights.number("logit_scale"))
-    except OverflowError:
-        scale = math.inf
-    biased = towers.family == "siglip" or (towers.layout == "open_clip" and "logit_bias" in weights)
-    bias = weights.number("logit_bias") if biased else 0.0
-    if not math.isfinite(scale) or not math.isfinite(bias):
-        raise ModelFileError("is out of all proportion; fetch the model again", file=weights.where, key="logit_scale")
-    return ContrastSpec(scale=scale, bias=bias, activation="sigmoid" if biased else "softmax")
 
 
 def _modules(folder: Path) -> list[dict[str, str]]:
@@ -229,8 +154,6 @@ def _is_of_transformers(config: JsonFile | None) -> bool:
 
 def _layout(folder: Path, path: str, config: JsonFile | None) -> Layout:
     """Choose whose files to read if a folder has both."""
-    from shoal.models.convert.graphs.weights import has_weights
-
     if not is_there(folder, _prefix(path) + OPEN_CLIP):
         return "transformers"
     if config is None or config.data.get("model_type") not in _DEFAULTS:
@@ -323,26 +246,3 @@ def _dimension(family: TowerFamily, config: JsonFile, text_config: JsonFile, tex
             "projection_size", f"{dimension} is not {image.hidden}, the size of the vectors of pictures"
         )
     return dimension
-
-
-def text_spec(tokenizer: TowerTokenizer, family: TowerFamily, text: TextTower, dimension: int) -> TextSpec:
-    """Build the TextSpec of a text tower and its tokenizer."""
-    pad_id = tokenizer.pad_id
-    if family == "clip":
-        # Nothing after the pooled token is seen, so any padding works that does not look like that token.
-        pad_id = 0 if text.eos_id != 0 else 1
-    return TextSpec(
-        tokenizer=tokenizer.file,
-        inputs=("input_ids",),
-        dimension=dimension,
-        max_tokens=tokenizer.max_tokens,
-        pad_id=pad_id,
-        vocab_size=text.vocab_size,
-        lower_case=tokenizer.lower_case,
-        pooling="eos" if family == "clip" else "last",
-        sentence_embedding=TEXT_EMBEDS,
-        pooled=TEXT_EMBEDS,
-        ends_normalized=False,
-        pad_to=tokenizer.max_tokens if family == "siglip" else 0,
-        cleaning=tokenizer.cleaning,
-    )

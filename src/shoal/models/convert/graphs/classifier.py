@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shoal.models.convert.contract.types import Classifier
+from shoal.models.convert.contract.weights import Weights
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.tensors import append_linear
-from shoal.models.convert.graphs.weights import Weights
 
 
 def build_classifier(graph: Graph, classifier: Classifier, weights: Weights, tokens: str, width: int) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.types import Encoder
+from shoal.models.convert.contract.weights import Floats, Weights
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.layers import MASKED, LayerNames, Layers
-from shoal.models.convert.graphs.weights import Floats, Weights
 
 MPNET_MAX_DISTANCE = 128
 _MPNET_BUCKETS = 32

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.models.convert.contract.types import Contract, Dense, LayerNorm, Pooling, Truncate
+from shoal.models.convert.contract.weights import open_file, open_weights
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.tensors import add_matrix, add_tensor, append_layer_norm
-from shoal.models.convert.graphs.weights import open_file, open_weights
 
 SENTENCE = "sentence_embedding"
 POOLED = "pooled"

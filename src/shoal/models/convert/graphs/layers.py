@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from shoal.models.convert.contract.types import Activation
+from shoal.models.convert.contract.weights import Floats, Weights
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.tensors import add_tensor, append_layer_norm
-from shoal.models.convert.graphs.weights import Floats, Weights
 
 MASKED = -32768.0
 """Added to the scores of padding: its exp() is zero, and a row of padding only gives numbers, not NaN.

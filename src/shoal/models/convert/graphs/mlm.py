@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.models.convert.contract.types import Activation, Encoder, Family, Splade
+from shoal.models.convert.contract.weights import Weights
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.encoder import tensor_prefix
 from shoal.models.convert.graphs.tensors import add_matrix, add_tensor, append_layer_norm, append_linear
-from shoal.models.convert.graphs.weights import Weights
 
 OUTPUT = "sparse_embedding"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal.models.convert.contract.types import Table
+from shoal.models.convert.contract.weights import Floats, Weights, open_weights
 from shoal.models.convert.graphs.builder import Graph
-from shoal.models.convert.graphs.weights import Floats, Weights, open_weights
 
 
 def build_table(graph: Graph, table: Table, folder: Path) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shoal.models.convert.contract.weights import Weights
 from shoal.models.convert.graphs.builder import Graph
-from shoal.models.convert.graphs.weights import Weights
 
 
 def add_tensor(graph: Graph, weights: Weights, stored: str, shape: tuple[int, ...], name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, Dense, Encoder, LayerNorm
+from shoal.models.convert.contract.weights import has_weights, open_weights
 from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
 from shoal.models.convert.graphs.classifier import build_classifier
 from shoal.models.convert.graphs.encoder import build_encoder
@@ -17,7 +18,6 @@ from shoal.models.convert.graphs.late import build_token_heads
 from shoal.models.convert.graphs.mlm import OUTPUT as SPARSE
 from shoal.models.convert.graphs.mlm import build_splade
 from shoal.models.convert.graphs.static import build_table
-from shoal.models.convert.graphs.weights import has_weights, open_weights
 
 Outputs: TypeAlias = list[tuple[str, tuple[int | str, ...]]]
 """Outputs of a graph: names, and the axes after the batch."""

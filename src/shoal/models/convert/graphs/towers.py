@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.models.convert.contract.towers import TEXT_EMBEDS, TextTower, Towers
+from shoal.models.convert.contract.tower_types import TEXT_EMBEDS, TextTower, Towers
+from shoal.models.convert.contract.tower_weights import open_tower_weights
 from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
 from shoal.models.convert.graphs.head import pick_first
 from shoal.models.convert.graphs.layers import MASKED, LayerNames, Layers
 from shoal.models.convert.graphs.tensors import add_matrix
-from shoal.models.convert.graphs.tower_weights import open_tower_weights
 
 TOWER_STEM = "encoder.layers"
 TOWER_LAYER = LayerNames(

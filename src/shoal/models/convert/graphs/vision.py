@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, ImageTower, Towers
+from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, ImageTower, Towers
+from shoal.models.convert.contract.tower_weights import open_tower_weights
+from shoal.models.convert.contract.weights import Floats
 from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
 from shoal.models.convert.graphs.layers import KEY_ORDER, QUERY_ORDER, Layers
-from shoal.models.convert.graphs.tower_weights import open_tower_weights
 from shoal.models.convert.graphs.towers import append_layers, project
-from shoal.models.convert.graphs.weights import Floats
 
 
 def build_image_tower(

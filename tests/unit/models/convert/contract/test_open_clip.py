@@ -18,7 +18,8 @@ from shoal.errors import ModelFileError
 from shoal.models.convert.contract import open_clip as reader
 from shoal.models.convert.contract.json_file import JsonFile
 from shoal.models.convert.contract.open_clip import read_open_clip, unsupported_error
-from shoal.models.convert.contract.towers import has_towers, read_contrast, read_towers
+from shoal.models.convert.contract.tower_weights import read_contrast
+from shoal.models.convert.contract.towers import has_towers, read_towers
 from shoal.specs import ContrastSpec
 from tests.unit.models.checkpoints import write_json
 from tests.unit.models.open_clip_checkpoints import CONFIG, WEIGHTS, open_clip, siglip_names

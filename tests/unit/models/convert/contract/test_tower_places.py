@@ -14,7 +14,9 @@ from tokenizers import Tokenizer
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.tower_tokenizer import write_tower_tokenizer
-from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, has_towers, read_contrast, read_towers
+from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS
+from shoal.models.convert.contract.tower_weights import read_contrast
+from shoal.models.convert.contract.towers import has_towers, read_towers
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
 from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts

@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, normalizers, processors
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.towers import has_towers, read_contrast, read_towers
+from shoal.models.convert.contract.tower_weights import read_contrast
+from shoal.models.convert.contract.towers import has_towers, read_towers
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 from tests.unit.models.checkpoints import checkpoint, write_json
 from tests.unit.models.tower_checkpoints import (

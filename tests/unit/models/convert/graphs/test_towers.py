@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_towers
+from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers
+from shoal.models.convert.contract.towers import read_towers
 from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
 from shoal.models.convert.graphs import builder
 from shoal.models.convert.graphs.towers import build_text_tower

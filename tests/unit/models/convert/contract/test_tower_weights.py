@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.towers import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers, read_towers
-from shoal.models.convert.graphs.tower_weights import open_tower_weights
+from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers
+from shoal.models.convert.contract.tower_weights import open_tower_weights
+from shoal.models.convert.contract.towers import read_towers
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
 from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts

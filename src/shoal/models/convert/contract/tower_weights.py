@@ -6,6 +6,7 @@ timm's names. Nothing is copied: the pieces are views of the files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ import numpy.typing as npt
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.json_file import is_there
-from shoal.models.convert.contract.towers import ImageTower, TextTower, Towers
-from shoal.models.convert.graphs.weights import Part, Weights, open_file, open_weights
+from shoal.models.convert.contract.tower_types import ImageTower, TextTower, Towers
+from shoal.models.convert.contract.weights import Part, Weights, open_file, open_weights
 from shoal.models.sources.select import OPEN_CLIP_WEIGHTS
+from shoal.specs import ContrastSpec
 
 _PICKLE = "open_clip_pytorch_model.bin"
 _Stored: TypeAlias = npt.NDArray[Any]
@@ -61,6 +63,21 @@ def open_tower_weights(folder: Path, towers: Towers) -> Weights:
     parts |= _clip_image(towers) if towers.family == "clip" else _timm_image(towers.image)
     parts |= {number: Part(number, None) for number in ("logit_scale", "logit_bias") if stored.has(number)}
     return stored.rename_tensors(parts)
+
+
+def read_contrast(folder: Path, towers: Towers) -> ContrastSpec:
+    """Read how the vectors of the two towers are compared; logit_scale is stored as a logarithm. SigLIP adds a bias, as
+    do open_clip models trained like it. Raises ModelFileError for weights that are missing or cannot be read."""
+    weights = open_tower_weights(folder, towers)
+    try:
+        scale = math.exp(weights.number("logit_scale"))
+    except OverflowError:
+        scale = math.inf
+    biased = towers.family == "siglip" or (towers.layout == "open_clip" and "logit_bias" in weights)
+    bias = weights.number("logit_bias") if biased else 0.0
+    if not math.isfinite(scale) or not math.isfinite(bias):
+        raise ModelFileError("is out of all proportion; fetch the model again", file=weights.where, key="logit_scale")
+    return ContrastSpec(scale=scale, bias=bias, activation="sigmoid" if biased else "softmax")
 
 
 def _text(towers: Towers, own: str) -> _Parts:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.graphs.weights import _MAX_HEADER, _MAX_TENSORS, Weights, has_weights, open_weights
+from shoal.models.convert.contract.weights import _MAX_HEADER, _MAX_TENSORS, Weights, has_weights, open_weights
 from shoal.types import Array
 from tests.unit.models.checkpoints import save_bfloat16
 
