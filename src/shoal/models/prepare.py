@@ -152,19 +152,18 @@ def _reuse_source(store: Store, address: Address, into: Path) -> FetchedModel | 
     return FetchedModel(into, parse_source(stored.manifest.source), hashes, stored.manifest.weights)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GraphResult:
-    """What a manifest says of a graph, however it was made."""
+class _GraphResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says of a graph, under the manifest's names, however the graph was made."""
 
     graph: str
-    source: str
+    graph_source: str
     parameters: int
     conversion: str
     text: TextSpec | None = None
     generation: GenerationSpec | None = None
     image: ImagePart | None = None
     contrast: ContrastSpec | None = None
-    verdict: Verdict | None = None
+    verification: Verdict | None = None
 
 
 def _prepare_generative(fetched: FetchedModel, target: Path, steps: _Steps) -> _GraphResult | None:
@@ -184,7 +183,7 @@ def _prepare_generative(fetched: FetchedModel, target: Path, steps: _Steps) -> _
     steps("read", 1.0)
     return _GraphResult(
         graph=f"{SOURCE}/{made.graph}" if inside else made.graph,
-        source="shipped",
+        graph_source="shipped",
         parameters=made.parameters,
         conversion=made.text,
         generation=made.spec,
@@ -241,22 +240,22 @@ def _use_published(folder: Path, target: Path) -> _GraphResult:
     taken = as_published.prepare_published(folder, target)
     return _GraphResult(
         graph=SOURCE,
-        source=as_published.SOURCE,
+        graph_source=as_published.SOURCE,
         parameters=taken.parameters,
         conversion="the model's own files, run by PyTorch",
         text=taken.spec,
-        verdict=Verdict("nothing was converted: PyTorch runs the model's own files", 1.0),
+        verification=Verdict("nothing was converted: PyTorch runs the model's own files", 1.0),
     )
 
 
 def _to_result(converted: ConversionResult, verdict: Verdict | None, *, source: str = "") -> _GraphResult:
     return _GraphResult(
         graph=converted.graph,
-        source=source or converted.source,
+        graph_source=source or converted.source,
         parameters=converted.parameters,
         conversion=converted.text,
         text=converted.spec,
-        verdict=verdict,
+        verification=verdict,
     )
 
 
@@ -294,13 +293,13 @@ def _make_image_model(
     found = ways.towers(folder, target, steps, steps.stop)
     return _GraphResult(
         graph=found.graph or found.image_graph,
-        source="exported",
+        graph_source="exported",
         parameters=found.parameters,
         conversion=found.words,
         text=found.text,
         image=ImagePart(graph=found.image_graph, spec=found.image, verification=found.image_verification),
         contrast=found.contrast,
-        verdict=found.text_verification if found.graph else found.image_verification,
+        verification=found.text_verification if found.graph else found.image_verification,
     )
 
 
@@ -341,13 +340,13 @@ def _build_towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _
         steps("verify", 1.0)
     return _GraphResult(
         graph=made.graph,
-        source="built",
+        graph_source="built",
         parameters=made.parameters,
         conversion=made.text,
         text=made.spec,
         image=ImagePart(graph=made.image_graph, spec=made.image_spec, verification=image),
         contrast=made.contrast,
-        verdict=text,
+        verification=text,
     )
 
 
@@ -355,22 +354,16 @@ def _describe(address: Address, fetched: FetchedModel, target: Path, made: _Grap
     files = measure(target, {f"{SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
     prefix = f"{SOURCE}/"
     published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}
-    pickled = any(map(is_pickle, fetched.published))
+    if any(map(is_pickle, fetched.published)):
+        text = f"{made.conversion}; PyTorch turned its pickles into safetensors"
+        made = msgspec.structs.replace(made, conversion=text)
     return Manifest(
+        **msgspec.structs.asdict(made),
         id=address.id,
         address=str(address),
         source=str(fetched.address),
         revision=fetched.address.revision,
         converter=CONVERTER,
-        graph=made.graph,
-        graph_source=made.source,
-        conversion=made.conversion + ("; PyTorch turned its pickles into safetensors" if pickled else ""),
-        parameters=made.parameters,
-        text=made.text,
-        generation=made.generation,
-        image=made.image,
-        contrast=made.contrast,
-        verification=made.verdict,
         created=int(time.time()),
         weights=fetched.published
         or {name: digest for name, digest in (fetched.hashes | published).items() if is_weights(name)},
