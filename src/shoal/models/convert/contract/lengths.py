@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.errors import ModelFileError
+from shoal.models.convert.contract.json_file import JsonFile
 
 LONGEST = 1_048_576
 """Maximum tokens of one input: far above any model's, but low enough to limit the memory reserved for one input."""
 
 LONGEST_QUERY = 8_192
 """Maximum tokens of a late-interaction query: a query of one character may be padded to this length."""
+
+
+_TOKENIZERS_KEY = "model_max_length"
+_ENDLESS = 10**9
+"""transformers writes 1e30 for "no limit"; no tokenizer states a real limit near this."""
 
 
 class Length(NamedTuple):
@@ -34,3 +40,13 @@ def shortest(lengths: Sequence[Length]) -> Length:
     least = min(lengths, key=lambda length: length.tokens)
     within(*least)
     return least
+
+
+def read_tokenizer_limit(settings: JsonFile) -> Length | None:
+    """Return model_max_length of tokenizer_config.json, None if it is absent or no limit."""
+    if _TOKENIZERS_KEY not in settings:
+        return None
+    stated = settings.number(_TOKENIZERS_KEY)  # a float if it is 1e30
+    if stated < 1:
+        raise settings.refuse(_TOKENIZERS_KEY, f"must be at least 1 token, not {stated}")
+    return Length(int(stated), settings.name, _TOKENIZERS_KEY) if stated < _ENDLESS else None

@@ -11,7 +11,7 @@ from shoal.models.convert.contract.entries import encoder_path, read_entries
 from shoal.models.convert.contract.heads import Heads, kind_of, longest, read_heads, with_markers
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.late import SETTINGS as LATE_SETTINGS
-from shoal.models.convert.contract.lengths import Length, shortest
+from shoal.models.convert.contract.lengths import Length, read_tokenizer_limit, shortest
 from shoal.models.convert.contract.modules import Modules, compute_output_width, read_modules, truncate_modules
 from shoal.models.convert.contract.saved import SavedSettings, read_saved
 from shoal.models.convert.contract.static import read_static
@@ -59,9 +59,6 @@ _WITHOUT_EFFECT = frozenset(
     {"torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", "use_fast", "trust_remote_code", "use_cache"}
 )
 """Loading arguments that affect speed or precision, never the vectors."""
-
-_ENDLESS = 10**9
-"""transformers writes 1e30 for "no limit"; no tokenizer states a real limit near this."""
 
 _POSITIONS = "max_position_embeddings"
 _UNSAID = Length(0, "", "")
@@ -206,12 +203,8 @@ def _stated_lengths(folder: Path, prefix: str, sentence: JsonFile | None) -> lis
         if "max_seq_length" in sentence:
             return [_read_length(sentence, "max_seq_length")]
     tokenizer = read_object(folder, f"{prefix}tokenizer_config.json")
-    if tokenizer is None or "model_max_length" not in tokenizer:
-        return []
-    stated = tokenizer.number("model_max_length")  # a float if it is 1e30
-    if stated < 1:
-        raise tokenizer.refuse("model_max_length", f"must be at least 1 token, not {stated}")
-    return [Length(int(stated), tokenizer.name, "model_max_length")] if stated < _ENDLESS else []
+    limit = read_tokenizer_limit(tokenizer) if tokenizer is not None else None
+    return [limit] if limit is not None else []
 
 
 def _read_length(config: JsonFile, key: str) -> Length:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.json_file import JsonFile, is_there, read_object
+from shoal.models.convert.contract.lengths import read_tokenizer_limit
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,7 +36,6 @@ _ENDS = {_CANONICAL: "</s>", _T5: "</s>"} | dict.fromkeys(_GEMMA, "<eos>")
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 """The words of CLIP's tokenizer (github.com/openai/CLIP, simple_tokenizer.py)."""
-_ENDLESS = 10**9
 _PROBE = "A,  b"
 
 
@@ -70,7 +70,8 @@ def read_tower_tokenizer(
     if "auto_map" in settings:
         raise settings.refuse("auto_map", "the tokenizer brings its own code, which Shoal never runs")
     tokenizer = _open(folder, prefix, family)
-    most = _max_tokens(settings, positions) if clean is None else positions
+    limit = read_tokenizer_limit(settings) if clean is None else None
+    most = min(limit.tokens, positions) if limit is not None else positions
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     if size > vocab_size:
         raise ModelFileError(f"has {size} tokens, but the model {vocab_size}", file=prefix + FILE, key="model.vocab")
@@ -165,15 +166,6 @@ def _build(folder: Path, prefix: str) -> Tokenizer:
         (end, ids[end]), (start, ids[start]), trim_offsets=False, add_prefix_space=False
     )
     return tokenizer
-
-
-def _max_tokens(settings: JsonFile, positions: int) -> int:
-    if "model_max_length" not in settings:
-        return positions
-    stated = settings.number("model_max_length")  # a float if it is 1e30
-    if stated < 1:
-        raise settings.refuse("model_max_length", f"must be at least 1 token, not {stated}")
-    return min(int(stated), positions) if stated < _ENDLESS else positions
 
 
 def _kind(settings: JsonFile, tokenizer: Tokenizer, known: Collection[str]) -> str:
