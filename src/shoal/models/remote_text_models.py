@@ -32,7 +32,7 @@ from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
-from shoal.models.sources.select import choose_files, module_folders
+from shoal.models.sources.select import choose_in_folder
 from shoal.models.store import Store
 from shoal.models.tokenizer_file import TOKENIZER, write_tokenizer
 from shoal.specs import TextSpec
@@ -181,9 +181,7 @@ def _folder_name(address: Address) -> str:
 
 def _copy_settings(folder: Path, target: Path) -> None:
     """Copy the settings of a folder that is used in place, so that the entry is complete."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    modules = folder / "modules.json"
-    for name in choose_files(names, module_folders(modules.read_bytes()) if modules.is_file() else [], weights=False):
+    for name in choose_in_folder(folder, weights=False):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, target / name)
 

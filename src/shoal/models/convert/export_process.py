@@ -22,12 +22,11 @@ import numpy as np
 from shoal.errors import ModelFileError, ShoalError, VerificationFailed
 from shoal.models.convert.contract import Contract, read_contract
 from shoal.models.convert.contract.classifier import tells_segments
-from shoal.models.convert.contract.entries import MODULES
 from shoal.models.convert.contract.json_file import read_json
 from shoal.models.convert.export import ExportResult, Kind, Line
 from shoal.models.convert.verify import min_cosine
 from shoal.models.manifest import is_inside
-from shoal.models.sources.select import choose_files, is_pickle, is_pickle_index, module_folders
+from shoal.models.sources.select import choose_in_folder, is_pickle, is_pickle_index
 
 GRAPH = "onnx/model.onnx"
 OPSET = 20
@@ -138,10 +137,7 @@ def graph_kind(contract: Contract) -> Kind:
 def _copy_model_files(folder: Path, into: Path) -> list[str]:
     """Copy the model's own files except graphs; convert pickles to safetensors and return those files."""
     converted = []
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    modules = folder / MODULES
-    folders = module_folders(modules.read_bytes()) if modules.is_file() else []
-    for name in choose_files(names, folders, pickles=True):
+    for name in choose_in_folder(folder, pickles=True):
         path, target = folder / name, into / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if is_pickle_index(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -160,6 +160,14 @@ def choose_files(
     if not chosen & {"config.json", "modules.json", OPEN_CLIP}:
         raise SourceError("neither config.json nor modules.json is there: this is not a model's folder")
     return sorted(chosen)
+
+
+def choose_in_folder(folder: Path, *, weights: bool = True, pickles: bool = False) -> list[str]:
+    """Choose, as `choose_files` does, out of all files of a folder on this machine."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    modules = folder / "modules.json"
+    folders = module_folders(modules.read_bytes()) if modules.is_file() else []
+    return choose_files(names, folders, weights=weights, pickles=pickles)
 
 
 def _refuse_unconverted(chosen: Collection[str]) -> None:
