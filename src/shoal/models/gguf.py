@@ -123,7 +123,7 @@ class _Reader:
     def read(self) -> Gguf:
         version = self._scalar("I")
         if version not in (2, 3):
-            raise ModelFileError(f"is of version {version} of the format, and 2 and 3 are read", file=self._name)
+            raise self._refuse(f"is of version {version} of the format, and 2 and 3 are read")
         tensors, pairs = (self._check_length(self._scalar("Q"), _MOST_ENTRIES) for _ in range(2))
         metadata = {}
         for _ in range(pairs):
@@ -154,11 +154,8 @@ class _Reader:
             shape = self._shape(name)
             kind, offset = self._scalar("I"), self._scalar("Q")
             if kind not in BLOCKS:
-                raise ModelFileError(
-                    f"has weights of kind {kind}: take the file in Q4_0, Q4_1, Q4_K_M, Q6_K, Q8_0 or F16",
-                    file=self._name,
-                    key=name[:_SHOWN],
-                )
+                why = f"has weights of kind {kind}: take the file in Q4_0, Q4_1, Q4_K_M, Q6_K, Q8_0 or F16"
+                raise self._refuse(why, name[:_SHOWN])
             weights, size = BLOCKS[kind]
             parameters += prod(shape)
             needed = max(needed, offset + prod(shape) // weights * size)
@@ -168,29 +165,25 @@ class _Reader:
         step = self._alignment(metadata)
         begin = -(-self._at // step) * step
         if begin + needed > len(self._data):
-            raise ModelFileError(
-                f"is cut short: it has {len(self._data)} of {begin + needed} bytes; fetch it again", file=self._name
-            )
+            raise self._refuse(f"is cut short: it has {len(self._data)} of {begin + needed} bytes; fetch it again")
         return parameters, vocabulary, tuple(found)
 
     def _shape(self, name: str) -> list[int]:
         count = self._scalar("I")
         if not 1 <= count <= _MOST_DIMENSIONS:
             why = f"has {count} dimensions, and a tensor has 1 to {_MOST_DIMENSIONS}; fetch it again"
-            raise ModelFileError(why, file=self._name, key=name[:_SHOWN])
+            raise self._refuse(why, name[:_SHOWN])
         shape = [self._scalar("Q") for _ in range(count)]
         if 0 in shape:
-            raise ModelFileError("holds no weights; fetch it again", file=self._name, key=name[:_SHOWN])
+            raise self._refuse("holds no weights; fetch it again", name[:_SHOWN])
         return shape
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         key = "general.alignment"
         step = metadata.get(key, _ALIGNMENT)
         if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= _MOST_ALIGNMENT or step & (step - 1):
-            raise ModelFileError(
-                f"must be a power of two up to {_MOST_ALIGNMENT}, not {_shorten(step)}; fetch it again",
-                file=self._name,
-                key=key,
+            raise self._refuse(
+                f"must be a power of two up to {_MOST_ALIGNMENT}, not {_shorten(step)}; fetch it again", key
             )
         return step
 
@@ -209,7 +202,7 @@ class _Reader:
 
     def _kind(self, kind: int) -> str:
         if kind not in _SCALARS:
-            raise ModelFileError(f"has a value of the unknown kind {kind}; fetch it again", file=self._name)
+            raise self._refuse(f"has a value of the unknown kind {kind}; fetch it again")
         return _SCALARS[kind]
 
     def _scalar(self, code: str) -> Any:
@@ -229,6 +222,9 @@ class _Reader:
         if length > most:
             raise struct.error(f"a length of {length}")
         return length
+
+    def _refuse(self, why: str, key: str | None = None) -> ModelFileError:
+        return ModelFileError(why, file=self._name, key=key)
 
 
 def build_settings(model: Gguf) -> dict[str, dict[str, Any]]:

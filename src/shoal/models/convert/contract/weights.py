@@ -126,7 +126,7 @@ class Weights:
         """Return rows and columns of a matrix of floats, or of int8 in place of floats. Raises as `get` does."""
         data, dtype = self._get_any(name)
         if not _is_float(dtype) and dtype != "I8":
-            raise ModelFileError(f"must hold floats or int8, not {dtype}", file=self._tensors[name].file, key=name)
+            raise self._refuse(name, f"must hold floats or int8, not {dtype}")
         shape = data.shape
         if len(shape) != 2 or 0 in shape:
             raise ModelFileError(f"must be a matrix, not of shape {list(shape)}", file=self.where, key=name)
@@ -141,9 +141,7 @@ class Weights:
         """Return the only float of a tensor of any shape. Raises as `get` does."""
         data, dtype = self._get_any(name)
         if not _is_float(dtype) or data.size != 1:
-            raise ModelFileError(
-                f"must hold one float, not {dtype} of shape {list(data.shape)}", file=self._tensors[name].file, key=name
-            )
+            raise self._refuse(name, f"must hold one float, not {dtype} of shape {list(data.shape)}")
         return float(_float32(data.reshape(1), dtype)[0])
 
     def integers(self, name: str) -> npt.NDArray[np.int64] | None:
@@ -152,11 +150,7 @@ class Weights:
             return None
         data, dtype = self._get_any(name)
         if _is_float(dtype) or data.ndim != 1:
-            raise ModelFileError(
-                f"must be a list of integers, not {dtype} of shape {list(data.shape)}",
-                file=self._tensors[name].file,
-                key=name,
-            )
+            raise self._refuse(name, f"must be a list of integers, not {dtype} of shape {list(data.shape)}")
         return data.astype(np.int64)
 
     def rename_tensors(self, parts: Mapping[str, Part]) -> Weights:
@@ -172,11 +166,8 @@ class Weights:
             for more, shape in part.then:
                 other, kind = self._get_floats(more, shape)
                 if kind != dtype:
-                    raise ModelFileError(
-                        f"is {kind}, but {part.stored} is {dtype}; save the model again in one precision",
-                        file=self._tensors[more].file,
-                        key=more,
-                    )
+                    why = f"is {kind}, but {part.stored} is {dtype}; save the model again in one precision"
+                    raise self._refuse(more, why)
                 data = np.concatenate([data, other])
             tensors[name] = _Tensor(self._tensors[part.stored].file, dtype, part.take(data))
         return Weights(self.where, tensors)
@@ -187,11 +178,8 @@ class Weights:
             raise ModelFileError("this tensor is missing", file=self.where, key=name)
         if tensor.data is None:
             known = ", ".join(_DTYPES)
-            raise ModelFileError(
-                f"is of the type {tensor.dtype}, and only these are read: {known}; save the model again in float32",
-                file=tensor.file,
-                key=name,
-            )
+            why = f"is of the type {tensor.dtype}, and only these are read: {known}; save the model again in float32"
+            raise self._refuse(name, why)
         return tensor.data, tensor.dtype
 
     def _get_floats(self, name: str, shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], str]:
@@ -199,12 +187,11 @@ class Weights:
         if not _is_float(dtype):
             raise ModelFileError("holds integers, which are no weights", file=self.where, key=name)
         if data.shape != shape:
-            raise ModelFileError(
-                f"has shape {list(data.shape)}, but the configuration says {list(shape)}",
-                file=self._tensors[name].file,
-                key=name,
-            )
+            raise self._refuse(name, f"has shape {list(data.shape)}, but the configuration says {list(shape)}")
         return data, dtype
+
+    def _refuse(self, name: str, why: str) -> ModelFileError:
+        return ModelFileError(why, file=self._tensors[name].file, key=name)
 
 
 def has_weights(folder: Path, path: str = "") -> bool:
