@@ -28,7 +28,6 @@ from shoal.models.convert.contract.spec import SENTENCE, text_spec
 from shoal.models.convert.contract.types import PoolingMode
 from shoal.models.generative import copy_settings, is_causal
 from shoal.models.prepare import SOURCE
-from shoal.models.progress import Progress, Stop
 from shoal.models.sources import Access, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
@@ -102,18 +101,11 @@ def foreign_spec(
     return ForeignModel(folder, _with_prompts(_set_dimension(spec, dimension, str(source)), overrides), tuple(notes))
 
 
-def tokenizer_folder(
-    source: Address | str,
-    *,
-    store: Store,
-    access: Access | None = None,
-    progress: Progress | None = None,
-    stop: Stop | None = None,
-) -> Path:
+def tokenizer_folder(source: Address | str, *, store: Store, access: Access | None = None) -> Path:
     """Return a folder with the final tokenizer.json, other settings that a chat needs (`generative.SETTINGS`), and in
     `source/` the original files. Blocks.
 
-    Files that were fetched or pulled before need no network. Raises SourceError, ModelFileError and Cancelled.
+    Files that were fetched or pulled before need no network. Raises SourceError and ModelFileError.
     """
     address = resolve(parsed, weights=False) if (parsed := _parse(source)).scheme == "file" else parsed
     home = store.home / _FOLDER / _folder_name(address)
@@ -128,7 +120,7 @@ def tokenizer_folder(
             if pulled is not None and (pulled.path / SOURCE).is_dir():
                 _copy_settings(pulled.path / SOURCE, partial / SOURCE)
             else:
-                fetched = fetch(address, partial / SOURCE, access=access, progress=progress, stop=stop, weights=False)
+                fetched = fetch(address, partial / SOURCE, access=access, weights=False)
                 if fetched.folder != partial / SOURCE:
                     _copy_settings(fetched.folder, partial / SOURCE)
             _assemble(partial)
