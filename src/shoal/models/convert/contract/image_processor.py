@@ -64,7 +64,7 @@ def read_image_spec(
     config = _config(folder, f"{path}/" if path else "")
     defaults = _defaults(config, _BY_FAMILY[family])
     _refuse_unknown(config)
-    config = JsonFile(config.name, defaults | {key: value for key, value in config.data.items() if value is not None})
+    config = config.with_data(defaults | {key: value for key, value in config.data.items() if value is not None})
     resize, edge = _resize(config, size)
     crop = _sides(config, "crop_size") if config.boolean("do_center_crop") else None
     if crop is not None and crop != (size, size):
@@ -117,7 +117,7 @@ def _refuse_unknown(config: JsonFile) -> None:
     for key in ("do_pad", "pad_size"):
         if config.data.get(key):
             raise config.refuse(key, "padding of pictures is not supported")
-    JsonFile(config.name, {key: value for key, value in config.data.items() if value is not None}).only(
+    config.with_data({key: value for key, value in config.data.items() if value is not None}).only(
         _STEPS | _WITHOUT_EFFECT | {"do_pad", "pad_size"}
     )
 
@@ -135,7 +135,7 @@ def _resize(config: JsonFile, size: int) -> tuple[Literal["", "shortest", "squas
     if isinstance(stated, dict) and set(stated) != {"shortest_edge"}:
         raise config.refuse("size", f"{stated!r} is not supported; a shortest_edge or height and width are")
     given = stated if isinstance(stated, dict) else {"shortest_edge": stated}
-    return "shortest", JsonFile(config.name, {"size": given["shortest_edge"]}).integer("size", least=1)
+    return "shortest", config.with_data({"size": given["shortest_edge"]}).integer("size", least=1)
 
 
 def _sides(config: JsonFile, key: str) -> tuple[int, int]:
