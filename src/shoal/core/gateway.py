@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import overload
 
 from shoal.core import similarity
@@ -156,14 +156,18 @@ class Gateway:
             places = self._get_stream_limit(model)
             if not places.free and isinstance(runner, SupportsCheck):
                 runner.check(task)  # reject an invalid task before it queues; else the stream does it
-            async with places.permit(ctx), aclosing(self._stream_with_timeout(runner, task, ctx)) as chunks:
-                async for chunk in chunks:
-                    if first is None:
-                        first = self._clock() - started
-                    if chunk.usage is not None:
-                        usage = chunk.usage
-                    pieces += chunk.raw is None
-                    yield chunk
+            async with places.permit(ctx), aclosing(runner.stream(task, ctx)) as chunks:
+                with self._start_timeout(task, ctx) as timeout:
+                    timeout.start_wait()
+                    async for chunk in chunks:
+                        timeout.end_wait()
+                        if first is None:
+                            first = self._clock() - started
+                        if chunk.usage is not None:
+                            usage = chunk.usage
+                        pieces += chunk.raw is None
+                        yield chunk
+                        timeout.start_wait()
             outcome = "ok"
         except ShoalError as error:
             outcome = error.kind
@@ -272,24 +276,17 @@ class Gateway:
             model.can_answer() for model in self.registry if model.required
         )
 
-    async def _stream_with_timeout(self, runner: Runner, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        """Yield the runner's chunks, and time out when it stalls. A non-streaming answer may come as one chunk, so only
-        the deadline limits it."""
+    @contextmanager
+    def _start_timeout(self, task: Generate, ctx: Context) -> Generator[StreamTimeout]:
+        """Time out a runner that stalls. A non-streaming answer may come as one chunk, so only the deadline limits
+        it."""
         first_s, between_s = self._token_timeouts if task.stream else (math.inf, math.inf)
-        async with aclosing(runner.stream(task, ctx)) as chunks:
-            with StreamTimeout(first_s, between_s, ctx.remaining(self._clock())) as silence:
-                self._active_timeouts.add(silence)
-                try:
-                    while True:
-                        silence.start_wait()
-                        try:
-                            chunk = await anext(chunks)
-                        except StopAsyncIteration:
-                            return
-                        silence.end_wait()
-                        yield chunk
-                finally:
-                    self._active_timeouts.discard(silence)
+        with StreamTimeout(first_s, between_s, ctx.remaining(self._clock())) as timeout:
+            self._active_timeouts.add(timeout)
+            try:
+                yield timeout
+            finally:
+                self._active_timeouts.discard(timeout)
 
     def _get_stream_limit(self, model: Model) -> StreamLimit:
         found = self._streams.get(model.name)

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -317,8 +317,9 @@ class GenerationRunner:
         told = self._to_backend_sampling(task)
         reason = "length" if most == 0 else ""
         if not reason:
-            async with aclosing(self._stream_pieces(task, prompt, told, ctx)) as pieces:
-                async for piece in pieces:
+            async with self._open_pieces(task, prompt, told, ctx) as (first, pieces):
+                piece = first
+                while piece is not None:
                     answer.record_usage(piece)
                     for chunk in (*echo, *decoder.push(piece)) if echo else decoder.push(piece):
                         yield chunk
@@ -331,36 +332,38 @@ class GenerationRunner:
                         reason = piece.finish_reason or ""
                     if reason:
                         break
+                    piece = await anext(pieces, None)
         if not reason:
             reason = "length" if most is not None and decoder.tokens >= most else "stop"
         for chunk in (*echo, *decoder.flush(reason)):
             yield chunk
 
-    async def _stream_pieces(
+    @asynccontextmanager
+    async def _open_pieces(
         self, task: Generate, prompt: Prompt, sampling: Sampling, ctx: Context
-    ) -> AsyncGenerator[Piece]:
-        """Yield one answer's pieces from the replica with the fewest answers in flight. Falls back to another replica
-        if that one cannot be reached, or is full, before its first piece."""
+    ) -> AsyncGenerator[tuple[Piece | None, AsyncGenerator[Piece]]]:
+        """Open one answer on the replica with the fewest answers in flight: its first piece (None: it has none) and the
+        later ones. Falls back to another replica if that one cannot be reached, or is full, before its first piece."""
         tried: set[int] = set()
         while True:
             number = self._pick_replica(tried)
             tried.add(number)
             generate = self.generators[number].generate
             began = self._selector.begin(number)
-            answered = failed = False
+            opened = answered = failed = False
             try:
                 async with aclosing(
                     generate(prompt, sampling, ctx, adapter=task.adapter, stream=task.stream)
                 ) as pieces:
-                    async for piece in pieces:
-                        if not answered:
-                            answered = True
-                            self._selector.record_first_piece(number)
-                        yield piece
+                    first = await anext(pieces, None)
+                    opened, answered = True, first is not None
+                    if answered:
+                        self._selector.record_first_piece(number)
+                    yield first, pieces
                 return
             except (TransportFailed, EngineFailed, Overloaded) as error:
                 failed = not isinstance(error, Overloaded)
-                if answered or isinstance(error, EngineFailed) or not self._untried_replicas(tried):
+                if opened or isinstance(error, EngineFailed) or not self._untried_replicas(tried):
                     raise
             finally:
                 self._selector.end(number, began, answered=answered, failed=failed)
