@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import overload
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, overload
 
 from shoal.core.protocols import ModelFacts, ReplicaStatus, TextCodec, Token
 from shoal.core.scheduling.lane import Lane
@@ -55,16 +55,16 @@ class LaneRunner(CodecMixin):
         return self._facts
 
     @overload
-    async def run(self, task: Embed, ctx: Context) -> Embedded: ...
+    def run(self, task: Embed, ctx: Context) -> Coroutine[Any, Any, Embedded]: ...
 
     @overload
-    async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
+    def run(self, task: Rerank | Classify, ctx: Context) -> Coroutine[Any, Any, Scored]: ...
 
     @overload
-    async def run(self, task: BatchTask, ctx: Context) -> Result: ...
+    def run(self, task: BatchTask, ctx: Context) -> Coroutine[Any, Any, Result]: ...
 
-    async def run(self, task: BatchTask, ctx: Context) -> Result:
-        return await self.lane.run(task, ctx)
+    def run(self, task: BatchTask, ctx: Context) -> Coroutine[Any, Any, Result]:
+        return self.lane.run(task, ctx)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         raise Unsupported(

@@ -111,7 +111,10 @@ class Application:
                 with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
                     await self._admit(request, found, receive, exchange)
                     watch.mark_body_read()
-                    reply = await self._answer(request, found)
+                    try:
+                        reply = await found.operation.endpoint(request)
+                    except ModelNotReady as error:
+                        reply = await self._repeat(request, found, error)
                     if not isinstance(reply.body, bytes | list):
                         return await self._stream(request, reply, reply.body, watch, send)
         except Exception as error:  # a bug anywhere below must become an error reply in the client's dialect
@@ -124,16 +127,16 @@ class Application:
             await self._send(request, reply, receive, send)
         return reply.status
 
-    async def _answer(self, request: Request, route: Route) -> Reply:
-        """Call the endpoint. While servers named at startup are asked for the first time, a request that finds no ready
-        model is repeated after each answer: nothing was done for it yet."""
-        while True:
+    async def _repeat(self, request: Request, route: Route, error: ModelNotReady) -> Reply:
+        """Repeat a request that found no ready model, and for which nothing was done yet, after each first answer of a
+        server named at startup. Raises the last error once all have answered, or the deadline is over."""
+        while await self._gateway.wait_for_first_answer(request.deadline):
             try:
                 reply: Reply = await route.operation.endpoint(request)
                 return reply
-            except ModelNotReady:
-                if not await self._gateway.wait_for_first_answer(request.deadline):
-                    raise
+            except ModelNotReady as again:
+                error = again
+        raise error
 
     def _render_miss(self, miss: Miss) -> Reply:
         self._gateway.report_refusal(miss.error)

@@ -52,7 +52,7 @@ class DisconnectWatch:
         if self._exchange is None:
             self._timer = self._loop.call_later(WATCH_DELAY_S, self._start_watching)
         else:
-            self._exchange.when_disconnected(self._notice_disconnect)
+            self._exchange.on_disconnect = self._notice_disconnect
             if not self._exchange.body_complete:
                 self._timer = self._loop.call_later(self._timeout, self._cancel, "late")
         return self
@@ -74,7 +74,7 @@ class DisconnectWatch:
     def stop(self) -> None:
         """Stop watching: nothing is cancelled afterwards. May be called twice."""
         if self._exchange is not None:
-            self._exchange.when_disconnected(None)
+            self._exchange.on_disconnect = None
         if self._timer is not None:
             self._timer.cancel()
         if self._watcher is not None:

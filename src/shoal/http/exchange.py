@@ -13,16 +13,16 @@ EXTENSION = "shoal.exchange"
 
 
 class Exchange(Protocol):
-    """One request and its response. `body_complete`: the whole body has arrived."""
+    """One request and its response. `body_complete`: the whole body has arrived. `on_disconnect` is called when the
+    client disconnects before the response is complete."""
+
+    on_disconnect: Callable[[], None] | None
 
     @property
     def body_complete(self) -> bool: ...
 
     def take_body(self, limit: int) -> bytes | None:
         """Take the whole body. Returns None, and takes nothing, if it is incomplete or longer than `limit`."""
-
-    def when_disconnected(self, call: Callable[[], None] | None) -> None:
-        """Set the callback for a disconnect before the response is complete; None removes it."""
 
     def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
         """Write a whole response, with its Content-Length, at once.

@@ -401,7 +401,7 @@ class _Exchange:
     loop. `complete`: the response is written, or never will be.
     """
 
-    __slots__ = ("_begun", "_held", "_loop", "_on_disconnect", "_state", "_transport", "cycle")
+    __slots__ = ("_begun", "_held", "_loop", "_state", "_transport", "cycle", "on_disconnect")
 
     def __init__(
         self,
@@ -416,7 +416,7 @@ class _Exchange:
         self._state = state
         self._begun = False
         self._held = b""
-        self._on_disconnect: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
 
     @property
     def complete(self) -> bool:
@@ -424,7 +424,7 @@ class _Exchange:
 
     def release(self) -> None:
         """Drop the reference to the cycle, which references this object, once the application has finished."""
-        self._on_disconnect = None
+        self.on_disconnect = None
         if self.complete:
             self.cycle = None
 
@@ -432,8 +432,8 @@ class _Exchange:
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            if self._on_disconnect is not None:
-                self._on_disconnect()
+            if self.on_disconnect is not None:
+                self.on_disconnect()
 
     @property
     def body_complete(self) -> bool:
@@ -443,12 +443,10 @@ class _Exchange:
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.disconnected or len(cycle.body) > limit:
             return None
-        cycle.flow.resume_reading()
+        if cycle.flow.read_paused:
+            cycle.flow.resume_reading()
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
-
-    def when_disconnected(self, call: Callable[[], None] | None) -> None:
-        self._on_disconnect = call
 
     def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
         cycle = self.cycle

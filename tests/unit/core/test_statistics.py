@@ -103,9 +103,6 @@ def test_everything_is_passed_on() -> None:
         def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
             told.append(("accepted", model, task, items, traffic))
 
-        def queued(self, model: str, items: int, tokens: int) -> None:
-            told.append(("queued", model, items, tokens))
-
         def batched(self, report: BatchReport) -> None:
             told.append(("batched", report))
 
@@ -121,7 +118,6 @@ def test_everything_is_passed_on() -> None:
     counts = Counts(Told())
     counts.refused("x")
     counts.accepted("m", "embed", 3, "bulk")
-    counts.queued("m", 3, 30)
     counts.batched(report := batch(3, 1.0))
     counts.inferred("m", "finish", 0.5)
     counts.generated(spoken := GenerationReport("m", 3, 5, 0.1, 0.5))
@@ -129,7 +125,6 @@ def test_everything_is_passed_on() -> None:
     assert told == [
         ("refused", "x"),
         ("accepted", "m", "embed", 3, "bulk"),
-        ("queued", "m", 3, 30),
         ("batched", report),
         ("inferred", "m", "finish", 0.5),
         ("generated", spoken),

@@ -158,7 +158,6 @@ def test_everything_is_passed_on() -> None:
     metrics = TeiMetrics(hearing)
     metrics.refused("empty")
     ran(metrics, embedded(1))
-    metrics.queued("m", 1, 1)
     metrics.batched(BatchReport("m", "r", 1, 1, 1, "idle", 0.01))
     metrics.inferred("m", "finish", 0.1)
     metrics.generated(GenerationReport("m", 1, 1, None, 0.1))

@@ -222,7 +222,6 @@ class Lane:
 
     def _enqueue(self, outcomes: list[Outcome]) -> None:
         now, cache = self._clock(), self.options.cache
-        tokens = 0
         for pending, index, outcome in outcomes:
             if isinstance(outcome, ShoalError):
                 pending.fail_at(index, outcome)
@@ -253,8 +252,6 @@ class Lane:
             pending.items[index] = item
             self._coalescer.add(item)
             self._planner.add(item, now)
-            tokens += item.cost
-        self._observer.queued(self.options.model, len(outcomes), tokens)
 
     def _count_held_items(self) -> int:
         """Count the items that are prepared and not answered."""
