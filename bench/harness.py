@@ -166,19 +166,26 @@ def wrk(
 
     Raises RuntimeError when a body had to be sent twice: the figures would not be about distinct texts.
     """
-    program = shutil.which("wrk")
-    if program is None:
-        raise SystemExit("wrk is not installed: apt-get install wrk")
     bodies = Bodies("openai", server.model, encoding, "")
     texts = Texts(tokens, seed=random.getrandbits(48))
     count = int(expected * (seconds + 1))
+    lines = (bodies.body(texts.take(each)) for _ in range(count))
+    return wrk_lines(server, "/v1/embeddings", lines, clients, seconds)
+
+
+def wrk_lines(server: Server, path: str, lines: Iterable[bytes], clients: int, seconds: float) -> dict[str, Any]:
+    """Closed loop by wrk, which posts each of `lines` once. Raises RuntimeError when there were too few of them."""
+    program = shutil.which("wrk")
+    if program is None:
+        raise SystemExit("wrk is not installed: apt-get install wrk")
+    count = 0
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        for start in range(0, count, 1000):
-            bunch = range(min(1000, count - start))
-            file.write(b"".join(bodies.body(texts.take(each)) + b"\n" for _ in bunch))
+        for line in lines:
+            file.write(line + b"\n")
+            count += 1
         file.flush()
         threads = ["-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
-        command = [program, *threads, "-s", str(HERE / "wrk.lua"), server.url, "--", file.name, "/v1/embeddings"]
+        command = [program, *threads, "-s", str(HERE / "wrk.lua"), server.url, "--", file.name, path]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found: dict[str, Any] = json.loads(output.partition("RESULT ")[2].splitlines()[0])
     if found["sent"] > count:

@@ -25,10 +25,6 @@ class Port:
     def has_length(self) -> bool:
         return None in self.shape[1:]
 
-    def lengths(self, shape: Sequence[int]) -> list[int]:
-        """Return the sizes of the variable axes in an array's shape, without the batch."""
-        return [size for size, fixed in zip(shape[1:], self.shape[1:], strict=True) if fixed is None]
-
 
 def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dict[str, Array]:
     """Return the inputs as the engine takes them: for every port an array of its type, C-contiguous and writable.
@@ -50,7 +46,12 @@ def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dic
     if len({array.shape[0] for array in feeds.values()}) > 1:
         sizes = ", ".join(f"{name} {array.shape[0]}" for name, array in feeds.items())
         raise InputRejected(f"all inputs of a batch need the same number of rows, not {sizes}")
-    lengths = {port.name: size for port in ports for size in port.lengths(feeds[port.name].shape)}
+    lengths = {
+        port.name: size
+        for port in ports
+        for size, fixed in zip(feeds[port.name].shape[1:], port.shape[1:], strict=True)
+        if fixed is None
+    }
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{name} {size}" for name, size in lengths.items())
         raise InputRejected(f"all inputs of a batch need the same length, not {sizes}")
@@ -60,9 +61,8 @@ def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dic
 
 
 def _fit(array: Array, port: Port) -> Array:
-    if array.ndim != len(port.shape) or any(
-        size not in (None, given) for size, given in zip(port.shape, array.shape, strict=True)
-    ):
+    sizes = [given if size is None else size for size, given in zip(port.shape, array.shape, strict=False)]
+    if array.ndim != len(port.shape) or sizes != list(array.shape):
         raise InputRejected(
             f"{port.name} takes the shape {_format_shape(port.shape)}, not {_format_shape(array.shape)}",
             param=port.name,

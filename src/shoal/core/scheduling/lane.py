@@ -177,7 +177,7 @@ class Lane:
         self.pipeline.check(task)
         if self.failure is not None:
             raise copy(self.failure)
-        if not self.ready():
+        if self._closed or not self.replicas.is_usable(self._clock()):
             raise Unavailable(
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
