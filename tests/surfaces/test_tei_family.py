@@ -199,15 +199,10 @@ async def test_a_default_that_is_named_stands() -> None:
 @pytest.mark.parametrize("path", ["/", "/invocations"])
 async def test_text_classification_at_the_bare_address(path: str) -> None:
     """huggingface_hub's body: one text with `parameters`, which hold none but its own. The classifier answers, although
-    the default model embeds."""
+    the default model embeds; as the original's, it ignores what they say."""
     async with family() as server:
-        for parameters, expected in (
-            ({}, predicted("a")),
-            ({"top_k": 2}, predicted("a")[:2]),
-            ({"function_to_apply": "none", "top_k": None}, predicted("a", raw=True)),
-            ({"function_to_apply": "softmax", "top_k": 1}, predicted("a")[:1]),
-        ):
-            close((await server.call("POST", path, {"inputs": "a", "parameters": parameters})).json(), expected)
+        for parameters in ({}, {"top_k": 2}, {"function_to_apply": "none", "top_k": None}):
+            close((await server.call("POST", path, {"inputs": "a", "parameters": parameters})).json(), predicted("a"))
         vectors = (await server.call("POST", path, {"inputs": "a"})).json()
         for body in (
             {"inputs": "a", "parameters": None},
@@ -229,18 +224,6 @@ async def test_text_classification_without_a_classifier() -> None:
         answer = await server.call("POST", "/", {"inputs": "a", "parameters": {"top_k": 1}})
     assert answer.status == 424
     assert "not a classifier" in answer.json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "at"), [({"top_k": 0}, "top_k"), ({"function_to_apply": "tanh"}, "function_to_apply")]
-)
-async def test_options_of_classification_are_checked(parameters: Any, at: str) -> None:
-    """At every path that classifies."""
-    async with family() as server:
-        for path in ("/", "/predict"):
-            answer = await server.call("POST", path, {"inputs": "a", "parameters": parameters})
-            assert answer.status == 422
-            assert at in answer.body.decode()
 
 
 async def test_instances_run_side_by_side() -> None:

@@ -161,7 +161,7 @@ class TestConfig:
         assert result.exit_code == 2
         assert result.stderr == (
             "error: --as: 'nothing-like-it' is not a preset: there are triton-grpc-proxy, inference-server, "
-            "triton-openai, ollama, tei, auto-batching-proxy\n"
+            "triton-openai, ollama, tei, auto-batching-proxy, infinity\n"
         )
 
     def test_warnings_go_to_standard_error(self) -> None:

@@ -71,7 +71,6 @@ class OpenAI:
                 also=(wire_embeddings.BYTES,),
                 errors=_ERRORS,
                 headers=HEADER_DOCS,
-                example={"input": ["https://pictures.example/cat.png"], "model": "openai/clip-vit-base-patch32"},
             )
             for prefix in ("/v1", "")
         ]

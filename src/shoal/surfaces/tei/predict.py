@@ -49,10 +49,9 @@ class TeiPredict:
             truncation_direction=replies.parse_direction(asked.truncation_direction),
         )
         result = await run_task(self._gateway, request, task)
-        options = asked.parameters or wire.TeiPredictParameters()
-        scores = scoring.apply_activation(result.scores, raw=bool(asked.raw_scores), function=options.function_to_apply)
+        scores = scoring.apply_activation(result.scores, raw=bool(asked.raw_scores))
         labels = card.facts.labels if card.facts is not None else ()
-        body = await _encode(scores, labels, options.top_k, batch=batch)
+        body = await _encode(scores, labels, batch=batch)
         return Reply(200, replies.build_headers(request, card, replies.count_characters(inputs), result), body)
 
 
@@ -78,16 +77,15 @@ def _to_item(texts: list[str]) -> str | TextPair:
             raise WrongType(f"inputs: invalid length {len(texts)}, {_FORMS}", param="inputs")
 
 
-async def _encode(scores: Array, labels: tuple[str, ...], top: int | None, *, batch: bool) -> bytes | list[bytes]:
-    """Encode the `top` best labels of each input (None: all)."""
+async def _encode(scores: Array, labels: tuple[str, ...], *, batch: bool) -> bytes | list[bytes]:
     if not batch:
-        return _encode_slice(scores, labels, top)[1:-1]
+        return _encode_slice(scores, labels)[1:-1]
     step = max(1, min(vector_encoding.SLICE, LABELS_PER_SLICE // max(1, len(labels))))
     return await vector_encoding.encode_array(
-        len(scores), lambda start, stop: _encode_slice(scores[start:stop], labels, top), step
+        len(scores), lambda start, stop: _encode_slice(scores[start:stop], labels), step
     )
 
 
-def _encode_slice(scores: Array, labels: tuple[str, ...], top: int | None) -> bytes:
-    rows = [[{"score": row[at], "label": labels[at]} for at in scoring.sort_descending(row)[:top]] for row in scores]
+def _encode_slice(scores: Array, labels: tuple[str, ...]) -> bytes:
+    rows = [[{"score": row[at], "label": labels[at]} for at in scoring.sort_descending(row)] for row in scores]
     return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)

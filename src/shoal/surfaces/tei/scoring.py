@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import numpy as np
 
 from shoal.types import Array
 
-Function: TypeAlias = Literal["sigmoid", "softmax", "none"]
 
-
-def apply_activation(logits: Array, *, raw: bool, function: Function | None = None) -> Array:
-    """Apply a sigmoid for one label, or a softmax over several, to float32 [items, labels]. `raw` skips it, and
-    `function` overrides both."""
-    if function is None:
-        function = "none" if raw else "sigmoid" if logits.shape[1] == 1 else "softmax"
-    if function == "none":
+def apply_activation(logits: Array, *, raw: bool) -> Array:
+    """Apply a sigmoid for one label, or a softmax over several, to float32 [items, labels]. `raw` skips it."""
+    if raw:
         return logits
-    if function == "sigmoid":
+    if logits.shape[1] == 1:
         with np.errstate(over="ignore"):  # exp may overflow to infinity, and 1 / infinity is the right score
             scores: Array = 1 / (1 + np.exp(-logits))
         return scores

@@ -33,15 +33,6 @@ MaybeRaw: TypeAlias = (
     Annotated[bool, Meta(description="Logits, without sigmoid (one label) or softmax. Default: false.")] | None
 )
 
-MaybeFunction: TypeAlias = (
-    Annotated[
-        Literal["sigmoid", "softmax", "none"],
-        Meta(description="Replaces `raw_scores`. Default: sigmoid for one label, else softmax. (huggingface_hub)"),
-    ]
-    | None
-)
-MaybeTop: TypeAlias = Annotated[int, Meta(ge=1, description="Labels to return, the best. (huggingface_hub)")] | None
-
 
 class TeiEmbedRequest(msgspec.Struct, kw_only=True):
     inputs: Inputs
@@ -86,13 +77,6 @@ class TeiRank(msgspec.Struct, kw_only=True, omit_defaults=True):
     score: float
 
 
-class TeiPredictParameters(msgspec.Struct, kw_only=True):
-    """Options of huggingface_hub's text classification, which the original ignores."""
-
-    function_to_apply: MaybeFunction = None
-    top_k: MaybeTop = None
-
-
 class TeiPredictRequest(msgspec.Struct, kw_only=True):
     inputs: Annotated[
         str | list[str | list[str]],
@@ -105,7 +89,6 @@ class TeiPredictRequest(msgspec.Struct, kw_only=True):
     truncate: MaybeTruncate = None
     truncation_direction: MaybeSide = None
     raw_scores: MaybeRaw = None
-    parameters: TeiPredictParameters | None = None
     model: MaybeModel = None
 
 
@@ -155,13 +138,6 @@ class TeiDecodeRequest(msgspec.Struct, kw_only=True):
     model: MaybeModel = None
 
 
-class TeiDefaultParameters(TeiSimilarityParameters, kw_only=True):
-    """Options of similarity, and of classification."""
-
-    function_to_apply: MaybeFunction = None
-    top_k: MaybeTop = None
-
-
 class TeiDefaultRequest(msgspec.Struct, kw_only=True):
     """The fields of the default model's own route: `query` and `texts` for a reranker, else `inputs`."""
 
@@ -175,7 +151,7 @@ class TeiDefaultRequest(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     raw_scores: MaybeRaw = None
     return_text: bool | None = None
-    parameters: TeiDefaultParameters | None = None
+    parameters: TeiSimilarityParameters | None = None
     model: MaybeModel = None
 
 

@@ -36,15 +36,6 @@ def test_raw_scores_are_as_they_are() -> None:
     assert apply_activation(logits, raw=True) is logits
 
 
-def test_a_named_function_decides() -> None:
-    """Whatever the number of labels, and whether raw scores are asked for."""
-    logits = np.array([[0.0, np.log(3.0)]], np.float32)
-    for raw in (False, True):
-        np.testing.assert_allclose(apply_activation(logits, raw=raw, function="sigmoid"), [[0.5, 0.75]], rtol=1e-6)
-        np.testing.assert_allclose(apply_activation(logits, raw=raw, function="softmax"), [[0.25, 0.75]], rtol=1e-6)
-        assert apply_activation(logits, raw=raw, function="none") is logits
-
-
 @given(st.lists(st.integers(-3, 3), max_size=12))
 def test_of_equal_scores_the_later_comes_first(scores: list[int]) -> None:
     """A stable ascending sort, read backwards."""
