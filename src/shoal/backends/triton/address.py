@@ -1,4 +1,4 @@
-"""Addresses of Triton servers.
+"""Parses addresses of Triton servers.
 
 triton://host[:port][#model[@version]]   `tritons` with TLS
 triton:///path[#model[@version]]         the Unix socket of a Triton on this machine
@@ -17,7 +17,7 @@ _MODEL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._~-]{0,255}")
 
 
 def parse(scheme: str, text: str) -> Address:
-    """Raises AddressError."""
+    """Parse the part of an address after `scheme`. Raises AddressError."""
     place, model = split_url(scheme, text)
     socket = scheme == "triton" and _SOCKET.fullmatch(place)
     if "/" in place and not socket:

@@ -1,7 +1,7 @@
-"""One connection to a Triton server: the calls that Shoal uses, over grpc.aio.
+"""A connection to one Triton server: the calls that Shoal uses, over grpc.aio.
 
 Source: the KServe v2 gRPC protocol with Triton's extensions. Every call takes an absolute `deadline` in seconds of
-`time.monotonic()` and raises ShoalErrors only, as `errors.py` says. A cancelled call is cancelled on the server too.
+`time.monotonic()` and raises only ShoalErrors, mapped by `errors.py`. Cancelling a call cancels it on the server too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shoal.errors import DeadlineExceeded, TransportFailed
 SERVICE = "/inference.GRPCInferenceService/"
 
 LONG_CALLS = 80
-"""Streams at a time on one connection: HTTP/2 servers and proxies let 100 in, often, and the rest waits unseen; the
-others are for short calls."""
+"""Maximum streams at a time on one connection: HTTP/2 servers and proxies often allow 100 calls, and further ones wait
+unseen. The rest is for short calls."""
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
@@ -36,7 +36,7 @@ OPTIONS: ChannelOptions = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.min_reconnect_backoff_ms", 1000),
     # Triton closes connections that ping more often than every 5 minutes without data, or at all without calls. The
-    # timeout also bounds how long sent bytes may stay unacknowledged: so a host that is gone is noticed.
+    # timeout also bounds how long sent bytes may stay unacknowledged, which detects a lost host.
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -49,8 +49,8 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM bytes: `ca` of who signed the server's certificate (None: the public ones), `cert` and `key` of Shoal's own
-    where the server asks for one (mTLS)."""
+    """PEM bytes: `ca` of the server certificate's issuer (None: the public ones), `cert` and `key` of Shoal's own if
+    the server requires them (mTLS)."""
 
     ca: bytes | None = None
     cert: bytes | None = None
@@ -58,13 +58,12 @@ class Tls:
 
 
 def grpc_target(target: str) -> str:
-    """host:port as it is; the path of a Unix socket as gRPC names it."""
+    """Return gRPC's name for a target: host:port unchanged, the path of a Unix socket with `unix:`."""
     return f"unix:{target}" if target.startswith("/") else target
 
 
 class Client:
-    """The calls of one server at `target`: host:port, or the path of a Unix socket. Nothing is connected before the
-    first call.
+    """The calls of one server at `target`: host:port, or the path of a Unix socket. It connects on the first call.
 
     `metadata` is sent with every call. After `aclose` every call raises TransportFailed.
     """
@@ -80,7 +79,7 @@ class Client:
         self._closed = False
 
     async def infer(self, request: pb.ModelInferRequest, deadline: float) -> pb.ModelInferResponse:
-        """One batch, one answer. Raises what `Engine.infer` may raise, and nothing else."""
+        """Send one batch and return the response. Raises only what `Engine.infer` may raise."""
         call = self._calls.get("ModelInfer") or self._get_callable("ModelInfer", pb.ModelInferResponse)
         timeout = deadline - time.monotonic()
         if timeout <= 0:
@@ -95,8 +94,8 @@ class Client:
 
     @contextmanager
     def long_call(self) -> Iterator[Client]:
-        """A connection to this server with room for a call that takes long: this one, or a further one, kept for the
-        next, where it holds LONG_CALLS of them already."""
+        """Yield a connection with room for a long call: this one or, if it has LONG_CALLS already, a further one kept
+        for reuse."""
         line = next((each for each in (self, *self._more) if each._long_calls < LONG_CALLS), None)
         if line is None:
             line = Client(self.target, tls=self._tls, metadata=self._metadata or ())
@@ -110,20 +109,21 @@ class Client:
     async def stream_infer(
         self, request: pb.ModelInferRequest, deadline: float
     ) -> AsyncGenerator[pb.ModelInferResponse]:
-        """The answers to one request, on a stream of its own, until the one marked final, an error, or the end of the
-        stream. Answers without outputs, which only say that it is over, are left out. Closing it cancels the request.
+        """Yield the responses to one request, on its own stream, until the one marked final, an error, or the end of
+        the stream. Responses without outputs, which only mark the end, are left out. Closing the generator cancels the
+        request.
 
-        Raises as the other calls, and TransportFailed where the connection broke in mid-stream.
+        Raises as the other calls do, and TransportFailed if the connection breaks in mid-stream.
         """
         request.parameters[EMPTY_FINAL].bool_param = True
         with self.long_call() as line:
             call = line._stream_call(request, deadline)
             try:
                 while (answer := await call.read()) is not grpc.aio.EOF:
-                    if answer.error_message:  # final, whatever its flag says: no answer follows it
+                    if answer.error_message:  # final regardless of its flag: no response follows it
                         raise stream_error(answer.error_message)
                     response = answer.infer_response
-                    # Read before it is given away: the answer is the reader's from then on.
+                    # Read before yielding: the reader owns the response from then on.
                     told = response.parameters.get(FINAL)
                     final = told is not None and told.bool_param
                     if response.outputs:
@@ -139,11 +139,11 @@ class Client:
                 call.cancel()
 
     async def server_live(self, *, deadline: float) -> bool:
-        """Whether the server is there. ServerReady would be False after any model failed to load."""
+        """Return whether the server is up. ServerReady would be False after any model failed to load."""
         return (await self.unary("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, deadline)).live
 
     async def model_ready(self, name: str, version: str = "", *, deadline: float) -> bool:
-        """False for a model that the server does not know."""
+        """Return whether the model is ready; False for an unknown model."""
         request = pb.ModelReadyRequest(name=name, version=version)
         return (await self.unary("ModelReady", request, pb.ModelReadyResponse, deadline)).ready
 
@@ -158,7 +158,7 @@ class Client:
     async def model_statistics(
         self, name: str = "", version: str = "", *, deadline: float
     ) -> pb.ModelStatisticsResponse:
-        """Of all models where `name` is empty."""
+        """Return the statistics of one model, of all models if `name` is empty."""
         request = pb.ModelStatisticsRequest(name=name, version=version)
         return await self.unary("ModelStatistics", request, pb.ModelStatisticsResponse, deadline)
 
@@ -169,13 +169,13 @@ class Client:
         await self.unary("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse, deadline)
 
     async def repository_model_unload(self, name: str, *, dependents: bool = False, deadline: float) -> None:
-        """Begins to unload; the server answers before it is done, and so for a model that it does not know."""
+        """Start to unload a model. The server answers before it is done, and for an unknown model too."""
         request = pb.RepositoryModelUnloadRequest(model_name=name)
         request.parameters["unload_dependents"].bool_param = dependents
         await self.unary("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse, deadline)
 
     async def unary(self, name: str, request: Message, kind: type[R], deadline: float) -> R:
-        """Any call with one answer, by the name of its RPC; `kind` is the type of the answer."""
+        """Make any call with one response, by the name of its RPC; `kind` is the type of the response."""
         call = self._get_callable(name, kind)
         try:
             answer: R = await call(request, timeout=_remaining(deadline), metadata=self._metadata)
@@ -187,7 +187,7 @@ class Client:
         return answer
 
     async def aclose(self) -> None:
-        """Break off the calls in flight and close the connection; again: nothing."""
+        """Cancel the calls in flight and close the connection. Idempotent."""
         self._closed = True
         channel, self._channel = self._channel, None
         self._calls = {}
@@ -202,7 +202,7 @@ class Client:
         return call(request, timeout=_remaining(deadline), metadata=self._metadata)
 
     def _get_callable(self, name: str, kind: type[Message]) -> Callable[..., Any]:
-        """The callable of an RPC that answers with a `kind`, made once."""
+        """Return the callable of an RPC with a response of type `kind`, created once."""
         found = self._calls.get(name)
         if found is not None:
             return found
@@ -212,8 +212,8 @@ class Client:
         if channel is None:
             channel = self._channel = self._connect()
         if name == "ModelStreamInfer":
-            # One request, and then half-closed: a server that never marks an answer as final ends the stream instead.
-            # On the wire this is what stream_stream sends, but in one go, with no task of its own for the requests.
+            # One request, then half-closed: a server that never marks a response as final ends the stream instead. On
+            # the wire this equals stream_stream, but it is sent at once and without a task for the requests.
             found = channel.unary_stream(SERVICE + name, _serialize, _decode_stream_response)
         else:
             found = channel.unary_unary(SERVICE + name, _serialize, kind.FromString)
@@ -228,7 +228,7 @@ class Client:
         return grpc.aio.secure_channel(target, credentials, options=OPTIONS)
 
     def _check_open(self, error: asyncio.CancelledError) -> None:
-        """gRPC ends the calls of a channel that is closed as cancelled, though nobody cancelled who waits for them."""
+        """Raise TransportFailed if the call was cancelled only because its channel was closed, as gRPC does."""
         task = asyncio.current_task()
         if self._closed and (task is None or not task.cancelling()):
             raise TransportFailed(f"the connection to {self.target} was closed: send the request again") from error
@@ -239,8 +239,8 @@ def _serialize(message: Message) -> bytes:
 
 
 def _decode_stream_response(data: bytes) -> pb.ModelStreamInferResponse:
-    """Triton wraps what it streams; MLServer streams a plain ModelInferResponse, whose model's name reads as an error
-    message. Only the plain one has outputs at its top."""
+    """Decode a response of a stream. Triton wraps it; MLServer sends a plain ModelInferResponse, whose model name reads
+    as an error message. Only the plain one has outputs at its top level."""
     try:
         answer = pb.ModelStreamInferResponse.FromString(data)
         if not answer.error_message:

@@ -1,9 +1,9 @@
-"""numpy arrays to KServe v2 tensors and back.
+"""Converts numpy arrays to KServe v2 tensors and back.
 
-Source: the KServe v2 protocol with Triton's binary tensor extension. Raw contents are little-endian and row-major;
-BYTES is, for each element, its length in four bytes and the element itself. BOOL is a byte; FP16 and BF16 are two and
-have no typed form. numpy has no bfloat16: BF16 tensors are float32 arrays here, rounded to the nearest even on the way
-out. BYTES tensors are object arrays: str or bytes on the way out, bytes on the way in, since nothing promises UTF-8.
+Source: the KServe v2 protocol with Triton's binary tensor extension. Raw contents are little-endian and row-major. A
+BYTES element is its length in four bytes, then its content. BOOL takes one byte; FP16 and BF16 take two and have no
+typed form. numpy has no bfloat16: BF16 tensors are float32 arrays here, rounded to nearest even when sent. BYTES
+tensors are object arrays: str or bytes when sent, bytes when received, since UTF-8 is not guaranteed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""Datatypes that numpy has, as they lie in raw contents. Beside them there are BYTES and BF16."""
+"""Datatypes that numpy has, in the layout of raw contents. BYTES and BF16 are the others."""
 
 DATATYPES = frozenset({*DTYPES, "BYTES", "BF16"})
 
@@ -55,27 +55,27 @@ TYPED: Mapping[str, str] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field of InferTensorContents that holds a datatype."""
+"""The field of InferTensorContents for each datatype."""
 
 LENGTH = struct.Struct("<I")
 Parameter = bool | int | float | str
 
 
 def add_input(request: ModelInferRequest, name: str, datatype: str, array: Array) -> ModelInferRequest.InferInputTensor:
-    """Append one tensor, converted to `datatype`, with raw contents.
+    """Append one tensor with raw contents, converted to `datatype`.
 
-    Raises Unsupported for a datatype that KServe v2 does not have, InputRejected for a value that does not fit into it
-    (a negative number in an unsigned one), InternalError for an array of another kind.
+    Raises Unsupported for a datatype outside KServe v2, InputRejected for a value out of its range (a negative number
+    as an unsigned one), InternalError for an array of another kind.
     """
     request.raw_input_contents.append(to_raw(datatype, array))
     return request.inputs.add(name=name, datatype=datatype, shape=array.shape)
 
 
 def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
-    """All tensors of an answer by name, in the shapes that it states; raw and typed contents both.
+    """Return all tensors of a response by name, in the shapes that it states, from raw or typed contents.
 
-    Numbers in raw contents are not copied: their arrays are read-only. Raises UpstreamFailed where the contents do not
-    fit what the answer says of them.
+    Numbers in raw contents are not copied: their arrays are read-only. Raises UpstreamFailed if the contents do not
+    match the stated datatypes and shapes.
     """
     raw = response.raw_output_contents
     if raw and len(raw) != len(response.outputs):
@@ -87,7 +87,7 @@ def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
 
 
 def to_raw(datatype: str, array: Array) -> bytes:
-    """An array as raw contents. Raises as `add_input` does."""
+    """Return an array as raw contents. Raises as `add_input` does."""
     if datatype == "BYTES":
         return to_blob(array)
     if datatype == "BF16":
@@ -96,7 +96,7 @@ def to_raw(datatype: str, array: Array) -> bytes:
 
 
 def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
-    """Raw contents as an array of `shape`. Raises UpstreamFailed when they are too short or too long for it."""
+    """Return raw contents as an array of `shape`. Raises UpstreamFailed if their length does not match it."""
     if datatype == "BYTES":
         return from_blob(data, shape)
     dtype = np.dtype("<u2") if datatype == "BF16" else _dtype(datatype)
@@ -108,14 +108,14 @@ def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
 
 
 def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorContents) -> Array:
-    """Typed contents as an array of `shape`. Raises UpstreamFailed when their number does not fit it, or a value its
-    datatype."""
+    """Return typed contents as an array of `shape`. Raises UpstreamFailed for a wrong count, or a value out of
+    range."""
     values = getattr(contents, _field(datatype))
     if len(values) != _size(shape):
         raise UpstreamFailed(f"{datatype} {list(shape)} takes {_size(shape)} values, not {len(values)}")
     if datatype == "BYTES":
         return _objects(list(values), shape)
-    # INT8 and INT16 travel in 32 bits.
+    # INT8 and INT16 are sent in 32 bits.
     wide: Any = {"int_contents": "<i4", "uint_contents": "<u4"}.get(_field(datatype), DTYPES[datatype])
     try:
         return _cast(datatype, np.array(values, dtype=wide).reshape(shape))
@@ -124,7 +124,7 @@ def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorConte
 
 
 def to_blob(array: Array) -> bytes:
-    """Texts or byte strings, in row-major order, each after its length."""
+    """Encode texts or byte strings in row-major order, each after its length."""
     parts: list[bytes] = []
     append, length = parts.append, LENGTH.pack
     for element in _elements(array):
@@ -134,7 +134,8 @@ def to_blob(array: Array) -> bytes:
 
 
 def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
-    """What `to_blob` made, as an object array of bytes. Raises UpstreamFailed when it is cut short or has a rest."""
+    """Decode the output of `to_blob` into an object array of bytes. Raises UpstreamFailed for truncated or excess
+    bytes."""
     elements: list[bytes] = []
     append, length_at, end, position = elements.append, LENGTH.unpack_from, len(data), 0
     size = _size(shape)
@@ -148,10 +149,10 @@ def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
 
 
 def to_bf16(array: Array) -> Array:
-    """float32 as the upper half of its bits, uint16, rounded to the nearest even; NaN stays NaN, with its sign."""
+    """Return float32 values as uint16, their upper halves rounded to nearest even; NaN stays NaN and keeps its sign."""
     bits = _cast("FP32", array).reshape(-1).view("<u4")
     rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-    # Rounding would carry a NaN of few bits over into infinity or past the sign.
+    # Rounding would turn a NaN with few bits set into infinity, and overflow others past the sign.
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     if nan.any():
         rounded = np.where(nan, (bits >> 16) | np.uint32(0x40), rounded)
@@ -159,7 +160,7 @@ def to_bf16(array: Array) -> Array:
 
 
 def from_bf16(halves: Array) -> Array:
-    """uint16 halves as float32, exactly."""
+    """Return uint16 upper halves as float32, exactly."""
     whole = halves.astype("<u4").reshape(-1) << 16
     return cast(Array, whole.view("<f4").reshape(halves.shape))
 
@@ -167,7 +168,7 @@ def from_bf16(halves: Array) -> Array:
 def set_parameter(parameters: MutableMapping[str, InferParameter], name: str, value: Parameter) -> None:
     """Put a request or tensor parameter into its protobuf map, in the field of its type.
 
-    Whole numbers go as int64, from 2**63 on as uint64. Raises Unsupported for any other value.
+    Integers are sent as int64, from 2**63 on as uint64. Raises Unsupported for any other value.
     """
     match value:
         case bool():
@@ -191,12 +192,12 @@ def _read_tensor(name: str, datatype: str, shape: tuple[int, ...], contents: byt
         return from_typed(datatype, shape, contents)
     except UpstreamFailed as error:
         raise UpstreamFailed(f"tensor {name!r}: {error.message}") from error
-    except Unsupported as error:  # what the other side sent, not what somebody asked for
+    except Unsupported as error:  # the server sent it: not an error of the request
         raise UpstreamFailed(f"tensor {name!r}: {error.message}") from error
 
 
 def _cast(datatype: str, array: Array) -> Array:
-    """The array in the datatype's own dtype, row-major; itself where it is that already."""
+    """Return the array in the datatype's dtype, row-major; the same array if it already is."""
     dtype = _dtype(datatype)
     if array.dtype != dtype:
         if array.dtype.kind in "iu" and dtype.kind in "iu":
@@ -212,7 +213,7 @@ def _cast(datatype: str, array: Array) -> Array:
 
 
 def _check_range(datatype: str, dtype: np.dtype[Any], array: Array) -> None:
-    """numpy itself would wrap a number that is out of range around."""
+    """Raise InputRejected for a number out of range, which numpy would wrap around."""
     if array.size and not np.can_cast(array.dtype, dtype):
         low, high = int(array.min()), int(array.max())
         bounds = np.iinfo(dtype)
@@ -236,7 +237,7 @@ def _field(datatype: str) -> str:
 
 
 def _elements(array: Array) -> list[bytes]:
-    """The elements of an array of texts as bytes, in row-major order."""
+    """Return the elements of an array of texts as bytes, in row-major order."""
     values = array.ravel().tolist()
     try:
         return [each if isinstance(each, bytes) else each.encode() for each in values]
@@ -253,7 +254,8 @@ def _objects(elements: list[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    """How many elements. A shape of an answer is final: a free axis (-1) in it means nothing."""
+    """Return the number of elements. Raises UpstreamFailed for a negative length: a response cannot leave an axis
+    free."""
     size = 1
     for length in shape:
         if length < 0:

@@ -1,8 +1,8 @@
-"""What a Triton server answers when it fails, to what Shoal raises: one table.
+"""The table that maps a Triton server's errors to Shoal's.
 
 Sources: Triton's mapping of its own errors to gRPC statuses, observed on server 2.51, and gRPC's own statuses. The
-words matter where a status says too little: the python backend reports nearly everything as INTERNAL, and UNAVAILABLE
-is a full queue as well as a dead server.
+message matters where a status is ambiguous: the python backend reports nearly everything as INTERNAL, and UNAVAILABLE
+means a full queue as well as a dead server.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MAX_MESSAGE_CHARS = 400
 
 
 class ModelGone(TransportFailed):
-    """The server is there, the model is not: unknown, unloaded, or on its way out."""
+    """The server is reachable but the model is not: unknown, unloaded, or being unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRule:
-    """A row: `codes` (empty: any) and `words` of which the message has one (empty: any), what they mean and what to
-    say before the server's own words."""
+    """A row: an error with any of `codes` (empty: any) and any of `words` in its message (empty: any) becomes a `kind`,
+    with `saying` before the server's message."""
 
     codes: tuple[Code, ...]
     words: tuple[str, ...]
@@ -122,7 +122,7 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
         OutOfMemory,
         "the batch did not fit into Triton's memory: lower max_batch_tokens",
     ),
-    # Triton goes on calling such a model READY, and fails every request to it: see Control.revive.
+    # Triton still reports such a model as READY, and fails every request to it: see Control.revive.
     ErrorRule(
         (Code.INTERNAL, Code.UNKNOWN),
         ("stub process",),
@@ -137,13 +137,13 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
     ),
     ErrorRule((), (), UpstreamFailed, "the model failed on Triton; Triton's log says more"),
 )
-"""The first row that fits counts; the last one fits all."""
+"""The first matching row applies; the last one matches everything."""
 
 REQUEST_ID = re.compile(r"^\s*\[request id: [^\]]*\]\s*")
 
 
 def to_error(code: grpc.StatusCode, details: str) -> ShoalError:
-    """The Shoal error for a status, with the server's own words at the end of its message."""
+    """Return the Shoal error for a status, with the server's message at the end of its own."""
     words = shorten_message(details)
     lowered = words.lower()
     row = next(
@@ -158,12 +158,12 @@ def to_error(code: grpc.StatusCode, details: str) -> ShoalError:
 
 
 def rpc_error(error: grpc.aio.AioRpcError) -> ShoalError:
-    """The Shoal error for a failed call."""
+    """Return the Shoal error for a failed call."""
     return to_error(error.code(), error.details() or "")
 
 
 def infer_error(error: grpc.aio.AioRpcError) -> ShoalError:
-    """The same, as an Engine may raise it: what is no matter of this batch is UpstreamFailed."""
+    """Return `rpc_error` as an Engine may raise it: errors unrelated to the batch become UpstreamFailed."""
     found = rpc_error(error)
     if isinstance(found, (BackendError, Overloaded, DeadlineExceeded)):
         return found
@@ -171,7 +171,7 @@ def infer_error(error: grpc.aio.AioRpcError) -> ShoalError:
 
 
 def stream_error(message: str) -> ShoalError:
-    """The Shoal error for the `error_message` of a stream, which comes without a status: its words must do."""
+    """Return the Shoal error for the `error_message` of a stream, which has no status: its wording decides."""
     lowered = shorten_message(message).lower()
     for words, code in STREAM_CODES:
         if any(word in lowered for word in words):
@@ -202,5 +202,5 @@ STREAM_CODES: tuple[tuple[tuple[str, ...], grpc.StatusCode], ...] = (
 
 
 def shorten_message(details: str) -> str:
-    """A server's message on one line, without the request's id before it."""
+    """Return a server's message on one line of at most MAX_MESSAGE_CHARS, without the request id before it."""
     return " ".join(REQUEST_ID.sub("", details).split())[:MAX_MESSAGE_CHARS]

@@ -1,8 +1,7 @@
 """Run as a file, `guard.py PARENT PROGRAM...`: becomes the program, which the kernel kills when PARENT's thread ends.
 
-So no server outlives the Shoal that started it, not even one that is killed by SIGKILL. It is a program of its own
-because code between fork and exec may deadlock in a process that has threads; and it imports nothing of Shoal, so that
-it costs a few milliseconds.
+So no server outlives the Shoal that started it, even after a SIGKILL. It is a separate program because code between
+fork and exec may deadlock in a process with threads. It imports nothing from Shoal, so it costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(parent: int, program: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         sys.exit(1)
     os.execv(program[0], program)
 

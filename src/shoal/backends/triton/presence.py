@@ -1,4 +1,4 @@
-"""Whether a model on a Triton server is in service, for engines and generators."""
+"""Tracks whether a model on a Triton server is in service, for engines and generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("shoal.triton")
 
 
 class _Schema(Protocol):
-    """`tensors`: equal while the model can be called as before."""
+    """How a model is called. `tensors` are equal while it can be called as before."""
 
     @property
     def tensors(self) -> tuple[object, ...]: ...
@@ -23,7 +23,7 @@ S = TypeVar("S", bound=_Schema)
 
 
 class _Endpoint(Protocol):
-    """A model on a server: `Endpoint` of the engine, whose docstrings say what they raise."""
+    """A model on a server. `engine.Endpoint` implements it and documents the errors."""
 
     async def is_serving(self) -> bool: ...
 
@@ -31,10 +31,10 @@ class _Endpoint(Protocol):
 
 
 class ModelPresence(Presence, Generic[S]):
-    """The health of one model; `schema` is how it is called.
+    """The health of one model; `schema` describes how it is called.
 
-    A model that is lost is found, or loaded, again. A model whose tensors changed meanwhile is kept out until they are
-    as before. A Triton server answers a health check within 1 ms, so one error takes the model out of service.
+    A lost model is found or loaded again. A model whose tensors changed meanwhile stays out of service until they match
+    again. A Triton server answers a health check within 1 ms, so one error takes the model out of service.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ModelPresence(Presence, Generic[S]):
         self._crashed = False
 
     def mark_lost(self, error: ShoalError) -> None:
-        # Triton reports a model as ready after its process died. Only loading it again helps.
+        # Triton reports a model as ready after its process died. Only a reload helps.
         self._crashed = self._crashed or isinstance(error, Crashed)
         super().mark_lost(error)
 

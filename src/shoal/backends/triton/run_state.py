@@ -1,12 +1,12 @@
-"""What is known on disk of the servers that this user's Shoal runs: `$SHOAL_HOME/triton/run/<gRPC port>/`.
+"""State on disk of the servers that this user's Shoal runs: `$SHOAL_HOME/triton/run/<gRPC port>/`.
 
     lock         held by the process that supervises the server, as long as it lives
-    grpc:<port>  the server's socket, unless its ports were opened; nobody else may enter the folder
+    grpc:<port>  the server's socket, unless its ports are open; no other user can enter the folder
     state.json   ports, process and repository; read by `shoal triton status`
-    log          what the server wrote, with Shoal's own lines about restarts
+    log          the server's output, with Shoal's lines about restarts
 
-The lock tells whether somebody supervises the server: it goes with its process however that ends. A process id alone
-does not, because ids are used again.
+The lock shows whether a server is supervised: it is released however its process ends. A process id alone is not
+enough, because ids are reused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from shoal.downloads.disk import try_lock
 
 Phase = Literal["starting", "ready", "restarting", "stopping", "failed"]
 HOST = "127.0.0.1"
-"""Where a server with open ports listens."""
+"""Address that a server with open ports listens on."""
 
 _SOCKET_BYTES = 107
-"""Longest path that a Unix socket's address holds."""
+"""Maximum length of a Unix socket's path, in bytes."""
 
 _SOCKET_FOLDER = "shoal-triton-"
 _TAIL_BYTES = 64 << 10
@@ -39,7 +39,7 @@ _TRIES = 4
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process by id and start (clock ticks since boot), which together are never used again."""
+    """A process by id and start (clock ticks since boot), a pair that is never reused."""
 
     pid: int
     started: int
@@ -48,7 +48,7 @@ class Process(msgspec.Struct, frozen=True):
         return process_start(self.pid) == self.started
 
     def signal(self, number: int) -> bool:
-        """Send a signal to this very process; False when it is gone."""
+        """Send a signal to exactly this process; return False if it has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -69,18 +69,18 @@ def find_process(pid: int) -> Process:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none, or only its remains."""
+    """Return when a process started, in clock ticks since boot; None if there is none, or only a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+    fields = text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
     return None if fields[0] in "ZX" else int(fields[19])
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """`since`: unix time of the supervisor's start; `owner`: `shoal triton up` or `shoal serve --triton`.
-    `choose_socket`: the path of the server's gRPC socket, its only one; empty where its ports are open."""
+    """The state of one server, started at `since` (unix seconds) by `shoal triton up` or `shoal serve --triton`
+    (`owner`). `socket`: path of the server's gRPC socket, its only one; empty if its ports are open."""
 
     owner: Literal["up", "serve"]
     supervisor: Process
@@ -100,7 +100,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """The target of its gRPC side, as `Client` takes it."""
+        """The target of its gRPC API, as `Client` takes it."""
         return self.socket or f"{HOST}:{self.grpc_port}"
 
 
@@ -108,7 +108,7 @@ _STATE = json_decoder(State)
 
 
 class RunFolder:
-    """The folder of one server. Every method reads or writes files."""
+    """The run folder of one server. Every method reads or writes files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -117,14 +117,14 @@ class RunFolder:
         self._socket = ""
 
     def claim(self) -> bool:
-        """Take the folder for this process; False when another one has it."""
+        """Take the folder for this process and clean up after a dead one; return False if another process holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         for _ in range(_TRIES):
             if try_lock(lock):
                 break
-            time.sleep(0.05)  # whoever asks `is_supervised` holds it for a moment
+            time.sleep(0.05)  # `is_supervised` of another process holds it briefly
         else:
             os.close(lock)
             return False
@@ -135,8 +135,8 @@ class RunFolder:
         return True
 
     def choose_socket(self, number: int) -> str:
-        """Where the server is to listen: in this folder or, where that path is too long, in a new one under the
-        system's folder for temporary files. Neither lets another user in."""
+        """Return the path of the socket to listen on: in this folder or, if that path is too long, in a new one under
+        the system's folder for temporary files. Both are closed to other users."""
         place = self.path / f"grpc:{number}"
         if len(os.fsencode(place)) > _SOCKET_BYTES:
             place = Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER), place.name)
@@ -144,7 +144,7 @@ class RunFolder:
         return self._socket
 
     def release(self, *, keep_log: bool) -> None:
-        """Give the folder back and forget the state; the log, too, unless it is to be read."""
+        """Release the folder and delete the state, and the log unless `keep_log`."""
         remove_socket(self._socket)
         (self.path / "state.json").unlink(missing_ok=True)
         if not keep_log:
@@ -154,7 +154,7 @@ class RunFolder:
             self._lock = None
 
     def is_supervised(self) -> bool:
-        """Whether a living process holds the folder."""
+        """Return whether a living process holds the folder."""
         try:
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -176,7 +176,7 @@ class RunFolder:
             return None
 
     def tail(self, lines: int) -> str:
-        """The last lines of the log, of at most 64 KiB; empty when there is none."""
+        """Return the last lines of the log, at most 64 KiB; empty if there is none."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -185,27 +185,27 @@ class RunFolder:
             return ""
 
     def note(self, line: str) -> None:
-        """Add a line of Shoal's own to the log."""
+        """Append a line of Shoal's own to the log."""
         with contextlib.suppress(OSError), self.log.open("a") as file:
             file.write(f"shoal: {line}\n")
 
 
 def run_folders(root: Path) -> Iterator[RunFolder]:
-    """The folders of servers under `root`, by port."""
+    """Yield the folders of servers under `root`, by port."""
     with contextlib.suppress(OSError):
         found = sorted((int(path.name), path) for path in root.iterdir() if path.name.isdecimal())
         yield from (RunFolder(path) for _, path in found)
 
 
 def remove_remains(state: State) -> None:
-    """End and remove what a server that was killed may have left."""
+    """End the processes and delete the shared memory that a killed server may have left."""
     if state.server is not None:
         end_session(state.server)
     remove_shared_memory(state.shm_prefix)
 
 
 def remove_socket(path: str) -> None:
-    """Delete a server's socket, and the folder that was made for it alone."""
+    """Delete a server's socket, and the folder that was made only for it."""
     if not path:
         return
     Path(path).unlink(missing_ok=True)
@@ -215,13 +215,14 @@ def remove_socket(path: str) -> None:
 
 
 def end_session(leader: Process, proc: Path = Path("/proc")) -> None:
-    """Kill a server and every process of its session, which outlive it while they compute: they look for it in between.
+    """Kill a server and every process of its session: they outlive it while they compute, and only check for it in
+    between.
 
-    The number of a session is not used again while a process is in it, so that no other program's can be meant.
+    The number of a session is not reused while a process is in it, so no other program can be hit.
     """
     now = process_start(leader.pid)
     if now is not None and now != leader.started:
-        return  # the number is another process's, so the session was empty
+        return  # the number was reused, so the session was empty
     for path in proc.iterdir():
         if path.name.isdecimal() and _session(path) == leader.pid:
             find_process(int(path.name)).signal(signal.SIGKILL)
@@ -235,7 +236,7 @@ def _session(path: Path) -> int | None:
 
 
 def remove_shared_memory(prefix: str, folder: Path = Path("/dev/shm")) -> None:
-    """Delete what a server that was killed left in shared memory, by the prefix that was its own."""
+    """Delete the shared memory that a killed server left, by its unique prefix."""
     if not prefix.startswith(SHM_MARK):
         return
     with contextlib.suppress(OSError):
@@ -244,4 +245,4 @@ def remove_shared_memory(prefix: str, folder: Path = Path("/dev/shm")) -> None:
 
 
 SHM_MARK = "shoal_triton_"
-"""How every prefix begins, so that no file of another program can be meant."""
+"""Start of every prefix, so that no file of another program can match."""

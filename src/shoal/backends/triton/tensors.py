@@ -1,7 +1,7 @@
-"""What Triton says of a model in its ModelConfig and ModelMetadata, as one.
+"""A model's inputs and outputs, combined from Triton's ModelConfig and ModelMetadata.
 
-Dims in a ModelConfig leave the batch axis out where max_batch_size is above 0; shapes in ModelMetadata hold it as a
-leading -1. `reshape` is between Triton and the model: clients send and get `dims`.
+`dims` in a ModelConfig omit the batch axis if max_batch_size is above 0; shapes in ModelMetadata include it as a
+leading -1. `reshape` applies between Triton and the model: clients send and receive `dims`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DATATYPES = {
     13: "BYTES",
     14: "BF16",
 }
-"""Numbers of ModelConfig's DataType to the names of the wire, which says BYTES for TYPE_STRING."""
+"""Numbers of ModelConfig's DataType to datatype names on the wire, where TYPE_STRING is BYTES."""
 
 
 class Tensor(NamedTuple):
-    """One tensor as the configuration has it: `dims` without the batch axis where max_batch_size is above 0."""
+    """One tensor of the configuration: `dims` omit the batch axis if max_batch_size is above 0."""
 
     name: str
     datatype: str
@@ -43,7 +43,7 @@ class Tensor(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """All that a model takes and gives. `max_batch_size` 0: its tensors have no batch axis of Triton's."""
+    """All inputs and outputs of a model. `max_batch_size` 0: Triton adds no batch axis to them."""
 
     name: str
     inputs: dict[str, Tensor]
@@ -55,7 +55,7 @@ class Tensors(NamedTuple):
 
 
 def read_tensors(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensors:
-    """The tensors by the configuration; by the metadata where a server leaves them out of it."""
+    """Return the tensors of the configuration, or of the metadata if the server omits them from the configuration."""
     size = max(config.max_batch_size, 0)
     inputs = [
         Tensor(one.name, DATATYPES.get(one.data_type, "?"), tuple(one.dims), one.optional) for one in config.input
@@ -71,7 +71,7 @@ def read_tensors(config: ModelConfig, metadata: ModelMetadataResponse) -> Tensor
 
 
 def detect_family(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> str:
-    """Whose convention for text generation a model follows; "" for none."""
+    """Return the text-generation convention that a model follows, "" for none."""
     has = model.inputs.keys()
     if "dynamo" in (config.platform, config.backend, metadata.platform):
         return "Dynamo"
@@ -88,13 +88,13 @@ def detect_family(config: ModelConfig, metadata: ModelMetadataResponse, model: T
 
 
 def count_instances(config: ModelConfig) -> int:
-    """`count` is for each GPU that is listed."""
+    """Return the number of active instances, at least 1. `count` applies to each listed GPU."""
     groups = [group for group in config.instance_group if not group.passive]
     return max(1, sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups))
 
 
 def newest_version(metadata: ModelMetadataResponse) -> str:
-    """The newest version that is loaded; "" where the server tells of none."""
+    """Return the newest loaded version, "" if the server reports none."""
     return max(metadata.versions, key=_version_order, default="")
 
 
