@@ -1,4 +1,4 @@
-"""NVIDIA Triton: its gRPC protocol, its models, and a server of one's own."""
+"""NVIDIA Triton: its gRPC protocol, its models, and a server that Shoal manages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NO_TRITON = "there is no Triton to load into: start Shoal with --triton, or name
 
 
 def quiet_grpc() -> None:
-    """Keep gRPC's C core from writing its own lines to standard error at every failed connection: what matters comes
-    back as an error, and the log is Shoal's to format. To be called before `grpc` is imported; GRPC_VERBOSITY wins."""
+    """Stop gRPC's C core from writing to standard error at every failed connection: the errors are raised too, and the
+    log is Shoal's to format. Call it before `grpc` is imported; GRPC_VERBOSITY takes precedence."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 class TritonBackend(Backend):
-    """Models on Triton servers, and models of files put into the Triton of the settings, `host`."""
+    """Models on Triton servers, and models from files on the Triton of the settings, `host`."""
 
     name = "triton"
     remote = True
@@ -39,7 +39,7 @@ class TritonBackend(Backend):
     def __init__(self, resources: Resources) -> None:
         super().__init__(resources)
         quiet_grpc()
-        # gRPC takes a fifth of a second to import, and 20 MB.
+        # Imported late: gRPC takes 0.2 s to import, and 20 MB.
         from shoal.backends.triton.open.connections import TritonConnections
 
         self.host: TritonHost | None = None
@@ -51,7 +51,7 @@ class TritonBackend(Backend):
         from shoal.backends.triton.open.host import TritonHost
 
         settings = self.resources.loaded.settings
-        # Below a flag it may come from a preset or a file that is meant for other days.
+        # Only a flag conflicts: a preset or a file may set it for other runs.
         if settings.triton and settings.triton_url and self.resources.loaded.sources["triton_url"].layer == "flag":
             raise ConfigError("triton starts a server of Shoal's own, and triton_url names another: choose one of them")
         opened = TritonHost.open_from_settings(settings, self._tritons, self.resources.progress)

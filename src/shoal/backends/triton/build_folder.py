@@ -1,4 +1,4 @@
-"""Folders that are expensive to make: built once, by one process at a time, and whole or not there at all."""
+"""Folders that are expensive to make: built once, by one process at a time, and either complete or absent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PARTIAL = ".partial-"
 
 
 class Progress(Protocol):
-    """What a caller may want to see; called from the thread that does the work.
+    """Receives progress, in the thread that does the work.
 
-    `report_fetch`: bytes of `what` so far, of `total` (None: not known). `report_work`: `stage` is done to `fraction`
-    of 1.
+    `report_fetch`: bytes of `what` so far, of `total` (None: unknown). `report_work`: the `fraction` of `stage` that is
+    done, 0 to 1.
     """
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None: ...
@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Progress that nobody looks at."""
+    """Progress that discards every report."""
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None: ...
 
@@ -38,7 +38,7 @@ class SilentProgress:
 
 
 def check_stop(stop: threading.Event) -> None:
-    """Raise Cancelled when the work is no longer wanted."""
+    """Raise Cancelled if `stop` is set."""
     if stop.is_set():
         raise Cancelled("setting up Triton was stopped; what was half done is removed")
 
@@ -46,10 +46,10 @@ def check_stop(stop: threading.Event) -> None:
 def build_once(
     folder: Path, build: Callable[[Path], None], *, usable: Callable[[Path], bool], stop: threading.Event
 ) -> Path:
-    """`folder`, made by `build` in a temporary one beside it unless what is there is `usable`.
+    """Return `folder`, made by `build` in a temporary one beside it unless the existing one is `usable`.
 
-    Waits while another process or thread makes it. What a dead one left behind is removed.
-    Raises Cancelled, SourceError for this machine's file system, and what `build` raises.
+    Waits while another process or thread makes it. Removes what a dead one left behind. Raises Cancelled, SourceError
+    for errors of the file system, and what `build` raises.
     """
     if usable(folder):
         return folder

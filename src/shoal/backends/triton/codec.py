@@ -108,8 +108,7 @@ def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
 
 
 def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorContents) -> Array:
-    """Return typed contents as an array of `shape`. Raises UpstreamFailed for a wrong count, or a value out of
-    range."""
+    """Return typed contents as an array of `shape`. Raises UpstreamFailed if their count or a value does not fit."""
     values = getattr(contents, _field(datatype))
     if len(values) != _size(shape):
         raise UpstreamFailed(f"{datatype} {list(shape)} takes {_size(shape)} values, not {len(values)}")
@@ -134,8 +133,8 @@ def to_blob(array: Array) -> bytes:
 
 
 def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
-    """Decode the output of `to_blob` into an object array of bytes. Raises UpstreamFailed for truncated or excess
-    bytes."""
+    """Decode the output of `to_blob` to an object array of bytes. Raises UpstreamFailed if it is truncated or too
+    long."""
     elements: list[bytes] = []
     append, length_at, end, position = elements.append, LENGTH.unpack_from, len(data), 0
     size = _size(shape)
@@ -254,8 +253,7 @@ def _objects(elements: list[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    """Return the number of elements. Raises UpstreamFailed for a negative length: a response cannot leave an axis
-    free."""
+    """Return the number of elements. Raises UpstreamFailed for a negative length: -1 has no meaning in a response."""
     size = 1
     for length in shape:
         if length < 0:

@@ -1,4 +1,4 @@
-"""Two folders trade places in one step, where the system can do that: no reader meets neither of them."""
+"""Exchanges two folders in one step, if the system can: readers always see exactly one of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
-"""What an old kernel or a file system without this (NFS, some overlays) answers."""
+"""Errors of an old kernel or a file system without this (NFS, some overlays)."""
 
 
 ASIDE = ".old"
-"""Where two renames are needed, `other` lies for an instant beside `one` under its name and this: a process that dies
-then leaves it there, for the next one to put back."""
+"""Suffix for an exchange by two renames: `other` briefly lies beside `one` under its name and this. If the process dies
+then, the next one restores it."""
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Both must be there, on one file system. Raises OSError, with both where they were.
+    """Exchange two existing folders on one file system. Raises OSError, with both where they were.
 
-    Linux's renameat2; elsewhere by two renames, with an instant between them in which `other` is not there.
+    Uses Linux's renameat2; elsewhere two renames, between which `other` is briefly missing.
     """
     call = _renameat2()
     if call is not None:
@@ -49,7 +49,7 @@ def _by_renames(one: Path, other: Path) -> None:
 
 @cache
 def _renameat2() -> Any:
-    """The C library's function; None where it has none."""
+    """Return the C library's function, None if it has none."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]

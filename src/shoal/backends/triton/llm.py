@@ -1,4 +1,4 @@
-"""One language model on one Triton server as a text generator: one call a generation, ended when its reader leaves."""
+"""A text generator over one model on one Triton server: one call per generation, canceled when its reader leaves."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from shoal.types import Context, Sampling
 logger = logging.getLogger("shoal.triton")
 
 CANCEL_S = 2.0
-"""For a request that ends another one; a model that is too busy for it notices the broken call later."""
+"""Timeout in seconds of a cancellation request; a model that is too busy for it notices the broken call later."""
 
 
 class ErrorRule(NamedTuple):
-    """What a model's words mean that come without a status: `words` of which the message has one."""
+    """Maps a model's error message without a status, if it contains any of `words`."""
 
     words: tuple[str, ...]
     kind: type[RequestError]
@@ -72,7 +72,7 @@ ERROR_TABLE = (
         "the model does not have this adapter on Triton",
         "model",
     ),
-    # vLLM's backend logs what is wrong with the parameters and goes on with None.
+    # vLLM's backend logs invalid parameters and continues with None.
     ErrorRule(
         ("has no attribute 'lora_name'",),
         InvalidValue,
@@ -84,13 +84,13 @@ ERROR_TABLE = (
         "the model refuses a sampling parameter",
     ),
 )
-"""The first row that fits counts. Sources: vLLM's SamplingParams and its input checks; TensorRT-LLM's executor."""
+"""The first matching row applies. Sources: vLLM's SamplingParams and its input checks; TensorRT-LLM's executor."""
 
 
 class TritonGenerator(PresenceMixin):
-    """TextGenerator over one model. It is ready while the model is called as `schema` says.
+    """TextGenerator over one model. It is ready while the model's tensors match `schema`.
 
-    Raises ConfigError for a model of token ids without `words`, and as `RequestBuilder` does. `start` begins to watch.
+    Raises ConfigError for a model of token ids without `words`, and as `RequestBuilder` does. `start` starts checks.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class TritonGenerator(PresenceMixin):
         return self._presence.schema
 
     def start(self) -> None:
-        """Begin to watch the model; once."""
+        """Start the periodic checks of the model. Call it once."""
         self._presence.start(look_s=engine.LOOK_S, again_s=backoff.RETRY_S)
         self._presence.check_now()
 
@@ -160,7 +160,7 @@ class TritonGenerator(PresenceMixin):
             if (last := answer.end()) is not None:
                 yield self._finalize_piece(last, sampling)
         except ShoalError as error:
-            over = not isinstance(error, DeadlineExceeded)  # a model that failed has ended it
+            over = not isinstance(error, DeadlineExceeded)  # on any other error the model has ended it
             failed = self._to_error(error)
             if failed is error:
                 raise
@@ -176,16 +176,16 @@ class TritonGenerator(PresenceMixin):
             await asyncio.gather(*self._cancellations)
 
     async def _admit(self) -> None:
-        """A generator has nothing to compare with its peers but how it is called."""
+        """Do nothing: replicas of a generator are only compared by schema."""
 
     def _finalize_piece(self, last: Piece, sampling: Sampling) -> Piece:
-        """A model that tells neither its tokens nor why it ended may have been cut at the length that was asked for:
-        then whoever counts the tokens says the reason."""
+        """Clear the finish reason if the model reports neither tokens nor a reason, since it may have stopped at
+        `max_tokens`: the caller counts the tokens and sets it."""
         tells = bool(self.schema.flags) or self.schema.family == "tokens"
         return last if tells or sampling.max_tokens is None else msgspec.structs.replace(last, finish_reason=None)
 
     def _to_error(self, error: ShoalError) -> ShoalError:
-        """The error as a generator may raise it; a replica that is gone is looked after."""
+        """Return the error as a generator may raise it; mark the model as lost if its server is."""
         if isinstance(error, RequestError):
             return error
         lowered = error.message.lower()
@@ -194,15 +194,15 @@ class TritonGenerator(PresenceMixin):
                 return row.kind(f"{row.saying} ({error.message})", param=row.param)
         if isinstance(error, TransportFailed):
             if type(error) is TransportFailed and error.__cause__ is None and not self._closed:
-                return UpstreamFailed(error.message)  # said on a stream: whoever says so is there
+                return UpstreamFailed(error.message)  # reported on a stream: the server is reachable
             self._presence.mark_lost(error)
         if isinstance(error, (BackendError, Overloaded, DeadlineExceeded)):
             return error
         return UpstreamFailed(error.message)
 
     def _cancel(self, id: str) -> None:
-        """Have the model told that nobody reads the answer of that id any more. The broken call says so, too, but
-        Triton does not pass that on to the running step of an ensemble, nor every model to those that it calls."""
+        """Cancel the generation `id` on the model. The broken call alone is not enough: Triton does not forward it to
+        the running step of an ensemble, nor does every model to those that it calls."""
         if self._closed or not (self.schema.cancel or self.schema.parts):
             return
         task = asyncio.create_task(self._send_cancel(id), name=f"cancel {id}")
@@ -221,17 +221,17 @@ class TritonGenerator(PresenceMixin):
             async with aclosing(_read_responses(endpoint, schema, request, deadline)) as responses:
                 async for _ in responses:
                     pass
-        except ShoalError as error:  # the LLM API answers "cancelled" to the one that cancels
+        except ShoalError as error:  # the LLM API answers the cancellation itself with "cancelled"
             logger.debug("%s: ending %s: %s", self._facts.name, id, error.message)
 
     async def _find_canceller(self) -> tuple[Endpoint, LlmSchema]:
-        """The model that ends generations by their id: this one, or the engine that it is made of, to which it passes
+        """Return the model that cancels generations by id: this one, or the engine among its parts, to which it passes
         its requests' ids on."""
         for name in sorted(self.schema.parts) if not self.schema.cancel else ():
             part = replace(self.endpoint, model=name, version="")
             try:
                 schema = detect_llm(*await part.describe())
-            except (ConfigError, ModelGone):  # a part that is no language model, or a name that is none
+            except (ConfigError, ModelGone):  # not a language model, or there is no such model
                 continue
             if schema is not None and schema.cancel:
                 return part, schema

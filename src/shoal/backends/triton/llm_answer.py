@@ -1,7 +1,7 @@
-"""What a language model on Triton answers, as pieces: pure. Sources: as in `llm_schema`.
+"""Converts the responses of a language model on Triton to pieces: pure. Sources: as in `llm_schema`.
 
-Text and ids come one response a piece: what is new (vLLM, TensorRT-LLM) or all so far (its LLM API). Counts are those
-of the one response. A response may hold several sequences, of which the first is read: no more are asked for.
+Each response has the text and ids of one piece: the new ones (vLLM, TensorRT-LLM) or all so far (its LLM API). Counts
+are those of the one response. A response may hold several sequences; only one is requested, so only the first is read.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from shoal.errors import UpstreamFailed
 from shoal.types import Array, TokenLogprob
 
 FINISH_REASONS = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
-"""What an answer may end with, but for all the words that there are for "stop"."""
+"""Finish reasons other than "stop", for which models have many words."""
 
 UNFINISHED = ("", "none", "null")
-"""Python's None as a text is how vLLM and the LLM API say that there is more to come."""
+"""Python's None as text is how vLLM and the LLM API mark an unfinished answer."""
 
 ABORTED_REASONS = ("abort", "aborted", "cancelled", "timeout", "error")
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 MIN_LOGPROB = -9999.0
-"""For minus infinity, which is no JSON."""
+"""Replaces minus infinity, which JSON does not have."""
 
 _COUNTS = frozenset({"num_input_tokens", "num_output_tokens"})
 _KNOWN_OUTPUTS = frozenset({OUTPUT, OUTPUT_IDS, "sequence_length", "finish_reason", "logprobs", LOG_PROBS, *_COUNTS})
@@ -40,7 +40,7 @@ _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Answer:
-    """The responses to one generation. `read` answers a piece for each, `end` the one after the last."""
+    """The responses to one generation. `read` returns the piece of each, `end` the piece after the last."""
 
     def __init__(self, schema: LlmSchema, asked: GenerationRequest, words: ModelTokenizer | None = None) -> None:
         self._schema = schema
@@ -57,7 +57,8 @@ class Answer:
         self._finished = False
 
     def read(self, response: ModelInferResponse) -> Piece | None:
-        """None where it tells nothing. Raises UpstreamFailed for what is broken, and where the model gave up."""
+        """Return the piece of a response, None if empty. Raises UpstreamFailed if it is broken, or the model gave
+        up."""
         found = _tensors(response)
         piece = Piece()
         sampling = self._asked.sampling
@@ -79,8 +80,8 @@ class Answer:
         return piece if piece.text or piece != _NOTHING else None
 
     def end(self) -> Piece | None:
-        """What is left, and why it ended, where no response has said so: "length" where as many tokens came as were
-        asked for at most, else "stop"."""
+        """Return the remaining text with the finish reason, None if a response had one: "length" if `max_tokens` tokens
+        or more came, else "stop"."""
         if self._finished:
             return None
         most = self._asked.sampling.max_tokens
@@ -88,7 +89,7 @@ class Answer:
         return Piece(text=self._rest(""), finish_reason="length" if full else "stop")
 
     def _rest(self, text: str) -> str:
-        """The last text, with what was held back of it."""
+        """Return the last text, including what was held back."""
         rest = self._decoder.decode(b"", True)
         return (self._text if self._schema.gives == "cumulative" else text) + rest
 
@@ -96,7 +97,7 @@ class Answer:
         if self._schema.gives == "cumulative":
             self._decoder.reset()
             self._text = self._decoder.decode(data)
-            # Half a character looks like this until its other tokens are there; `end` tells it if they never come.
+            # Half a character decodes to this until its other tokens arrive; `end` returns it if they never do.
             piece.text = self._text.rstrip(REPLACED)
             return
         text = self._decode_text(data)
@@ -105,8 +106,8 @@ class Answer:
         piece.text = text
 
     def _decode_text(self, data: bytes) -> str:
-        """Half a character at the end is kept for the next piece."""
-        if not self._half:  # nearly always, and a quarter of the incremental decoder's time
+        """Decode bytes; half a character at the end is kept for the next piece."""
+        if not self._half:  # nearly always, in a quarter of the incremental decoder's time
             try:
                 return data.decode()
             except UnicodeDecodeError:
@@ -116,12 +117,12 @@ class Answer:
         return text
 
     def _read_ids(self, piece: Piece, found: dict[str, Any]) -> None:
-        """The first sequence of [batch, beams, length], without what fills it up."""
+        """Read the first sequence of [batch, beams, length], without padding."""
         rows = found[OUTPUT_IDS]
         ids = rows.reshape(-1, rows.shape[-1])[0].tolist() if rows.size else []
         length = _number(found.get("sequence_length"))
         if length is not None and 0 <= length <= len(ids):
-            ids = ids[:length]  # a larger one counts what came before, too
+            ids = ids[:length]  # a larger one includes earlier ids
         while ids and ids[-1] < 0:
             ids.pop()
         piece.ids = self._new_ids(ids)
@@ -129,8 +130,8 @@ class Answer:
         self._counted = (self._counted or 0) + len(piece.ids)
 
     def _new_ids(self, ids: list[int]) -> list[int]:
-        """The ids that are new. TensorRT-LLM streams those alone, but its engines of before `exclude_input_in_output`
-        may give the prompt and all that came so far."""
+        """Return the new ids. TensorRT-LLM streams only those, but its engines before `exclude_input_in_output` may
+        return the prompt and all ids so far."""
         if not self._schema.includes_prompt:
             return ids
         prompt = list(self._asked.prompt.ids or ())
@@ -149,13 +150,13 @@ class Answer:
             self._prompt_told = True
         if piece.tokens is None and (count := _number(found.get("num_output_tokens"))) is not None:
             if self._whole and self._schema.includes_prompt and self._schema.family == "trtllm":
-                return  # the prompt's are among them
+                return  # it includes the prompt's tokens
             piece.tokens = count
             self._counted = (self._counted or 0) + count
 
     def _logprobs(self, piece: Piece, values: Sequence[float]) -> list[TokenLogprob]:
-        """Of the tokens of this piece, which are the last ones; an ensemble tells no tokens, so that all of a piece's
-        text is its first one's."""
+        """Return those of this piece's tokens, which are the last ones. An ensemble reports no tokens: all text of a
+        piece goes to its first one."""
         fresh = values[-piece.tokens :] if piece.tokens else values
         if self._words is not None and piece.ids:
             texts = [self._words.piece(id) for id in piece.ids]
@@ -163,13 +164,13 @@ class Answer:
             texts = [piece.text] + [""] * (len(fresh) - 1)
         return [
             TokenLogprob(token=text, logprob=max(value, MIN_LOGPROB))
-            for text, value in zip(texts, fresh, strict=False)  # some versions tell none of the last token
+            for text, value in zip(texts, fresh, strict=False)  # some versions omit the last token's
         ]
 
 
 def _tensors(response: ModelInferResponse) -> dict[str, Any]:
-    """The tensors that matter here: arrays, of texts the first one, and of counts too where there is one alone.
-    Raises UpstreamFailed for broken contents."""
+    """Return the tensors that matter here: arrays, but of texts the first one, and of a single count its value. Raises
+    UpstreamFailed for broken contents."""
     outputs, raw = response.outputs[:], response.raw_output_contents[:]  # a slice takes half the time of iterating
     if not raw or len(raw) != len(outputs):
         return {
@@ -178,7 +179,7 @@ def _tensors(response: ModelInferResponse) -> dict[str, Any]:
         }
     found: dict[str, Any] = {}
     for tensor, data in zip(outputs, raw, strict=True):
-        # Once a token: an array of one value takes five times as long as the value.
+        # This runs once per token: an array of one value takes five times as long as the value.
         name, datatype = tensor.name, tensor.datatype
         if datatype == "BYTES":
             found[name] = _first_text(data)
@@ -190,7 +191,7 @@ def _tensors(response: ModelInferResponse) -> dict[str, Any]:
 
 
 def _first_text(data: bytes) -> bytes:
-    """The first text of raw contents, b"" of none."""
+    """Return the first text of raw contents, b"" if there is none."""
     end = 4 + int.from_bytes(data[:4], "little")
     if data and end > len(data):
         raise UpstreamFailed(f"a text of the model's answer is broken: {len(data)} bytes where {end} belong")
@@ -219,9 +220,9 @@ def _finish_reason(told: str) -> str | None:
 
 
 def _vllm_logprobs(data: bytes, most: int) -> list[TokenLogprob]:
-    """From `[{"id": {"logprob", "rank", "decoded_token"}, ...}, ...]`: an object a token, the chosen one first."""
+    """Parse `[{"id": {"logprob", "rank", "decoded_token"}, ...}, ...]`: one object per token, the chosen one first."""
     try:
-        tokens = json.loads(data or b"null") or []  # -Infinity, too, as Python writes it
+        tokens = json.loads(data or b"null") or []  # accepts -Infinity, as Python writes it
         return [_vllm_token(list(token.values()), most) for token in tokens if token]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UpstreamFailed(f"the model answered logprobs that cannot be read: {error!r}") from error

@@ -1,4 +1,4 @@
-"""One generation as a request to a language model on Triton: pure. Sources: as in `llm_schema`."""
+"""Builds the requests of one generation to a language model on Triton: pure. Sources: as in `llm_schema`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHOICES = json_decoder(list[str])
 Adapter = str | int
 
 DEFAULT_MAX_TOKENS = 1024
-"""Tokens of an answer where a model must be told a number and nobody said one."""
+"""Maximum tokens of an answer if the model requires a number and the request has none."""
 
 NEUTRAL_VALUES: Mapping[str, Any] = {
     "max_tokens": DEFAULT_MAX_TOKENS,
@@ -46,11 +46,11 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "stop": [],
     "bad_words": [],
 }
-"""What an input that must be filled says of a field that nobody set."""
+"""Values for required inputs of fields that the request does not set."""
 
 VLLM_NAMES = {"include_stop": "include_stop_str_in_output"}
 GUIDE_TYPES = {"json_object": "json", "json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
-"""Kinds of guides as TensorRT-LLM calls them."""
+"""Kinds of guides to TensorRT-LLM's names."""
 
 VLLM_GUIDE_FIELDS = {
     "json_schema": "json",
@@ -58,7 +58,7 @@ VLLM_GUIDE_FIELDS = {
     "grammar": "grammar",
     "structural_tag": "structural_tag",
 }
-"""Kinds of guides as the fields of vLLM's StructuredOutputsParams."""
+"""Kinds of guides to fields of vLLM's StructuredOutputsParams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class ModelTokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One generation: what goes to the model beside its name. `id` is its own, so that it can be ended by it."""
+    """The content of one generation request. `id` is unique, so that the generation can be canceled by it."""
 
     id: str
     prompt: Prompt
@@ -83,10 +83,10 @@ class GenerationRequest:
 
 
 class RequestBuilder:
-    """Makes the requests to one model. `adapters`: LoRAs by the name that clients use, to what the model calls them.
+    """Builds the requests to one model. `adapters` maps the LoRA names of clients to the model's.
 
-    `words` may only be missing for models that read no token ids, and where nothing but a cancellation is made. Raises
-    ConfigError for adapters that the model cannot take.
+    `words` is required if the model reads token ids, except to build only cancellations. Raises ConfigError for
+    adapters that the model cannot take.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RequestBuilder:
         self._check_adapters()
 
     def build_generation(self, asked: GenerationRequest) -> ModelInferRequest:
-        """Raises InvalidValue for what the model cannot be asked, InputRejected for a number that does not fit."""
+        """Raises InvalidValue for options that the model does not support, InputRejected for a number out of range."""
         schema, sampling = self._schema, asked.sampling
         request = self._new_request(asked.id)
         self._put_prompt(request, asked.prompt)
@@ -137,7 +137,7 @@ class RequestBuilder:
         return request
 
     def build_cancellation(self, id: str) -> ModelInferRequest | None:
-        """What ends the generation of that id; None where the model takes no such request."""
+        """Build the request that ends the generation `id`; None if the model takes no such request."""
         schema = self._schema
         if not schema.cancel:
             return None
@@ -164,7 +164,7 @@ class RequestBuilder:
             self._put(request, LENGTHS, len(prompt.ids) if length is None else length)
 
     def _sampling_values(self, sampling: Sampling) -> dict[str, Any]:
-        """What the inputs of the sampling fields are to hold: what is set, and what must be filled."""
+        """Return the values of the sampling inputs: the fields that are set, and those that the model requires."""
         schema = self._schema
         values: dict[str, Any] = {}
         for name, own in schema.fields.items():
@@ -180,8 +180,8 @@ class RequestBuilder:
         return values
 
     def _set_sampling_defaults(self, values: dict[str, Any], sampling: Sampling) -> None:
-        """TensorRT-LLM takes the likeliest token until it is told a top_k or top_p, whatever the temperature; and not
-        every version takes a temperature of 0, which asks for just that."""
+        """Set what TensorRT-LLM needs to sample: without top_k or top_p it takes the likeliest token at any
+        temperature, and not every version accepts temperature 0, which asks for just that."""
         has, inputs = self._schema.fields, self._schema.inputs
         if sampling.temperature == 0 and "top_k" in has:
             values["top_k"] = 1
@@ -192,7 +192,7 @@ class RequestBuilder:
             for name in {"top_k", "top_p"} & has.keys():
                 values.setdefault(name, NEUTRAL_VALUES[name])
         if sampling.logprobs is not None and "temperature" in has and not values.keys() & {"temperature", "top_k"}:
-            values["temperature"] = 1.0  # without any sampling input it tells no probabilities
+            values["temperature"] = 1.0  # without any sampling input it returns no probabilities
 
     def _put_field(self, request: ModelInferRequest, name: str, value: Any) -> None:
         tensor = self._schema.inputs[self._schema.fields[name]]
@@ -206,12 +206,12 @@ class RequestBuilder:
     def _put_words(self, request: ModelInferRequest, tensor: Tensor, texts: Sequence[str], name: str) -> None:
         if tensor.datatype == "INT32":
             if name == "stop" and "stop_token_ids" in self._schema.parameters:
-                return  # with the tokens that end an answer: see _put_stop_tokens
+                return  # sent with the end tokens: see _put_stop_tokens
             self._put_list(request, tensor, self._encode_texts(texts))
             return
         most = tensor.dims[-1] if tensor.dims else 1
         if 0 < most < len(texts):
-            if name != "stop":  # what follows a stop text is cut off here anyway
+            if name != "stop":  # Shoal cuts the answer at stop texts anyway
                 raise InvalidValue(f"this model takes {most} of {name}, not {len(texts)}", param=name)
             texts = texts[:most]
         self._put(request, tensor.name, list(texts) or [""])
@@ -221,7 +221,7 @@ class RequestBuilder:
         return [ids for text in texts if (ids := self._words.encode(text))]
 
     def _put_list(self, request: ModelInferRequest, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
-        """Row 0 the tokens of all words, row 1 where each of them ends, filled up with -1."""
+        """Put a word list: row 0 the tokens of all words, row 1 the end of each word in it, padded with -1."""
         if not words and tensor.optional:
             return
         flat = [id for word in words for id in word] or [0]
@@ -229,7 +229,7 @@ class RequestBuilder:
         self._put(request, tensor.name, [flat, ends + [-1] * (len(flat) - len(ends))])
 
     def _put_stop_tokens(self, request: ModelInferRequest, sampling: Sampling) -> None:
-        """The engine knows no end of an answer by itself: all tokens that end one, and the stop texts."""
+        """Put all tokens that end an answer, and the stop texts: the engine has no end tokens of its own."""
         schema, words = self._schema, self._words
         ends = () if words is None or sampling.ignore_eos else words.ends
         if ends and "end_id" in schema.inputs:
@@ -270,7 +270,7 @@ class RequestBuilder:
             if value is not None and value != []:
                 told[VLLM_NAMES.get(name, name)] = value
         if sampling.guide is not None and schema.guide:
-            told[schema.guide] = json.dumps(_to_structured_outputs(sampling.guide))  # JSON within JSON: so it is read
+            told[schema.guide] = json.dumps(_to_structured_outputs(sampling.guide))  # it reads JSON within JSON
         if asked.adapter:
             told["lora_name"] = self._adapters[asked.adapter]
         if SAMPLING in schema.inputs:
@@ -282,7 +282,7 @@ class RequestBuilder:
             self._put(request, "return_logprobs", True)
 
     def _put(self, request: ModelInferRequest, name: str, value: Any) -> None:
-        """One tensor, in the shape and type that the model has it."""
+        """Put one tensor, in the model's shape and datatype for it."""
         tensor = self._schema.inputs[name]
         array = _to_array(value, tensor.datatype)
         array = (
@@ -303,7 +303,7 @@ class RequestBuilder:
 
 
 def _to_array(value: Any, datatype: str) -> Array:
-    """A value or list of values, at least 1-D."""
+    """Return a value or list of values as an array, at least 1-D."""
     if datatype == "BYTES":
         values = value if isinstance(value, list) else [value]
         array = np.empty(len(values), dtype=object)
@@ -317,7 +317,7 @@ def _to_array(value: Any, datatype: str) -> Array:
 
 
 def _wrap_seed(seed: int, datatype: str) -> int:
-    """A seed within the bounds of its type, the same one each time: clients send any of 64 bits, with a sign."""
+    """Map a seed into the range of its datatype, always to the same number: clients send any signed 64-bit one."""
     if datatype not in codec.DTYPES or codec.DTYPES[datatype].kind not in "iu":
         return seed
     bounds = np.iinfo(codec.DTYPES[datatype])
@@ -341,5 +341,5 @@ def _choices(guide: Guide) -> list[str]:
 
 
 def _stable_id(text: str) -> int:
-    """A positive number that stays the same over restarts and orders: servers keep adapters by it."""
+    """Return a positive number that does not depend on restarts and load order: servers cache adapters by it."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF or 1

@@ -1,7 +1,7 @@
-"""Image towers on Triton, which Shoal wrote there: what their configuration says of them. Pure.
+"""How to call image towers that Shoal wrote to Triton, from their configuration. Pure.
 
-Nothing but the parameters of an entry tells how pictures are resized, cropped and scaled, so that an image model which
-somebody else put there cannot be called.
+Only the parameters of an entry say how pictures are resized, cropped and scaled, so image models that Shoal did not
+write cannot be called.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def has_images(parameters: Mapping[str, str]) -> bool:
-    """Whether an entry is a text tower that has an image tower beside it."""
+    """Return whether an entry is a text tower with an image tower beside it."""
     return IMAGE in parameters and TEXT in parameters
 
 
 def read_image_spec(name: str, parameters: Mapping[str, str]) -> ImageSpec:
-    """The ImageSpec that Shoal's repository writer left. Raises ConfigError when it is not readable."""
+    """Return the ImageSpec that Shoal's repository writer left. Raises ConfigError if it is unreadable."""
     return _decode_parameter(name, IMAGE, parameters[IMAGE], ImageSpec)
 
 
 def read_contrast_spec(name: str, parameters: Mapping[str, str]) -> ContrastSpec | None:
-    """Likewise; None for a model whose pictures and texts nobody compares."""
+    """Return the ContrastSpec likewise, None for a model whose pictures and texts are not compared."""
     return _decode_parameter(name, CONTRAST, parameters[CONTRAST], ContrastSpec) if CONTRAST in parameters else None
 
 
 def detect_pixels(config: ModelConfig, metadata: ModelMetadataResponse) -> Embedder | None:
-    """How to call an image tower; None for any other model. Raises ConfigError for an entry that is not as Shoal writes
-    it."""
+    """Return how to call an image tower; None for any other model. Raises ConfigError for an entry unlike those Shoal
+    writes."""
     parameters = read_parameters(config)
     if IMAGE not in parameters or TEXT in parameters:
         return None

@@ -1,4 +1,4 @@
-"""One tritonserver process: its command line, its ports, and when it is ready."""
+"""One tritonserver process: its command line, its ports and its readiness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.backends.triton.run_state import HOST, SHM_MARK
 from shoal.errors import SetupError
 
 _SHM_BYTES = 4 << 20
-"""A python model's first piece of shared memory, which grows by need; Triton's own default of 1 MB grows at once."""
+"""Initial shared memory of a python model, which grows on demand; Triton's own default of 1 MB grows at once."""
 
 _POLL_S = 0.05
 _CALL_TIMEOUT_S = 2.0
@@ -35,20 +35,20 @@ _GUARD = str(Path(__file__).with_name("guard.py"))
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Of a server without open ports `grpc` is the number that names it, and the others are 0."""
+    """Ports of a server. Without open ports `grpc` is the number that identifies it, and the others are 0."""
 
     http: int
     grpc: int
     metrics: int
 
     def only_number(self) -> Ports:
-        """The number alone, a free one for 0."""
+        """Return only the number, a free one for 0."""
         return Ports(0, self.grpc or Ports(0, 0, 0).choose_free().grpc, 0)
 
     def choose_free(self) -> Ports:
-        """These ports, with free ones for each 0. Raises SetupError that names the flag of one that is in use.
+        """Return these ports, with a free one for each 0. Raises SetupError that names the flag of a port in use.
 
-        A free port is only likely to stay so until the server takes it: Triton cannot be given an open socket.
+        Another program may take a free port before the server does: Triton cannot be given an open socket.
         """
         flags = (("--http-port", self.http), ("--grpc-port", self.grpc), ("--metrics-port", self.metrics))
         with contextlib.ExitStack() as stack:
@@ -70,11 +70,11 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is run: the same for every start of a server but for its shared memory.
+    """The command of a server: the same for every start except the shared memory prefix.
 
-    Whoever may load a model into a Triton may run code, and the only keys that it knows are on its command line, which
-    every user can read. So it listens on nothing but `socket`, in a folder that only this user may enter; where that is
-    empty, on the loopback's `ports`, for everybody.
+    Access to a Triton allows running code through models, and its only keys are on its command line, which every user
+    can read. So it listens only on `socket`, in a folder that only this user may enter; if that is empty, on the
+    loopback's `ports`, open to every local user.
     """
 
     distribution: Distribution
@@ -93,7 +93,7 @@ class Command:
             f"--backend-directory={self.distribution.backends}",
             f"--cache-directory={self.distribution.caches}",
             *self._listen_flags(),
-            # A stub that died keeps a stopping server waiting for all of this time.
+            # A dead stub makes a stopping server wait for all of this time.
             f"--exit-timeout-secs={max(1, round(self.exit_timeout_s))}",
         ]
         if "python" in self.distribution.platforms():
@@ -111,20 +111,20 @@ class Command:
                 f"--grpc-port={self.ports.grpc}",
                 f"--metrics-port={self.ports.metrics}",
             ]
-        # The server puts a colon and the port behind the address: together they are the path.
+        # The server appends a colon and the port to the address: together they are the path.
         place, _, number = self.socket.rpartition(":")
         return ["--allow-http=false", "--allow-metrics=false", f"--grpc-address=unix:{place}", f"--grpc-port={number}"]
 
 
 def new_shm_prefix(port: int) -> str:
-    """Servers side by side, and one after another, must not meet in /dev/shm."""
+    """Return a unique prefix: servers side by side, and one after another, must not share files in /dev/shm."""
     return f"{SHM_MARK}{port}_{secrets.token_hex(4)}_"
 
 
 async def spawn(arguments: Sequence[str], environment: Environment | None, log: int) -> asyncio.subprocess.Process:
-    """Start a server that ends with this thread, in a session of its own: a terminal's Ctrl-C is Shoal's to handle.
+    """Start a server that ends with this thread, in its own session, so that only Shoal handles a terminal's Ctrl-C.
 
-    `log`: an open file for all that it writes. Raises SetupError.
+    `log`: an open file for all its output. Raises SetupError.
     """
     try:
         return await asyncio.create_subprocess_exec(
@@ -141,8 +141,8 @@ async def spawn(arguments: Sequence[str], environment: Environment | None, log: 
 
 
 async def wait_ready(process: asyncio.subprocess.Process, url: str, ports: Sequence[int] = ()) -> str | None:
-    """Until the server at `url` is ready and listens on `ports`, which it opens later: its version; None when its
-    process has ended. Has no end of its own."""
+    """Wait until the server at `url` is ready and listens on `ports`, which it opens later; return its version, None if
+    its process has ended. There is no timeout."""
     while process.returncode is None:
         version = await asyncio.to_thread(_ready_version, url)
         if version is not None and await asyncio.to_thread(_is_listening, ports):
@@ -152,8 +152,8 @@ async def wait_ready(process: asyncio.subprocess.Process, url: str, ports: Seque
 
 
 def _ready_version(url: str) -> str | None:
-    """Of a server that is ready, else None. Blocks."""
-    # Not `Client`: where its channel is the process's last one, closing it makes the loop wait for gRPC's thread.
+    """Return the version of a ready server, else None. Blocks."""
+    # Not `Client`: if its channel is the process's last one, closing it makes the loop wait for gRPC's thread.
     with grpc.insecure_channel(grpc_target(url), options=OPTIONS) as channel:
         try:
             ready = _call(channel, "ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse)
@@ -180,21 +180,21 @@ def _call(channel: grpc.Channel, name: str, request: Message, kind: type[R]) -> 
 
 
 async def end_process(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    """SIGTERM, and SIGKILL to it and its models' processes when it has not ended `patience_s` later."""
+    """Send SIGTERM, and SIGKILL to it and its models' processes if it has not ended `patience_s` later."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             await process.wait()
     if process.returncode is None:
-        # Not yet waited for, so that the number is still its own, and its group's.
+        # Not yet reaped, so the number still belongs to it and its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 
 def describe_exit(code: int | None) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if code is not None and code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

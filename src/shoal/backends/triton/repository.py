@@ -1,10 +1,10 @@
 """A Triton model repository on a disk that Shoal can write.
 
-    <name>/config.pbtxt, <name>/1/...     a model, as Triton wants it
+    <name>/config.pbtxt, <name>/1/...     a model in Triton's layout
     <name>/shoal.json                     the mark: Shoal made this folder, and may replace and remove it
 
-A folder appears whole, by one rename, and an older one is exchanged for it in one step. Links are never followed, and
-what does not bear the mark is never changed; nor are files that somebody added to a folder that does.
+A folder appears complete, by one rename, and is exchanged for an older one in one step. Links are never followed.
+Folders without the mark are never changed, nor are files that others added to a folder with it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from shoal.errors import ConfigError, Forbidden, InvalidValue, ModelFileError
 MARK = "shoal.json"
 CONFIG = "config.pbtxt"
 PARTS: tuple[Part, ...] = ("model", "tokenizer", "encoder", "image")
-"""In the order in which they go: the whole before its parts."""
+"""In removal order: the whole before its parts."""
 
 LOCK_WAIT_S = 60.0
 MAX_PUSH = 2**31 - 2**20
-"""Bytes. A gRPC message is under 2 GiB, and the configuration needs room too."""
+"""Maximum bytes of a push. A gRPC message is under 2 GiB, and the configuration needs room too."""
 
 _COMPILED = "__pycache__"
-"""Python writes it beside a model.py that it runs."""
+"""Python writes this folder beside a model.py that it runs."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What shoal.json says; `name` and `part` are those of the folder that it lies in. `created`: unix seconds.
-    `files`: the paths of all that Shoal put there."""
+    """The content of shoal.json; `name` and `part` are those of its folder. `created`: unix seconds. `files`: paths of
+    all files that Shoal wrote there."""
 
     format: int
     name: str
@@ -59,8 +59,8 @@ _MARK = json_decoder(Mark)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryEntry:
-    """A model in the repository. `name` is the served name; of a folder that Shoal did not make and whose name no
-    served name leads to, that name. `size`: bytes of all its files. `folders`: the whole first, then its parts."""
+    """A model in the repository. `name` is the served name, or the folder's name if Shoal did not make it and no served
+    name maps to it. `size`: bytes of all its files. `folders`: the whole first, then its parts."""
 
     name: str
     folders: tuple[str, ...]
@@ -73,24 +73,24 @@ class RepositoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelPush:
-    """A model for load by file push: `files` are bytes by their path in the model's folder ("1/model.onnx")."""
+    """A model to load by file push: `files` maps paths in the model's folder ("1/model.onnx") to contents."""
 
     model: TritonModel
     files: Mapping[str, bytes] = field(repr=False)
 
     @property
     def ensemble(self) -> bool:
-        """Triton 2.51 looks for the parts of an ensemble on its disk, does not find pushed ones, answers INTERNAL
-        "failed to poll from model repository", and loads the ensemble all the same (Triton's issue 4630 is about this).
-        So it is ModelReady that says whether its load worked."""
+        """Whether only ModelReady shows if its load worked. Triton 2.51 looks for an ensemble's parts on its disk, does
+        not find pushed ones, answers INTERNAL "failed to poll from model repository", and loads the ensemble anyway
+        (Triton issue 4630)."""
         return self.model.config.platform == "ensemble"
 
 
 class Repository:
-    """Every method and `folder` block: use them in a thread. Several processes may use one repository.
+    """A model repository that several processes may use. Every method and `folder` block: call them in a thread.
 
-    Methods raise ConfigError (`triton_repository`) where the disk says no, InvalidValue for a name that no model may
-    have, Forbidden for what Shoal did not make, Unavailable when another process writes for over `lock_wait_s`.
+    Methods raise ConfigError (`triton_repository`) for errors of the disk, InvalidValue for an invalid model name,
+    Forbidden for what Shoal did not make, Unavailable when another process writes for over `lock_wait_s`.
     """
 
     def __init__(self, folder: Path | str, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
@@ -99,13 +99,13 @@ class Repository:
 
     @cached_property
     def folder(self) -> Path:
-        """The real folder, which the one given may be a link to."""
+        """The folder's real path, with links resolved."""
         return Path(os.path.realpath(self._given.expanduser()))
 
     def write(self, spec: EntrySpec) -> tuple[str, ...]:
-        """Make the entry of a model, in place of an older one; answers its folders, parts before the whole.
+        """Write the entry of a model, replacing an older one; return its folders, parts before the whole.
 
-        Raises ModelFileError when a file of `spec` is not there.
+        Raises ModelFileError if a file of `spec` is missing.
         """
         models = triton_models(spec)
         _check_sources(models)
@@ -121,7 +121,7 @@ class Repository:
         return tuple(model.name for model in models)
 
     def remove(self, name: str) -> bool:
-        """Remove what Shoal made for a served name; False when there is nothing."""
+        """Remove what Shoal made for a served name; return False if there is nothing."""
         folders = [self.folder / triton_name(name, part) for part in PARTS]
         if not any(map(os.path.lexists, folders)):
             return False
@@ -131,12 +131,12 @@ class Repository:
         return any(taken)
 
     def find(self, name: str) -> RepositoryEntry | None:
-        """The entry of a served name, whoever made it; None when there is none."""
+        """Return the entry of a served name, made by Shoal or not; None if there is none."""
         return next((one for one in self.entries() if one.name == name), None)
 
     def entries(self) -> list[RepositoryEntry]:
-        """Every model in the repository, by name. Parts belong to their whole; links and hidden folders are no
-        models."""
+        """Return every model in the repository, by name. Links and hidden folders are no models; parts belong to their
+        whole."""
         with self._convert_disk_errors():
             marks = {folder.name: _read_mark(folder) for folder in _list_folders(self.folder)}
             held = []
@@ -164,8 +164,8 @@ class Repository:
         )
 
     def _check_own(self, served: str, needed: Sequence[str]) -> None:
-        """Raises Forbidden when a needed folder is there and not ours, or one of ours holds more than we put there;
-        InvalidValue when a folder lies elsewhere."""
+        """Raise Forbidden if a needed folder exists and is not Shoal's, or one of Shoal's has other files too;
+        InvalidValue if a folder is outside the repository."""
         for folder in [self.folder / triton_name(served, part) for part in PARTS]:
             if folder.parent != self.folder:
                 raise InvalidValue(f"{served!r} leads out of the repository", param="model")
@@ -200,7 +200,7 @@ class Repository:
             ) from error
 
     def _sweep_orphans(self, partial: Path) -> None:
-        """Parts without a whole: their writer died between the two."""
+        """Remove parts without a whole: their writer died between the two."""
         for folder in list(_list_folders(self.folder)):
             mark = _read_mark(folder)
             if mark is not None and mark.part != "model" and _read_mark(self.folder / triton_name(mark.name)) is None:
@@ -208,9 +208,9 @@ class Repository:
 
 
 def build_pushes(spec: EntrySpec) -> tuple[ModelPush, ...]:
-    """The models of an entry for a Triton whose disk cannot be written, in the order in which to load them. Blocks.
+    """Return the models of an entry in load order, for a Triton whose disk Shoal cannot write. Blocks.
 
-    Raises ModelFileError when a file is not there, ConfigError when a model does not fit into one message.
+    Raises ModelFileError if a file is missing, ConfigError if a model does not fit into one message.
     """
     models = triton_models(spec)
     _check_sources(models)
@@ -229,7 +229,7 @@ def build_pushes(spec: EntrySpec) -> tuple[ModelPush, ...]:
 
 
 def _check_sources(models: Sequence[TritonModel]) -> None:
-    """Raises ModelFileError when a file that belongs into an entry is not there."""
+    """Raise ModelFileError if a file of an entry is missing."""
     for model in models:
         for content in model.files.values():
             if isinstance(content, Path) and not content.is_file():
@@ -237,7 +237,7 @@ def _check_sources(models: Sequence[TritonModel]) -> None:
 
 
 def _build_folder(partial: Path, spec: EntrySpec, model: TritonModel) -> Path:
-    """A model's folder in `partial`, all of it on the disk."""
+    """Write a model's folder into `partial`, synced to disk."""
     target = partial / model.name
     files: dict[str, Content] = {**model.files, CONFIG: model.config_text}
     mark = Mark(
@@ -264,7 +264,7 @@ def _build_folder(partial: Path, spec: EntrySpec, model: TritonModel) -> Path:
 
 
 def _install(built: Sequence[tuple[Path, Path]]) -> None:
-    """Put every folder into its place; when one of them cannot be, those before it are as they were."""
+    """Move every folder into place; if one of them fails, restore those before it."""
     done: list[tuple[Path, Path, bool]] = []
     try:
         for new, place in built:
@@ -284,7 +284,7 @@ def _install(built: Sequence[tuple[Path, Path]]) -> None:
 
 
 def _move_aside(folder: Path, partial: Path) -> bool:
-    """Move a folder of ours out of Triton's sight in one step; it is deleted with `partial`."""
+    """Move a folder of Shoal's out of Triton's sight in one step; it is deleted with `partial`."""
     if _read_mark(folder) is None:
         return False
     folder.rename(Path(tempfile.mkdtemp(dir=partial)) / folder.name)
@@ -292,7 +292,7 @@ def _move_aside(folder: Path, partial: Path) -> bool:
 
 
 def _read_mark(folder: Path) -> Mark | None:
-    """The mark of a real folder, when it is there and means this very folder."""
+    """Return the mark of a real folder, if there is one and it names this folder."""
     path = folder / MARK
     if folder.is_symlink() or path.is_symlink():
         return None
@@ -304,7 +304,7 @@ def _read_mark(folder: Path) -> Mark | None:
 
 
 def _list_folders(root: Path) -> Iterator[Path]:
-    """The real, visible folders in `root`."""
+    """Yield the real, visible folders in `root`."""
     try:
         with os.scandir(root) as found:
             names = sorted(one.name for one in found if one.is_dir(follow_symlinks=False))
@@ -314,7 +314,7 @@ def _list_folders(root: Path) -> Iterator[Path]:
 
 
 def _list_files(folder: Path) -> set[str]:
-    """Paths of all that lies in a folder but what Python compiles on the way. A link counts as a file."""
+    """Return the paths of all files in a folder except Python's compiled ones. A link counts as a file."""
     found = set()
     for root, folders, names in os.walk(folder):
         linked = [name for name in folders if os.path.islink(os.path.join(root, name))]
@@ -325,7 +325,7 @@ def _list_files(folder: Path) -> set[str]:
 
 
 def _folder_size(folder: Path) -> int:
-    """Bytes of the files in a folder; links count as themselves."""
+    """Return the bytes of the files in a folder; a link counts its own."""
     total = 0
     for name in _list_files(folder):
         try:
@@ -336,7 +336,7 @@ def _folder_size(folder: Path) -> int:
 
 
 def _sync(path: Path) -> None:
-    """What was written is on the disk before a rename makes it count."""
+    """Flush a file or folder to disk, before a rename publishes it."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,9 +1,9 @@
-"""Where the folders of a Triton repository are built, and who may do so: one process at a time, out of Triton's sight.
+"""Staging folders of a Triton repository: one process at a time builds models there, out of Triton's sight.
 
-Triton takes every folder in a repository for a model, hidden ones too, and one that starts with all models refuses to
-start over a folder that is none. So the place is beside the repository. Only where that cannot be written, or is
-another disk (a mounted volume), it is a hidden folder inside: nothing to a Triton in explicit control mode, which Shoal
-needs anyway.
+Triton takes every folder in a repository for a model, hidden ones too, and refuses to start over an invalid one if it
+loads all models at start. So the staging folder is beside the repository. If that place is not writable or on another
+disk (a mounted volume), it is a hidden folder inside, which a Triton in explicit control mode ignores; Shoal needs that
+mode anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.downloads.disk import try_lock
 from shoal.errors import Unavailable
 
 LOCK = ".shoal.lock"
-"""Held by whoever writes. Triton passes over files next to its models. It stays: removing a lock lets two hold it."""
+"""Held by the writing process. Triton ignores files next to its models. It stays: removing a lock lets two hold it."""
 
 PARTIAL = ".shoal-partial-"
 _PAUSE_S = 0.05
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def staging(repository: Path, wait_s: float) -> Iterator[Path]:
-    """Own a repository and get an empty folder on its disk, which is deleted at the end with what is left in it.
+    """Lock a repository and yield an empty folder on its disk, which is deleted at the end with its remaining content.
 
-    What a dead writer left is deleted first. Blocks. Raises OSError, and Unavailable when another process has owned
-    the repository for `wait_s` seconds.
+    Staging folders of a dead writer are deleted first. Blocks. Raises OSError, and Unavailable when another process has
+    held the lock for `wait_s` seconds.
     """
     repository.mkdir(parents=True, exist_ok=True)
     lock = os.open(repository / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -49,14 +49,14 @@ def staging(repository: Path, wait_s: float) -> Iterator[Path]:
         try:
             yield partial
         finally:
-            # Triton may have put files of its own user there, which go when somebody with the right comes by.
+            # Triton may have put files of another user there: a later process with the permission deletes them.
             shutil.rmtree(partial, ignore_errors=True)
     finally:
         os.close(lock)
 
 
 def _put_back(leftover: Path, repository: Path) -> None:
-    """The models that a writer had taken aside when it died, before their successors were in place."""
+    """Restore the models that a writer had moved aside when it died, before their successors were in place."""
     for aside in leftover.glob(f"*{ASIDE}"):
         place = repository / aside.name.removesuffix(ASIDE)
         if not os.path.lexists(place):
@@ -76,7 +76,7 @@ def _acquire(lock: int, repository: Path, wait_s: float) -> None:
 
 
 def _candidate_folders(repository: Path) -> list[tuple[Path, str]]:
-    """Folders with the start of a name in them, the best first."""
+    """Return the folders to stage in, each with a prefix for names, the best first."""
     beside = (repository.parent, f".{repository.name}{PARTIAL}")
     inside = (repository, PARTIAL)
     same_disk = repository.parent.stat().st_dev == repository.stat().st_dev

@@ -1,7 +1,7 @@
-"""Servers that outlive the command that starts them: a process of their own supervises them.
+"""Servers that outlive the command that starts them: a separate process supervises them.
 
-`python -m shoal.backends.triton.supervise OPTIONS` is that process, OPTIONS being TritonOptions as JSON. It answers one
-line of JSON on its standard output, when the server is ready or cannot be, and goes on until SIGTERM.
+`python -m shoal.backends.triton.supervise OPTIONS` is that process, OPTIONS being TritonOptions as JSON. It writes one
+line of JSON to its standard output when the server is ready or has failed to start, and runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DOWN_MARGIN_S = 5.0
 
 
 class _StartResult(msgspec.Struct):
-    """`port` of the gRPC side, or why there is none."""
+    """The `port` of the gRPC API, or the error."""
 
     port: int = 0
     error: str = ""
@@ -39,14 +39,14 @@ _RESULT = json_decoder(_StartResult)
 
 
 def start(options: TritonOptions, progress: Progress | None = None) -> tuple[RunFolder, State, bool]:
-    """A supervised server as the options say, and whether it was started now: one that runs already is left alone.
+    """Return a supervised server for the options, and whether it was started now: one that runs already is left alone.
 
     Blocks until it is ready. Raises SetupError, SourceError and Cancelled as `run_triton` does.
     """
     folder = RunFolder(options.run / str(options.grpc_port))
     if (running := _find_running(folder, options)) is not None:
         return folder, running, False
-    obtain(options, progress)  # here, where somebody watches the progress
+    obtain(options, progress)  # here, where the progress is shown
     options.run.mkdir(parents=True, exist_ok=True)
     with (options.run / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
@@ -61,13 +61,13 @@ def start(options: TritonOptions, progress: Progress | None = None) -> tuple[Run
         assert process.stdout is not None, "its standard output is a pipe"
         try:
             line = process.stdout.readline()
-        except BaseException:  # Ctrl-C before it is ready: it must not go on unseen
+        except BaseException:  # Ctrl-C before it is ready: it must not keep running unseen
             process.terminate()
             raise
         answer = _RESULT.decode(line) if line else _StartResult(error="its supervisor ended at once")
         if answer.error:
             raise SetupError(answer.error if line else f"{answer.error}; see {options.run / 'supervisor.log'}")
-        process.returncode = 0  # it goes on: leaving this block must not wait for its end
+        process.returncode = 0  # it keeps running: leaving this block must not wait for its end
     folder = RunFolder(options.run / str(answer.port))
     if (state := folder.read()) is None:
         raise SetupError(f"Triton was ready on port {answer.port} and is gone again; see {folder.log}")
@@ -75,7 +75,7 @@ def start(options: TritonOptions, progress: Progress | None = None) -> tuple[Run
 
 
 def _find_running(folder: RunFolder, options: TritonOptions) -> State | None:
-    """The server that has the wanted port already. Raises SetupError when it is another than the wanted one."""
+    """Return the server that already has the wanted port. Raises SetupError if it is not the wanted one."""
     state = folder.read() if options.grpc_port and folder.is_supervised() else None
     if state is None:
         return None
@@ -93,15 +93,15 @@ def _find_running(folder: RunFolder, options: TritonOptions) -> State | None:
 
 
 def list_servers(run: Path) -> list[tuple[RunFolder, State, bool]]:
-    """Every server that is known under a run folder, by port; whether it is still supervised, or its state is stale."""
+    """Return every server under a run folder, by port, and whether it is still supervised, or its state is stale."""
     found = ((folder, folder.read()) for folder in run_folders(run))
     return [(folder, state, folder.is_supervised()) for folder, state in found if state is not None]
 
 
 def stop(folder: RunFolder, state: State, options: TritonOptions) -> bool:
-    """End a server and its supervisor, or forget a stale one (False). Raises SetupError when `up` did not start it."""
+    """End a server and its supervisor; return False for a stale one. Raises SetupError if `up` did not start it."""
     if not folder.is_supervised():
-        # Whatever it was, nobody has it now: claiming clears its shared memory.
+        # Its supervisor has ended: claiming the folder clears its shared memory.
         if folder.claim():
             folder.release(keep_log=True)
         return False
@@ -114,13 +114,13 @@ def stop(folder: RunFolder, state: State, options: TritonOptions) -> bool:
     end = time.monotonic() + options.exit_timeout_s + _DOWN_MARGIN_S
     while folder.is_supervised():
         if time.monotonic() > end:
-            state.supervisor.signal(signal.SIGKILL)  # and the kernel ends its server
+            state.supervisor.signal(signal.SIGKILL)  # the kernel then kills its server
         time.sleep(0.05)
     return True
 
 
 def _encode(options: TritonOptions) -> str:
-    """As JSON, and without relative paths: the supervisor works in another folder."""
+    """Encode options as JSON with absolute paths: the supervisor runs in another folder."""
     options = replace(options, home=options.home.expanduser().absolute(), repository=options.folder)
     return msgspec.json.encode(options, enc_hook=str).decode()
 
@@ -134,7 +134,7 @@ def _to_path(kind: type, value: Any) -> Any:
 
 
 async def supervise(options: TritonOptions) -> None:
-    """Run a server until SIGTERM, or until it is given up. Raises what `run_triton` does, and SetupError then."""
+    """Run a server until SIGTERM, or supervision gives up. Raises as `run_triton` does, and SetupError on giving up."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -157,7 +157,7 @@ async def _run(options: TritonOptions) -> None:
 
 
 def _send_result(answer: _StartResult) -> None:
-    """Say the one line, and close the pipe, whose reader may be gone from now on."""
+    """Write the one line and close the pipe, whose reader may exit from now on."""
     os.write(1, msgspec.json.encode(answer) + b"\n")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
