@@ -1,6 +1,6 @@
-"""Triton in the composition root: what brings servers, models and settings together.
+"""Opens models on Triton: combines servers, models and settings.
 
-`publish` and `withdraw` are for the command line, which has no server of Shoal's running.
+`publish` and `withdraw` are for the command line, which runs no server of Shoal's.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shoal.models.store import StoredModel
 
 
 async def publish(name: str, stored: StoredModel, settings: Settings) -> str:
-    """Write a model of the store into the repository of the settings, and load it where Triton can be reached.
+    """Write a stored model into the repository of the settings, and load it if Triton can be reached.
 
-    Answers what was done, in words. Raises SetupError, Forbidden, and what Triton says of the load.
+    Returns a message that says what was done. Raises SetupError, Forbidden, and the server's error of the load.
     """
     tritons = TritonConnections(settings)
     try:
@@ -36,10 +36,10 @@ async def publish(name: str, stored: StoredModel, settings: Settings) -> str:
 
 
 async def withdraw(name: str, settings: Settings) -> bool:
-    """Remove what Shoal wrote into the repository for a name, after Triton unloaded it where it can be reached.
+    """Remove what Shoal wrote into the repository for a name, after unloading it if Triton can be reached.
 
-    False: there is nothing. Raises Forbidden for what Shoal did not make, ConfigError for a folder that cannot be
-    used.
+    Returns False if there is nothing. Raises Forbidden for what Shoal did not make, ConfigError for a folder that
+    cannot be used.
     """
     tritons = TritonConnections(settings)
     try:

@@ -18,7 +18,7 @@ from shoal.models.address import Address
 
 
 class TritonConnections:
-    """The connections to Triton servers: one a server, shared by all its models."""
+    """The connections to Triton servers: one per server, shared by all its models."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -26,7 +26,7 @@ class TritonConnections:
         self._lock = asyncio.Lock()
 
     async def connect(self, target: str, *, tls: bool) -> tuple[Client, Control]:
-        """The client of `host[:port]`, or of a socket's path. Raises ConfigError for a TLS file that cannot be read."""
+        """Return the client of `host[:port]` or a socket's path. Raises ConfigError for an unreadable TLS file."""
         async with self._lock:
             found = self._servers.get((target, tls))
             if found is None:
@@ -36,7 +36,7 @@ class TritonConnections:
             return found
 
     async def endpoint(self, address: Address, table: ModelTable, settings: Settings) -> Endpoint:
-        """What an address with a model stands for."""
+        """Return the endpoint of an address with a model."""
         client, control = await self.connect(address.target, tls=address.scheme == "tritons")
         return Endpoint(
             client=client,
@@ -71,7 +71,7 @@ def _to_strings(names: Mapping[Any, str]) -> dict[str, str]:
 
 
 def with_port(target: str) -> str:
-    """`host:port` with Triton's own port where none is named; a socket's path as it is."""
+    """Return `host:port`, with Triton's default port if there is none; a socket's path unchanged."""
     if target.startswith("/"):
         return target
     host, colon, port = target.rpartition(":")

@@ -1,4 +1,4 @@
-"""Models of files on the Triton that Shoal has for them: written into its repository, or there already."""
+"""Opens models from files on the Triton of the settings: written into its repository, or already there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shoal.models.store import StoredModel
 
 
 async def open_files(target: Target, host: TritonHost, resources: Resources, report: ProgressReporter) -> Runner:
-    """Open a model of files, put into Triton; one that is there already under a bare name is taken as it is. Raises
-    SetupError, and what the server says of the load."""
+    """Load a model from files into Triton and open it. One that is already there under a bare name is used as it is.
+    Raises SetupError, and the server's error of the load."""
     if len(target.addresses) > 1:
         raise ConfigError(f"{target.name}: in Triton a model has one address, and instances: set triton_instances")
     await host.wait_reachable(report)
@@ -34,15 +34,15 @@ async def open_files(target: Target, host: TritonHost, resources: Resources, rep
     try:
         await host.publish(target.name, stored, target.settings, text_in=target.options.text_in)
         return await _open_existing(target, host, resources, stored, report)
-    except BaseException:  # a cancelled load, too, leaves nothing half-made
+    except BaseException:  # a cancelled load must not leave a partial one either
         if new:  # an older entry may be in use by others
             await host.undo_publish(target.name, target.settings)
         raise
 
 
 async def is_in_repository(target: Target, host: TritonHost, resources: Resources) -> bool:
-    """Whether the model is in Triton's repository, to be used as it is: one that Shoal did not make, under a bare
-    name, or one that another Shoal made of files which are not here."""
+    """Return whether Triton's repository has the model, to use as it is: one that Shoal did not make, under a bare
+    name, or one that another Shoal made from files that are not here."""
     if target.bare and await host.is_foreign(target.name):
         return True
     source = await resources.source(target)
@@ -54,7 +54,7 @@ async def is_in_repository(target: Target, host: TritonHost, resources: Resource
 async def _open_existing(
     target: Target, host: TritonHost, resources: Resources, stored: StoredModel | None, report: ProgressReporter
 ) -> Runner:
-    """A model that lies in Triton's repository, or was pushed. `stored`: what it was made from here."""
+    """Open a model that is in Triton's repository or was pushed. `stored`: the files that it was made from here."""
     report("waiting for Triton to load the model")
     there = await host.endpoint(target.name, target.table, target.settings)
     lanes, talk = partial(resources.lanes, target), partial(resources.generation, target)

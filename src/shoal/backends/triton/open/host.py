@@ -1,4 +1,4 @@
-"""The Triton that models are put into: its repository, what it has loaded, and, where Shoal started it, its process."""
+"""The Triton that models are loaded into: its repository, its loaded models and, if Shoal started it, its process."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ logger = logging.getLogger("shoal.triton")
 _NO_BACKEND = "unable to find backend library"
 
 LOOK_S = 2.0
-"""For a list: a server that does not answer by then is left out of it."""
+"""Timeout in seconds of the index for a list: a server that does not answer by then is left out."""
 
 
 class TritonHost:
-    """`url` is host:port; `repository` its model repository as this machine sees it, None: files are pushed over gRPC.
+    """A Triton server at `url`: host:port or a socket's path. `repository` as this machine sees it; None: files are
+    pushed.
 
-    `url` is known only once `wait_reachable` returned, where Shoal starts the server itself.
+    If Shoal starts the server itself, `url` is known only after `wait_reachable`.
     """
 
     def __init__(self, settings: Settings, tritons: TritonConnections) -> None:
@@ -69,7 +70,7 @@ class TritonHost:
     async def open_from_settings(
         cls, settings: Settings, tritons: TritonConnections, progress: Progress | None = None
     ) -> AsyncIterator[TritonHost | None]:
-        """The host of the settings: one that is started, one that is named, or None."""
+        """Yield the host of the settings: one that is started, one that is named, or None."""
         if not settings.triton and not settings.triton_url:
             yield None
             return
@@ -102,7 +103,8 @@ class TritonHost:
             await asyncio.gather(running, return_exceptions=True)
 
     async def _run(self, options: TritonOptions, stop: asyncio.Event, progress: Progress | None) -> None:
-        """Hold a server of our own: fetching it takes a while the first time, so Shoal answers before it is there."""
+        """Run Shoal's own server until `stop`. The first fetch takes a while, so Shoal serves before Triton is
+        ready."""
         assert self._server is not None
         try:
             async with run_triton(options, progress) as server:
@@ -113,7 +115,7 @@ class TritonHost:
         except ShoalError as error:
             logger.error("no Triton: %s", error.message)
             self._give_up(error)
-        except Exception as error:  # a bug there; whoever waits for the server must hear of it
+        except Exception as error:  # a bug: callers that wait for the server must see it
             logger.exception("Triton could not be run for an unforeseen reason")
             self._give_up(InternalError(f"Triton could not be run: {error!r}"))
 
@@ -121,17 +123,17 @@ class TritonHost:
         assert self._server is not None
         if not self._server.done():
             self._server.set_exception(error)
-            self._server.exception()  # whoever loads a model asks for it; nobody may, and that is no mistake
+            self._server.exception()  # marks it as retrieved: maybe nothing waits for the server
 
     async def wait_reachable(self, note: Notify) -> None:
-        """Return once the server answers; `note` is told what is waited for. Raises SetupError when it cannot start."""
+        """Return once the server answers; `note` receives what it waits for. Raises SetupError if it cannot start."""
         if self._server is not None:
             note("waiting for Triton to start")
             await asyncio.shield(self._server)
         control = await self.control()
         for pause in retry_pauses():
             try:
-                # Not whether it is ready: one model that failed to load is enough for it to say no.
+                # Not readiness: a single model that failed to load makes it False.
                 if await control.client.server_live(deadline=self._rpc_deadline()):
                     return
                 reason = "it is not live yet"
@@ -144,13 +146,13 @@ class TritonHost:
         return (await self._tritons.connect(self.url, tls=self._tls))[1]
 
     async def find_entry(self, name: str) -> RepositoryEntry | None:
-        """The entry of a served name in the repository's folder; None also where there is no folder to look into."""
+        """Return the entry of a served name in the repository's folder; None also without a folder."""
         if self.repository is None:
             return None
         return await asyncio.to_thread(self.repository.find, name)
 
     async def is_foreign(self, name: str) -> bool:
-        """Whether the server has a model of that name which Shoal did not make."""
+        """Return whether the server has a model of that name that Shoal did not make."""
         if self.repository is not None:
             held = await self.find_entry(name)
             return held is not None and not held.managed
@@ -160,21 +162,20 @@ class TritonHost:
         return any(one.name == triton_name(name) for one in await control.index(deadline=self._rpc_deadline()))
 
     async def has_model(self, name: str, source: Address) -> bool:
-        """Whether the repository holds what Shoal made of that source, here or on another machine."""
+        """Return whether the repository holds what Shoal made from that source, here or on another machine."""
         held = await self.find_entry(name)
         return held is not None and held.managed and held.source == str(source)
 
     async def publish(self, name: str, stored: StoredModel, settings: Settings, *, text_in: bool | None = None) -> str:
-        """Put a model of the store where Triton can load it, and load it; answers where that is.
+        """Put a stored model where Triton can load it, and load it; return its folder, or `url`.
 
-        Raises ConfigError, Forbidden (a model of that name is there which Shoal did not make), and what the server says
-        of the load.
+        Raises ConfigError, Forbidden (Shoal did not make the model of that name), and the server's error of the load.
         """
         there = await self.find_entry(name)
         try:
             return await self._write_and_load(name, stored, settings, text_in)
         except (ModelFailed, ModelNotFound) as error:
-            if there is None:  # what cannot be loaded is not left for the next one to find
+            if there is None:  # do not leave a model that cannot be loaded
                 await self.remove(name)
             if isinstance(error, ModelNotFound) and self.repository is not None:
                 raise ConfigError(
@@ -192,13 +193,13 @@ class TritonHost:
         except ModelFailed as error:
             if settings.triton_platform != "auto" or self._platforms or _NO_BACKEND not in error.message:
                 raise
-            # Only a load tells what a Triton on another machine lacks; the PyPI one has the python backend alone.
+            # Only a load shows what a Triton on another machine lacks; the PyPI one has only the python backend.
             logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
             self._platforms = ("python",)
             return await self._write_and_load(name, stored, settings, text_in)
 
     async def write(self, name: str, stored: StoredModel, settings: Settings, *, text_in: bool | None = None) -> str:
-        """Put it where Triton can load it, which is the server's memory where there is no folder; answers the folder.
+        """Put a model where Triton can load it; return the folder, or `url` if files are pushed to memory.
 
         Raises ConfigError and Forbidden.
         """
@@ -210,7 +211,7 @@ class TritonHost:
         return str(self.repository.folder)
 
     async def unload(self, name: str, settings: Settings) -> None:
-        """Take a model off the server; at once where it cannot be reached, since it is then not loaded there."""
+        """Unload a model; return at once if the server cannot be reached, since nothing is loaded there then."""
         try:
             control = await self.control()
             deadline = time.monotonic() + settings.load_timeout_s
@@ -221,7 +222,7 @@ class TritonHost:
             logger.info("%s was not unloaded: %s", name, error.message)
 
     async def undo_publish(self, name: str, settings: Settings) -> None:
-        """Undo the `publish` of what was not there before, as far as it came: off the server, out of the repository."""
+        """Undo the `publish` of a new model as far as it came: unload it, and remove it from the repository."""
         try:
             spec = self._pushed.get(name)
             held = await self.find_entry(name)
@@ -235,8 +236,8 @@ class TritonHost:
             logger.warning("%s may be left on Triton at %s: %s", name, self.url, error.message)
 
     async def load(self, name: str, settings: Settings, *, beside: bool = True) -> None:
-        """Load what was published, anew when it is loaded already. An image tower beside one of texts comes first, and
-        neither stays when the other cannot be loaded; with `beside` False it is left as it is."""
+        """Load what was published, or reload it. An image tower beside a text tower comes first, and neither stays if
+        the other fails; with `beside` False the image tower is left as it is."""
         control = await self.control()
         deadline = time.monotonic() + settings.load_timeout_s
         image = triton_name(name, "image")
@@ -257,43 +258,43 @@ class TritonHost:
             raise
 
     async def _unload_both(self, name: str, control: Control, deadline: float) -> None:
-        """A tower alone, or beside an older one, is not the model."""
+        """Unload both towers: one alone, or beside an older one, is not the model."""
         for model in (triton_name(name), triton_name(name, "image")):
             await control.unload(model, deadline=deadline)
 
     async def _folders(self, name: str) -> Sequence[str]:
-        """What Shoal made for a served name, by the names that Triton knows."""
+        """Return the folders that Shoal made for a served name, by Triton's names."""
         if (spec := self._pushed.get(name)) is not None:
             return [one.name for one in await asyncio.to_thread(triton_models, spec)]
         held = await self.find_entry(name)
         return held.folders if held is not None and held.managed else ()
 
     async def endpoint(self, name: str, table: ModelTable, settings: Settings) -> Endpoint:
-        """The model of that served name; of one that takes texts there, the part that takes tokens, so that texts of
-        all lengths share batches."""
+        """Return the endpoint of a served name; if Triton takes its texts, that of the part that takes tokens, so that
+        texts of all lengths share batches."""
         model = triton_name(name)
         spec = self._pushed.get(name)
         if triton_name(name, "encoder") in await self._folders(name):
             model = triton_name(name, "encoder")
         endpoint = await self._tritons.endpoint(self._address(model), table, settings)
         unload = partial(self._unload_pushed, spec, settings) if spec is not None else None
-        # An image tower has an engine of its own, which looks after it.
+        # The image tower's own engine reloads it.
         load = partial(self.load, name, settings, beside=False)
         return replace(endpoint, load=load, unload=unload, whole=triton_name(name))
 
     async def _unload_pushed(self, spec: EntrySpec, settings: Settings) -> None:
-        """The whole, then each of its parts: Triton does not find them as dependents of an ensemble that was pushed."""
+        """Unload the whole, then each of its parts, which Triton does not find as dependents of a pushed ensemble."""
         control = await self.control()
         deadline = time.monotonic() + settings.load_timeout_s
         for one in reversed(await asyncio.to_thread(triton_models, spec)):
             await control.unload(one.name, deadline=deadline)
 
     def forget(self, name: str) -> None:
-        """What was pushed is gone from the server."""
+        """Forget a pushed model, after the server unloaded it."""
         self._pushed.pop(name, None)
 
     async def remove(self, name: str) -> bool:
-        """Delete what Shoal made for a name. Raises Forbidden for anything else."""
+        """Delete what Shoal made for a name; return False if there is nothing. Raises Forbidden for anything else."""
         if self.repository is not None:
             return await asyncio.to_thread(self.repository.remove, name)
         if self._pushed.pop(name, None) is not None:
@@ -307,7 +308,7 @@ class TritonHost:
         return False
 
     async def entries(self) -> list[Entry]:
-        """Of the folder, or, where there is none, of the server's own index; a server that is away has none."""
+        """Return the models of the folder, else of the server's index; none if the server does not answer."""
         if self.repository is not None:
             held = await asyncio.to_thread(self.repository.entries)
             return [
@@ -329,8 +330,8 @@ class TritonHost:
         ]
 
     async def _index_names(self) -> list[str]:
-        """The models of the server's index. One that did not answer the last time is asked again behind the caller's
-        back: interfaces ask for lists on every page, and must not wait for a dead server on each."""
+        """Return the models of the server's index. After a request without an answer, the next one runs in the
+        background: interfaces ask for lists on every page, and must not wait for a dead server on each."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._refresh_index(), name="triton index")
         if self._answers:
@@ -370,9 +371,9 @@ async def _push_model(control: Control, one: ModelPush, deadline: float) -> None
 def build_entry_spec(
     name: str, stored: StoredModel, settings: Settings, platforms: Sequence[str] = (), *, text_in: bool | None = None
 ) -> EntrySpec:
-    """What is written for a model of the store. `platforms`: the backends that the server has, where that is known.
+    """Return what to write for a stored model. `platforms`: the backends of the server, if known.
 
-    Raises ConfigError for settings that do not go together, and for an ensemble of texts over what it cannot be over.
+    Raises ConfigError for conflicting settings, and for a model that an ensemble of texts does not support.
     """
     manifest = stored.manifest
     platform: Platform = "onnxruntime" if settings.triton_platform == "auto" else settings.triton_platform
@@ -416,7 +417,7 @@ def build_entry_spec(
 
 
 def image_tower(stored: StoredModel) -> ImageTower | None:
-    """Of a model that takes pictures. Blocks."""
+    """Return the image tower of a stored model, None if it takes no pictures. Blocks."""
     image = stored.manifest.image
     if image is None:
         return None
@@ -425,13 +426,13 @@ def image_tower(stored: StoredModel) -> ImageTower | None:
 
 
 def _find_weights(graph: Path) -> tuple[Path, ...]:
-    """A graph's external weights."""
+    """Return a graph's external weights."""
     return tuple(path for path in graph.parent.glob(f"{graph.name}*data*") if path.is_file())
 
 
 def token_width(stored: StoredModel) -> int:
-    """Of the token vectors of a model's graph, -1 where it has none or leaves it open: a backend of Triton's refuses a
-    configuration that knows less of an output than the graph. Blocks."""
+    """Return the width of the graph's token vectors, -1 if it has none or leaves it open: a Triton backend refuses a
+    configuration that is less specific about an output than the graph. Blocks."""
     text = stored.manifest.text_spec
     if not text.tokens:
         return -1
@@ -439,7 +440,7 @@ def token_width(stored: StoredModel) -> int:
         return text.dimension // len(text.pooling.split("+"))
     try:
         import onnx
-    except ImportError:  # then the python platform, which takes any width, is the only one that is sure to load it
+    except ImportError:  # then only the python platform, which takes any width, is sure to load it
         return -1
     graph = onnx.load(str(stored.graph), load_external_data=False).graph
     output = next(one for one in graph.output if one.name == text.tokens)

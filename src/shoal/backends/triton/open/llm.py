@@ -1,4 +1,4 @@
-"""Language models on Triton servers, put together: schemas, chat pipelines, generators, and the facts to show."""
+"""Opens language models on Triton servers: schemas, chat pipelines, generators, and the facts to show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeGenerationRunner: TypeAlias = Callable[[ChatPipeline, Sequence[TextGenerator
 
 
 class TritonGenerationRunner(GenerationRunner, TritonMixin):
-    """A language model on Triton behind its generators: as `runner`, which is not to be used any more."""
+    """A language model on Triton behind its generators. Replaces `runner`, which must not be used any more."""
 
     def __init__(self, runner: GenerationRunner, endpoints: Sequence[Endpoint]) -> None:
         GenerationRunner.__init__(self, runner.pipeline, runner.generators, runner.facts, runner.options)
@@ -37,9 +37,9 @@ class TritonGenerationRunner(GenerationRunner, TritonMixin):
 async def open_llm(
     target: TritonTarget, talk: MakeGenerationRunner, number: int, schema: LlmSchema
 ) -> TritonGenerationRunner:
-    """The runner, with the replica of that number in service. Raises SetupError where the model needs a tokenizer that
-    is not named or cannot be had, and for adapters that it cannot take."""
-    from shoal.backends.base.chat_pipeline import load_chat_pipeline  # only now: embedders need no template engine
+    """Return the runner, with replica `number` in service. Raises SetupError if the model needs a tokenizer that is not
+    named or not available, and for adapters that it cannot take."""
+    from shoal.backends.base.chat_pipeline import load_chat_pipeline  # imported late: embedders need no template engine
 
     own, table = target.table, target.table.for_language_model
     if schema.family == "tokens" and table.tokenizer is None:
@@ -84,7 +84,7 @@ async def open_llm(
 def build_facts(
     target: TritonTarget, schema: LlmSchema, generators: Sequence[TritonGenerator], counted: bool
 ) -> ModelFacts:
-    """What is shown of the model. `counted`: there is a tokenizer here."""
+    """Return the facts to show. `counted`: Shoal has a tokenizer to count tokens."""
     facts = generators[0].facts
     reported = "return_num_output_tokens" in schema.flags
     return ModelFacts(
@@ -108,7 +108,7 @@ def build_facts(
 
 
 def to_model_tokenizer(vocabulary: Vocabulary) -> ModelTokenizer:
-    """A tokenizer as generators use it."""
+    """Return a tokenizer in the form that generators use."""
     return ModelTokenizer(
         encode=lambda text: vocabulary.encode(text, special=False),
         piece=vocabulary.piece,
@@ -117,7 +117,7 @@ def to_model_tokenizer(vocabulary: Vocabulary) -> ModelTokenizer:
 
 
 def _tokenizer_folder(target: TritonTarget, source: str | None) -> Path | None:
-    """Where the files of the tokenizer are as they came, its template among them. Blocks."""
+    """Return the folder of the tokenizer's original files, including its template; None without a source. Blocks."""
     if source is None:
         return None
     access = Access(offline=target.settings.offline, hf_token=target.settings.hf_token)

@@ -1,4 +1,4 @@
-"""Models on Triton servers, put together: schemas, pipelines, engines, and the facts to show."""
+"""Opens models on Triton servers: schemas, pipelines, engines, and the facts to show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shoal.errors import ConfigError, DeadlineExceeded, ModelNotFound, Transport
 from shoal.types import Modality
 
 MakeLanes = Callable[[Mapping[Modality, tuple[Pipeline, Sequence[Engine]]], ModelFacts], dict[Modality, Lane]]
-"""From what each modality's lane is made of."""
+"""Makes the lane of each modality from its pipeline and engines."""
 
 
 class TritonRunner(LaneRunner, TritonMixin):
@@ -55,10 +55,10 @@ AnyTritonRunner: TypeAlias = TritonRunner | TritonDualEncoder | TritonGeneration
 async def open_triton(
     target: TritonTarget, lanes: MakeLanes, talk: MakeGenerationRunner, note: Notify
 ) -> AnyTritonRunner:
-    """Open a model's replicas, as soon as one of them can serve; the others join when they come and agree with it.
+    """Open a model's replicas; return once one of them can serve. The others join when they are up and agree with it.
 
-    `lanes` and `talk` make what models of vectors or scores, and language models, run behind. While no server is there
-    this waits, for ever: `note` is told why. Raises SetupError when a server is there and the model cannot be served.
+    `lanes` makes lanes for vectors or scores, `talk` runners of language models. While no server is up this waits
+    without limit, and `note` receives the reason. Raises SetupError if a server is up and the model cannot be served.
     """
     for pause in retry_pauses():
         number, schema, brought = await _find_first_server(target.endpoints, note)
@@ -74,9 +74,9 @@ async def open_triton(
                     await endpoint.undo_load()
                 return await open_triton(_image_target(target), lanes, talk, note)
             return await _open_single(target, lanes, number, schema)
-        except (TransportFailed, DeadlineExceeded) as error:  # it went away before its first answer
+        except (TransportFailed, DeadlineExceeded) as error:  # it was lost before its first answer
             note(f"waiting for {target.endpoints[number].address}: {error.message}")
-        except BaseException:  # a cancelled load, too, leaves nothing on the server
+        except BaseException:  # a cancelled load must not leave anything on the server either
             for endpoint in loaded:
                 await endpoint.undo_load()
             raise
@@ -85,7 +85,7 @@ async def open_triton(
 
 
 async def _open_single(target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder) -> TritonRunner:
-    """The runner, with the replica of that number in service."""
+    """Return the runner, with replica `number` in service."""
     async with AsyncExitStack() as opened:
         one = await _open_tower(target, number, embedder, opened)
         (modality,) = one.facts.modalities
@@ -98,7 +98,7 @@ async def _open_single(target: TritonTarget, lanes: MakeLanes, number: int, embe
 async def _open_dual_encoder(
     target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder, loaded: list[Endpoint]
 ) -> TritonDualEncoder:
-    """As `_open_single`, of a text tower with an image tower beside it; this is put to `loaded` when it had to be."""
+    """As `_open_single`, for a text tower and an image tower beside it, which is added to `loaded` if it had to be."""
     pictures = _image_target(target)
     try:
         schema, brought = await _find_schema(pictures.endpoints[number])
@@ -124,12 +124,12 @@ async def _open_dual_encoder(
 
 
 def _image_target(target: TritonTarget) -> TritonTarget:
-    """The image towers of a model."""
+    """Return the target of a model's image towers."""
     return replace(target, endpoints=[image_endpoint(endpoint) for endpoint in target.endpoints])
 
 
 class _Tower(NamedTuple):
-    """What a lane is made of."""
+    """The parts of one lane."""
 
     pipeline: Pipeline
     engines: Sequence[TritonEngine]
@@ -138,7 +138,7 @@ class _Tower(NamedTuple):
 
 
 async def _open_tower(target: TritonTarget, number: int, embedder: Embedder, opened: AsyncExitStack) -> _Tower:
-    """One model on each server, with the replica of that number in service; `opened` closes its engines."""
+    """Open one model on each server, with replica `number` in service; `opened` closes its engines."""
     model: TextReader | ImageReader
     if embedder.style == "pixels":
         model = ImageReader(target, embedder)
@@ -166,9 +166,9 @@ async def _open_tower(target: TritonTarget, number: int, embedder: Embedder, ope
 
 
 async def _find_first_server(endpoints: Sequence[Endpoint], note: Notify) -> tuple[int, Schema, bool]:
-    """The first replica that can serve, its schema, and whether it was loaded for that."""
+    """Return the first replica that can serve, its schema, and whether it was loaded for this."""
     addresses = [endpoint.address for endpoint in endpoints]
-    waits = (TransportFailed, DeadlineExceeded)  # a host that drops packets answers nothing at all
+    waits = (TransportFailed, DeadlineExceeded)  # a host that drops packets never answers
     number, (schema, loaded) = await find_first(lambda at: _find_schema(endpoints[at]), addresses, waits, note)
     return number, schema, loaded
 
@@ -177,7 +177,7 @@ async def _find_schema(endpoint: Endpoint) -> tuple[Schema, bool]:
     served = await endpoint.is_serving()
     try:
         return await endpoint.find(), not served
-    except ConfigError:  # it is there now, and cannot be served
+    except ConfigError:  # it is loaded now, but cannot be served
         if not served:
             await endpoint.undo_load()
         raise

@@ -1,5 +1,5 @@
-"""How pictures become the tensors of an image tower on Triton, and its tensors vectors or scores: the pipeline, and the
-facts to show. Of a tower beside one of texts: where it is, and what both are together."""
+"""Image towers on Triton: pictures to tensors, tensors to vectors or scores, and the facts to show. For an image tower
+beside a text tower: its endpoint, and the facts of both together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.pipelines.image import ImagePipeline
 from shoal.types import BatchTask, Classify, Embed, Image, Item
 
 IMAGE_SIDE = 32
-"""Of the probe's pictures, in pixels."""
+"""Height and width of the probe's pictures, in pixels."""
 
 
 class ImageReader:
@@ -39,14 +39,14 @@ class ImageReader:
         )
 
     async def probe_engine(self, engine: TritonEngine) -> ProbeResult:
-        """The answers of one replica for a few pictures. Raises what the engine and the pipeline raise."""
+        """Return the answers of one replica for a few pictures. Raises as the engine and the pipeline do."""
         deadline, pictured = time.monotonic() + PROBE_S, _ImageProbe(self._pipeline)
         if self._pipeline.spec.score is not None:
             return await probe_scores(engine, pictured, deadline, TEXTS)
         return await probe(engine, pictured, deadline)
 
     def choose_pipeline(self, answered: ProbeResult) -> Pipeline:
-        """As Reading's. Raises ConfigError when the dimension is not the one that was expected."""
+        """Return the pipeline to serve with. Raises ConfigError if the dimension is not the configured one."""
         expected = self.target.table.dimension
         if isinstance(answered, ProbeVectors) and expected not in (None, answered.dimension):
             raise ConfigError(
@@ -56,7 +56,7 @@ class ImageReader:
         return self._pipeline
 
     def make_codec(self, pipeline: Pipeline) -> None:
-        """Pictures have no tokens to show."""
+        """Return None: pictures have no tokens to show."""
 
     def build_facts(self, pipeline: Pipeline, answered: ProbeResult) -> ModelFacts:
         embedder, target, spec = self.embedder, self.target, self._pipeline.spec
@@ -86,13 +86,13 @@ class ImageReader:
 
 
 def image_endpoint(endpoint: Endpoint) -> Endpoint:
-    """The image tower of the model whose text tower an endpoint is. What was pushed its Control remembers."""
+    """Return the endpoint of the image tower beside a text tower's. Its Control remembers pushed files."""
     model = image_folder(endpoint.model)
     return replace(endpoint, model=model, address=f"{endpoint.address} ({model})", whole="", load=None, unload=None)
 
 
 def check_pair(text: Embedder, image: Embedder) -> None:
-    """Raise ConfigError when two towers are not of one model: a load that was cut off may leave such."""
+    """Raise ConfigError if two towers are not of one model, as an interrupted load may leave them."""
     told = [
         [one.parameters.get(f"shoal_{key}") for key in ("name", "source", "space", "image")] for one in (text, image)
     ]
@@ -103,7 +103,7 @@ def check_pair(text: Embedder, image: Embedder) -> None:
 
 
 def merge_facts(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> ModelFacts:
-    """What a model of two towers shows, `embedder` being that of its texts. Raises ConfigError when their vectors
+    """Return the facts of a model with two towers; `embedder` is the text tower's. Raises ConfigError if their vectors
     cannot be compared."""
     if text.dimension != image.dimension:
         raise ConfigError(
@@ -121,7 +121,7 @@ def merge_facts(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> Mode
 
 
 class _ImageProbe(PipelineWrapper):
-    """A pipeline of pictures, with one of the probe's in the place of each of its texts."""
+    """A pipeline of pictures that replaces each of the probe's texts with a picture."""
 
     def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
         told = [_without_truncation(task) for task, _ in items]
@@ -129,14 +129,14 @@ class _ImageProbe(PipelineWrapper):
 
 
 def _without_truncation(task: BatchTask) -> BatchTask:
-    """Nobody cuts a picture."""
+    """Return the task without `truncate`, which does not apply to pictures."""
     assert isinstance(task, Embed | Classify)
     return msgspec.structs.replace(task, truncate=None)
 
 
 def probe_images() -> Iterator[Image]:
-    """Four that are unlike each other: models that differ at all differ on one of them. As BMP, which nothing is
-    needed to write."""
+    """Yield four dissimilar pictures: models that differ at all differ on one of them. BMP needs no library to
+    write."""
     for paint in (
         lambda x, y: (8 * x, 8 * y, 0),
         lambda x, y: (255, 255, 255) if (x // 8 + y // 8) % 2 else (0, 0, 96),

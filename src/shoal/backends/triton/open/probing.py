@@ -1,4 +1,4 @@
-"""What a model on Triton answers for a few inputs, whatever kind of model it is."""
+"""Probes a model on Triton, of any kind, with a few inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.errors import ShoalError
 from shoal.types import Array, BatchTask, Embed, Item, VectorKind
 
 PROBE_S = 60.0
-"""For the first texts of a model: a GPU may build its kernels with them."""
+"""Timeout in seconds for the first inputs of a model: a GPU may build its kernels with them."""
 
 ProbeResult: TypeAlias = ProbeVectors | ProbeSparseVectors | ProbeScores
 
@@ -33,8 +33,8 @@ ProbeResult: TypeAlias = ProbeVectors | ProbeSparseVectors | ProbeScores
 async def probe_model(
     engine: TritonEngine, pipeline: Pipeline, kinds: Sequence[VectorKind], *, pairs: bool = False
 ) -> ProbeResult:
-    """The answers of one replica. `kinds`: the vectors that the model gives, none where it scores; `pairs`: it scores
-    two texts together. Raises what the engine and the pipeline raise."""
+    """Return the answers of one replica. `kinds`: the vectors that the model gives, none if it scores; `pairs`: it
+    scores pairs of texts. Raises as the engine and the pipeline do."""
     deadline = time.monotonic() + PROBE_S
     if not kinds:
         return await probe_scores(engine, pipeline, deadline, PAIRS if pairs else TEXTS)
@@ -46,13 +46,13 @@ async def probe_model(
 
 
 def check_agreement(reference: ProbeResult, answered: ProbeResult, name: str) -> None:
-    """Raise ConfigError when a replica, called `name`, is none of the model that `reference` is of."""
-    # One pipeline asks all replicas of a model, so that their answers are of one kind.
+    """Raise ConfigError if the replica `name` does not serve the same model as `reference`."""
+    # One pipeline probes all replicas of a model, so their answers are of one kind.
     reference.check(answered, name)  # type: ignore[arg-type]
 
 
 class PipelineWrapper:
-    """A pipeline as it is, for those that change one step of it."""
+    """Delegates to a pipeline; subclasses change one step."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -78,7 +78,7 @@ class PipelineWrapper:
 
 
 class _MeanPipeline(PipelineWrapper):
-    """A pipeline of late interaction, with the mean of a text's vectors in the place of its dense one."""
+    """A late-interaction pipeline that returns the mean of a text's vectors as its dense one."""
 
     def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
         asked = [(msgspec.structs.replace(cast(Embed, task), outputs=("multi",)), item) for task, item in items]

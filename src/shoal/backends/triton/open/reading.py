@@ -1,5 +1,4 @@
-"""How what is asked of a model on Triton becomes its tensors, and its tensors vectors or scores: the pipeline, and the
-facts to show."""
+"""Text models on Triton: requests to tensors, tensors to vectors or scores, and the facts to show."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ ServedPipeline: TypeAlias = TextPipeline | PairPipeline | StringPipeline | TextS
 
 
 class TextReader:
-    """One model. `provisional` serves the probe, which tells what its schema left open; `kinds`: the vectors that it
-    gives, none where it scores; `pairs`: it is probed with two texts together."""
+    """Reads one model. `provisional` serves the probe, which determines what the schema leaves open; `kinds`: its
+    vectors, none if it scores; `pairs`: it is probed with pairs of texts."""
 
     def __init__(self, target: TritonTarget, embedder: Embedder) -> None:
         """Raises SetupError. Reads files: call it in a thread."""
@@ -52,14 +51,14 @@ class TextReader:
         self.pairs = _takes_pairs(self.provisional)
 
     async def probe_engine(self, engine: TritonEngine) -> ProbeResult:
-        """The answers of one replica for a few inputs. Raises what the engine and the pipeline raise."""
+        """Return the answers of one replica for a few inputs. Raises as the engine and the pipeline do."""
         found = await probe_model(engine, self.provisional, self.kinds, pairs=self.pairs)
         if isinstance(self.provisional, TextPipeline) and not self._own and self.kinds:
             await self._check_vocabulary(engine, self.provisional)
         return found
 
     async def _check_vocabulary(self, engine: TritonEngine, pipeline: TextPipeline) -> None:
-        """Raise ConfigError where the model fails on the last token of a tokenizer that somebody named for it."""
+        """Raise ConfigError if the model fails on the last token of a tokenizer that the configuration names."""
         size = pipeline.spec.vocab_size or pipeline.tokenizer.vocab_size
         try:
             await probe_token(engine, pipeline, time.monotonic() + PROBE_S, size - 1, self.kinds[0])
@@ -71,8 +70,7 @@ class TextReader:
             ) from error
 
     def choose_pipeline(self, answered: ProbeResult) -> Pipeline:
-        """The pipeline to serve with. Raises ConfigError when the dimension, or the number of labels, is not the one
-        that was expected."""
+        """Return the pipeline to serve with. Raises ConfigError if the dimension or number of labels is unexpected."""
         if isinstance(answered, ProbeScores):
             return self._build_pipeline(answered.scores.shape[1], unit=False)
         if not isinstance(answered, ProbeVectors) or "dense" not in self.kinds:
@@ -129,8 +127,8 @@ class TextReader:
         )
 
     def _build_pipeline(self, size: int | None, *, unit: bool, final: bool = True) -> ServedPipeline:
-        """`size`: of a dense vector, or how many scores there are; None while that is not known. `final` False: for the
-        probe."""
+        """Build a pipeline. `size`: of a dense vector, or the number of scores, None while unknown. `final` False: for
+        the probe."""
         target, settings, embedder = self.target, self.target.settings, self.embedder
         normalize = target.table.normalize
         if self._specified is not None:
@@ -162,21 +160,21 @@ class TextReader:
         return StringPipeline(strings, truncate=settings.truncate, normalize=normalize, tokenizer=self._counter)
 
     def _with_inputs(self, spec: TextSpec) -> TextSpec:
-        """With the inputs that the served graph has, and the only length that it takes."""
+        """Return the spec with the served graph's inputs and, if it takes only one, its length."""
         changes: dict[str, Any] = {"inputs": tuple(port.canonical for port in self.embedder.inputs)}
         if self.embedder.length:
             changes["max_tokens"] = self.embedder.length
         return msgspec.structs.replace(spec, **changes)
 
     def _with_labels(self, spec: TextSpec, size: int | None) -> TextSpec:
-        """With as many labels as there are scores; those of an entry of Shoal's are written in it."""
+        """Return the spec with one label per score; an entry that Shoal wrote has its own."""
         if self._own:
             return spec
         score = score_spec(self.target.name, self.target.table, self.embedder, self._head, size)
         return msgspec.structs.replace(spec, score=score)
 
     def _output_changes(self, spec: TextSpec, unit: bool) -> dict[str, Any]:
-        """Where the dense vectors are, among what the served graph answers; the rest of a TextSpec stays as it is."""
+        """Return the changes to a TextSpec that select the dense vectors among the served graph's outputs."""
         names = {port.canonical for port in self.embedder.outputs}
         if TOKENS in names and self.embedder.level == "token":
             return {"pooled": TOKENS, "sentence_embedding": TOKENS}
@@ -186,7 +184,7 @@ class TextReader:
         return {"pooled": SENTENCE, "sentence_embedding": SENTENCE, "ends_normalized": unit}
 
     def _load_tokenizer(self) -> TextTokenizer | None:
-        """For counting alone, where the model reads text itself. Its files may say what the scores mean."""
+        """Return a tokenizer to count with, if the model reads text. Its files may say what the scores mean."""
         target = self.target
         if target.table.tokenizer is None:
             return None
@@ -203,14 +201,14 @@ class TextReader:
         return known or compute_space(self.target, self.embedder, pipeline)
 
     def _usage_source(self, pipeline: Pipeline) -> str:
-        """How tokens are counted: by Shoal, by the model, or guessed from the size of the text."""
+        """Return how tokens are counted: by Shoal, by the model, or estimated from the size of the text."""
         if isinstance(pipeline, TextPipeline | PairPipeline) or self._counter is not None:
             return "counted"
         return "reported" if isinstance(pipeline, StringPipeline) and pipeline.spec.token_count else "estimated"
 
 
 def find_score(pipeline: ServedPipeline) -> ScoreSpec | None:
-    """What a model's scores are; None for one of vectors."""
+    """Return what a model's scores are, None for a model of vectors."""
     if isinstance(pipeline, TextScorePipeline):
         return pipeline.score
     return pipeline.spec.score if isinstance(pipeline, PairPipeline) else None
@@ -232,10 +230,10 @@ def _takes_pairs(pipeline: ServedPipeline) -> bool:
 
 
 def compute_space(target: TritonTarget, embedder: Embedder, pipeline: ServedPipeline) -> str:
-    """16 hex digits for a model whose weights are not known: what a vector depends on, as far as it can be seen.
+    """Return the space of a model with unknown weights, 16 hex digits: a hash of what its vectors visibly depend on.
 
-    Name and version stand for the weights, so a new version is a new space; replacing the weights under one version is
-    not noticed.
+    Name and version stand for the weights, so a new version is a new space; weights replaced under one version are not
+    detected.
     """
     told = [
         target.endpoints[0].model,

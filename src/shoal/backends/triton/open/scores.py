@@ -1,4 +1,4 @@
-"""Rerankers and classifiers that somebody else put on Triton: labels, activation, and those that read text."""
+"""Rerankers and classifiers on Triton that Shoal did not write: labels, activation, and those that read text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shoal.specs import Activation, ScoreSpec
 from shoal.types import Array, BatchTask, Embed, Rerank
 
 _VECTORS = frozenset(TOKEN_OUTPUTS) - {"output"}
-"""Names of outputs that no scores have."""
+"""Names of outputs that never hold scores."""
 
 
 def read_head(source: Path) -> ScoreSpec | None:
-    """What a model's own files say of its scores; None for one that has none. Raises ModelFileError."""
+    """Return what a model's own files say of its scores, None if it has none. Raises ModelFileError."""
     path = cross_encoder_path(source) if is_cross_encoder(source) else ""
     prefix = f"{path}/" if path else ""
     config = read_object(source, f"{prefix}config.json")
@@ -31,7 +31,7 @@ def read_head(source: Path) -> ScoreSpec | None:
 
 
 def gives_scores(embedder: Embedder, head: ScoreSpec | None) -> bool:
-    """Whether the first output of a model holds scores, `head` being what the files of its tokenizer say."""
+    """Return whether a model's first output holds scores; `head` is what its tokenizer's files say of them."""
     port = embedder.outputs[0]
     if port.canonical == LOGITS:
         return True
@@ -43,10 +43,9 @@ def gives_scores(embedder: Embedder, head: ScoreSpec | None) -> bool:
 def score_spec(
     name: str, table: ModelTable, embedder: Embedder, head: ScoreSpec | None, count: int | None
 ) -> ScoreSpec:
-    """Labels and activation: what the table says, else the files, else what the name of the output makes plain.
+    """Return labels and activation: from the table, else from the files, else implied by the output's name.
 
-    `count`: how many scores the model gives for an item, None while that is not known. Raises ConfigError for what
-    does not fit, and for what nobody says.
+    `count`: scores per item, None while unknown. Raises ConfigError for contradictions and for missing information.
     """
     port = embedder.outputs[0]
     labels = table.labels or (head.labels if head is not None else ())
@@ -84,8 +83,7 @@ def _activation(name: str, table: ModelTable, head: ScoreSpec | None, output: st
 class TextScorePipeline(StringPairPipeline):
     """Pipeline for a model on Triton that reads one text, or always two (`pair`), and scores what it reads.
 
-    There are no raw scores where the activation is "identity": the model's are final. `final` False gives them all the
-    same, to a probe.
+    The activation "identity" has no raw scores: the model's are final. `final` False returns them anyway, for a probe.
     """
 
     def __init__(
@@ -110,7 +108,8 @@ class TextScorePipeline(StringPairPipeline):
         self.pair = pair
 
     def check(self, task: BatchTask) -> None:
-        """As StringPairPipeline's; InvalidValue also for two texts where the model reads one, and the other way."""
+        """Check as StringPairPipeline does; raise InvalidValue also for pairs where one text is read, and vice
+        versa."""
         super().check(task)
         assert not isinstance(task, Embed)
         pairs = {True} if isinstance(task, Rerank) else {isinstance(item, tuple) for item in task.inputs}

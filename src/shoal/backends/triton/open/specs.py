@@ -1,4 +1,4 @@
-"""Where the TextSpec of a model on Triton comes from: files here, what Shoal wrote into its entry, or its tokenizer's
+"""Finds the TextSpec of a model on Triton: in local files, in the entry that Shoal wrote, or from its tokenizer's
 source and the model's table."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ logger = logging.getLogger("shoal.triton")
 
 
 class SpecSource(NamedTuple):
-    """`folder` holds the tokenizer. `space` "": that of the model is not known. `head`: what its files say of scores,
-    for one that Shoal did not make."""
+    """A TextSpec, and the `folder` of the tokenizer. `space` "": unknown. `head`: what the tokenizer's files say of
+    scores, for a model that Shoal did not make."""
 
     folder: Path
     spec: TextSpec
@@ -39,9 +39,9 @@ class SpecSource(NamedTuple):
 
 
 def find_spec(target: TritonTarget, embedder: Embedder) -> SpecSource:
-    """How texts become the tensors of a model that reads tokens, and its outputs vectors or scores.
+    """Return how a model that reads tokens maps texts to tensors, and its outputs to vectors or scores.
 
-    Blocks. Raises SetupError, and ConfigError with the key of the table to set for what nobody says.
+    Blocks. Raises SetupError, and ConfigError that names the key of the table to set if information is missing.
     """
     table, written = target.table, embedder.parameters.get("shoal_text")
     space = embedder.parameters.get("shoal_space", "")
@@ -71,8 +71,8 @@ def find_spec(target: TritonTarget, embedder: Embedder) -> SpecSource:
 
 
 def check_tokenizer(target: TritonTarget, embedder: Embedder, folder: Path, spec: TextSpec) -> None:
-    """Raise ConfigError for a tokenizer that makes other ids than the one that the entry was written with, as far as it
-    says. Blocks."""
+    """Raise ConfigError for a tokenizer that makes other ids than the one that the entry was written with, as far as
+    the entry records it. Blocks."""
     noted = embedder.parameters.get("shoal_tokenizer", "")
     file = spec.tokenizer if target.table.tokenizer is None else TOKENIZER_FILE
     size = read_tokenizer(folder, file).get_vocab_size(with_added_tokens=True)
@@ -92,7 +92,7 @@ def check_tokenizer(target: TritonTarget, embedder: Embedder, folder: Path, spec
 
 
 def drop_missing_heads(name: str, spec: TextSpec, embedder: Embedder) -> TextSpec:
-    """Without heads whose outputs the served graph lacks. Raises ConfigError where nothing is left."""
+    """Return the spec without heads whose outputs the served graph lacks. Raises ConfigError if none is left."""
     names = {port.canonical for port in embedder.outputs}
     changes: dict[str, Any] = {}
     if spec.tokens not in names:
@@ -119,7 +119,7 @@ def make_access(target: TritonTarget) -> Access:
 
 
 def _written_folder(target: TritonTarget, embedder: Embedder) -> Path:
-    """Where the tokenizer of an entry of Shoal's is: with the model in the store, else fetched without the weights."""
+    """Return the folder with the tokenizer of Shoal's entry: the stored model, else fetched without the weights."""
     address = parse_address(embedder.parameters.get("shoal_source", ""))
     stored = open_store(target).find(address)
     if stored is not None:
@@ -127,7 +127,7 @@ def _written_folder(target: TritonTarget, embedder: Embedder) -> Path:
     try:
         return tokenizer_folder(address, store=open_store(target), access=make_access(target))
     except ModelFileError as error:
-        # Of static models and of some heads the tokenizer cannot be told without reading them as a whole.
+        # Static models and some heads must be read as a whole to find the tokenizer.
         logger.info("%s: the files of %s are read as a whole (%s)", target.name, address, error.message)
         return target.prepare(address).path
 

@@ -1,5 +1,5 @@
-"""Models where they run: what is to be opened, which models a server offers, and what the runners of both kinds do with
-the servers behind them."""
+"""Targets of models on Triton, the models that a server offers, and what the runners of both kinds do with the servers
+behind them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ logger = logging.getLogger("shoal.triton")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonTarget(Target):
-    """One model to open: its replicas' endpoints in the place of addresses, and, where this process wrote it into the
-    repository, the files that it was made from. `prepare` fetches and converts a model's files; it blocks, and is for
-    threads."""
+    """One model to open: its replicas' endpoints in place of addresses and, if this process wrote it into the
+    repository, the files that it was made from (`stored`). `prepare` fetches and converts a model's files; it blocks,
+    so call it in a thread."""
 
     endpoints: Sequence[Endpoint]
     prepare: Callable[[Address], StoredModel]
@@ -44,7 +44,7 @@ def make_target(
     report: ProgressReporter,
     stored: StoredModel | None = None,
 ) -> TritonTarget:
-    """The model of a target at these endpoints. Call it on the event loop."""
+    """Return the target with these endpoints. Call it on the event loop."""
     loop = asyncio.get_running_loop()
 
     def prepare(address: Address) -> StoredModel:
@@ -62,8 +62,8 @@ def make_target(
 
 
 class TritonMixin:
-    """A runner of a model on Triton, called `name` here. Closing it leaves the model loaded on its servers; `unload`
-    does not. `names`: of each endpoint, where they are not all of one model there."""
+    """A runner of a model on Triton, called `name` in Shoal. Closing it leaves the model loaded on its servers;
+    `unload` does not. `names`: one for each endpoint, if they are not all of one model on the server."""
 
     def __init__(self, name: str, endpoints: Sequence[Endpoint], names: Sequence[str] = ()) -> None:
         self.endpoints = endpoints
@@ -71,16 +71,16 @@ class TritonMixin:
         self._stats: dict[int, ModelStats] = {}
 
     async def statistics(self) -> list[ModelStats]:
-        """Triton's own counts, one an endpoint under the name that it has here; of a server that does not answer its
-        last ones."""
+        """Return Triton's own counts, one per endpoint under its name in Shoal; the last known ones if a server does
+        not answer."""
         for number, stats in enumerate(await asyncio.gather(*map(_statistics, self.endpoints))):
             if stats is not None:
                 self._stats[number] = msgspec.structs.replace(stats, name=self._names[number])
         return [self._stats.get(number) or ModelStats(name=name) for number, name in enumerate(self._names)]
 
     async def unload(self, timeout_s: float) -> None:
-        """Take the model off its servers, once the runner is closed, whose watches would load it again; returns when
-        they say that it is gone. Raises what Control.unload raises, once it was tried on every one."""
+        """Unload the model from its servers and return when they confirm it. Close the runner first: its checks would
+        load the model again. Raises as Control.unload does, after trying every server."""
         releases = (endpoint.release(timeout_s) for endpoint in self.endpoints)
         outcomes = await asyncio.gather(*releases, return_exceptions=True)
         for outcome in outcomes:
@@ -94,17 +94,17 @@ async def _statistics(endpoint: Endpoint) -> ModelStats | None:
     except ShoalError as error:
         logger.debug("no statistics of %s: %s", endpoint.address, error.message)
         return None
-    # Without a version in the address every loaded one is told of; the newest is the one that answers.
+    # Without a version in the address Triton reports all that are loaded; the newest is the one that answers.
     return max(found, key=lambda stats: stats.last_inference, default=None)
 
 
 async def list_offers(
     server: Endpoint, address: Address, table: Callable[[str], ModelTable] = lambda _: ModelTable()
 ) -> dict[str, ServedModel | str]:
-    """The models that a server has loaded, by the name to serve them under: what to serve, or why it cannot be.
+    """Return the loaded models of a server, by the name to serve them under: what to serve, or why it cannot be served.
 
-    `table`: what the configuration says of a model, by that name. What a model that can be served is made of is left
-    out, as is TensorRT-LLM's BLS beside an ensemble over the same engine: one model would be there twice.
+    `table` returns the configuration of a model, by that name. Parts of models that can be served are left out, as is
+    TensorRT-LLM's BLS beside an ensemble over the same engine: one model would be listed twice.
     """
     found: dict[str, ServedModel | str] = {}
     wholes: dict[str, ModelConfig] = {}
@@ -128,7 +128,7 @@ async def list_offers(
 
 
 def _check_servable(name: str, schema: Schema, table: ModelTable) -> None:
-    """Raise ConfigError for a model that no request can reach as it is."""
+    """Raise ConfigError for a model that cannot serve requests as configured."""
     if isinstance(schema, LlmSchema) and schema.family == "tokens" and table.for_language_model.tokenizer is None:
         raise ConfigError(
             f"it takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
@@ -137,7 +137,7 @@ def _check_servable(name: str, schema: Schema, table: ModelTable) -> None:
 
 
 def _hidden_models(wholes: Mapping[str, ModelConfig]) -> set[str]:
-    """The models that others are made of, by their names on the server."""
+    """Return the models that are parts or duplicates of others, by their names on the server."""
     ensembles = {name: find_parts(config) for name, config in wholes.items() if config.HasField("ensemble_scheduling")}
     used = set().union(*ensembles.values())
     others = {name: find_parts(config) for name, config in wholes.items() if name not in ensembles}
