@@ -1,4 +1,4 @@
-"""The models of a Triton server: what there is, loading, unloading, and what each has done.
+"""The models of a Triton server: index, loading, unloading and statistics.
 
 Source: Triton's model repository, configuration and statistics extensions. It must run with
 --model-control-mode=explicit; in other modes `load` and `unload` raise a SetupError that says so.
@@ -32,19 +32,19 @@ from shoal.errors import (
 from shoal.types import BatchStats, DurationStat, InferenceStats, MemoryUsage, ModelStats
 
 PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Between looks at a model that is loading or unloading; the last one goes on."""
+"""Seconds between checks of a model that is loading or unloading; the last one repeats."""
 
 MODEL_ERRORS = (UpstreamFailed, InputRejected, OutOfMemory, ModelGone, Unsupported)
-"""Errors of a load that are about the model, not about the connection or the server's set-up."""
+"""Errors of a load that concern the model, not the connection or the server's setup."""
 
 Files = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexEntry:
-    """A model of the server. `state`: READY, UNAVAILABLE, LOADING, UNLOADING, or "" for one that was never loaded
-    (then `version` is "" too). `reason` says why it is UNAVAILABLE. `pushed`: it came by `load` with a configuration
-    or files, lies in no repository, and is known to this Control alone."""
+    """A model of the server. `state`: READY, UNAVAILABLE, LOADING, UNLOADING, or "" if it was never loaded (then
+    `version` is "" too). `reason`: why it is UNAVAILABLE. `pushed`: it was loaded with a configuration or files, is in
+    no repository, and is known only to this Control."""
 
     name: str
     version: str = ""
@@ -60,9 +60,9 @@ class PushedModel:
 
 
 class Control:
-    """The life of the models on one server. Methods raise what the client does, beside what they name.
+    """Loads and unloads the models of one server. Methods raise as the client does, besides what they name.
 
-    `sleep` and `pauses` (seconds) are how it waits between two looks.
+    `sleep` and `pauses` (seconds) set the wait between two checks.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Control:
         self._turns: dict[str, asyncio.Lock] = {}
 
     def load_lock(self, model: str) -> asyncio.Lock:
-        """To be held by who looks whether a model is loaded, and loads it where not: two who do so at once would load
-        it twice."""
+        """Return the lock to hold while checking whether a model is loaded, and loading it if not: two concurrent
+        callers would load it twice."""
         return self._turns.setdefault(model, asyncio.Lock())
 
     async def index(self, *, deadline: float) -> list[IndexEntry]:
-        """Every version of every model in the server's repositories, and the models that were pushed, which the
-        server's own index leaves out."""
+        """Return every version of every model in the server's repositories, and the pushed models, which the server's
+        own index leaves out."""
         found = [
             IndexEntry(name=each.name, version=each.version, state=each.state, reason=each.reason)
             for each in (await self.client.repository_index(deadline=deadline)).models
@@ -97,32 +97,32 @@ class Control:
         return found
 
     async def is_ready(self, name: str, version: str = "", *, deadline: float) -> bool:
-        """Whether the model can be asked; False for one that does not exist."""
+        """Return whether the model can be called; False if it does not exist."""
         return await self.client.model_ready(name, version, deadline=deadline)
 
     async def config(self, name: str, version: str = "", *, deadline: float) -> pb.ModelConfig:
-        """Of a loaded model. Raises ModelGone for any other."""
+        """Return the configuration of a loaded model. Raises ModelGone for any other."""
         return await self.client.model_config(name, version, deadline=deadline)
 
     async def metadata(self, name: str, version: str = "", *, deadline: float) -> pb.ModelMetadataResponse:
-        """Of a loaded model. Raises ModelGone for any other."""
+        """Return the metadata of a loaded model. Raises ModelGone for any other."""
         return await self.client.model_metadata(name, version, deadline=deadline)
 
     async def statistics(self, name: str = "", version: str = "", *, deadline: float) -> list[ModelStats]:
-        """One entry a version, of all models where `name` is empty. Raises ModelGone for one that is not loaded."""
+        """Return one entry per version, of all models if `name` is empty. Raises ModelGone if it is not loaded."""
         found = await self.client.model_statistics(name, version, deadline=deadline)
         return [to_model_stats(each) for each in found.model_stats]
 
     async def load(
         self, name: str, *, config: pb.ModelConfig | None = None, files: Files | None = None, deadline: float
     ) -> None:
-        """Load a model, or load it anew, and return once it is ready.
+        """Load or reload a model, and return once it is ready.
 
         `config` replaces the one in the repository. `files` maps `<version>/<name>` to contents and needs `config`;
-        such a model need not lie in the repository. What was pushed is remembered, and pushed again by a load without
-        either, as after the server's restart; `files` is kept as it is given, so it may read its contents when asked
-        for them (in a thread). Raises ModelNotFound, ModelFailed with the server's true reason, SetupError where the
-        server does not load on demand, DeadlineExceeded.
+        such a model need not be in the repository. Both are remembered, and pushed again by a load without either, as
+        after the server's restart; `files` is kept as passed, so it may read its contents on access (in a thread).
+        Raises ModelNotFound, ModelFailed with the server's actual reason, SetupError if the server does not load on
+        demand, DeadlineExceeded.
         """
         known = self._pushed.get(name)
         if config is None and files is None and known is not None:
@@ -141,10 +141,10 @@ class Control:
             raise
 
     async def revive(self, name: str, *, deadline: float) -> None:
-        """Load a model anew whose process has died, and return once it is ready.
+        """Reload a model whose process has died, and return once it is ready.
 
-        Triton calls such a model READY. It skips a load of files that have not changed, and keeps the instances of a
-        configuration that has not: so this one differs, in a parameter that nobody reads. Raises as `load`.
+        Triton reports such a model as READY. It skips a load of unchanged files, and keeps the instances of an
+        unchanged configuration: so this changes a parameter that nothing reads. Raises as `load` does.
         """
         config = await self.config(name, deadline=deadline)
         config.parameters["shoal_revived"].string_value = str(time.time_ns())
@@ -158,12 +158,12 @@ class Control:
             raise await self._load_error(name, error, deadline, pushing=bool(files)) from error
 
     async def unload(self, name: str, *, dependents: bool = False, deadline: float) -> None:
-        """Unload a model and return once the server has let it go; at once for one that is not loaded.
+        """Unload a model and return once the server has released it; at once if it is not loaded.
 
-        `dependents`: the models that an ensemble is made of, too. Requests in flight finish first, on the server.
+        `dependents`: also the models that an ensemble consists of. The server first finishes requests in flight.
         """
         names = {name} | (await self._ensemble_models(name, deadline) if dependents else set())
-        with contextlib.suppress(ModelGone):  # then it is as it was asked for
+        with contextlib.suppress(ModelGone):  # it is unloaded already
             await self.client.repository_model_unload(name, dependents=dependents, deadline=deadline)
         await self._await_gone(names, deadline)
         for each in names:
@@ -186,7 +186,7 @@ class Control:
             await self._wait(pause, deadline, f"Triton has not unloaded {', '.join(sorted(names))} in time")
 
     async def _ensemble_models(self, name: str, deadline: float) -> set[str]:
-        """The models of an ensemble; none for any other."""
+        """Return the models of an ensemble; none for any other."""
         try:
             config = await self.config(name, deadline=deadline)
         except (ModelGone, InputRejected):  # not loaded: nothing to wait for
@@ -194,7 +194,7 @@ class Control:
         return {step.model_name for step in config.ensemble_scheduling.step}
 
     async def _failure_reason(self, name: str, deadline: float) -> str:
-        """Why the newest version that failed is not available; "" while none has failed."""
+        """Return why the newest version that failed is unavailable; "" while none has failed."""
         models = [each for each in await self.index(deadline=deadline) if each.name == name]
         if any(each.state in ("READY", "LOADING") for each in models):
             return ""
@@ -202,13 +202,13 @@ class Control:
         return next((shorten_message(reason) for reason in reversed(reasons) if reason), "")
 
     async def _load_error(self, name: str, error: ShoalError, deadline: float, *, pushing: bool) -> ShoalError:
-        """The error of a load: the repository's own reason where it has one, which says more than the call does."""
+        """Return the error of a load, with the repository's reason if it has one, which says more than the call's."""
         cause = error.__cause__
         words = shorten_message(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else error.message
         try:
             index = await self.index(deadline=deadline)
             reason = await self._failure_reason(name, deadline)
-        except ShoalError:  # the first error is the one to tell
+        except ShoalError:  # the first error is the one to report
             index, reason = [], ""
         if "failed to poll" in words and not pushing and not any(each.name == name for each in index):
             return ModelNotFound(
@@ -218,7 +218,7 @@ class Control:
         return ModelFailed(f"Triton could not load {name!r}: {reason or words}")
 
     def _restore_pushed(self, name: str, known: PushedModel | None) -> None:
-        """After a load that failed, what was pushed before stays known."""
+        """Restore what was pushed before a failed load."""
         if known is None:
             self._pushed.pop(name, None)
         else:
@@ -231,7 +231,7 @@ class Control:
 
 
 def load_request(name: str, config: pb.ModelConfig | None, files: Files) -> pb.RepositoryModelLoadRequest:
-    """The request that loads a model with a configuration and files of its own."""
+    """Return the request that loads a model, with its own configuration and files if there are any."""
     request = pb.RepositoryModelLoadRequest(model_name=name)
     if config is not None:
         text = json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None)
@@ -242,7 +242,7 @@ def load_request(name: str, config: pb.ModelConfig | None, files: Files) -> pb.R
 
 
 def to_model_stats(stats: pb.ModelStatistics) -> ModelStats:
-    """Triton's statistics of one version as Shoal's."""
+    """Convert Triton's statistics of one version to Shoal's."""
     whole = stats.inference_stats
     return ModelStats(
         name=stats.name,

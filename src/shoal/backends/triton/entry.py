@@ -1,9 +1,8 @@
-"""What Shoal writes into a Triton model repository for one served model: pure, from a specification to files.
+"""Builds what Shoal writes into a Triton model repository for one served model: pure, from a specification to files.
 
-The files are one Triton model, or three where texts shall go in: an encoder, a tokenizer and an ensemble of both that
-takes BYTES. A model of texts and pictures is two: its text tower under its own name, and its image tower beside it.
-Parameters of each config.pbtxt say where it comes from, so that any Shoal that meets the model on a server knows what
-it is.
+The files are one Triton model, or three if Triton takes texts: an encoder, a tokenizer and an ensemble of both that
+takes BYTES. A model of texts and pictures has two: its text tower under its own name, and its image tower beside it.
+Parameters of each config.pbtxt record its origin, so that any Shoal that finds the model on a server can identify it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from shoal.errors import ConfigError, ModelFileError
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 FORMAT = 1
-"""Of the parameters in config.pbtxt and of the mark; raised when an older Shoal could not make sense of them."""
+"""Version of the parameters in config.pbtxt and of the mark; raised when an older Shoal could not read them."""
 
 Platform: TypeAlias = Literal["onnxruntime", "openvino", "tensorrt", "python"]
 Kind: TypeAlias = Literal["auto", "cpu", "gpu"]
@@ -35,14 +34,14 @@ _RUNS_ON: dict[Accelerator, Kind] = {"tensorrt": "gpu", "openvino": "cpu"}
 PROGRAMS = Path(__file__).with_name("programs")
 WARM_UP_TOKENS = 16
 MAX_PIXEL_BYTES = 32 * 2**20
-"""In one call. Triton's python backend passes tensors through /dev/shm, of which a container gets 64 MB."""
+"""Maximum per call. Triton's python backend passes tensors through /dev/shm, of which a container gets 64 MB."""
 
 TEXT, EMBEDDING = "text", "embedding"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor by its name in the graph; `datatype` as in config.pbtxt without TYPE_, `dims` without the batch's."""
+    """A tensor by its name in the graph; `datatype` as in config.pbtxt without TYPE_, `dims` without the batch axis."""
 
     name: str
     datatype: str
@@ -51,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryOptions:
-    """How Triton shall run a model. `max_queue_size` 0: as many as come. Raises ConfigError for what cannot be."""
+    """How Triton runs a model. `max_queue_size` 0: no limit. Raises ConfigError for invalid values or combinations."""
 
     platform: Platform = "onnxruntime"
     max_batch_size: int = 64
@@ -95,7 +94,7 @@ class EntryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTower:
-    """The ONNX file that reads pictures, how they are made, and its external weights, under the graph's folder."""
+    """The ONNX file that reads pictures, their preprocessing, and its external weights, under the graph's folder."""
 
     graph: Path
     spec: ImageSpec
@@ -104,15 +103,15 @@ class ImageTower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntrySpec:
-    """One model to write. Raises ConfigError, InvalidValue (`name`) and ModelFileError for what cannot be.
+    """One model to write. Raises ConfigError, InvalidValue (`name`) and ModelFileError for an invalid one.
 
     `graph`: the ONNX file, or the plan for `tensorrt`; `data`: its external weights, files under the graph's folder.
-    These are of the tower that reads `text`. `image`: the tower that reads pictures, beside that one, or alone where
-    `text` is None: then `graph` is its graph too. `contrast`: how pictures and texts are compared.
-    `inputs` and `outputs` are the graph's; empty stands for int64 inputs and float32 outputs as `text` names them.
-    `token_width`: of its token vectors, where it has them; -1 for a graph that leaves it open. `tokenizer`: the
-    tokenizer.json, for `text_in`. `source`: the model's address. `space`: Shoal's hash of what its vectors mean.
-    `precision`: the graph's own ("f32", "f16", ...). `tokenizer_fingerprint`: of the tokenizer that makes its ids.
+    These are of the tower that reads `text`. `image`: the tower that reads pictures, beside that one, or alone if
+    `text` is None: then `graph` is its graph too. `contrast`: how pictures and texts are compared. `inputs` and
+    `outputs`: the graph's; empty stands for int64 inputs and float32 outputs as `text` names them. `token_width`: of
+    its token vectors, if it has any; -1 for a graph that leaves it open. `tokenizer`: the tokenizer.json, for
+    `text_in`. `source`: the model's address. `space`: Shoal's hash of what its vectors mean. `precision`: the graph's
+    own ("f32", "f16", ...). `tokenizer_fingerprint`: of the tokenizer that makes its ids.
     """
 
     name: str
@@ -159,7 +158,7 @@ class EntrySpec:
                     raise ModelFileError("lies outside of the graph's folder", file=str(path))
 
     def _why_no_text_in(self) -> str:
-        """Why an ensemble that takes texts cannot be made of it; "" where it can."""
+        """Return why no ensemble that takes texts can be made of it; "" if one can."""
         if self.image is not None:
             return "reads pictures"
         assert self.text is not None, "one of the two is there"
@@ -169,7 +168,7 @@ class EntrySpec:
 
     @property
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Inputs and outputs of what reads texts."""
+        """Inputs and outputs of the text tower."""
         assert self.text is not None, "asked of what reads texts alone"
         given = output_dims(self.text, self.token_width)
         return (
@@ -179,7 +178,7 @@ class EntrySpec:
 
 
 def output_dims(text: TextSpec, token_width: int) -> dict[str, tuple[int, ...]]:
-    """What a graph gives for one text, by the names of its outputs; -1: one for each token, or not known."""
+    """Return the dims that a graph gives for one text, by its outputs' names; -1: one per token, or unknown."""
     heads: dict[str, tuple[int, ...]] = {text.tokens: (-1, token_width)}
     if text.score is not None:
         heads[text.score.output] = (len(text.score.labels),)
@@ -191,21 +190,21 @@ def output_dims(text: TextSpec, token_width: int) -> dict[str, tuple[int, ...]]:
 
 
 def max_images_per_call(spec: ImageSpec) -> int:
-    """The most that one call to an image tower takes."""
+    """Return the maximum number of images per call to an image tower."""
     height, width = spec.size
     return max(1, MAX_PIXEL_BYTES // (3 * height * width * 4))
 
 
 def image_tensors(spec: ImageSpec) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Inputs and outputs of an image tower."""
+    """Return the inputs and outputs of an image tower."""
     given = len(spec.score.labels) if spec.score is not None else spec.dimension
     return (Tensor(spec.input, "FP32", (3, *spec.size)),), (Tensor(spec.output, "FP32", (given,)),)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonModel:
-    """One folder of a repository: its name, what it is to the entry, its configuration and all other files by their
-    path in the folder."""
+    """One folder of a repository: its name, its part of the entry, its configuration, and all other files by their path
+    in the folder."""
 
     name: str
     part: Part
@@ -219,7 +218,7 @@ class TritonModel:
 
 
 def triton_models(spec: EntrySpec) -> tuple[TritonModel, ...]:
-    """The models of an entry, in the order in which they must come to be: parts before the whole."""
+    """Return the models of an entry in the order to create them: parts before the whole."""
     if spec.options.text_in:
         return (_encoder_model(spec, "encoder"), _tokenizer_model(spec), _ensemble_model(spec))
     if spec.text is None:
@@ -241,7 +240,7 @@ def _encoder_model(spec: EntrySpec, part: Part) -> TritonModel:
 
 
 def _image_model(spec: EntrySpec, part: Part) -> TritonModel:
-    """A picture alone warms it up: all of them have the same shape."""
+    """Build an image tower. A single picture warms it up: all of them have the same shape."""
     tower = spec.image
     assert tower is not None, "an image tower is written of one alone"
     tensors = image_tensors(tower.spec)
@@ -261,7 +260,7 @@ def _tower_config(
     data: Sequence[Path],
     tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
 ) -> tuple[dict[str, Any], dict[str, Content]]:
-    """The configuration and the files of what runs a graph."""
+    """Return the configuration and the files of a model that runs a graph."""
     options = spec.options
     inputs, outputs = tensors
     config = _base_config(spec, part) | {
@@ -310,8 +309,8 @@ def _ensemble_model(spec: EntrySpec) -> TritonModel:
             ]
         },
     }
-    config.pop("dynamicBatching", None)  # the parts have theirs; Triton refuses one here
-    # A version is a folder, and a folder without a file gets lost on the way through archives and version control.
+    config.pop("dynamicBatching", None)  # the parts have their own; Triton refuses one here
+    # A version is a folder, and archives and version control drop folders without a file.
     return _build_model(
         spec, "model", config, {"1/ensemble": b"The models of this ensemble are named in config.pbtxt.\n"}
     )
@@ -332,7 +331,7 @@ def _base_config(spec: EntrySpec, part: Part) -> dict[str, Any]:
         "shoal_tokenizer": spec.tokenizer_fingerprint,
         "shoal_kind": spec.options.kind,
     }
-    # What reads pictures alone says nothing of texts, which tells it from the tower that a model's name stands for.
+    # An image tower has no `shoal_text`, which distinguishes it from the tower under the model's own name.
     of: dict[str, msgspec.Struct | None] = {
         "shoal_text": spec.text if part != "image" else None,
         "shoal_image": spec.image.spec if spec.image is not None else None,
@@ -351,7 +350,7 @@ def _base_config(spec: EntrySpec, part: Part) -> dict[str, Any]:
 
 
 def read_parameters(config: ModelConfig) -> dict[str, str]:
-    """The parameters that an entry of Shoal's says what it is with; none of any other model."""
+    """Return the parameters that identify an entry of Shoal's; none for any other model."""
     return {key: value.string_value for key, value in config.parameters.items() if key.startswith("shoal_")}
 
 
@@ -369,9 +368,9 @@ def _accelerators(options: EntryOptions) -> dict[str, Any]:
 
 
 def _warm_up(inputs: tuple[Tensor, ...], max_tokens: int) -> tuple[list[dict[str, Any]], dict[str, Content]]:
-    """A short and the longest text, before Triton calls the model ready.
+    """Return samples of a short and the longest text, to run before Triton reports the model ready, and their files.
 
-    The masks attend to every token: none attended is a division by zero in some graphs.
+    The masks attend to every token: with none attended some graphs divide by zero.
     """
     samples = []
     files: dict[str, Content] = {}
@@ -403,4 +402,4 @@ _MAIN_FILES: dict[Platform, str] = {
 """The file that each backend opens."""
 
 _WIDTH = {"INT64": 8, "INT32": 4, "BOOL": 1}
-"""Bytes of the datatypes in which masks come."""
+"""Bytes per value of the datatypes that masks have."""

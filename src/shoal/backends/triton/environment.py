@@ -1,8 +1,8 @@
 """A Python for the models of Triton's python backend: an interpreter with a shared libpython, and its libraries.
 
-The backend runs every model in a process of its own, a "stub" that embeds Python: it needs `libpython3.X.so.1.0` of
-the very version that it was built for, and a numpy before 2, which it was built against. So the models get a virtual
-environment of their own, apart from Shoal's.
+The backend runs every model in its own process, a "stub" that embeds Python. A stub needs `libpython3.X.so.1.0` of
+exactly the version that it was built for, and a numpy below 2, which it was built against. So models get their own
+virtual environment, separate from Shoal's.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shoal.downloads.pip import Pip
 from shoal.errors import SetupError, SourceError
 
 REQUIREMENTS = ("numpy>=1.26,<2", "onnxruntime>=1.20,<2", "tokenizers>=0.20,<1")
-"""What Shoal's Python models import. Without their dependencies: those serve the hub and training, not inference."""
+"""Imports of Shoal's Python models. Without dependencies, which serve the Hub and training, not inference."""
 
 VERSIONS = ("3.12", "3.11", "3.10")
-"""Pythons that have both a stub in the wheel and wheels of a numpy before 2, best first."""
+"""Pythons with both a stub in the wheel and wheels of a numpy below 2, best first."""
 
 _TIMEOUT_S = 30.0
 _QUERY = """\
@@ -42,7 +42,7 @@ print(json.dumps({"version": "%d.%d" % sys.version_info[:2], "executable": getat
 
 
 class InterpreterInfo(msgspec.Struct, frozen=True):
-    """What an interpreter says of itself; paths are absolute, empty where it does not know."""
+    """What an interpreter reports of itself; paths are absolute, empty if unknown."""
 
     version: str
     executable: str
@@ -67,14 +67,14 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`programs` comes first on the server's PATH, `libraries` on its LD_LIBRARY_PATH."""
+    """Folders of an environment. `programs` comes first on the server's PATH, `libraries` on its LD_LIBRARY_PATH."""
 
     programs: Path
     libraries: Path
 
 
 def query_interpreter(executable: str) -> InterpreterInfo | None:
-    """What an interpreter says of itself; None where it does not run (a pyenv shim of a version not chosen)."""
+    """Return what an interpreter reports of itself; None if it does not run (a pyenv shim of an unselected version)."""
     try:
         said = subprocess.run([executable, "-I", "-c", _QUERY], capture_output=True, timeout=_TIMEOUT_S, check=True)
         return _INTERPRETER_INFO.decode(said.stdout)
@@ -83,7 +83,7 @@ def query_interpreter(executable: str) -> InterpreterInfo | None:
 
 
 def find_candidates() -> list[str]:
-    """Interpreters of this machine: the one that runs Shoal first, then those on PATH and Debian's place."""
+    """Return interpreters of this machine: the one that runs Shoal first, then those on PATH and in /usr/bin."""
     names = [f"python{version}" for version in VERSIONS]
     found = [shutil.which(name) for name in names] + [shutil.which(name, path="/usr/bin") for name in names]
     return list(dict.fromkeys([sys.executable, *filter(None, found)]))
@@ -95,7 +95,7 @@ def find_interpreter(
     asked: Callable[[str], InterpreterInfo | None] = query_interpreter,
     located: Callable[[InterpreterInfo], Path | None] | None = None,
 ) -> Interpreter:
-    """The first that a stub can embed. Raises SetupError that says what was looked at and what to install."""
+    """Return the first that a stub can embed. Raises SetupError that lists those tried and says what to install."""
     looked: list[str] = []
     for executable in executables:
         answers = asked(executable)
@@ -123,7 +123,7 @@ def find_libpython(
     is_file: Callable[[Path], bool] = Path.is_file,
     cached: Callable[[str], Iterable[str]] | None = None,
 ) -> Path | None:
-    """The shared library of an interpreter: where it says, beside it, else where the loader knows one."""
+    """Return the shared library of an interpreter: where it reports it, beside it, else from the loader's cache."""
     folders = [answers.libdir, f"{answers.libdir}/{answers.multiarch}", f"{answers.prefix}/lib", answers.libpl]
     names = [name for name in (_soname(answers.version), answers.instsoname) if ".so" in name]
     for folder in dict.fromkeys(filter(None, folders)):
@@ -139,7 +139,7 @@ def _soname(version: str) -> str:
 
 
 def _loader_cache(name: str) -> list[str]:
-    """Paths of a library in the cache of ldconfig, which lists `NAME (FLAGS) => PATH`."""
+    """Return the paths of a library in ldconfig's cache, which lists `NAME (FLAGS) => PATH`."""
     program = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
         said = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
@@ -150,7 +150,7 @@ def _loader_cache(name: str) -> list[str]:
 
 
 def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress, stop: threading.Event) -> Environment:
-    """The environment for models, below `root`; made with pip when it is not there, or its Python is gone.
+    """Return the environment for models, below `root`; made with pip if it is missing or its Python was removed.
 
     Raises SourceError and Cancelled.
     """
@@ -193,14 +193,14 @@ def _run_command(command: Sequence[str], what: str) -> None:
 
 
 def server_environment(environment: Environment | None, base: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment variables of a server: this process's without Shoal's settings, which may hold keys, and without
-    Vertex AI's, which make it listen on a port of its own."""
+    """Return the environment variables of a server: this process's without Shoal's settings, which may hold keys, and
+    without Vertex AI's, which make it listen on a port of its own."""
     kept = {
         name: value for name, value in (base or dict(os.environ)).items() if not name.startswith(("SHOAL_", "AIP_"))
     }
     if environment is None:
         return kept
-    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):  # they lead to another numpy
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):  # they select another numpy
         kept.pop(name, None)
     kept["PYTHONNOUSERSITE"] = "1"
     kept["PATH"] = os.pathsep.join(filter(None, (str(environment.programs), kept.get("PATH", os.defpath))))

@@ -106,7 +106,7 @@ class RequestBuilder:
         self._check_adapters()
 
     def build_generation(self, asked: GenerationRequest) -> ModelInferRequest:
-        """Raises InvalidValue for options that the model does not support, InputRejected for a number out of range."""
+        """Build the request. Raises InvalidValue for unsupported options, InputRejected for a number out of range."""
         schema, sampling = self._schema, asked.sampling
         request = self._new_request(asked.id)
         self._put_prompt(request, asked.prompt)

@@ -1,8 +1,8 @@
-"""How a language model on Triton is asked and what it answers, read from its ModelConfig and ModelMetadata: pure.
+"""How a language model on Triton is called and what it returns, read from its ModelConfig and ModelMetadata: pure.
 
 Sources: triton-inference-server/vllm_backend (src/model.py, src/utils), NVIDIA/TensorRT-LLM (triton_backend/all_models:
-inflight_batcher_llm, gpt, llmapi), Dynamo's KServe front. What a model can do is told by the tensors that it really
-has, not by its name: ensembles are edited, and each release adds some.
+inflight_batcher_llm, gpt, llmapi), Dynamo's KServe frontend. What a model can do is read from its actual tensors, not
+from its name: ensembles are edited, and each release adds some.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FAMILIES: Mapping[str, Family] = {
     "Dynamo": "dynamo",
     "text_output": "text",
 }
-"""`detect_family` to what is done about it. "trtllm": ensemble, BLS and the older `gpt` of TensorRT-LLM; "tokens": its
-engine, whose tokenizer is ours; "text": whatever else reads `text_input` and answers `text_output`."""
+"""Results of `detect_family` to families. "trtllm": ensemble, BLS and the older `gpt` of TensorRT-LLM; "tokens": its
+engine, which Shoal tokenizes for; "text": any other model that reads `text_input` and returns `text_output`."""
 
 TEXT, IDS, OUTPUT, OUTPUT_IDS = "text_input", "input_ids", "text_output", "output_ids"
 SAMPLING, LENGTHS = "sampling_parameters", "input_lengths"
@@ -53,7 +53,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """Fields of Sampling to the inputs that may carry them; the older name last."""
 
 LLM_API_PREFIX = "sampling_param_"
-"""Of the LLM API's inputs, which are called as the fields are."""
+"""Prefix of the LLM API's inputs, which are named after the fields."""
 
 VLLM_PARAMETERS = frozenset(
     {
@@ -75,10 +75,10 @@ VLLM_PARAMETERS = frozenset(
         "skip_special_tokens",
     }
 )
-"""What vLLM's SamplingParams take through JSON. Not logit_bias: its keys arrive as texts there, which vLLM fails on."""
+"""Fields that vLLM's SamplingParams take through JSON. Not logit_bias: vLLM fails on its keys, which become texts."""
 
 _SCALARS = VLLM_PARAMETERS - {"stop", "stop_token_ids", "bad_words"}
-"""What fits into request parameters, which the first versions of the backend read instead."""
+"""Fields that fit into request parameters, which the first versions of the backend read instead."""
 
 _STREAMING = ("stream", "streaming")
 _EXCLUDE = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
@@ -90,12 +90,12 @@ _LENGTH_KEYS = ("max_seq_len", "max_model_len", "max_sequence_length")
 class LlmSchema:
     """How a language model on Triton is called.
 
-    `prompt`: the input that it reads. `fields`: Sampling fields to the inputs that carry them; vLLM's go as one text
-    of JSON. `parameters`: all fields that it honours. `batched`: tensors have a batch axis of 1. `decoupled`: its
-    answers come on a stream. `streaming`: the input that asks for pieces, `exclude` the one that keeps the prompt out
-    of the answer, `cancel` the one that ends a generation by its id, `flags` those that ask for further outputs; ""
-    and () where it has none. `guide`: how vLLM calls guided decoding. `adapter`: the input that selects a LoRA.
-    `context_tokens` None: its configuration does not say. `parts`: models that it is made of.
+    `prompt`: the input that it reads. `fields`: Sampling fields to the inputs that carry them; vLLM's are sent as one
+    JSON text. `parameters`: all fields that it honors. `batched`: tensors have a batch axis of 1. `decoupled`: it
+    responds on a stream. `streaming`: the input that requests pieces, `exclude` the one that keeps the prompt out of
+    the answer, `cancel` the one that ends a generation by its id, `flags` those that request further outputs; "" and ()
+    if it has none. `guide`: vLLM's name of guided decoding. `adapter`: the input that selects a LoRA. `context_tokens`
+    None: not in its configuration. `parts`: models that it consists of.
     """
 
     name: str
@@ -125,12 +125,12 @@ class LlmSchema:
 
     @property
     def streams(self) -> bool:
-        """It can be asked for pieces."""
+        """Whether it can return pieces."""
         return self.decoupled and (bool(self.streaming) or self.family == "text")
 
     @property
     def includes_prompt(self) -> bool:
-        """A whole answer begins with the prompt, and it cannot be asked to leave that out."""
+        """Whether a whole answer begins with the prompt, and no input can leave that out."""
         return self.family in ("vllm", "trtllm", "tokens") and not self.exclude
 
     @property
@@ -140,15 +140,15 @@ class LlmSchema:
 
 
 def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchema | None:
-    """How to call the model; None for one that does not generate text. Raises ConfigError, with the reason, for one
-    that cannot be asked with a prompt alone."""
+    """Return how to call the model; None if it does not generate text. Raises ConfigError, with the reason, if a prompt
+    alone is not enough to call it."""
     model = read_tensors(config, metadata)
     kind = detect_family(config, metadata, model)
     if not kind:
         return None
     family = FAMILIES[kind]
     if family == "trtllm" and (model.max_batch_size == 0 or model.inputs["max_tokens"].optional):
-        family = "text"  # TensorRT-LLM's own must be told, in a batch
+        family = "text"  # TensorRT-LLM's own require it, and a batch axis
     prompt = IDS if family == "tokens" else TEXT
     wanted = OUTPUT_IDS if family == "tokens" else OUTPUT
     if prompt not in model.inputs or wanted not in model.outputs:
@@ -181,7 +181,7 @@ def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchem
 
 
 def find_parts(config: ModelConfig) -> frozenset[str]:
-    """The models that an ensemble or TensorRT-LLM's BLS calls, which are not to be asked beside it."""
+    """Return the models that an ensemble or TensorRT-LLM's BLS calls, which are not served beside it."""
     steps = {step.model_name for step in config.ensemble_scheduling.step}
     if "tensorrt_llm_model_name" in config.parameters or "accumulate_tokens" in config.parameters:
         steps |= {"preprocessing", "postprocessing", _parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"}
@@ -197,7 +197,7 @@ def _output_mode(config: ModelConfig, family: Family) -> OutputMode:
 
 
 def _fields(model: Tensors, family: Family) -> dict[str, str]:
-    """Sampling fields to the model's inputs that carry them."""
+    """Return the Sampling fields that the model takes, with the inputs that carry them."""
     if family in ("vllm", "dynamo"):
         return {}
     found: dict[str, str] = {}
@@ -210,7 +210,7 @@ def _fields(model: Tensors, family: Family) -> dict[str, str]:
 
 
 def _fits(name: str, tensor: Tensor) -> bool:
-    """Whether an input is of the kind that carries the field: `stop` may be a text, or the flag that cancels."""
+    """Return whether the type of an input can carry the field: `stop` may be a text, or the flag that cancels."""
     if name in ("stop", "bad_words"):
         return tensor.datatype == "BYTES" or (tensor.datatype == "INT32" and tensor.dims[:1] == (2,))
     if name in ("ignore_eos", "skip_special_tokens"):
@@ -228,7 +228,7 @@ def _parameters(config: ModelConfig, model: Tensors, family: Family, fields: Map
     able = set(fields)
     if {GUIDE, GUIDE_TYPE} <= has:
         able.add("guide")
-    # An ensemble's log probabilities come without tokens: only pieces tell whose they are.
+    # An ensemble's log probabilities come without tokens: only pieces show which text they belong to.
     telling = family == "tokens" or config.model_transaction_policy.decoupled
     if "return_log_probs" in has and LOG_PROBS in model.outputs and telling and family in ("trtllm", "tokens"):
         able.add("logprobs")
@@ -239,8 +239,8 @@ def _parameters(config: ModelConfig, model: Tensors, family: Family, fields: Map
 
 
 def _vllm_guide(model: Tensors) -> str:
-    """The key of SamplingParams, which vLLM renamed. The backend's release shows in its other inputs: guided decoding
-    came just after `return_num_input_tokens` (25.01), the new name just after `embedding_request` (25.11)."""
+    """Return the key of SamplingParams, which vLLM renamed. The backend's other inputs show its release: guided
+    decoding came just after `return_num_input_tokens` (25.01), the new name just after `embedding_request` (25.11)."""
     if not {SAMPLING, "return_num_input_tokens"} <= model.inputs.keys():
         return ""
     return "structured_outputs" if "embedding_request" in model.inputs else "guided_decoding"
@@ -258,7 +258,7 @@ def _flag(model: Tensors, *names: str) -> str:
 
 
 def _context_tokens(config: ModelConfig) -> int | None:
-    """A template that nobody filled in still says "${max_seq_len}"."""
+    """Return the context length, None if unknown. An unfilled template still says "${max_seq_len}"."""
     values = (_parameter(config, name) for name in _LENGTH_KEYS)
     return next((int(value) for value in values if value.isdecimal() and int(value)), None)
 

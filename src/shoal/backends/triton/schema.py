@@ -1,5 +1,5 @@
-"""What a model on Triton that embeds or scores wants and gives: pure, and the only place that knows the conventions of
-those who put embedding models, rerankers and classifiers on Triton."""
+"""How a model on Triton that embeds or scores is called: pure, and the only place for the conventions of embedding
+models, rerankers and classifiers on Triton."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ TOKEN_OUTPUTS = (
     "output",
     "pooler_output",
 )
-"""Which of several outputs of a model that reads token ids is taken: the first of these that it has. BERT's
-pooler_output was never trained to be an embedding, so it is only taken where there is nothing else."""
+"""Outputs of models that read token ids, the preferred one first. BERT's pooler_output was never trained to be an
+embedding, so it is only used if there is nothing else."""
 
 SCORE_OUTPUTS = (LOGITS, "scores", "score")
-"""What a model that scores calls its scores, so that nobody need say what it is."""
+"""Output names that identify scores without any configuration."""
 
 PAIRS = ((TEXT, PAIR), (TEXT, "text_pair"), ("query", "passage"), ("query", "document"))
-"""What models that read two texts together call them."""
+"""Input names of models that read two texts together."""
 
 TEXT_OUTPUTS = (EMBEDDING, "embeddings", SENTENCE, "sentence_embeddings", POOLED, "output")
 
@@ -60,13 +60,13 @@ _FLOATS = ("FP32", "FP16", "BF16", "FP64")
 _INTEGERS = ("INT64", "INT32")
 _PRECISIONS = {"FP16": "f16", "BF16": "bf16"}
 _ALWAYS_FILLED = ("attention_mask", "pooling_mask")
-"""Optional inputs that are filled all the same: without them padding, or a prompt, would count."""
+"""Optional inputs that are filled anyway: without them padding, or a prompt, would count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """The operator's word on a model's tensors: canonical name to the model's own. `scores`: it answers scores,
-    whatever it calls them."""
+    """Names of tensors from the configuration: canonical name to the model's own. `scores`: it returns scores, under
+    any name."""
 
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One tensor that Shoal fills or reads. `dims` are those of one item, -1 for any size; `column`: texts go out as
-    [n, 1] and not as [n]; `axes`: how many axes an item of an answer has (a vector 1, token vectors 2, a count 0).
-    Scores are called "logits", whether an activation was put over them or not."""
+    """One tensor that Shoal fills or reads. `dims` are those of one item, -1 for any size; `column`: texts are sent as
+    [n, 1] and not as [n]; `axes`: number of axes of one item in a response (a vector 1, token vectors 2, a count 0).
+    Scores are called "logits", with or without an activation."""
 
     canonical: str
     name: str
@@ -91,13 +91,12 @@ class Port:
 class Embedder:
     """How a model on Triton that embeds or scores is called.
 
-    `outputs`: the one that is meant to be used stands first. `batch`: "config" (max_batch_size is above 0), "free" (a
-    leading -1: any size), "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items a call, 0 for any
-    number. `instances`: calls that the server computes side by side. `dimension` of its first output (of scores, how
-    many labels there are); None: only an answer tells. `level` "token": it gives a vector for each token, and none for
-    the text. `length`: the only sequence length that it takes, 0 for any. `has_mask`: padding does not count.
-    `precision` "": not known. `parameters`: those of Shoal's repository writer (`shoal_source`, ...). `version`: the
-    newest loaded.
+    `outputs`: the one to use is first. `batch`: "config" (max_batch_size is above 0), "free" (a leading -1: any size),
+    "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items per call, 0 for any number. `instances`:
+    calls that the server computes in parallel. `dimension`: of its first output (of scores, the number of labels);
+    None: only a response shows it. `level` "token": it returns a vector per token and none for the text. `length`: the
+    only sequence length that it takes, 0 for any. `has_mask`: padding does not count. `precision` "": unknown.
+    `parameters`: those of Shoal's repository writer (`shoal_source`, ...). `version`: the newest loaded.
     """
 
     name: str
@@ -117,13 +116,13 @@ class Embedder:
 
     @property
     def batch_axis(self) -> bool:
-        """Tensors have a batch axis."""
+        """Whether tensors have a batch axis."""
         return self.batch != "none"
 
     @property
     def has_mask(self) -> bool:
         masks = any(port.canonical == "attention_mask" for port in self.inputs)
-        # A graph that Shoal wrote without a mask reads nothing behind a text's end, or always as many tokens.
+        # A graph that Shoal wrote without a mask reads nothing after a text's end, or always the same number of tokens.
         return masks or self.style != "tokens" or "shoal_text" in self.parameters
 
     @property
@@ -132,15 +131,15 @@ class Embedder:
         return (self.style, self.level, self.inputs, self.outputs, self.batch, self.dimension, self.length)
 
     def shape_input(self, port: Port, array: Array) -> Array:
-        """A batch's array [n, ...] in the shape that the model takes."""
+        """Return a batch's array [n, ...] in the shape that the model takes."""
         if port.column and array.ndim == 1:
             array = array[:, None]
         return array if self.batch_axis else array[0]
 
     def shape_output(self, port: Port, array: Array, rows: int) -> Array:
-        """An answer's array as [rows, ...], whatever axes of size 1 the model puts before or between.
+        """Return a response's array as [rows, ...], without axes of size 1 that the model puts before or between.
 
-        Raises UpstreamFailed when it does not hold an item for each row.
+        Raises UpstreamFailed if it does not hold one item per row.
         """
         tail = array.shape[array.ndim - port.axes :]
         if array.ndim < port.axes or array.size != rows * math.prod(tail):
@@ -149,8 +148,8 @@ class Embedder:
 
 
 def detect_embedder(config: ModelConfig, metadata: ModelMetadataResponse, names: TensorNames | None = None) -> Embedder:
-    """How to call the model. Raises ConfigError, with the reason, for one that cannot be served as an embedder, and
-    for `names` that it does not have."""
+    """Return how to call the model. Raises ConfigError, with the reason, if it cannot be served as an embedder, and for
+    `names` that it does not have."""
     model = read_tensors(config, metadata)
     names = names or TensorNames()
     _check_names(model, names)
@@ -217,7 +216,7 @@ def _is_image(tensor: Tensor) -> bool:
 
 
 def _pick_inputs(model: Tensors, names: TensorNames) -> tuple[Style, list[tuple[str, Tensor]]]:
-    """The inputs that Shoal fills, by canonical name, the one that sets the shape first."""
+    """Return the style, and the inputs that Shoal fills by canonical name, the one that sets the shape first."""
     given = {own: canonical for canonical, own in names.inputs.items()}
     taken = set(names.inputs)
     for name in TOKEN_INPUTS:
@@ -245,7 +244,7 @@ def _pick_inputs(model: Tensors, names: TensorNames) -> tuple[Style, list[tuple[
 
 
 def _text_inputs(model: Tensors, names: TensorNames) -> list[tuple[str, Tensor]]:
-    """The text that a model reads, or the two that it reads together."""
+    """Return the input of the text, or the two of the texts that a model reads together."""
     if own := {
         canonical: model.inputs[names.inputs[canonical]] for canonical in (TEXT, PAIR) if canonical in names.inputs
     }:
@@ -268,7 +267,7 @@ def _text_inputs(model: Tensors, names: TensorNames) -> list[tuple[str, Tensor]]
 
 
 def _batch_layout(model: Tensors, first: tuple[str, Tensor], style: Style) -> tuple[Batch, int]:
-    """Where the batch axis is, and the only length of a sequence that is taken (0: any)."""
+    """Return the position of the batch axis, and the only sequence length that is taken (0: any)."""
     tensor = first[1]
     dims = tensor.dims
     wrong = model.refuse(
@@ -309,8 +308,8 @@ def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) ->
 def _written_outputs(
     model: Tensors, batch: Batch, names: TensorNames, parameters: Mapping[str, str]
 ) -> tuple[Port, ...]:
-    """All that an entry of Shoal's repository writer gives, by the names of its TextSpec; nothing of any other model,
-    nor where the operator names outputs. A TextSpec that cannot be read is told of where it is needed."""
+    """Return all outputs of an entry of Shoal's repository writer, by the names of its TextSpec; none for any other
+    model, or if the operator names outputs. A TextSpec that cannot be read is reported where it is needed."""
     try:
         spec = _SPEC.decode(parameters.get("shoal_text", ""))
     except msgspec.MsgspecError:
@@ -327,7 +326,7 @@ def _token_outputs(model: Tensors, batch: Batch, names: TensorNames) -> tuple[Po
         return (scores,)
     given = {canonical: own for canonical, own in names.outputs.items() if canonical != COUNT}
     if given:
-        # Alone, a pooled vector is the sentence's: there is none after a Normalize to tell it from.
+        # A pooled vector alone is the sentence's: there is no normalized one to distinguish it from.
         alone = (EMBEDDING,) if SENTENCE in given else (EMBEDDING, POOLED)
         own_words = {SENTENCE if canonical in alone else canonical: own for canonical, own in given.items()}
         ports = [_output_port(model, canonical, model.outputs[own], batch) for canonical, own in own_words.items()]
@@ -357,8 +356,8 @@ def _text_outputs(model: Tensors, batch: Batch, names: TensorNames, style: Style
 
 
 def _score_output(model: Tensors, batch: Batch, names: TensorNames, vectors: Sequence[str]) -> Port | None:
-    """The output with the scores of a model that scores; None for any other. `vectors`: names of outputs that come
-    before those of scores where nobody says what the model is."""
+    """Return the output with the scores of a model that scores; None for any other. `vectors`: output names that
+    precede those of scores unless the configuration says that it scores."""
     own = names.outputs.get(LOGITS, "")
     if not own and names.outputs and not names.scores:
         return None
@@ -373,7 +372,7 @@ def _score_output(model: Tensors, batch: Batch, names: TensorNames, vectors: Seq
 
 
 def _pick_output(model: Tensors, order: Sequence[str]) -> Tensor:
-    """The output with the embedding."""
+    """Return the only float output, else the first in `order`."""
     floats = {name: tensor for name, tensor in model.outputs.items() if tensor.datatype in _FLOATS}
     listed = ", ".join(map(str, model.outputs.values())) or "nothing"
     if not floats:
@@ -387,7 +386,7 @@ def _pick_output(model: Tensors, order: Sequence[str]) -> Tensor:
 
 
 def _output_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) -> Port:
-    """`canonical` "": by what the output holds."""
+    """Return the port of an output. `canonical` "": by the shape of the output."""
     dims = _item_dims(tensor, batch)
     if tensor.datatype not in _FLOATS:
         raise model.refuse(f"gives {tensor}: an embedding is one of {', '.join(_FLOATS)}")
@@ -404,11 +403,11 @@ def _output_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) -
 
 
 def _item_dims(tensor: Tensor, batch: Batch) -> tuple[int, ...]:
-    """Without the batch axis, where the model has one of its own."""
+    """Return the dims without the batch axis, if the model has its own."""
     return tensor.dims[1:] if batch == "free" or (batch == "one" and len(tensor.dims) > 1) else tensor.dims
 
 
 def _dimension(dims: tuple[int, ...]) -> int | None:
-    """The size of what an answer holds for one text, or token; a number alone is one."""
+    """Return the size of one vector of a response, None if it is not fixed; a single number counts as 1."""
     size = dims[-1] if dims else 1
     return size if size > 0 else None

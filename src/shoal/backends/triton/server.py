@@ -1,7 +1,6 @@
-"""A tritonserver of Shoal's own: found or fetched, started for this user alone, watched, started again when it dies.
+"""A tritonserver that Shoal manages: found or fetched, started only for this user, supervised, restarted when it dies.
 
-Models are loaded by whoever connects (explicit model control): a server that was started again has none, and its
-clients load theirs anew.
+Clients load the models (explicit model control): a restarted server has none, and its clients load theirs again.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ from shoal.errors import SetupError
 _log = logging.getLogger(__name__)
 
 _TRIES = 5
-"""Ports that were free when they were chosen are taken by others before Triton has them once in a blue moon."""
+"""Attempts at free ports: rarely, another program takes one between its choice and Triton's start."""
 
 _PORT_ERRORS = ("already in use", "Address already in use")
 _LOG_LINES = 20
 _MAX_LOG_BYTES = 16 << 20
 _KILL_AFTER_S = 3.0
-"""On top of the server's own exit timeout, after which it should have ended by itself."""
+"""Added to the server's own exit timeout, by which it should have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonOptions:
-    """How a server is run. `home`: Shoal's folder of files. Times in seconds.
+    """How a server is run. `home`: Shoal's data folder. Times in seconds.
 
     `open_ports`: it listens on three ports of the loopback, for every program and user of this machine; else on a Unix
-    socket of this user's, and `grpc_port` is a number that names it. Ports: 0 takes a free one.
+    socket of this user, and `grpc_port` is a number that identifies it. Ports: 0 takes a free one.
 
-    `restarts`: how many times in a row a server that died is started again, `backoff_s` later, twice that, and so on;
-    one that was ready for `stable_s` begins a new row.
+    `restarts`: maximum restarts in a row of a server that died, after `backoff_s`, twice that, and so on up to
+    `max_backoff_s`; one that was ready for `stable_s` starts a new row.
     """
 
     home: Path
@@ -80,7 +79,7 @@ class TritonOptions:
 
     @property
     def folder(self) -> Path:
-        """The model repository: the one that was named, else one of Shoal's own."""
+        """The model repository: the configured one, else Shoal's own."""
         return self.repository.expanduser().absolute() if self.repository else self.root / "repository"
 
     @property
@@ -90,7 +89,7 @@ class TritonOptions:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What there is to run; `environment` None: the distribution has a Python of its own."""
+    """What to run; `environment` None: the distribution has its own Python."""
 
     distribution: distribution.Distribution
     environment: environment.Environment | None
@@ -99,9 +98,9 @@ class Installation:
 def obtain(
     options: TritonOptions, progress: Progress | None = None, stop: threading.Event | None = None
 ) -> Installation:
-    """The tritonserver of this machine, else the fetched one with its Python. Blocks, for minutes when it must fetch.
+    """Return this machine's tritonserver, else a fetched one with its Python. Blocks, for minutes if it must fetch.
 
-    Raises SetupError (no such machine, no libpython), SourceError (cannot be fetched), Cancelled once `stop` is set.
+    Raises SetupError (unsupported machine, no libpython), SourceError (not fetched), Cancelled once `stop` is set.
     """
     if (found := distribution.find_installed()) is not None:
         return Installation(found, None)
@@ -119,9 +118,9 @@ def obtain(
 
 @asynccontextmanager
 async def run_triton(options: TritonOptions, progress: Progress | None = None) -> AsyncIterator[TritonServer]:
-    """A server that is ready; it is stopped on leaving, and killed by the kernel if this process dies before.
+    """Yield a server that is ready; stop it on exit. The kernel kills it if this process dies before.
 
-    Raises SetupError (cannot run here, port in use, died or was late: with the end of its log), SourceError, Cancelled.
+    Raises SetupError (cannot run here, port in use, died or too slow: with the end of its log), SourceError, Cancelled.
     """
     stop = threading.Event()
     installed = await run_in_thread(lambda: obtain(options, progress, stop), stop.set)
@@ -160,10 +159,10 @@ class PortTaken(SetupError):
 
 
 class TritonServer:
-    """One server and its supervision, for one event loop. Made by `run_triton`; to make one reads files.
+    """One server and its supervision, for one event loop. Made by `run_triton`; the constructor reads files.
 
-    `url` is the target of its gRPC side; `http_url` and `metrics_url` are host:port, for a server with open ports. They
-    stay the same when it is started again.
+    `url` is the target of its gRPC API; `http_url` is host:port, for a server with open ports. They stay the same after
+    a restart.
     """
 
     def __init__(self, options: TritonOptions, installed: Installation, ports: Ports, folder: RunFolder) -> None:
@@ -211,18 +210,18 @@ class TritonServer:
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """The backends that it has, by name: "python", "onnxruntime", ..."""
+        """Its backends by name: "python", "onnxruntime", ..."""
         return self._platforms
 
     @property
     def python(self) -> Path | None:
-        """The interpreter that python models get; None where the distribution has its own."""
+        """The interpreter of python models; None if the distribution has its own."""
         made = self._installed.environment
         return None if made is None else made.programs / "python"
 
     @property
     def pid(self) -> int | None:
-        """The process that runs now; None between two."""
+        """The id of the process that runs now; None between restarts."""
         return self._state.server.pid if self._state.server else None
 
     @property
@@ -245,7 +244,7 @@ class TritonServer:
         return await asyncio.to_thread(self._folder.tail, lines)
 
     async def start(self) -> None:
-        """Bring it up for the first time; the folder is given back when that fails. Raises SetupError, PortTaken."""
+        """Start it for the first time; release the folder if that fails. Raises SetupError, PortTaken."""
         try:
             await asyncio.to_thread(self._prepare)
             await self._launch()
@@ -255,14 +254,14 @@ class TritonServer:
         self._watching = asyncio.create_task(self._watch(), name=f"triton {self.url}")
 
     async def wait(self) -> None:
-        """Return never while the server is looked after. Raises SetupError when it is given up."""
+        """Wait without end while the server is supervised. Raises SetupError when supervision gives up."""
         assert self._watching is not None, "wait() comes after start()"
         await asyncio.shield(self._watching)
         raise SetupError(self._state.error)
 
     async def aclose(self) -> None:
         """Stop it: SIGTERM, later SIGKILL."""
-        # A port that was chosen for this once is never looked at again, unlike one that somebody named.
+        # A free port is chosen for one run, so its log is not read later, unlike that of a configured one.
         await self._end(keep_log=self._options.grpc_port != 0)
 
     def _prepare(self) -> None:
@@ -305,7 +304,7 @@ class TritonServer:
         _log.info("Triton %s is ready at %s, pid %d", self._state.version, self.url, self._process.pid)
 
     async def _watch(self) -> None:
-        """Start the server again whenever it ends, until it ends too often in a row."""
+        """Restart the server whenever it ends, until it ends too often in a row."""
         failures = 0
         while True:
             assert self._process is not None, "the watch begins with a running server"
@@ -324,7 +323,7 @@ class TritonServer:
             try:
                 await self._launch()
             except SetupError as error:
-                # Its process has ended or could not be started: the next turn counts that, and waits longer.
+                # Its process has ended or could not be started: the next iteration counts that, and waits longer.
                 await self._log_note(error.message.partition("\n")[0])
 
     async def _give_up(self, why: str) -> None:
@@ -336,7 +335,7 @@ class TritonServer:
         await asyncio.to_thread(self._folder.note, line)
 
     async def _update_state(self, **changes: object) -> None:
-        """Change the state, here and on disk."""
+        """Change the state, in memory and on disk."""
         self._state = msgspec.structs.replace(self._state, **changes)
         try:
             await asyncio.to_thread(self._folder.write, self._state)
@@ -355,7 +354,7 @@ class TritonServer:
 
 
 def _open_log(path: Path) -> int:
-    """Open a log to add to it; one that restarts have let grow is begun anew."""
+    """Open a log for appending; one above 16 MiB, after many restarts, is truncated."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         if path.stat().st_size > _MAX_LOG_BYTES:

@@ -46,8 +46,7 @@ LOOK_S = 2.0
 
 
 class TritonHost:
-    """A Triton server at `url`: host:port or a socket's path. `repository` as this machine sees it; None: files are
-    pushed.
+    """A Triton server at `url`: host:port or a socket's path. `repository`: its folder here; None: files are pushed.
 
     If Shoal starts the server itself, `url` is known only after `wait_reachable`.
     """
@@ -103,8 +102,7 @@ class TritonHost:
             await asyncio.gather(running, return_exceptions=True)
 
     async def _run(self, options: TritonOptions, stop: asyncio.Event, progress: Progress | None) -> None:
-        """Run Shoal's own server until `stop`. The first fetch takes a while, so Shoal serves before Triton is
-        ready."""
+        """Run Shoal's own server until `stop`, as a task: the first fetch takes a while, and Shoal serves meanwhile."""
         assert self._server is not None
         try:
             async with run_triton(options, progress) as server:

@@ -98,7 +98,7 @@ async def _open_single(target: TritonTarget, lanes: MakeLanes, number: int, embe
 async def _open_dual_encoder(
     target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder, loaded: list[Endpoint]
 ) -> TritonDualEncoder:
-    """As `_open_single`, for a text tower and an image tower beside it, which is added to `loaded` if it had to be."""
+    """Return the runner of a text tower and an image tower beside it, which is added to `loaded` if it had to be."""
     pictures = _image_target(target)
     try:
         schema, brought = await _find_schema(pictures.endpoints[number])
