@@ -148,12 +148,12 @@ def test_clients_that_leave_are_counted_and_cost_nothing(shoal_server: ShoalServ
 
 
 def test_the_loop_stays_free_under_large_bodies_and_replies(shoal_server: ShoalServer) -> None:
-    """While 2,048 vectors of 1,024 numbers are written as JSON and 20 MB of texts are read, health answers in between.
+    """While 2,048 vectors of 1,024 numbers are written as JSON and 14 MB of texts are read, health answers in between.
 
     Written in one go, the reply would leave room for hardly any.
     """
     server = shoal_server(["fake:dimension=1024"])
-    large = {"model": "fake", "input": [f"{number} {'x' * 10_000}" for number in range(2048)]}
+    large = {"model": "fake", "input": [f"{number} {'x' * 7_000}" for number in range(2048)]}
     between = 0
     with ThreadPoolExecutor(1) as caller:
         answer = caller.submit(server.request, "POST", "/v1/embeddings", large)
