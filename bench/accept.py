@@ -66,7 +66,7 @@ def measure(port: int, seconds: float) -> dict[str, float]:
 
 def run(seconds: float) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    with Server("fake:") as server:
+    with Server("fake:", max_body_bytes=BODY) as server:
         server.settle()
         results["alone_ms"] = measure(server.port, seconds)
         for uploads in (20, 100, 400):

@@ -74,7 +74,8 @@ def server(tmp_path: Path, shoal_server: ShoalServer, hosts: list[ThreadingHTTPS
     (tmp_path / "clip").mkdir()
     folder = towers(tmp_path / "clip")
     listed = f"127.0.0.1:{hosts[0].server_port},public"
-    return shoal_server([f"clip=file:{folder}"], "--home", str(tmp_path / "home"), "--image-hosts", listed)
+    limits = ("--image-hosts", listed, "--max-body-bytes", "33554432")  # room for a file above `image_max_mb`
+    return shoal_server([f"clip=file:{folder}"], "--home", str(tmp_path / "home"), *limits)
 
 
 def embedded(server: Server, *inputs: dict[str, str] | str) -> tuple[int, dict[str, Any]]:
