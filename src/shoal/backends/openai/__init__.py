@@ -1,4 +1,4 @@
-"""Servers that speak OpenAI's API: requests passed on as they came, streams passed back byte for byte, embeddings."""
+"""Backend for servers that speak OpenAI's API: passes requests and streams through byte for byte, and embeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of chat and completions, in events or whole, as typed chunks."""
+"""Parses answers of chat and completions, streamed or whole, into typed chunks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REASONS = {
 
 
 def has_choices(body: bytes) -> bool:
-    """Whether a whole answer of chat or completions holds any."""
+    """Whether a whole answer of chat or completions has any choices."""
     try:
         return bool(_CHOICES.decode(body).choices)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -41,38 +41,38 @@ def has_choices(body: bytes) -> bool:
 
 
 def parse_usage(body: bytes) -> Usage | None:
-    """The usage that the JSON of an event or of a whole answer tells; None where it does not."""
+    """Return the usage in the JSON of an event or a whole answer, or None."""
     try:
         told = _USAGE.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # it is passed on all the same; only nothing is counted
+        return None  # the answer is passed on anyway, without a count
     usage = told.usage or (told.response.usage if told.response is not None else None)
     return None if usage is None else usage.to_usage()
 
 
 class AnswerReader:
-    """The events of one answer, or the one body of it, to chunks. `usage` is what it told last.
+    """Parses the events or the single body of one answer into chunks. `usage` is the last one reported.
 
-    `read` raises UpstreamRefused for what is no such answer, and for an error in mid-stream, in which Shoal's own `key`
-    is not repeated. `finish` are the last chunks, once everything was read: the finish reasons, because some servers go
-    on after they told one, then the usage.
+    `read` raises UpstreamRefused for any other JSON and for an error in mid-stream; the message never contains Shoal's
+    `key`. `finish` returns the last chunks: the finish reasons, held back because some servers continue after sending
+    one, then the usage.
     """
 
     def __init__(self, *, reasoning: bool = True, key: bytes = b"") -> None:
         self.usage: Usage | None = None
         self._key = key
         self._reasoning = reasoning
-        self._reasons: dict[int, str] = {}  # of the choices that began; "" where there is none yet
+        self._reasons: dict[int, str] = {}  # by choice that began; "" if there is none yet
         self._calls = ToolCalls()
 
     @property
     def began(self) -> bool:
-        """There was a choice."""
+        """Whether any choice began."""
         return bool(self._reasons)
 
     @property
     def finished(self) -> bool:
-        """Every choice that began has its finish reason, and there is one."""
+        """Whether at least one choice began, and all that began have a finish reason."""
         return bool(self._reasons) and all(self._reasons.values())
 
     def read(self, body: bytes) -> Iterator[Chunk]:
@@ -100,9 +100,9 @@ class AnswerReader:
         tools = self._calls.read(index, told)
         logprobs = _logprobs(choice.logprobs)
         self._reasons.setdefault(index, "")
-        if choice.finish_reason:  # "" is how some servers write null
+        if choice.finish_reason:  # some servers send "" for null
             self._reasons[index] = _REASONS.get(choice.finish_reason, "stop")
-        if thought and text:  # a chunk's thoughts come before its text, whoever reads it
+        if thought and text:  # reasoning precedes the text
             yield Chunk(index=index, reasoning=thought)
             thought = ""
         if text or thought or tools or logprobs:

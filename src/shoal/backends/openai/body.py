@@ -1,4 +1,4 @@
-"""JSON bodies changed in one place and nowhere else: the model's name on the way to a server and back."""
+"""Replaces the model's name in JSON bodies, in requests and in answers, and keeps every other byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.errors import Malformed
 _FIELDS = json_decoder(dict[str, msgspec.Raw])
 _TEXT = json_decoder(str)
 _NUMBER = json_decoder(float)
-# Possessive: no byte of a string is looked at twice, and one that never ends is a token too (without its last quote).
+# Possessive quantifiers avoid backtracking in a string; an unterminated string is a token too (without its last quote).
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[{}\[\]]', re.DOTALL)
 _VALUE = re.compile(rb'[ \t\r\n]*+:[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 _MODEL = b'"model"'
@@ -22,10 +22,10 @@ _LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"
 
 
 class RequestBody:
-    """A client's request, as received: every value keeps its bytes, whatever it is.
+    """A client's request, as received: every value keeps its bytes.
 
-    Of a name that stands there twice the last one counts, as it does for nearly every parser, and the first is not
-    passed on. Raises Malformed when the body is no JSON object.
+    Of a duplicate key the last value counts, as in nearly every parser, and the first is not passed on. Raises
+    Malformed if the body is not a JSON object.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -36,18 +36,17 @@ class RequestBody:
 
     @property
     def model(self) -> str:
-        """The name that the client gave; "" where it gave none."""
+        """The model name in the request, "" if there is none."""
         try:
             return _TEXT.decode(self._fields["model"])
         except (KeyError, msgspec.DecodeError, RecursionError):
             return ""
 
     def encode(self, model: str, *, strip: Collection[str], defaults: Mapping[str, Any]) -> bytes:
-        """The body with `model` in the place of its own, without the fields of `strip`, and with those of `defaults`
-        that it does not name.
+        """Return the body with `model` as its model, without the fields in `strip`, and with the `defaults` it lacks.
 
-        `stream_options` goes out only with `stream`: OpenAI refuses it otherwise, and clients rely on that it does not
-        matter. A length of -1, which is none, does not go out at all: most servers refuse it.
+        `stream_options` is sent only with `stream`: OpenAI rejects it otherwise, but clients send it regardless. A
+        length of -1 means unlimited and is not sent, because most servers reject it.
         """
         own = {name: value for name, value in self._fields.items() if name not in strip}
         for name in _LENGTHS & own.keys():
@@ -63,11 +62,11 @@ class RequestBody:
 
 
 class ModelNameRewriter:
-    """Puts the served name where a server's answers name their model: at the top, or in the `response` of an event of
-    the Responses API. Nothing else changes, and what has no such place comes back as it is.
+    """Replaces the model's name in answers with the served name: at the top level, or in the `response` of an event of
+    the Responses API. Nothing else changes.
 
-    Events of one answer begin alike, up to the model's name: that beginning is remembered, so that most of them cost
-    one comparison.
+    Events of one answer share their bytes up to the model's name. That prefix is remembered, so most events cost one
+    comparison.
     """
 
     def __init__(self, served: str) -> None:
@@ -76,7 +75,7 @@ class ModelNameRewriter:
         self._instead = b""
 
     def __call__(self, data: bytes) -> bytes:
-        """`data`: one event, or one whole body."""
+        """Return `data`, one event or one whole body, with the served name."""
         if self._seen and data.startswith(self._seen):
             return self._instead + data[len(self._seen) :]
         if _MODEL not in data:
@@ -98,12 +97,12 @@ def _is_unlimited(raw: msgspec.Raw) -> bool:
 
 
 def _find_model_span(data: bytes) -> tuple[int, int] | None:
-    """Where the model's name stands, quotes included; None where there is none."""
+    """Return start and end of the model's name, including its quotes, or None if there is none."""
     depth = 0
     holder = b""
     for token in _TOKEN.finditer(data):
         text = token[0]
-        if token[1] == b"":  # a string without an end: what follows is no JSON
+        if token[1] == b"":  # an unterminated string: the rest is not JSON
             return None
         if text in (b"{", b"["):
             depth += 1

@@ -1,4 +1,4 @@
-"""What an engine of an OpenAI-compatible server calls: a route, the body for some items, and the rows of an answer."""
+"""The interface between an engine and a route of an OpenAI-compatible server: request bodies and answer rows."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ T = TypeVar("T")
 
 
 class Rows(NamedTuple):
-    """`values` [items, ...] in the order of the items, and `tokens`: what the server read for all of them, 0 where it
-    does not count."""
+    """`values` [items, ...] in item order, and `tokens`: the input tokens of the call, 0 if the server does not report
+    them."""
 
     values: Array
     tokens: int
 
 
 class RouteCalls(Protocol):
-    """One route of one server; `output` names its rows. It learns what that server refuses, so each engine has its own.
+    """One route of one server; `output` names its rows. It records what the server rejects, so every engine has its
+    own instance.
 
-    - `group`: equal for items that may share a call; None for an item that this route does not take.
-    - `body`: what is posted to `path` for items of one group.
-    - `response_limit`: what an answer for `count` items may have at most, where `sent` is the body, and `width` the
-    numbers of a
-      vector, once they are known.
-    - `adapt_to_refusal`: whether a refusal (400, 413 or 422) was of a field that is left out, or written otherwise,
-    from now on.
-    - `read` raises UpstreamFailed for what is not one row for each item.
+    - `group`: equal for items that may share a call; None for an item that this route does not accept.
+    - `body`: the body to post to `path` for items of one group.
+    - `response_limit`: the maximum size of an answer for `count` items; `sent` is the body, `width` the length of a
+      vector if known.
+    - `adapt_to_refusal`: whether an error (400, 413 or 422) was about a field that later bodies omit or encode
+      differently.
+    - `read`: the rows of an answer. Raises UpstreamFailed unless there is one row per item.
     """
 
     path: str
@@ -49,8 +49,8 @@ class RouteCalls(Protocol):
 
 
 def sort_by_index(found: Sequence[tuple[int | None, T]], count: int, where: str) -> list[T]:
-    """Entries in the order of their indices, or as they come where they have none. Raises UpstreamFailed for what is
-    not one entry for each of `count` inputs."""
+    """Return entries sorted by index, or in their given order if they have none. Raises UpstreamFailed unless there is
+    one entry for each of `count` inputs."""
     rows: dict[int, T] = {}
     for place, (index, row) in enumerate(found):
         rows[place if index is None else index] = row

@@ -1,4 +1,4 @@
-"""One model of an OpenAI-compatible server as an engine of embeddings or scores."""
+"""An engine for the embeddings or scores of one model of an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from shoal.types import Array
 logger = logging.getLogger("shoal.openai")
 
 SLOTS = 2
-"""Batches in flight: the server has the next one when it is done with the first, and Shoal's batches stay large."""
+"""Batches in flight: the next one is at the server when the first is done, and Shoal's batches stay large."""
 
 MAX_BATCH_SIZE = 256
 """Well below OpenAI's 2,048 inputs."""
 
 MAX_BATCH_TOKENS = 300_000
-"""OpenAI's limit for a request, as far as anybody but the server can count; larger ones are refused whole."""
+"""OpenAI's limit per request, by Shoal's own estimate; the server rejects larger requests as a whole."""
 
 _UNITS = r"(?:texts|inputs|items|elements|documents|strings|entries|pairs)"
 _LIMITS = (
@@ -47,20 +47,20 @@ Admit = Callable[["UpstreamEngine"], Awaitable[None]]
 
 
 class UpstreamEngine(PresenceMixin):
-    """Engine over routes of one server: "text", an object array [rows] of str or list[int], and for scores "pair", of
-    str or None where the text stands alone; to
+    """Engine over routes of one server. Inputs: "text", an object array [rows] of str or list[int]; for scores also
+    "pair", of str, or None if the text has no partner. Outputs:
 
-    - "embedding" float32 [rows, dimension], or "scores" float32 [rows, labels], whichever the routes give;
-    - "token_count" int64 [rows, 1]: the server's count of a call, divided by the sizes of its inputs.
+    - "embedding" float32 [rows, dimension] or "scores" float32 [rows, labels], depending on the routes;
+    - "token_count" int64 [rows, 1]: the server's count for a call, divided in proportion to the input sizes.
 
-    An item goes to the first of `calls` that takes it, with those of its group. `params` are the options of the call.
-    `admit` is awaited each time the server comes back and raises a ShoalError to keep it out; it may call `infer`. A
-    server that takes only smaller batches says so when it refuses one: from then on they are cut. `counted`: its last
-    answer told how many tokens it read.
+    An item goes to the first of `calls` that accepts it, together with its group. `params` are the options of the call.
+    `admit` is awaited each time the server comes back, and raises a ShoalError to keep it out of service; it may call
+    `infer`. If the server rejects a batch and names a smaller limit, later batches are split to fit. `counted`: the
+    last answer reported token usage.
 
-    `dimension` is that of the model, once it is known: a vector of another length, which is not that of `dimensions`
-    either, is UpstreamFailed, and takes the server out of service. The model is not asked while all is well, since a
-    server may charge for it.
+    `dimension` is the model's dimension once known. A vector of another length, unless it matches the `dimensions`
+    option, raises UpstreamFailed and takes the server out of service. Health checks do not run the model, since a
+    server may charge for that.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class UpstreamEngine(PresenceMixin):
         )
 
     def start(self) -> None:
-        """Begin to watch the server; once."""
+        """Start the health checks. Call it once."""
         self._presence.start(look_s=LOOK_S, again_s=(LOOK_AGAIN_S,))
 
     async def infer(
@@ -113,7 +113,7 @@ class UpstreamEngine(PresenceMixin):
     async def _infer_items(
         self, items: Sequence[Any], params: Mapping[str, Any], deadline: float
     ) -> tuple[Array, Array]:
-        """The rows and token counts of any number of items."""
+        """Return the rows and token counts of any number of items."""
         parts: list[Array] = []
         order: list[int] = []
         tokens = np.zeros(len(items), dtype=np.int64)
@@ -124,7 +124,7 @@ class UpstreamEngine(PresenceMixin):
                 given = [items[place] for place in some]
                 rows = await self._call_route(calls, given, params, deadline)
                 if rows is None:
-                    continue  # it takes fewer at once, and has told how many
+                    continue  # the server has named a smaller batch limit
                 self.counted = rows.tokens > 0
                 tokens[some] = _count_tokens(rows.tokens, given)
                 parts.append(rows.values)
@@ -139,7 +139,7 @@ class UpstreamEngine(PresenceMixin):
         return values, tokens
 
     def _group_items(self, items: Sequence[Any]) -> list[tuple[RouteCalls, list[int]]]:
-        """The places of items that may share a call, with what calls for them."""
+        """Group the items that may share a call: the route's calls and the indices of the items."""
         groups: dict[tuple[int, Hashable], list[int]] = {}
         for place, item in enumerate(items):
             for number, calls in enumerate(self._calls):
@@ -154,7 +154,7 @@ class UpstreamEngine(PresenceMixin):
     async def _call_route(
         self, calls: RouteCalls, items: Sequence[Any], params: Mapping[str, Any], deadline: float
     ) -> Rows | None:
-        """The rows of one call; None where the server has told that it takes smaller ones alone."""
+        """Return the rows of one call, or None if the server rejected it with a smaller batch limit."""
         while True:
             body = msgspec.json.encode(calls.body(self.model, items, **params))
             room = calls.response_limit(len(items), body, self.dimension)
@@ -177,7 +177,7 @@ class UpstreamEngine(PresenceMixin):
         raise engine_error(answer, self.client.base)
 
     def _fit_width(self, vectors: Array, params: Mapping[str, Any]) -> Array:
-        """Vectors of the model's dimension, or of that which was asked for: not every server knows the option."""
+        """Return vectors of the model's or the requested dimension: not every server supports the option."""
         width, own, asked = vectors.shape[1], self.dimension, params.get("dimensions")
         if width not in (own, asked):
             check_width(self._presence, width, asked or own or width, self.client.base)
@@ -185,20 +185,20 @@ class UpstreamEngine(PresenceMixin):
 
 
 def parse_batch_limit(words: str) -> int | None:
-    """How many inputs a server takes at once, where a refusal says so."""
+    """Return the maximum number of inputs that an error message names, or None."""
     words = words.lower()
     match = next(filter(None, (pattern.search(words) for pattern in _LIMITS)), None)
     return (int(match[1]) or None) if match is not None else None
 
 
 def _count_tokens(total: int, items: Sequence[Any]) -> list[int]:
-    """The tokens of each item of a call that read `total`; guessed where the server does not count."""
+    """Return the tokens of each item of a call with `total` tokens; estimated if the server reports none."""
     sizes = [_item_size(item) for item in items]
     return split_proportionally(total, sizes) if total else [max(1, size // BYTES_PER_TOKEN) for size in sizes]
 
 
 def _item_size(item: Any) -> int:
-    """Bytes of an item; a token id is as large as ordinary prose has it."""
+    """Return the size of an item in bytes; a token id counts as the mean length of a token in prose."""
     if isinstance(item, str):
         return utf8_size(item)
     if isinstance(item, tuple):

@@ -1,6 +1,6 @@
-"""What an OpenAI-compatible server answers when it fails, to what Shoal raises: one table for each of its two uses.
+"""Maps errors of OpenAI-compatible servers to Shoal's: one table for generation, one for batches.
 
-Sources: OpenAI's own statuses, those of vLLM, llama.cpp, Ollama and text-embeddings-inference.
+Sources: the statuses of OpenAI, vLLM, llama.cpp, Ollama and text-embeddings-inference.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _NO_TASK = re.compile(
 
 
 def lacks_model(answer: Answer) -> bool:
-    """The server is there, and the model is not: it says so with 404, or with 400 in words."""
+    """Whether the server does not have the model: it answers 404, or 400 with a message that says so."""
     return answer.status in (400, 404) and _NO_MODEL.search(answer.raw_message) is not None
 
 
 def lacks_route(answer: Answer) -> bool:
-    """The server has no such route, or cannot do for this model what it is for."""
+    """Whether the server lacks the route, or does not support it for this model."""
     if answer.status in (404, 405, 501):
         return not lacks_model(answer)
     return answer.status == 400 and _NO_TASK.search(answer.raw_message) is not None
 
 
 def refusal_error(answer: Answer, where: str) -> ShoalError:
-    """For a generation: the server's own refusal, to be passed on as it is where it is JSON. `body` is empty for what
-    cannot be, such as a proxy's page: the message stands for it."""
+    """Return the error of a generation. The server's JSON error is passed on; for any other body, such as the page of
+    a proxy, `body` is empty and the message replaces it."""
     if error := rejected_key_error(answer, where):
         return error
     if 300 <= answer.status < 400:
@@ -66,7 +66,7 @@ def refusal_error(answer: Answer, where: str) -> ShoalError:
 
 
 def find_failure(body: bytes, key: bytes = b"") -> UpstreamRefused | None:
-    """The failure that a whole answer of status 200 tells; None where it tells none, or is none that can be read."""
+    """Return the error in a whole answer of status 200; None if there is none, or the answer cannot be parsed."""
     if b'"error"' not in body:
         return None
     try:
@@ -77,8 +77,8 @@ def find_failure(body: bytes, key: bytes = b"") -> UpstreamRefused | None:
 
 
 def failure_error(body: bytes, key: bytes = b"") -> UpstreamRefused:
-    """For a JSON object with an `error` where an answer, or the rest of one, should have come. The status is 500, or
-    the error's `code` where that is one; a refusal of Shoal's key is the server's failure."""
+    """Return the error for a JSON object with `error` in place of an answer or of its rest. The status is 500, or the
+    error's `code` if that is a status; a rejection of Shoal's key counts as a failure of the server."""
     try:
         error = _ERROR.decode(body).get("error")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -94,7 +94,7 @@ def failure_error(body: bytes, key: bytes = b"") -> UpstreamRefused:
 
 
 def invalid_answer_error(what: str) -> UpstreamRefused:
-    """For an answer of status 200, or an event of one, that is none of OpenAI's API."""
+    """Return the error for an answer of status 200, or one of its events, that does not follow OpenAI's API."""
     return UpstreamRefused(
         f"the server answered {what}: check that the model's address has the path of an OpenAI-compatible API (mostly "
         "/v1), and look into the server's log",
@@ -103,7 +103,7 @@ def invalid_answer_error(what: str) -> UpstreamRefused:
 
 
 def _client_body(answer: Answer) -> bytes:
-    """The body for the client: the server's own, or another where that one quotes the key."""
+    """Return the body for the client: the server's own, or a replacement if that quotes Shoal's key."""
     if not answer.quotes_key:
         return answer.body
     message = f"the server refused with status {answer.status}, in words that quote Shoal's own key: they stay here"
@@ -111,7 +111,7 @@ def _client_body(answer: Answer) -> bytes:
 
 
 def engine_error(answer: Answer, where: str) -> ShoalError:
-    """For a batch of embeddings or scores: the same, as an Engine may raise it."""
+    """Return the error of a batch of embeddings or scores, as an Engine may raise it."""
     status = answer.status
     if error := rejected_key_error(answer, where):
         return error

@@ -1,4 +1,4 @@
-"""Models of OpenAI-compatible servers, put together: what they can do, runners for it, and the facts to show."""
+"""Opens models of OpenAI-compatible servers: discovers their tasks, and builds the runners and the facts."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _MODELS = json_decoder(ModelsWire)
 logger = logging.getLogger("shoal.openai")
 
 ASK_S = 10.0
-"""For a question that costs no token."""
+"""Timeout in seconds of a request that costs no token."""
 
 DEFAULT_PATH = "/v1"
-"""Of an address without one."""
+"""Path of an address without one."""
 
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses of a server that may answer otherwise later."""
+"""Statuses after which the server may answer differently later."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Discovery:
-    """What the first server says of the model. `listed` None: it does not list its models, or not this one. `routes`:
-    those that may score."""
+    """Facts of the model from the first server that answers. `listed` is None if the server does not list the model.
+    `routes` are those that may score."""
 
     number: int
     tasks: tuple[TaskKind, ...]
@@ -62,11 +62,11 @@ class _Discovery:
 
 
 class _NotReadyYet(Exception):
-    """The server is there and cannot say yet."""
+    """The server is reachable, but cannot yet answer whether it supports the model."""
 
 
 class UpstreamModel(TaskRouter):
-    """The runners of one model, and the connections that they share."""
+    """The runners of one model and their shared connections."""
 
     def __init__(self, runners: Sequence[Runner], held: AsyncExitStack) -> None:
         super().__init__(runners)
@@ -74,7 +74,7 @@ class UpstreamModel(TaskRouter):
 
     @property
     def facts(self) -> ModelFacts:
-        """With the names of classes that are known by now."""
+        """The facts, with the class names known so far."""
         facts = super().facts
         labels = next((runner.facts.labels for runner in self._runners if runner.facts.labels), ())
         return facts if facts.labels == labels else replace(facts, labels=labels)
@@ -84,10 +84,10 @@ class UpstreamModel(TaskRouter):
 
 
 async def open_upstream(target: Target, lane: MakeLane, note: Notify) -> Runner:
-    """Open a model as soon as one of its servers can say what it does; the others join when they come and agree.
+    """Open a model once one of its servers reports its tasks; the others join when they come up and agree.
 
-    While no server is there this waits, for ever: `note` is told why. Raises SetupError when a server is there and the
-    model cannot be served. Nothing that is asked here makes a server generate.
+    Waits without limit while no server is reachable, and passes the reason to `note`. Raises SetupError if a server is
+    reachable and the model cannot be served. No request sent here makes a server generate.
     """
     async with AsyncExitStack() as opened:
         clients = []
@@ -99,16 +99,16 @@ async def open_upstream(target: Target, lane: MakeLane, note: Notify) -> Runner:
             try:
                 runners = await _open_runners(target, clients, found, lane)
                 return UpstreamModel(runners, opened.pop_all())
-            except (TransportFailed, CapacityError) as error:  # it went away, or got busy, before its first answer
+            except (TransportFailed, CapacityError) as error:  # lost or busy before its first answer
                 note(f"waiting for {target.addresses[found.number]}: {error.message}")
             await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
 
 
 async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:
-    """The models that a server lists, by the name to serve them under: what to serve, or why it cannot be.
+    """Return the models a server lists, by served name: the model, or the reason it cannot be served.
 
-    Raises TransportFailed and DeadlineExceeded while it is not there, ConfigError for one that lists nothing.
+    Raises TransportFailed and DeadlineExceeded if the server is unreachable, ConfigError if it lists no models.
     """
     client = make_client(address, settings)
     try:
@@ -123,7 +123,7 @@ async def list_offers(address: Address, settings: Settings) -> dict[str, ServedM
     if listed is None:
         raise ConfigError(f"{address} does not list its models: name the one to serve, as {address}#MODEL")
     found: dict[str, ServedModel | str] = {}
-    # Those that keep their names come first, so that no other is served under one of them.
+    # Models that keep their names come first, so that no other model is served under one of these names.
     for model in sorted({one.id: None for one in listed}, key=lambda model: served_name(model) != model):
         name = served_name(model)
         here = msgspec.structs.replace(address, model=model)
@@ -140,7 +140,7 @@ async def list_offers(address: Address, settings: Settings) -> dict[str, ServedM
 
 
 def make_client(address: Address, settings: Settings) -> Client:
-    """The connection to a server. Raises ConfigError for a key that cannot be sent."""
+    """Return the client of a server. Raises ConfigError for a key that cannot be sent in a header."""
     scheme = address.scheme.removeprefix("openai+")
     path = "" if "/" in address.target else DEFAULT_PATH
     return Client(
@@ -151,7 +151,7 @@ def make_client(address: Address, settings: Settings) -> Client:
 
 
 async def _find_first_server(target: Target, clients: Sequence[Client], note: Notify) -> _Discovery:
-    """What the first server that answers says."""
+    """Return the discovery of the first server that answers."""
 
     async def ask(number: int) -> _Discovery:
         return await _discover(clients[number], target.addresses[number].model, target.table, number)
@@ -161,8 +161,8 @@ async def _find_first_server(target: Target, clients: Sequence[Client], note: No
 
 
 async def _discover(client: Client, model: str, table: ModelTable, number: int) -> _Discovery:
-    """Raises TransportFailed, DeadlineExceeded, EngineFailed and _NotReadyYet while it cannot be told, ConfigError
-    where it can and the model cannot be served."""
+    """Ask a server for the model's tasks. Raises TransportFailed, DeadlineExceeded, EngineFailed and _NotReadyYet while
+    they cannot be determined, ConfigError if the model cannot be served."""
     answer = await client.get("/models", time.monotonic() + ASK_S)
     if answer.status in BUSY:
         raise _NotReadyYet(f"/models answers status {answer.status}{quote_message(answer)}")
@@ -181,7 +181,7 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
     answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
     tasks = tuple(task for task, told in answers.items() if told is True)
     routes, unsure = ([], []) if tasks else await find_score_routes(client, model, tuple(_ROUTE_TASKS), ASK_S)
-    if routes:  # of many models behind one server, only texts tell which of them scores
+    if routes:  # with many models behind one server, only scoring real texts shows which of them score
         tasks = ("rerank", "classify")
     for task, told in answers.items():
         if isinstance(told, Answer) and (why := _retry_reason(told, client, tasks)):
@@ -194,11 +194,11 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
 
 
 _ROUTE_TASKS: dict[Kind, TaskKind] = {"score": "rerank", "rerank": "rerank", "classify": "classify"}
-"""Routes for scores, the best first, by what they are for."""
+"""The task of each scoring route, the preferred route first."""
 
 
 def _raise_if_unsure(unsure: Sequence[Answer], client: Client, task: str) -> None:
-    """Raises _NotReadyYet where one of these answers may become another later."""
+    """Raise _NotReadyYet if the server may answer one of these requests differently later."""
     for answer in unsure:
         key = rejected_key_error(answer, client.base)
         raise _NotReadyYet(
@@ -211,17 +211,17 @@ _TASKS_HINT = "; if it cannot, say what it can with `tasks` in its table of shoa
 
 
 def _retry_reason(told: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
-    """Why a refusal may become another answer later; "" for one that stands. `tasks`: what the model is known to do."""
+    """Return why a rejection may be temporary, or "" if it is final. `tasks`: the known tasks of the model."""
     if tasks and (key := rejected_key_error(told, client.base)):
         return key.message
-    # Some servers fail with 500 over what they cannot do at all: where another task is there, that is one.
+    # Some servers answer 500 for a task they do not support; if the model has another task, a 500 means that.
     if told.status in (BUSY - {500} if tasks else BUSY):
         return f"it answers status {told.status}{quote_message(told)}"
     return ""
 
 
 def _no_task_message(client: Client, model: str, told: Answer | bool, names: Sequence[str]) -> str:
-    """Why a model can do nothing that is known here."""
+    """Return why the model has no task that Shoal supports."""
     assert isinstance(told, Answer)
     if key := rejected_key_error(told, client.base):
         return key.message
@@ -235,25 +235,25 @@ def _no_task_message(client: Client, model: str, told: Answer | bool, names: Seq
 
 
 async def _embeds(client: Client, model: str) -> bool | Answer:
-    """True, or the answer that says that it does not."""
+    """Return True if the model embeds, else the server's answer."""
     body = msgspec.json.encode({"model": model, "input": [TEXTS[0]]})
     answer = await client.post("/embeddings", body, time.monotonic() + PROBE_S)
     return True if answer.status == 200 and b'"embedding"' in answer.body else answer
 
 
 async def _generates(client: Client, model: str) -> bool | Answer:
-    """True, or the answer that says that it does not. The question has no messages and room for no token, so every
-    server refuses it, or has nothing to do; what counts is whether it refuses the route or the model."""
+    """Return True if the model generates, else the server's answer. The request has no messages and `max_tokens` 0, so
+    a server rejects it or does nothing; the result depends on whether it rejects the route or the model."""
     body = msgspec.json.encode({"model": model, "messages": [], "max_tokens": 0})
     answer = await client.post("/chat/completions", body, time.monotonic() + ASK_S)
-    # A server that fails over an empty conversation has the route.
+    # A server that answers 500 to an empty conversation has the route.
     if rejected_key_error(answer, client.base) or answer.status in BUSY - {500}:
         return answer
     return answer if lacks_model(answer) or lacks_route(answer) else True
 
 
 def _parse_model_list(answer: Answer) -> list[ModelWire] | None:
-    """The models of a list; None where it is none."""
+    """Return the models of a list, or None if the answer is not one."""
     if answer.status != 200:
         return None
     try:

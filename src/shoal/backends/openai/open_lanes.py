@@ -1,4 +1,4 @@
-"""Embeddings and scores of OpenAI-compatible servers: lanes over their engines, and what each model says of itself."""
+"""Opens lanes for the embeddings and scores of OpenAI-compatible servers, and probes the facts of each model."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from shoal.specs import Activation
 from shoal.types import TaskKind, Vectors
 
 PROBE_S = 60.0
-"""For the first texts of a model, which its server may have to load."""
+"""Timeout in seconds of a model's first texts: its server may have to load the model."""
 
 QUERY_SLOTS = 8
-"""Calls in flight of a server that takes one query a call: those of several users cannot be joined."""
+"""Calls in flight at a server that takes one query per call, since queries of several requests cannot be batched."""
 
 SAMPLE_IDS = [1, 2, 3]
-"""Tokens of any vocabulary."""
+"""Token ids that are valid in any vocabulary."""
 
 VECTOR_OPTIONS: Passes = frozenset(
     {"dimensions", "input_type", "normalize", "prompt_name", "truncate", "truncation_direction"}
@@ -56,17 +56,17 @@ SCORE_OPTIONS: Passes = frozenset({"truncate", "truncation_direction"})
 RERANK_OPTIONS: Passes = frozenset({"truncate", "max_document_tokens"})
 
 PROBABILITY_MARGIN = 1e-3
-"""Probabilities nearer to 0 and 1 are compared as if they were no nearer: half precision tells them apart badly."""
+"""Probabilities are clipped to this distance from 0 and 1 before comparison: half precision resolves them poorly."""
 
 SCORE_TOLERANCE = 0.01
-"""Between a server's score and the activation of its raw one."""
+"""Tolerance between a server's score and the activation of its raw score."""
 
 MakeLane = Callable[[Pipeline, Sequence[Engine], ModelFacts], Lane]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """A model's servers and their order; the one at `number` answers, and the others join when they do."""
+    """A model's servers in order. The one at `number` is up; the others join when they come up."""
 
     target: Target
     clients: Sequence[Client]
@@ -75,7 +75,7 @@ class Servers:
     def make_engines(
         self, admit: Admit, *, slots: int, make_calls: Callable[[], Sequence[RouteCalls]] = tuple
     ) -> list[UpstreamEngine]:
-        """One engine for each server. `slots`: without the setting `streams`."""
+        """Return one engine per server. `slots`: batches in flight without the setting `streams`."""
         return [
             UpstreamEngine(
                 client,
@@ -91,7 +91,7 @@ class Servers:
 
 
 class _EmbeddingOpener:
-    """One try to open a lane of embeddings."""
+    """One attempt to open a lane of embeddings."""
 
     def __init__(self, servers: Servers, counter: TextTokenizer | None) -> None:
         self.servers = servers
@@ -132,7 +132,7 @@ class _EmbeddingOpener:
             raise ConfigError(f"{engine.facts.name} takes no token ids, and its peers do: serve it under another name")
 
     async def _takes_ids(self, engine: UpstreamEngine) -> bool:
-        """Whether it takes token ids in the place of a text; with a tokenizer here, whether they mean the same."""
+        """Whether the server accepts token ids; with a local tokenizer, also whether they give the text's vector."""
         ids, text = SAMPLE_IDS, ""
         if self.counter is not None:
             text = TEXTS[0]
@@ -179,7 +179,7 @@ class _EmbeddingOpener:
 
     def _build_facts(self, facts: ModelFacts, pipeline: StringPipeline) -> ModelFacts:
         spec = pipeline.spec
-        # What the servers are told, and whether they take ids, changes no vector that can be had both ways.
+        # Passed options and support of token ids do not change the vector space.
         told = [facts.id, "openai", msgspec.to_builtins(replace(spec, ids=False, passes=frozenset()))]
         return replace(
             facts,
@@ -197,14 +197,14 @@ class _EmbeddingOpener:
 async def open_embedder(
     servers: Servers, facts: ModelFacts, counter: TextTokenizer | None, lane: MakeLane
 ) -> LaneRunner:
-    """Raises ConfigError for a model that gives no vectors, or not those that the configuration says; TransportFailed
-    and CapacityError for a server that went away or is busy."""
+    """Open an embedding model. Raises ConfigError if it returns no vectors or contradicts the configuration;
+    TransportFailed and CapacityError if its server is lost or busy."""
     return await _EmbeddingOpener(servers, counter).open_runner(facts, lane)
 
 
 class Scorer(LaneRunner):
-    """The runner of a model that scores. Servers tell the names of classes as they come up, so its facts have those
-    that are known by now."""
+    """The runner of a model that scores. Servers reveal class names as answers contain them, so the facts have those
+    known so far."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TokenizerCodec | None, labels: LabelNames) -> None:
         super().__init__(lane, facts, codec)
@@ -217,7 +217,7 @@ class Scorer(LaneRunner):
 
 
 class _ScoringOpener:
-    """One try to open a lane of scores over these routes, of which the first one is that of the model's task."""
+    """One attempt to open a lane of scores over these routes; the first is that of the model's task."""
 
     def __init__(
         self, servers: Servers, routes: Sequence[Route], counter: TextTokenizer | None, labels: Sequence[str]
@@ -259,15 +259,14 @@ class _ScoringOpener:
         self._reference[0].check(_to_logits(await self._probe_scores(engine, raw=False)), engine.facts.name)
 
     async def _probe_scores(self, engine: UpstreamEngine, *, raw: bool) -> Vectors:
-        """What it answers to a few inputs, as it gives it."""
+        """Return the server's scores for the probe inputs, unchanged."""
         passes: Passes = frozenset({"raw_scores"}) if raw else frozenset()
         spec = StringPairSpec(labels=("",), activation="identity", raw=not raw, passes=passes)
         pipeline = StringPairPipeline(spec, truncate=True)
         return (await probe_scores(engine, pipeline, time.monotonic() + PROBE_S, self._inputs)).scores
 
     async def _gives_raw(self, engine: UpstreamEngine, final: Vectors) -> bool:
-        """Whether it gives raw scores when it is asked for them: servers that do not know the question answer as
-        always, or refuse it."""
+        """Whether the server returns raw scores on request: one that does not know the option ignores or rejects it."""
         try:
             raw = await self._probe_scores(engine, raw=True)
         except TransportFailed:
@@ -320,10 +319,10 @@ async def open_scorer(
     routes: Sequence[Route],
     labels: Sequence[str] = (),
 ) -> Scorer:
-    """Over the first of these routes that scores. `facts.tasks` say what it is to do, `labels` a classifier's classes.
+    """Open a scoring model over the first route that works. `facts.tasks`: its tasks; `labels`: a classifier's classes.
 
-    Many servers have every route for all of their models, and tell only over real texts what each model can do. Raises
-    ConfigError where none scores; TransportFailed and CapacityError as `open_embedder`.
+    Many servers have every route for every model, and only scoring real texts shows which of them a model supports.
+    Raises ConfigError if none works; TransportFailed and CapacityError as `open_embedder`.
     """
     why = "it has no route for that: check the path of its address"
     for each in _arrange_routes(routes, facts.tasks):
@@ -340,7 +339,7 @@ async def open_scorer(
 
 
 def _arrange_routes(routes: Sequence[Route], tasks: Sequence[TaskKind]) -> list[list[Route]]:
-    """Which routes to try together, in order: who ranks may score single texts by another route."""
+    """Return the sets of routes to try, in order: a ranking model may score single texts by another route."""
     classify = [route for route in routes if route.kind == "classify"]
     ranking = [route for route in routes if route.kind != "classify"]
     if "rerank" not in tasks:
@@ -353,7 +352,8 @@ def _usage_source(counter: TextTokenizer | None, token_count: str) -> str:
 
 
 def _to_logits(scores: Vectors) -> ProbeScores:
-    """Final scores as logits, of which replicas must agree as of raw ones; what are no probabilities stay."""
+    """Return final scores as logits, so that replicas are compared with the tolerances of raw scores. Scores that are
+    not probabilities stay unchanged."""
     if not ((scores >= 0) & (scores <= 1)).all():
         return ProbeScores(scores)
     kept = np.clip(scores, PROBABILITY_MARGIN, 1 - PROBABILITY_MARGIN)

@@ -1,4 +1,4 @@
-"""The servers that serve one model: which one gets a request, and which are left alone for a while."""
+"""The replicas of one model: picks one for each request and ejects those that fail."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from shoal.errors import DeadlineExceeded, TransportFailed, Unavailable, Upstrea
 logger = logging.getLogger("shoal.openai")
 
 LOOK_S = 5.0
-"""Between looks at a server that is well; a look is one GET /models, which costs no token."""
+"""Seconds between health checks of a healthy server; a check is one GET /models, which costs no token."""
 
 LOOK_AGAIN_S = 1.0
-"""Between looks at one that is not."""
+"""Seconds between health checks of an unhealthy server."""
 
 LOOK_TIMEOUT_S = 2.0
 
 SILENCE = 0.95
-"""Of the time that a model may take for its first piece: who is cancelled after so much of it was cut off by silence,
-since the timer that does so began a little before the request was sent."""
+"""Fraction of the first-token timeout after which a cancellation counts as that timeout, since its timer starts
+slightly before the request is sent."""
 
 LONGEST_PAUSE_S = 5.0
-"""Of an ejection: the watch looks every few seconds as well."""
+"""Maximum seconds of an ejection: health checks run every few seconds as well."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica(Ejection):
-    """One server and what it calls the model and its LoRAs. `turn`: when it was picked last."""
+    """One server, with its names for the model and its LoRAs. `turn`: a counter value from its last pick."""
 
     client: Client
     model: str
@@ -53,12 +53,12 @@ class Replica(Ejection):
 
     @property
     def alive(self) -> bool:
-        """Whether it answered the last check."""
+        """Whether the server passed the last health check."""
         return self._presence.ready
 
     @property
     def doubtful(self) -> bool:
-        """Whether the next check is due now."""
+        """Whether the next health check is due."""
         return self._presence.check_due
 
     def is_usable(self, now: float) -> bool:
@@ -82,10 +82,10 @@ class Replica(Ejection):
 
 
 class Attempt:
-    """One request at one replica, which has it in flight meanwhile; how it ends goes into the replica's books.
+    """One request in flight at one replica; the replica records how it ends.
 
-    `first_s`: how long the request may wait for its first piece (infinite: as long as its `deadline`), from `since` on,
-    in seconds of `time.monotonic()`. A cancellation after that time is silence, an earlier one a client that left.
+    `first_s`: seconds that the request may wait for its first piece, counted from `since` (infinite: until `deadline`);
+    times are of `time.monotonic()`. A cancellation after that is a timeout, an earlier one a client disconnect.
     """
 
     def __init__(self, replica: Replica, *, since: float, first_s: float, deadline: float) -> None:
@@ -95,7 +95,7 @@ class Attempt:
         self._heard = False
 
     def record_first_piece(self) -> None:
-        """A piece of the answer is there."""
+        """Record that a first piece of the answer arrived."""
         if not self._heard:
             self._heard = True
             self.replica.end_trial()
@@ -119,8 +119,8 @@ class Attempt:
 
 
 class ServerPool:
-    """The replicas of one model and their health checks. `pick` always picks one: if all are ejected or out of service,
-    it returns the least busy of them."""
+    """The replicas of one model and their health checks. `pick` prefers usable replicas; if all are ejected or out of
+    service, it returns the least busy of them."""
 
     def __init__(self, replicas: Sequence[Replica], clock: Callable[[], float] = time.monotonic) -> None:
         self.replicas = replicas
@@ -136,8 +136,8 @@ class ServerPool:
         return any(replica.alive for replica in self.replicas)
 
     def pick(self, tried: Collection[Replica] = ()) -> Replica:
-        """The replica with the fewest requests in flight, of those not `tried`; equals take turns. Raises Unavailable
-        when all were tried."""
+        """Return the replica with the fewest requests in flight that is not in `tried`, round robin on ties. Raises
+        Unavailable if all were tried."""
         left = [replica for replica in self.replicas if replica not in tried]
         if not left:
             raise Unavailable("no server of the model can take the request now: try again soon", retry_after=1.0)
@@ -149,7 +149,7 @@ class ServerPool:
         return picked
 
     def has_alternative(self, tried: Collection[Replica]) -> bool:
-        """Whether a replica is left that may do better than the `tried` ones."""
+        """Whether a usable replica is left that is not in `tried`."""
         now = self._clock()
         return any(replica.is_usable(now) for replica in self.replicas if replica not in tried)
 
@@ -162,8 +162,8 @@ class ServerPool:
 
 
 async def check_health(client: Client) -> None:
-    """Whether the server is there; it need not like the question. Raises TransportFailed, DeadlineExceeded, and
-    UpstreamFailed while it, or a proxy before it, says that it cannot serve."""
+    """Check that the server responds; an error status such as 404 is fine. Raises TransportFailed, DeadlineExceeded,
+    and UpstreamFailed if it, or a proxy in front of it, reports that it cannot serve."""
     answer = await client.get("/models", time.monotonic() + LOOK_TIMEOUT_S)
     if answer.status >= 500 and answer.status != 501:
         raise UpstreamFailed(f"{client.base}/models answers status {answer.status}")

@@ -1,6 +1,6 @@
-"""A typed task as the body of a request to /chat/completions or /completions.
+"""Encodes a typed task as the body of a request to /chat/completions or /completions.
 
-Source: OpenAI's API description; what it has no field for goes by vLLM's names, which most servers know or ignore.
+Source: OpenAI's API description, and vLLM's names for fields it lacks, which most servers know or ignore.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _LISTS = ("stop", "stop_token_ids", "bad_words")
 def build_request(
     task: Generate, model: str, *, strip: Collection[str] = (), defaults: Mapping[str, Any]
 ) -> tuple[str, bytes]:
-    """The path and the body that ask `model` for what the task says.
+    """Return the path and the body of a task for `model`.
 
-    Fields of `strip` are left out; those of `defaults` stand where the task says nothing. Raises InvalidValue for
-    prompts of texts and of token ids side by side, which one request cannot carry.
+    Fields in `strip` are omitted; `defaults` fill fields that the task does not set. Raises InvalidValue for a mix of
+    text and token id prompts, which one request cannot carry.
     """
     fields: dict[str, Any] = {"model": model}
     chat = not task.prompts
@@ -56,7 +56,7 @@ def build_request(
 
 
 def sampling_fields(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
-    """Sampling by the names of the wire; what it does not say is not there."""
+    """Return the sampling by wire names, without unset fields."""
     fields = {name: value for name in _SAME_NAME if (value := getattr(sampling, name)) is not None}
     fields |= {name: value for name in _LISTS if (value := getattr(sampling, name))}
     if sampling.include_stop is not None:
@@ -92,7 +92,7 @@ def _decode_guide(guide: Guide) -> Any:
 
 
 def _answer_fields(task: Generate) -> dict[str, Any]:
-    """How many answers, and how they come."""
+    """Return the fields for the number and the form of answers."""
     fields: dict[str, Any] = {}
     if task.n != 1:
         fields["n"] = task.n

@@ -1,4 +1,4 @@
-"""Which routes for scores a server has for a model, found by questions that cost it nothing."""
+"""Finds the scoring routes that a server has for a model, with requests that cost no computation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from shoal.backends.openai.scores import ClassifyCalls, LabelNames, RerankCalls,
 Kind = Literal["score", "rerank", "classify"]
 
 BUSY = frozenset({408, 425, 429, 502, 503, 504})
-"""Statuses of a server that may answer otherwise later. One that fails over an empty question has the route."""
+"""Statuses after which the server may answer differently later. 500 is not among them: a server that answers 500 to an
+empty request has the route."""
 
-# Without anything to score, every server refuses these, or has nothing to do.
+# With nothing to score, a server rejects these or does nothing.
 _EMPTY_REQUESTS: Mapping[Kind, dict[str, Any]] = {
     "score": {"text_1": [], "text_2": []},
     "rerank": {"query": "", "documents": []},
@@ -30,13 +31,13 @@ _EMPTY_REQUESTS: Mapping[Kind, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`path` as Client takes it."""
+    """A scoring route. `path` is relative to the client's base, as Client takes it."""
 
     kind: Kind
     path: str
 
     def make_calls(self, labels: LabelNames) -> RouteCalls:
-        """For one engine; those of one model share their labels."""
+        """Return the calls of one engine. Engines of one model share `labels`."""
         if self.kind == "classify":
             return ClassifyCalls(self.path, labels)
         return ScoreCalls(self.path) if self.kind == "score" else RerankCalls(self.path)
@@ -45,10 +46,10 @@ class Route:
 async def find_score_routes(
     client: Client, model: str, kinds: Sequence[Kind], patience_s: float
 ) -> tuple[list[Route], list[Answer]]:
-    """The routes of these kinds, and the answers of a server that cannot say yet, or not to this key.
+    """Return the routes of these kinds, and the inconclusive answers: those of a busy server or about a rejected key.
 
-    vLLM has some of them beside the path that its other routes are below, so that both places are asked. Raises
-    TransportFailed and DeadlineExceeded.
+    vLLM serves some of them outside the path of its other routes, so both places are tried. Raises TransportFailed and
+    DeadlineExceeded.
     """
     found: list[Route] = []
     unsure: list[Answer] = []
@@ -70,7 +71,7 @@ def _route_paths(client: Client, kind: Kind) -> list[str]:
 
 
 def _has_route(answer: Answer) -> bool:
-    """A page, or a redirect, is none of the route's."""
+    """Whether the answer comes from the route; an HTML page or a redirect does not."""
     return (
         not (lacks_model(answer) or lacks_route(answer))
         and not 300 <= answer.status < 400

@@ -1,4 +1,4 @@
-"""Generation by servers that speak OpenAI's API: what a client sent goes on, and what comes back is passed on."""
+"""Generation by servers that speak OpenAI's API: forwards requests and passes their answers through."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PATHS: Mapping[str, str] = {
     "openai.completions": "/completions",
     RESPONSES: "/responses",
 }
-"""The dialects that are passed on as they are, and their routes."""
+"""Routes of the dialects that are passed through unchanged."""
 
 RETRYABLE_STATUSES = frozenset({429, 502, 503})
-"""Statuses that another replica may not answer."""
+"""Statuses after which a request is retried on another replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamOptions:
     """`strip`: fields that are never passed on. `defaults`: fields of chat and completions for requests without them,
-    by the names of the wire. `first_token_timeout_s`: after so long without a first piece the gateway gives a stream
-    up; a replica that let it come to that has failed."""
+    by wire name. `first_token_timeout_s`: time without a first piece after which the gateway ends a stream; it counts
+    as a failure of the replica."""
 
     strip: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class UpstreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class _UpstreamRequest:
-    """A request for one replica. `raw`: the dialect that its answer is passed on in; "" where it is parsed."""
+    """A request for one replica. `raw`: the dialect in which its answer is passed through; "" if it is parsed."""
 
     path: str
     body: bytes
@@ -56,13 +56,14 @@ class _UpstreamRequest:
 class UpstreamRunner:
     """Runner over the replicas of `fleet`, which it closes.
 
-    A task with a `raw` body of OpenAI's is passed on with only the model's name replaced, and answered in raw chunks:
-    whole events as they came, several in one chunk where they came together, with the served name in the place of the
-    server's; comments are left out, because the front makes heartbeats of its own. Its `usage` is what the server
-    tells unasked, with the last chunk. All other tasks are answered in typed chunks. An error that the server tells in
-    the middle of its stream is raised, and so is an end before the answer was whole.
+    A task with a `raw` body of OpenAI's is forwarded with only the model's name replaced, and answered in raw chunks:
+    whole events, several in one chunk if they arrived together, with the served name in place of the server's.
+    Comments are dropped, because the HTTP layer sends its own heartbeats. `usage` comes with the last chunk if the
+    server reports it unasked. All other tasks are answered in typed chunks. An error event in mid-stream is raised, and
+    so is the end of an incomplete answer.
 
-    Another replica is tried only before the first byte of an answer, where the first was not reached, or had no room.
+    A retry on another replica happens only before the first byte of an answer, if the first replica was unreachable or
+    overloaded.
     """
 
     def __init__(self, fleet: ServerPool, facts: ModelFacts, options: UpstreamOptions | None = None) -> None:
@@ -85,7 +86,7 @@ class UpstreamRunner:
                     async for chunk in chunks:
                         yield chunk
                 return
-            except _ResponsesUnsupported:  # known to the server or not, the task says the same in other words
+            except _ResponsesUnsupported:  # send the typed task, which has the same content
                 self._lacks_responses = True
         async with aclosing(self._stream_typed(task, ctx)) as chunks:
             async for chunk in chunks:
@@ -166,7 +167,7 @@ class UpstreamRunner:
     async def _open_response(
         self, sent: Any, ctx: Context, *, streams: bool
     ) -> AsyncIterator[tuple[Response, Attempt]]:
-        """The answer of the first replica that takes the request. Raises what it says otherwise."""
+        """Yield the response of the first replica that accepts the request, else raise the error."""
         tried: list[Replica] = []
         since = time.monotonic()
         first_s = self._options.first_token_timeout_s if streams else math.inf
@@ -187,7 +188,7 @@ class UpstreamRunner:
     async def _try_replica(
         self, stack: AsyncExitStack, attempt: Attempt, sent: _UpstreamRequest, ctx: Context, *, streams: bool
     ) -> Response | ShoalError:
-        """The response, open on `stack`, or why there is none; then the replica's books are kept."""
+        """Return the response, open on `stack`, or the error, whose outcome is then recorded for the replica."""
         replica = attempt.replica
         client = replica.client
         now = time.monotonic()
@@ -232,14 +233,14 @@ def _model_name(replica: Replica, adapter: str) -> str:
 
 
 def _is_retryable(error: ShoalError) -> bool:
-    """Whether another replica may answer what this one did not: nothing of the request was computed."""
+    """Whether another replica may be tried: this one computed nothing of the request."""
     if isinstance(error, UpstreamRefused):
         return error.status in RETRYABLE_STATUSES
     return isinstance(error, RequestNotSent)
 
 
 def _check_content_type(response: Response, where: str, *, streams: bool) -> Response:
-    """Raise UpstreamFailed where the answer is of the other kind than the one asked for."""
+    """Raise UpstreamFailed for a whole answer in place of a stream, or a stream in place of a whole answer."""
     kind = response.content_type
     if streams and is_json(kind):
         raise UpstreamFailed(f"the server at {where} was asked for a stream and sent one answer ({kind})")
@@ -259,7 +260,7 @@ async def _read_whole(response: Response, attempt: Attempt) -> bytes:
 
 
 def _check_answer(body: bytes, key: bytes) -> None:
-    """Raise UpstreamRefused for a whole answer of chat or completions that tells an error, or nothing."""
+    """Raise UpstreamRefused for a whole answer of chat or completions that is an error or has no choices."""
     if error := errors.find_failure(body, key):
         raise error
     if not has_choices(body):
@@ -267,8 +268,8 @@ def _check_answer(body: bytes, key: bytes) -> None:
 
 
 async def _read_events(response: Response, attempt: Attempt) -> AsyncGenerator[list[bytes]]:
-    """The events of a stream that say something, those that came together in one list, up to `[DONE]`, after which
-    nobody waits for the end of the stream. Raises TransportFailed where the stream breaks off inside of one."""
+    """Yield the events that have data, as one list for those that arrived together. Stops at `[DONE]` without waiting
+    for the end of the stream. Raises TransportFailed if the stream ends inside an event."""
     splitter = EventSplitter()
     async with aclosing(response.pieces()) as pieces:
         async for data in pieces:
@@ -282,7 +283,7 @@ async def _read_events(response: Response, attempt: Attempt) -> AsyncGenerator[l
                 yield events[: done + 1]
                 return
             yield events
-    if is_done(splitter.rest + b"\n"):  # some servers write nothing behind it
+    if is_done(splitter.rest + b"\n"):  # some servers do not end it with an empty line
         yield [splitter.rest + b"\n\n"]
     elif has_data(splitter.rest):
         raise TransportFailed("the server ended its stream in the middle of an event: ask again")

@@ -1,7 +1,7 @@
-"""POST /score, /rerank and /classify: pairs and texts to scores.
+"""POST /score, /rerank and /classify: scores of pairs and texts.
 
-Sources: vLLM's pooling routes; Infinity, Jina, Cohere and Voyage for /rerank; Infinity for /classify. Nobody but vLLM
-and Infinity gives raw scores, each by a field of its own; both are sent, and only where raw ones are wanted.
+Sources: vLLM's pooling routes; Infinity, Jina, Cohere and Voyage for /rerank; Infinity for /classify. Only vLLM and
+Infinity return raw scores, each by its own field; both fields are sent, and only to request raw scores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class ScoreCalls:
-    """vLLM's /score: the pairs of everybody in one call, to float32 [items, 1]."""
+    """RouteCalls for vLLM's /score: float32 [items, 1]. Any pairs may share a call."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -55,10 +55,10 @@ class ScoreCalls:
 
 
 class RerankCalls:
-    """/rerank: one query with documents of everybody who asks it, to float32 [items, 1].
+    """RouteCalls for /rerank: float32 [items, 1]. Pairs of one query share a call, across requests.
 
-    All documents are asked for and none to be repeated, by fields that not every server knows: those that it refuses
-    by name are left out from then on.
+    Fields request the scores of all documents and no document texts. Not every server knows them: a field that the
+    server rejects by name is omitted from then on.
     """
 
     def __init__(self, path: str) -> None:
@@ -76,7 +76,7 @@ class RerankCalls:
         return {"model": model, "query": items[0][0], "documents": documents, **told, **_rerank_options(options)}
 
     def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
-        return ResponseLimit.of_entries(count, 1, told=sent)  # some give the documents back, asked or not
+        return ResponseLimit.of_entries(count, 1, told=sent)  # some servers always return the documents
 
     def adapt_to_refusal(self, answer: Answer) -> bool:
         refused = {name for name in self._fields if name in answer.raw_message}
@@ -88,32 +88,32 @@ class RerankCalls:
 
 
 class LabelNames:
-    """Names of a model's classes in the order of its scores, as far as they are known. Servers that score every name
-    have no order of their own: then it is that of the names, numbers in them by their value."""
+    """The known class names of a model, in the order of its scores. Servers that return scores by name have no order;
+    the names are then sorted, with numbers in them by value."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names: list[str | None] = list(names)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """A class whose name the server has not told has that of transformers."""
+        """The names; a class with an unknown name gets the default of transformers, `LABEL_<n>`."""
         return tuple(f"LABEL_{place}" if name is None else name for place, name in enumerate(self._names))
 
     @property
     def longest_names(self) -> bytes:
-        """What the names in an answer are at most."""
-        # Of one class the name is not looked at; of several, one at a time may be told that is not known yet.
+        """Bytes at least as long as the names in one answer."""
+        # The name of a single class is not read; among several, an answer may bring one that is not known yet.
         spare = b" " * ANY_LABEL_BYTES if len(self._names) < 2 or None in self._names else b""
         return spare + "".join(name or "" for name in self._names).encode()
 
     def order_scores(self, row: ClassWire | list[LabelWire], where: str) -> list[float]:
-        """The scores of an input. Raises UpstreamFailed for other labels than before."""
+        """Return the scores of an input in class order. Raises UpstreamFailed if the labels change."""
         if isinstance(row, list):
             return self._by_name({each.label: _number(each.score) for each in row}, len(row), where)
         scores = [_number(each) for each in row.probs]
         self._check_count(len(scores), where)
         if row.label is not None and scores:
-            # The first of the largest, which is what an argmax takes.
+            # The first maximum, as argmax picks it.
             self._names[max(range(len(scores)), key=lambda place: _sort_key(scores[place]))] = row.label
         return scores
 
@@ -133,7 +133,8 @@ class LabelNames:
 
 
 class ClassifyCalls:
-    """/classify of vLLM, or of Infinity: float32 [items, labels] in the order of `labels`, which learns the names."""
+    """RouteCalls for /classify of vLLM or Infinity: float32 [items, labels] in the order of `labels`, which collects
+    the names."""
 
     def __init__(self, path: str, labels: LabelNames) -> None:
         self.path = path
@@ -162,7 +163,7 @@ class ClassifyCalls:
 
 
 def _vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a task in the words of /score and /classify."""
+    """Return the options of a task as fields of /score and /classify."""
     told: dict[str, Any] = {}
     if options.get("raw_scores"):
         told["use_activation"] = False
@@ -173,7 +174,7 @@ def _vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rerank_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """In the words of /rerank: Infinity's and vLLM's, Jina's and Voyage's, Cohere's."""
+    """Return the options as fields of /rerank: those of Infinity and vLLM, of Jina and Voyage, and of Cohere."""
     told: dict[str, Any] = {}
     if options.get("raw_scores"):
         told |= {"raw_scores": True, "use_activation": False}
@@ -199,12 +200,12 @@ def _decode(decoder: msgspec.json.Decoder[T], answer: Answer, where: str) -> T:
 
 
 def _floats(rows: Sequence[Sequence[float]]) -> Vectors:
-    with np.errstate(over="ignore"):  # what no float32 holds becomes an infinity, which fails its own row alone
+    with np.errstate(over="ignore"):  # overflow to infinity fails only its own row
         return np.asarray(rows, dtype=np.float32)
 
 
 def _number(score: float | None) -> float:
-    """Null stands for NaN, which fails its own row later."""
+    """Return NaN for null; it fails its own row later."""
     return math.nan if score is None else score
 
 
@@ -213,6 +214,6 @@ def _sort_key(score: float) -> float:
 
 
 def _natural_key(label: str) -> tuple[str, int, str]:
-    """LABEL_10 after LABEL_9."""
+    """Return a sort key that puts LABEL_10 after LABEL_9."""
     number = _NUMBER.search(label)
     return (label[: number.start()], int(number[1]), label) if number is not None else (label, -1, label)

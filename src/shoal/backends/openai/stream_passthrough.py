@@ -1,4 +1,4 @@
-"""Streams that are passed on as they came: what has to be known of them on the way, which is how they end."""
+"""Passes streams through unchanged, and detects how they end."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from shoal.errors import ShoalError, TransportFailed, UpstreamFailed
 from shoal.types import Chunk, Usage
 
 RESPONSES = "openai.responses"
-"""The dialect whose streams end with an event of their own and not with `[DONE]`."""
+"""The dialect whose streams end with a typed event instead of `[DONE]`."""
 
 _ENDING = json_decoder(EndingWire)
 _WHOLE = ("response.completed", "response.incomplete")
 _FAILED = "response.failed"
 _ENDS = tuple(name.encode() for name in (*_WHOLE, _FAILED))
-# A quote inside of a JSON string has a backslash before it, so that no text can look like this. "" is null.
+# Quotes inside a JSON string are escaped, so no generated text matches. An empty reason counts as null.
 _REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"[^"]')
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 
 
 class PassThroughStream:
-    """The events of one stream as raw chunks, with the served name in them, and the usage with the last one.
+    """Turns the events of one stream into raw chunks with the served name, and with the usage in the last one.
 
-    `over`: the event that ends the answer came, and nothing is to follow. An event that tells an error is not passed
-    on: `push` raises it instead, so that it ends the stream as every error does, and is told once. `key` is Shoal's
-    own, which no error may repeat.
+    `over`: the final event has arrived. An error event is not passed on: `push` raises it instead, so that it ends the
+    stream like every other error and is reported once. No error message contains `key`, which is Shoal's own.
     """
 
     def __init__(self, dialect: str, names: ModelNameRewriter, key: bytes = b"") -> None:
@@ -45,8 +44,8 @@ class PassThroughStream:
         self._usage: Usage | None = None
 
     def push(self, events: Sequence[bytes]) -> Iterator[Chunk]:
-        """One chunk of events that came together. An error among them is raised after what came before it, as
-        UpstreamRefused, or UpstreamFailed where it cannot be read."""
+        """Yield one chunk for events that arrived together. An error event is raised after the events before it, as
+        UpstreamRefused, or as UpstreamFailed if it cannot be parsed."""
         error: ShoalError | None = None
         taken: list[bytes] = []
         for event in events:
@@ -64,14 +63,14 @@ class PassThroughStream:
             raise error
 
     def finish(self) -> Iterator[Chunk]:
-        """No more events come. Raises TransportFailed where the answer is not whole."""
-        if self._usage is not None:  # of a server that counts all along and ends without a word
+        """End the stream, with any pending usage. Raises TransportFailed if the answer is incomplete."""
+        if self._usage is not None:  # of a server that reports usage in every event and sends no final one
             yield Chunk(raw=(self._dialect, b""), usage=self._usage)
         if not (self.over or self._finished):
             raise TransportFailed("the server ended its stream before the answer was whole: ask again")
 
     def _read(self, event: bytes) -> ShoalError | None:
-        """Note what an event tells; the error, where it tells one."""
+        """Record usage and end of the answer from an event; return the error if it is one."""
         if is_done(event):
             self.over = True
             return None
@@ -86,7 +85,7 @@ class PassThroughStream:
         return self._read_ending(payload(event), named=named) if ends or named else None
 
     def _read_ending(self, body: bytes, *, named: bool) -> ShoalError | None:
-        """`named`: the event calls itself an error."""
+        """As `_read`, for the data of an event that may end the stream. `named`: the event type is `error`."""
         try:
             told = _ENDING.decode(body)
             kind = told.type if self._dialect == RESPONSES else ""
@@ -99,7 +98,7 @@ class PassThroughStream:
                 }
             if error:
                 return failure_error(msgspec.json.encode({"error": error}), self._key)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # whatever it is, it is the client's to read
+        except (msgspec.DecodeError, UnicodeDecodeError):  # not valid JSON: pass it to the client
             return None
         except RecursionError:
             return UpstreamFailed("the server's error nests too deep to be read: its log says more")
@@ -108,5 +107,5 @@ class PassThroughStream:
 
 
 def _is_usage_event(event: bytes) -> bool:
-    """Whether nothing can follow but `[DONE]`: the event that OpenAI's streams tell their usage with at the end."""
+    """Whether the event is OpenAI's final usage event, which only `[DONE]` can follow."""
     return b'"choices":[]' in event or b'"choices": []' in event

@@ -1,4 +1,4 @@
-"""Calls of tools as servers stream them, as fragments that have a number, an id and a name of their own."""
+"""Assembles tool calls from the fragments that servers stream, each with an index, an id and a name."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OBJECT = json_decoder(dict[str, Any])
 
 @dataclass(slots=True)
 class _Call:
-    """A call that began: its number among those of its choice. `own`: its id is the server's. `name` is "" until it is
-    known, and until then what came of `arguments` waits for it. `next`: the id that its name came again under, once
-    the arguments were whole, with none yet: another call's if any follow."""
+    """A call in progress. `number`: its index in its choice. `own`: its id is the server's. `name` is "" until known;
+    until then its `arguments` are held back. `next`: the id of a fragment that repeats the name after the arguments are
+    complete and has none itself; if arguments follow, they belong to a new call with this id."""
 
     number: int
     id: str
@@ -32,7 +32,7 @@ class _Call:
 
     @property
     def is_complete(self) -> bool:
-        """Its arguments are an object that is closed: no more can follow."""
+        """Whether the arguments are a complete JSON object, so that no more can follow."""
         text = "".join(self.arguments)
         if not text.rstrip().endswith("}"):
             return False
@@ -44,12 +44,12 @@ class _Call:
 
 
 class ToolCalls:
-    """The calls of one answer, of all of its choices.
+    """The calls of one answer, across its choices.
 
-    Each is told with its id and its name first, and once, though some servers repeat them, or name a call only after
-    its id; one without an id is given one. Calls are numbered as they begin: some servers give each of them the number
-    0, or none, and tell them apart by their ids, or by nothing but that a name comes again. Others repeat the name with
-    every piece, under an id that is always new.
+    The first delta of a call has its id and name, later ones do not, although some servers repeat them or send the name
+    after the id. A call without an id gets one. Calls are numbered in the order they begin: some servers use index 0 or
+    none for every call and distinguish calls by their ids, or only by a repeated name. Others repeat the name in every
+    fragment, each time with a new id.
     """
 
     def __init__(self) -> None:
@@ -58,16 +58,16 @@ class ToolCalls:
         self._count: Counter[int] = Counter()
 
     def read(self, index: int, told: MessageWire) -> list[ToolDelta]:
-        """What a delta or a message of the choice at `index` tells of calls."""
+        """Return the tool deltas in a delta or message of the choice at `index`."""
         calls = told.tool_calls or ()
-        old = told.function_call  # what the API had before it had tools; some servers tell a call both ways
+        old = told.function_call  # the API's older form; some servers send a call in both
         if not calls and old is not None and (old.name or old.arguments):
             calls = [ToolWire(function=old)]
         deltas = (self._add_fragment(index, place, call) for place, call in enumerate(calls))
         return [delta for delta in deltas if delta is not None]
 
     def rest(self, index: int) -> Iterator[ToolDelta]:
-        """At the end of a choice: calls whose name never came."""
+        """Return the calls of a finished choice whose name never came."""
         for call in self._unnamed.pop(index, ()):
             yield ToolDelta(index=call.number, id=call.id, arguments="".join(call.arguments))
 
@@ -98,14 +98,14 @@ class ToolCalls:
 
 
 def _starts_new_call(call: _Call, ident: str, name: str, arguments: str) -> bool:
-    """Whether a fragment with this id and name, under the number of `call`, is the first of another one."""
+    """Whether a fragment with this id and name, at the index of `call`, begins a new call."""
     if not (name and call.name) or (ident == call.id if ident else call.own):
         return False
     return name != call.name or (call.is_complete and bool(arguments.strip() or not ident))
 
 
 def _text(arguments: Any) -> str:
-    """Some servers send the object itself instead of its text."""
+    """Return the arguments as text: some servers send the object itself."""
     if arguments is None or isinstance(arguments, str):
         return arguments or ""
     return msgspec.json.encode(arguments).decode()

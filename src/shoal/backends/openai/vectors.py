@@ -1,4 +1,4 @@
-"""POST /embeddings: texts, or lists of token ids, to vectors."""
+"""POST /embeddings: vectors of texts or of lists of token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.errors import UpstreamFailed
 from shoal.types import Vectors
 
 ROWS_AT_ONCE = 64
-"""Rows that are decoded before others get the loop: lists of floats take about 50 us a row."""
+"""Rows decoded before the event loop runs other tasks: lists of floats take about 50 us a row."""
 
 _VECTORS = json_decoder(VectorsWire)
 _FLOATS = json_decoder(list[float])
@@ -27,8 +27,8 @@ _TEXT = json_decoder(str)
 
 
 class EmbeddingCalls:
-    """Calls to float32 [items, dimension]. Texts and lists of ids are in calls of their own, as OpenAI has it; options
-    are sent under the names that they have in Shoal. Vectors come as base64 until the server refuses that."""
+    """RouteCalls for float32 [items, dimension]. Texts and id lists go in separate calls, as OpenAI requires; options
+    keep their names in Shoal. Vectors are requested as base64 until the server rejects that."""
 
     def __init__(self) -> None:
         self.path = "/embeddings"
@@ -78,5 +78,5 @@ def _vector(embedding: bytes) -> Vectors:
     if embedding.startswith(b'"'):
         data = pybase64.b64decode(_TEXT.decode(embedding), validate=True)
         return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
-    with np.errstate(over="ignore"):  # what no float32 holds becomes an infinity, which fails its own row alone
+    with np.errstate(over="ignore"):  # overflow to infinity fails only its own row
         return np.asarray(_FLOATS.decode(embedding), dtype=np.float32)

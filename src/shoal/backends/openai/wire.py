@@ -1,7 +1,7 @@
-"""The parts of OpenAI's answers that are read here; whatever else a server sends is left alone.
+"""The fields of OpenAI's answers that Shoal reads; other fields are ignored.
 
-Sources: OpenAI's API description; vLLM and DeepSeek for `reasoning` and `reasoning_content`. Servers leave fields out
-or send null for them, so everything has a default.
+Sources: OpenAI's API description; vLLM and DeepSeek for `reasoning` and `reasoning_content`. Servers omit fields or
+send null for them, so every field has a default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from shoal.types import TaskKind, Usage
 
 MAX_COUNT = 2**53
-"""Of tokens: the largest integer up to which every JSON reader is exact. What a server tells beyond it is no count."""
+"""Maximum token count: integers up to here are exact in every JSON parser. Larger values are not taken as counts."""
 
 
 class TokenDetails(msgspec.Struct):
@@ -22,8 +22,8 @@ class TokenDetails(msgspec.Struct):
 
 
 class UsageWire(msgspec.Struct):
-    """Of chat and completions, and, with the other names, of the Responses API. Counts may be any JSON: an answer is
-    not lost because its server counts badly."""
+    """Usage of chat and completions and, under other names, of the Responses API. Counts may be any JSON, so that a bad
+    count does not fail an answer."""
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
@@ -36,7 +36,7 @@ class UsageWire(msgspec.Struct):
     output_tokens_details: TokenDetails | None = None
 
     def to_usage(self) -> Usage:
-        """Every count lies in 0..MAX_COUNT, whatever the server says."""
+        """Return the usage with every count in 0..MAX_COUNT."""
         before = self.prompt_tokens_details or self.input_tokens_details or TokenDetails()
         after = self.completion_tokens_details or self.output_tokens_details or TokenDetails()
         return Usage(
@@ -48,7 +48,7 @@ class UsageWire(msgspec.Struct):
 
     @property
     def input_token_count(self) -> int:
-        """Tokens that went in, where nothing is generated: some servers tell a total alone. 0: it does not tell."""
+        """Input tokens when nothing is generated; some servers report only a total. 0 if not reported."""
         return _tokens(self.prompt_tokens) or _tokens(self.input_tokens) or _tokens(self.total_tokens)
 
 
@@ -59,7 +59,7 @@ def _tokens(told: object) -> int:
 
 
 class ChoicesWire(msgspec.Struct):
-    """What of a body tells that it is an answer."""
+    """The field that marks a body as an answer."""
 
     choices: list[msgspec.Raw] | None = None
 
@@ -69,15 +69,15 @@ class ResponseUsageWire(msgspec.Struct):
 
 
 class UsageEventWire(msgspec.Struct):
-    """What of an event, or of a body, tells the usage."""
+    """The fields of an event or a body that hold the usage."""
 
     usage: UsageWire | None = None
     response: ResponseUsageWire | None = None
 
 
 class EndingWire(msgspec.Struct):
-    """What of an event tells that it is the last one: an `error` at the top, or a `type` of the Responses API, with
-    its own `code` and `message`, or in a `response` that failed."""
+    """The fields that mark the last event of a stream: an `error` at the top level, or a `type` of the Responses API,
+    with its own `code` and `message` or those of a failed `response`."""
 
     type: Any = None
     error: Any = None
@@ -88,7 +88,7 @@ class EndingWire(msgspec.Struct):
 
 
 class FunctionWire(msgspec.Struct):
-    """`arguments` are a text, or, of some servers, the object itself."""
+    """A called function. `arguments` are a text, or the object itself from some servers."""
 
     name: str | None = None
     arguments: Any = None
@@ -101,8 +101,8 @@ class ToolWire(msgspec.Struct):
 
 
 class MessageWire(msgspec.Struct):
-    """A `delta` or a `message`. Some servers send content in parts, of which only the text is an answer.
-    `function_call` is the one call of the API before it had tools."""
+    """A `delta` or a `message`. Some servers send content in parts, of which only text parts are used. `function_call`
+    is the API's older form of a tool call."""
 
     content: str | list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
@@ -120,7 +120,7 @@ class TokenWire(msgspec.Struct):
 
 
 class LogprobsWire(msgspec.Struct):
-    """`content` of chat; the other three of completions."""
+    """Log probabilities: `content` in chat, the other three in completions."""
 
     content: list[TokenWire] | None = None
     tokens: list[str] | None = None
@@ -138,7 +138,7 @@ class ChoiceWire(msgspec.Struct):
 
 
 class AnswerWire(msgspec.Struct):
-    """An event of a stream, or a whole answer, of chat or completions."""
+    """A stream event or a whole answer of chat or completions."""
 
     choices: list[ChoiceWire] | None = None
     usage: UsageWire | None = None
@@ -157,8 +157,8 @@ class VectorsWire(msgspec.Struct):
 
 class ModelWire(msgspec.Struct):
     """An entry of /models: `max_model_len` is vLLM's, `meta` llama.cpp's, `context_length` that of several others;
-    `tasks`, `labels`, `context_tokens` and `max_input_tokens` are Shoal's own. Others may mean something else by these
-    names, so that every type has to be looked at."""
+    `tasks`, `labels`, `context_tokens` and `max_input_tokens` are Shoal's own. Other servers may use these names
+    differently, so every type is checked."""
 
     id: str
     tasks: Any = None
@@ -172,21 +172,21 @@ class ModelWire(msgspec.Struct):
 
     @property
     def supported_tasks(self) -> tuple[TaskKind, ...]:
-        """The tasks that it names; none where it names none that are known."""
+        """The listed tasks that Shoal knows."""
         told = self.tasks if isinstance(self.tasks, list) else []
         known: tuple[TaskKind, ...] = ("embed", "rerank", "classify", "generate")
         return tuple(task for task in known if task in told)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The labels that it names, in the order of a classifier's scores."""
+        """The listed labels, in the order of a classifier's scores."""
         told = self.labels if isinstance(self.labels, list) else []
         named = tuple(label for label in told if isinstance(label, str))
         return named if len(set(named)) == len(told) else ()
 
     @property
     def context_limit(self) -> int | None:
-        """Tokens of a prompt and its answer together."""
+        """Maximum tokens of a prompt and its answer together, None if unknown."""
         meta = self.meta if isinstance(self.meta, dict) else {}
         return _count(
             self.context_tokens,
@@ -199,7 +199,7 @@ class ModelWire(msgspec.Struct):
 
     @property
     def input_limit(self) -> int | None:
-        """Tokens of a text to embed."""
+        """Maximum tokens of a text to embed, None if unknown."""
         return _count(self.max_input_tokens) or self.context_limit
 
 
@@ -224,14 +224,14 @@ class UnitsWire(msgspec.Struct):
 
 
 class MetaWire(msgspec.Struct):
-    """Cohere's."""
+    """Cohere's `meta`."""
 
     tokens: UnitsWire | None = None
     billed_units: UnitsWire | None = None
 
 
 class ScoresWire(msgspec.Struct):
-    """/score and Voyage have `data`, the others `results`."""
+    """An answer of a scoring route: `data` in /score and Voyage, `results` in the others."""
 
     data: list[ScoreWire] | None = None
     results: list[ScoreWire] | None = None
@@ -240,7 +240,7 @@ class ScoresWire(msgspec.Struct):
 
     @property
     def input_token_count(self) -> int:
-        """Tokens that went in; 0 where it does not tell."""
+        """Input tokens, 0 if not reported."""
         units = (self.meta.tokens, self.meta.billed_units) if self.meta is not None else ()
         told = [_tokens(each.input_tokens) for each in units if each is not None]
         return (self.usage.input_token_count if self.usage is not None else 0) or next(filter(None, told), 0)
@@ -252,7 +252,7 @@ class LabelWire(msgspec.Struct):
 
 
 class ClassWire(msgspec.Struct):
-    """vLLM's: `label` is that of the largest of `probs`."""
+    """An entry of vLLM's /classify: `label` belongs to the largest of `probs`."""
 
     probs: list[float | None]
     index: int | None = None
@@ -260,7 +260,7 @@ class ClassWire(msgspec.Struct):
 
 
 class ClassesWire(msgspec.Struct):
-    """/classify of vLLM, and of Infinity with every label by its name."""
+    """An answer of /classify: vLLM's form, or Infinity's with a score for every label name."""
 
     data: list[ClassWire | list[LabelWire]]
     usage: UsageWire | None = None
