@@ -1,4 +1,4 @@
-"""Hugging Face text-embeddings-inference as a place where models run: one server, one model, over HTTP or gRPC."""
+"""Backend for Hugging Face text-embeddings-inference servers, one model each, over HTTP or gRPC."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 tei+http://host[:port][/path][#model]   also tei+https
 tei+grpc://host[:port][#model]          also tei+grpcs
 
-A server has one model, so its address needs no `#model`; one that is given must be what the server says.
+A server has one model, so `#model` is optional; if given, it must match the model that the server reports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.models.address import Address, Scheme
 
 
 def parse_grpc(scheme: str, text: str) -> Address:
-    """Raises AddressError."""
+    """Parse a gRPC address. Raises AddressError."""
     if "/" in split_url(scheme, text)[0]:
         raise AddressError(f"{scheme}:{text}: gRPC has no path: write {scheme}://host:port")
     return parse_http(scheme, text)

@@ -1,4 +1,4 @@
-"""Batches as calls of text-embeddings-inference: which route, which body."""
+"""Encodes batches as calls of text-embeddings-inference: the route and the body."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     EMBED_SPARSE: ("truncate", "truncation_direction", "prompt_name"),
     PREDICT: ("truncate", "truncation_direction"),
 }
-"""What each route reads beside its inputs; it ignores the rest."""
+"""The options each route reads; it ignores all others."""
 
 ROUTES: Mapping[str, str] = {
     "embedding": EMBED,
@@ -25,16 +25,16 @@ ROUTES: Mapping[str, str] = {
     "sparse": EMBED_SPARSE,
     "scores": PREDICT,
 }
-"""By an engine's outputs."""
+"""The route of each engine output."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
 
 def build_body(route: str, inputs: Sequence[Any], params: Mapping[str, Any]) -> bytes:
-    """The body of one call. An option that is None is left out, and the server's own default holds.
+    """Return the body of one call. An option that is None is omitted, so the server's default applies.
 
-    Inputs are texts or lists of token ids; of /predict, texts or pairs of them. Its inputs always go as a list of
-    lists: a plain list of two texts would be one pair there. Scores are asked for raw, since activation is Shoal's.
+    Inputs are texts or lists of token ids; for /predict, texts or pairs of them, always sent as a list of lists, since
+    /predict reads a plain list of two texts as one pair. Raw scores are requested, since Shoal applies the activation.
     """
     options = {name: params[name] for name in OPTIONS[route] if params.get(name) is not None}
     if route == PREDICT:

@@ -1,4 +1,4 @@
-"""The tokenizer of a text-embeddings-inference server, shown to clients."""
+"""Exposes the tokenizer of a text-embeddings-inference server to clients."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shoal.errors import InputRejected, InvalidValue, Unavailable
 from shoal.types import Array
 
 ASK_S = 30.0
-"""For a call: tokenising has no deadline of its own."""
+"""Timeout in seconds of a call: tokenization has no deadline of its own."""
 
 T = TypeVar("T")
 
 
 class TeiCodec:
-    """TextCodec of the first of these servers that is there; calls hold as many inputs as the server takes.
+    """TextCodec over the first available server; a call holds as many inputs as the server accepts.
 
-    Offsets come as bytes of prompt and text, and are told as characters of them. Besides InvalidValue it raises
-    Unavailable and TransportFailed while no server is there, and UpstreamFailed.
+    The server's offsets, bytes in prompt and text, become character offsets. Besides InvalidValue it raises Unavailable
+    and TransportFailed while no server is available, and UpstreamFailed.
     """
 
     def __init__(self, engines: Sequence[TeiEngine]) -> None:
@@ -63,7 +63,7 @@ class TeiCodec:
 
 
 async def _await_answer(call: Coroutine[Any, Any, T], param: str) -> T:
-    """What it answers. What the server refuses is the client's to correct here, and no batch's."""
+    """Await a call. A rejection by the server becomes InvalidValue: it concerns the client's input, not a batch."""
     try:
         return await call
     except InputRejected as error:
@@ -71,10 +71,10 @@ async def _await_answer(call: Coroutine[Any, Any, T], param: str) -> T:
 
 
 def to_tokens(text: str, row: Sequence[TokenWire]) -> list[Token]:
-    """A text's tokens with offsets in characters.
+    """Return a text's tokens with offsets in characters.
 
-    A prompt that the server puts before the text is not known here: then a place is told from the tokens before it,
-    what lies between two of them counted as one byte a character, as spaces are.
+    A prompt that the server puts before the text is not known here. Offsets are then computed from the preceding
+    tokens, counting one character per byte between tokens, which is correct for spaces.
     """
     data = text.encode()
     if len(data) == len(text) and _fits(data, row):
@@ -93,7 +93,7 @@ def to_tokens(text: str, row: Sequence[TokenWire]) -> list[Token]:
 
 
 def _fits(data: bytes, row: Sequence[TokenWire]) -> bool:
-    """Whether the tokens are slices of the text itself, without a prompt before it."""
+    """Whether the tokens are slices of the text, without a preceding prompt."""
     return all(
         0 <= one.start <= one.stop <= len(data) and data[one.start : one.stop].decode(errors="replace") == one.text
         for one in row
@@ -102,7 +102,7 @@ def _fits(data: bytes, row: Sequence[TokenWire]) -> bool:
 
 
 def _char_offsets(data: bytes) -> Array:
-    """The character that begins at, or holds, each byte of a UTF-8 text, and their number at its end."""
+    """Return the index of the character that contains each byte of a UTF-8 text, followed by the character count."""
     begins = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
     return np.append(np.cumsum(begins) - 1, begins.sum())
 

@@ -1,4 +1,4 @@
-"""A text-embeddings-inference server as an engine, and a watch that brings it back into service."""
+"""An engine for one text-embeddings-inference server, with health checks that bring it back into service."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from shoal.types import Array
 logger = logging.getLogger("shoal.tei")
 
 SLOTS = 2
-"""Calls in flight: the server tokenises the next one while it computes the first, and batches stay large."""
+"""Calls in flight: the server tokenizes the next one while it computes the first, and batches stay large."""
 
 COST = CostModel(0.005, 0.00001)
-"""Until it is learned: a call over a network, and an accelerator."""
+"""Initial cost estimate: a call over a network to an accelerator."""
 
 LOOK_S = 5.0
-"""Between looks at a server that is well; a look asks how it is, and what it says of itself."""
+"""Seconds between health checks of a healthy server; a check requests its health and its info."""
 
 LOOK_AGAIN_S = 1.0
-"""Between looks at one that is not."""
+"""Seconds between health checks of an unhealthy server."""
 
 LOOK_TIMEOUT_S = 2.0
 
 ASK_EVERY = 1
-"""Looks at a server that is well, of which one asks the model itself: what a server that was started anew with other
-weights, or another prompt, says of itself reads as before."""
+"""One in so many health checks of a healthy server runs the model: the info of a server restarted with other weights or
+another prompt does not change."""
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding", "tokens"),
@@ -50,27 +50,27 @@ OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "reranker": ("scores",),
     "classifier": ("scores",),
 }
-"""By kind of model; each gives "token_count" as well."""
+"""Outputs by kind of model; each also has "token_count"."""
 
 Admit = Callable[["TeiEngine"], Awaitable[None]]
 
 
 class TeiEngine(PresenceMixin):
-    """Engine over the calls of TEI: "text", an object array [rows] of str or list[int], and for scores "pair", of str
-    or None where the text stands alone; to
+    """Engine over the calls of TEI. Inputs: "text", an object array [rows] of str or list[int]; for scores also "pair",
+    of str, or None if the text has no partner. Outputs:
 
     - "embedding" float32 [rows, dimension], "tokens" object [rows] of float32 [l, dimension], "sparse" object [rows] of
       SparseVector;
     - "scores" float32 [rows, labels], before activation, in the order of the info's labels;
     - "token_count" int64 [rows, 1]: the server's count.
 
-    `params` are the options of the call (truncate, truncation_direction, prompt_name, normalize, dimensions), sent as
-    they are. `info` is what the server says of itself, read again at each look; with `slots` calls in flight no more
-    inputs are there than it has permits. `admit` is awaited each time the server comes back or changes its model, and
-    raises a ShoalError to keep it out; it may call `infer`. So may `same`, which is awaited while the server serves,
-    and raises ConfigError for one whose model is another now: it is then out of service until it is admitted again.
+    `params` are the options of the call (truncate, truncation_direction, prompt_name, normalize, dimensions), sent
+    unchanged. `info` is the server's card, read again at each health check; `slots` calls in flight never hold more
+    inputs than the server has permits. `admit` is awaited each time the server comes back or changes its model, and
+    raises a ShoalError to keep it out of service. `same` is awaited while the server is in service, and raises
+    ConfigError if its model has changed; the server is then out of service until admitted again. Both may call `infer`.
 
-    `dimension` is that of the model, once it is known: a vector of any other length is UpstreamFailed, and takes the
+    `dimension` is the model's dimension once known: a vector of any other length raises UpstreamFailed and takes the
     server out of service.
     """
 
@@ -101,7 +101,7 @@ class TeiEngine(PresenceMixin):
         self.facts = self._build_facts()
 
     def start(self) -> None:
-        """Begin to watch the server; once."""
+        """Start the health checks. Call it once."""
         self._presence.start(look_s=LOOK_S, again_s=(LOOK_AGAIN_S,))
 
     async def infer(
@@ -118,7 +118,7 @@ class TeiEngine(PresenceMixin):
 
     def _build_facts(self) -> EngineFacts:
         info = self.info
-        # A permit an input: with all slots full, no more inputs are in flight than there are permits.
+        # An input takes one permit: all slots together must not hold more inputs than there are permits.
         slots = max(1, min(self._slots, info.max_concurrent_requests))
         most = min(info.max_client_batch_size, info.max_concurrent_requests // slots)
         scores = not info.embeds
@@ -127,7 +127,7 @@ class TeiEngine(PresenceMixin):
             inputs=("text", "pair") if scores else ("text",),
             outputs=(*OUTPUTS[info.kind], "token_count"),
             slots=slots,
-            parallel=1,  # its device takes one batch after the other
+            parallel=1,  # its device computes one batch at a time
             max_batch_size=min(most, self._refused or most),
             max_batch_tokens=info.max_batch_tokens,
             padded=False,
@@ -145,13 +145,13 @@ class TeiEngine(PresenceMixin):
     async def _infer_items(
         self, items: list[Any], outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        """The outputs, one call after the other: in flight are never more inputs than a batch has."""
+        """Return the outputs. Calls run one after another, so that only one batch of inputs is in flight."""
         names = [name for name in outputs if name != "token_count"] or [OUTPUTS[self.info.kind][0]]
         found: dict[str, Array] = {}
         counts: list[int] = []
         for name in names:
             parts, counts = await self._call_server(name, items, params, deadline)
-            # The lengths may differ while `dimension` is not known.
+            # The lengths may differ while `dimension` is unknown.
             if name == "embedding" and len(parts) > 1 and len({part.shape[1] for part in parts}) > 1:
                 raise UpstreamFailed(f"the server at {self.link.base} answered vectors of several lengths")
             found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -161,7 +161,7 @@ class TeiEngine(PresenceMixin):
     async def _call_server(
         self, name: str, items: list[Any], params: Mapping[str, Any], deadline: float
     ) -> tuple[list[Array], list[int]]:
-        """One output of any number of items, in calls of as many as the server takes, and the tokens of each item."""
+        """Return one output of any number of items, in calls of the size the server accepts, and each item's tokens."""
         parts: list[Array] = []
         counts: list[int] = []
         while len(counts) < len(items):
@@ -174,7 +174,7 @@ class TeiEngine(PresenceMixin):
             except BatchTooLarge as refused:
                 self._lower_batch_limit(refused.limit)
                 continue
-            except KeyRefused as error:  # no batch can help: others may have a replica that takes the key
+            except KeyRefused as error:  # fails for every batch; another replica may accept the key
                 self._presence.mark_lost(error)
                 raise
             parts.append(self._check_rows(name, rows, params))
@@ -182,21 +182,21 @@ class TeiEngine(PresenceMixin):
         return parts, counts
 
     def _lower_batch_limit(self, limit: int) -> None:
-        """No more inputs in a call from now on."""
+        """Send at most `limit` inputs per call from now on."""
         logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
         self._refused = limit
         self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
 
     def _check_rows(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
-        """The rows, if they are of this model."""
+        """Return the rows, cut to the requested dimension. Raises UpstreamFailed if their width is not the model's."""
         if name == "embedding":
             asked = params.get("dimensions")
             if self.dimension is not None and rows.shape[1] != asked:
                 self._check_width(rows.shape[1], self.dimension)
-            # Servers before 1.8 do not read `dimensions`, and newer ones normalise what they cut.
+            # Servers before 1.8 ignore `dimensions`; newer ones normalize the vectors they cut.
             return cut_vectors(rows, asked, normalize=params.get("normalize") is not False)
         if name == "tokens":
-            # Not the model's dimension: layers after pooling change that alone.
+            # This can differ from the model's dimension, which layers after pooling may change.
             self._token_width = self._token_width or rows[0].shape[1]
             self._check_width(rows[0].shape[1], self._token_width)
         return rows
@@ -209,7 +209,7 @@ class TeiEngine(PresenceMixin):
         await self._admit(self)
 
     async def _check_health(self) -> None:
-        """Whether the server is well, and what it says of itself. Raises ShoalError."""
+        """Check the server's health and refresh its info. Raises ShoalError."""
         info = await self.link.check_health(LOOK_TIMEOUT_S)
         if info == self.info:
             await self._verify_model()
@@ -222,8 +222,8 @@ class TeiEngine(PresenceMixin):
         self.facts = self._build_facts()
 
     async def _verify_model(self) -> None:
-        """Whether the model is the same still. Not while that could take a permit that a batch needs: whoever restarts
-        a server breaks the calls that it runs, which brings it out of service anyway."""
+        """Check that the model has not changed. Skipped while this could take a permit that a batch needs: a restart
+        breaks the calls in flight, which takes the server out of service anyway."""
         self._looks += 1
         facts = self.facts
         spare = not self._running or facts.slots * facts.max_batch_size < self.info.max_concurrent_requests
@@ -231,7 +231,7 @@ class TeiEngine(PresenceMixin):
             return
         try:
             await self._same(self)
-        except (Overloaded, DeadlineExceeded):  # it is busy, which says nothing of its model
+        except (Overloaded, DeadlineExceeded):  # a busy server says nothing about its model
             pass
         except ConfigError as error:
             self._presence.mark_lost(error)

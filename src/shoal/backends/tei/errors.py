@@ -1,7 +1,7 @@
-"""What a text-embeddings-inference server answers when it fails, to what Shoal raises: one table.
+"""Maps errors of text-embeddings-inference servers over HTTP to Shoal's.
 
 Source: router/src/http/server.rs and core/src/lib.rs of that project. Its bodies are {"error", "error_type"}; since
-1.9.0 a Validation error has status 422, before it 413. Refusals of the HTTP layer below it are plain text.
+1.9.0 a Validation error has status 422, before that 413. Errors of the underlying HTTP layer are plain text.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ERROR = json_decoder(_ErrorWire)
 
 
 def parse_batch_limit(answer: Answer) -> int | None:
-    """How many inputs the server takes in one call, where it refuses a call for having more."""
+    """Return the maximum number of inputs per call that the answer names, if that was the reason for the error."""
     found = _LIMIT.search(answer.raw_message) if answer.status in (413, 422) else None
     return (int(found[1]) or None) if found is not None else None
 
 
 def engine_error(answer: Answer, where: str) -> ShoalError:
-    """The error of a batch, as an Engine may raise it. Statuses that the server itself gives for one input of many
-    (400, 413, 422, 424) fail the whole call: the batch is then halved until the culprit is alone."""
+    """Return the error of a batch, as an Engine may raise it. A status for one bad input (400, 413, 422, 424) fails the
+    whole call; the batch is then halved until the bad input is alone."""
     status, words = answer.status, quote_message(answer)
     if refused := rejected_key_error(answer, where):
         return refused
@@ -49,7 +49,7 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
     kind = _error_type(answer)
     if kind in ("validation", "tokenizer", "empty"):
         return InputRejected(f"the model's server refused the input{words}")
-    if status == 413:  # of the HTTP layer: the body is over --payload-limit
+    if status == 413:  # from the HTTP layer: the body exceeds --payload-limit
         return OutOfMemory(
             f"the call is larger than the server at {where} takes{words}: raise its --payload-limit, or lower"
             " max_batch_size"
@@ -64,7 +64,7 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
 
 
 def _error_type(answer: Answer) -> str:
-    """The `error_type` in lower case: its documentation writes it so, its answers with a capital."""
+    """Return the `error_type` in lower case, as in the server's documentation; its answers capitalize it."""
     try:
         return _ERROR.decode(answer.body).error_type.lower()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""What a text-embeddings-inference server answers over gRPC when it fails, to what Shoal raises: one table.
+"""Maps errors of text-embeddings-inference servers over gRPC to Shoal's.
 
 Source: router/src/grpc/server.rs and core/src/lib.rs of that project (its messages are those of the HTTP build), and
-gRPC's own statuses. FAILED_PRECONDITION is the device's failure and the tokenizer's: the words tell them apart.
+gRPC's own statuses. FAILED_PRECONDITION means a failure of the device or the tokenizer; the message distinguishes them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _KEY = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 def status_error(code: grpc.StatusCode, details: str, where: str, *, key: str = "") -> ShoalError:
-    """The error of a call, as an Engine may raise it. `key`: Shoal's own, which no message may quote."""
-    if code in _KEY:  # the server's words stay here: they may quote a part of the key
+    """Return the error of a call, as an Engine may raise it. `key`: Shoal's own, which no message may quote."""
+    if code in _KEY:  # the server's message is not passed on: it may quote a part of the key
         return KeyRefused(
             f"the server at {where} refuses Shoal's key ({code.name}): the operator sets upstream_api_key to one that"
             " it takes"
@@ -66,7 +66,7 @@ def _batch_error(code: grpc.StatusCode, low: str, words: str, where: str) -> Sho
 
 
 def _quote_message(details: str, key: str) -> str:
-    """The server's words in brackets, after a space; "" where it has none, or none that may be told."""
+    """Return the server's message in parentheses after a space, or "" if it is empty or quotes the key."""
     if len(key) >= SHORTEST_SECRET and key in details:
         return ""
     text = " ".join(details.split())[:LONGEST_WORDS]

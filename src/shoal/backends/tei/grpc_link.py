@@ -1,7 +1,7 @@
-"""A text-embeddings-inference server over gRPC: each batch is one stream, of a message for each input.
+"""Link to a text-embeddings-inference server over gRPC: each batch is one stream, with one message per input.
 
-Source: proto/tei.proto and router/src/grpc/server.rs of huggingface/text-embeddings-inference. Streams answer in the
-order of their messages and wait for permits, where single calls are refused; an item's error ends its stream.
+Source: proto/tei.proto and router/src/grpc/server.rs of huggingface/text-embeddings-inference. Streams answer in
+message order and wait for permits, while single calls without a permit are rejected; an item's error ends its stream.
 """
 
 from __future__ import annotations
@@ -38,32 +38,31 @@ from shoal.errors import (
 INFO = "/tei.v1.Info/Info"
 HEALTH = "/grpc.health.v1.Health/Check"
 HEALTHY = "tei.v1.{}"
-"""The health of a model is that of the part of the API that fits it; a server without any is asked nothing more."""
+"""Service name in health checks, that of the API for the model. A server without health checks counts as healthy."""
 
 PORTS = {False: 80, True: 443}
-"""Where an address names none: as for HTTP, with TLS the other one."""
+"""Default ports without and with TLS, as for HTTP."""
 
 PROBE_TEXT = "a"
-"""What the model is asked for what the server's card leaves out."""
+"""Input of the calls that discover the facts missing from the server's card."""
 
 MOST_LABELS_BYTES = 2**20
 
 OPTIONS: ChannelOptions = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_ANSWER_BYTES))
-"""Without pings: the looks at the server find a host that is gone."""
+"""No keepalive pings: the health checks detect a lost host."""
 
 M = TypeVar("M", bound=Message)
 
 
 class GrpcLink:
-    """Link to the gRPC build at `target` (host[:port]). Nothing is connected before the first call. Counts of tokens
-    are those of each input.
+    """Link to the gRPC build at `target` (host[:port]). It connects with the first call. Token counts are per input.
 
-    Its card lacks what that of the HTTP build tells: whether its vectors are sparse, and the labels of a classifier.
-    The model is asked for them; the labels then have the order of their numbers where they are named LABEL_0, LABEL_1,
-    ..., else that of the alphabet. `auto_truncate` is not there either, nor heeded: Shoal's own setting holds.
+    Unlike the card of the HTTP build, this one does not say whether vectors are sparse, nor name a classifier's labels.
+    Both are found by calls of the model; labels named LABEL_0, LABEL_1, ... are then sorted by number, others
+    alphabetically. The card lacks `auto_truncate` as well, and calls ignore it: Shoal's own setting applies.
 
-    `roots`: PEM bytes of who signs the server's certificate, in the place of those that gRPC knows. Raises ConfigError
-    for a key that no header can carry.
+    `roots`: PEM bytes of the CA certificates that replace gRPC's defaults. Raises ConfigError for a key that no header
+    can carry.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class GrpcLink:
         self._key = key or ""
         self._metadata = (("authorization", f"Bearer {key}"),) if key else None
         self._credentials = grpc.ssl_channel_credentials(roots) if tls else None
-        # It bounds how long a try to connect may take.
+        # This option also limits the time of a connection attempt.
         self._options = (*OPTIONS, ("grpc.min_reconnect_backoff_ms", max(1, int(connect_timeout_s * 1000))))
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Callable[..., Any]] = {}
@@ -109,7 +108,7 @@ class GrpcLink:
         request = pb.HealthCheckRequest(service=part)
         try:
             found = await self._call_unary(HEALTH, request, pb.HealthCheckResponse, time.monotonic() + seconds)
-        except UpstreamFailed:  # a proxy lets the API through alone: what it says of itself must do
+        except UpstreamFailed:  # a proxy forwards the API but no health checks: the info must do
             return info
         if found.status == pb.HealthCheckResponse.NOT_SERVING:
             raise TransportFailed(f"the server at {self.base} says that its model is not healthy")
@@ -135,7 +134,7 @@ class GrpcLink:
             requests = [
                 pb.EncodeRequest(inputs=text, add_special_tokens=add_special_tokens, **options) for text in texts
             ]
-        except ValueError as error:  # half of a surrogate pair
+        except ValueError as error:  # a lone surrogate
             raise InputRejected(f"the text cannot be sent to the model's server: {error}") from None
         longest = max((request.ByteSize() for request in requests), default=0)
         most = messages.INPUT_BYTES + messages.SIZE_BYTES * longest
@@ -152,7 +151,7 @@ class GrpcLink:
         return [each.text for each in await self._call_stream(messages.DECODE, requests, deadline, most)]
 
     async def aclose(self) -> None:
-        """Break off the calls in flight and close the connection; again: nothing."""
+        """Abort the calls in flight and close the connection. Later calls do nothing."""
         self._closed = True
         channel, self._channel = self._channel, None
         self._calls = {}
@@ -160,14 +159,14 @@ class GrpcLink:
             await channel.close()
 
     async def _as_texts(self, items: Sequence[Any], deadline: float) -> list[str]:
-        """What items are in words: this protocol takes no token ids. The frame that they may have is the server's to
-        put round them again."""
+        """Decode items of token ids to text, since this protocol takes no ids. Special tokens are dropped, because the
+        server adds its own."""
         ids = [item for item in items if not isinstance(item, str)]
         texts = iter(await self.decode(ids, skip_special_tokens=True, deadline=deadline))
         return [item if isinstance(item, str) else next(texts) for item in items]
 
     async def _read_info(self, card: pb.InfoResponse, deadline: float) -> Info:
-        """What the server says, and what the model has to be asked for."""
+        """Return the server's info, completed by calls of the model."""
         given = Info(
             kind="embedding",
             model_id=card.model_id,
@@ -214,9 +213,9 @@ class GrpcLink:
     async def _call_stream(
         self, stream: messages.Stream, requests: Sequence[Message], deadline: float, most: int
     ) -> list[Any]:
-        """The answers, one for each request, none of more than `most` bytes, and not more than is read of any server
-        in all. Left before its end, the stream is cancelled on the server too."""
-        # Sent while answers are read: whoever stops reading until it has written can then not stop both.
+        """Return one answer per request, each of at most `most` bytes, all of at most MAX_ANSWER_BYTES. If this call
+        ends early, the stream is cancelled on the server too."""
+        # Requests are sent while answers are read: a server that writes before it reads on would otherwise deadlock.
         call = self._get_callable(stream.path, streams=True)(
             requests, timeout=self._remaining(deadline), metadata=self._metadata
         )
@@ -234,7 +233,7 @@ class GrpcLink:
                     )
                 found.append(stream.answer.FromString(data))
         except grpc.aio.AioRpcError as error:
-            # A stream that ends while it is written is INTERNAL to who reads: the first status was the server's.
+            # Reading a stream that ended during a write gives INTERNAL; the first status is the server's.
             raise self._to_error(*(statuses or [(error.code(), error.details() or "")])[0]) from error
         except DecodeError as error:
             raise UpstreamFailed(f"the server at {self.base} answered what it should not have: {error}") from None
@@ -248,7 +247,7 @@ class GrpcLink:
         return found
 
     async def _call_unary(self, path: str, request: Message, kind: type[M], deadline: float) -> M:
-        """A call with one answer."""
+        """Call an RPC with one answer."""
         try:
             data = await self._get_callable(path)(request, timeout=self._remaining(deadline), metadata=self._metadata)
             if len(data) > MAX_CARD_BYTES:
@@ -270,7 +269,7 @@ class GrpcLink:
             raise
 
     def _get_callable(self, path: str, *, streams: bool = False) -> Callable[..., Any]:
-        """The callable of an RPC, made once. Answers come as bytes, to be measured before they are read."""
+        """Return the cached callable of an RPC. It returns bytes, so that their size is checked before decoding."""
         found = self._calls.get(path)
         if found is not None:
             return found
@@ -290,7 +289,7 @@ class GrpcLink:
     def _to_error(self, code: grpc.StatusCode, details: str) -> Exception:
         found = status_error(code, details, self.base, key=self._key)
         if isinstance(found, TransportFailed):
-            self._told = None  # who comes back may have another model with the same card
+            self._told = None  # a restarted server may have another model with the same card
         return found
 
     def _remaining(self, deadline: float) -> float:
@@ -300,14 +299,14 @@ class GrpcLink:
         return remaining
 
     def _check_open(self, error: asyncio.CancelledError) -> None:
-        """gRPC ends the calls of a channel that is closed as cancelled, though nobody cancelled who waits for them."""
+        """Raise TransportFailed if the link was closed: gRPC then ends its calls as cancelled, though no caller was."""
         task = asyncio.current_task()
         if self._closed and (task is None or not task.cancelling()):
             raise TransportFailed(f"the connection to {self.base} was closed: send the request again") from error
 
 
 def _status_of(ended: Any) -> tuple[grpc.StatusCode, str]:
-    """The status of a call that has one: asking for it waits for nothing then."""
+    """Return the status of a finished call, without waiting."""
     return _get_result(ended.code()), _get_result(ended.details()) or ""
 
 
@@ -321,7 +320,7 @@ def _get_result(answer: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _label_order(label: str) -> tuple[int, str]:
-    """LABEL_2 before LABEL_10, and names that say nothing of their number by the alphabet."""
+    """Return a sort key: LABEL_2 before LABEL_10, other names alphabetically."""
     number = label.removeprefix("LABEL_")
     known = number != label and number.isascii() and number.isdigit() and len(number) < 16
     return (int(number) if known else 2**53), label

@@ -1,6 +1,6 @@
-"""Batches as messages of text-embeddings-inference's gRPC streams, one for each input, and their answers to arrays.
+"""Encodes batches as messages of text-embeddings-inference's gRPC streams, one per input, and decodes the answers.
 
-Messages of one stream carry the same options. What is no answer raises UpstreamFailed.
+All messages of a stream carry the same options. An invalid answer raises UpstreamFailed.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from shoal.types import Array, Vectors
 FLOAT_BYTES = 4
 
 TERM_BYTES = 16
-"""Of a weight, a score or a token's vector in a message, beside a label's name and the vector's numbers."""
+"""Bytes of a weight, a score or a token's vector in a message, without a label's name and the vector's numbers."""
 
 SPARE_BYTES = 2**10
-"""Of a message beside its numbers: its metadata, and what newer servers add."""
+"""Bytes of a message without its numbers: its metadata, and fields that newer servers add."""
 
 INPUT_BYTES = 64 * 2**10
-"""Of the tokens of an input, whatever its size: a prompt of the server's own is told with it."""
+"""Bytes for the tokens of any input, whatever its size: they include the server's own prompt."""
 
 SIZE_BYTES = 64
-"""For a byte of text, or a token id: a token in words, with its place."""
+"""Answer bytes per byte of text or per token id: a token's text with its offsets."""
 
 MANY_TERMS = 2**12
-"""Terms of sparse vectors that are read in one go: about 2 ms."""
+"""Terms of sparse vectors converted in one step, about 2 ms."""
 
 
 class Stream(NamedTuple):
-    """A stream: its path, and the type of its answers."""
+    """The path of a stream and the type of its answers."""
 
     path: str
     answer: type[Message]
@@ -57,13 +57,13 @@ STREAMS: Mapping[str, Stream] = {
     "sparse": EMBED_SPARSE,
     "scores": PREDICT,
 }
-"""By an engine's outputs. Pairs go by Predict, whose stream may have many queries, and any kind of model."""
+"""The stream of each engine output. Pairs use Predict, whose stream accepts many queries and any kind of model."""
 
 
 def build_requests(name: str, items: Sequence[Any], params: Mapping[str, Any]) -> list[Message]:
-    """A message for each item: a text, or for scores a text or a pair of them. Scores are asked for raw, since
-    activation is Shoal's. This protocol has no "not said": what is None is the default of the HTTP build, and a text is
-    cut only if `truncate` says so. Raises InputRejected for what no message can carry."""
+    """Return one message per item: a text, or for scores a text or a pair. Raw scores are requested, since Shoal
+    applies the activation. This protocol has no unset options: None becomes the HTTP build's default, and texts are
+    truncated only with `truncate`. Raises InputRejected for an item that no message can carry."""
     options: dict[str, Any] = {"truncate": bool(params.get("truncate"))}
     if params.get("truncation_direction") == "left":
         options["truncation_direction"] = pb.TRUNCATION_DIRECTION_LEFT
@@ -78,17 +78,17 @@ def build_requests(name: str, items: Sequence[Any], params: Mapping[str, Any]) -
         if name != "embedding":
             kind = pb.EmbedAllRequest if name == "tokens" else pb.EmbedSparseRequest
             return [kind(inputs=item, **options) for item in items]
-        # Servers of before 1.9 take its absence for no.
+        # Servers before 1.9 read its absence as false.
         options["normalize"] = params.get("normalize") is not False
         if params.get("dimensions") is not None:
             options["dimensions"] = params["dimensions"]
         return [pb.EmbedRequest(inputs=item, **options) for item in items]
-    except (ValueError, TypeError) as error:  # half of a surrogate pair, a number that is too large
+    except (ValueError, TypeError) as error:  # a lone surrogate, or a number that is too large
         raise InputRejected(f"the input cannot be sent to the model's server: {error}") from None
 
 
 async def to_array(name: str, found: Sequence[Any], shape: ExpectedShape, where: str) -> Array:
-    """The rows of the answers to a stream of that output."""
+    """Return the rows in the answers of the stream for output `name`."""
     if name == "embedding":
         return _matrix([answer.embeddings for answer in found], "vectors", where)
     rows = np.empty(len(found), dtype=object)
@@ -113,7 +113,7 @@ async def to_array(name: str, found: Sequence[Any], shape: ExpectedShape, where:
 
 
 def _matrix(rows: Sequence[bytes], what: str, where: str) -> Vectors:
-    """Packed floats of one length each: float32 [rows, length], writeable."""
+    """Return rows of packed floats, all of one length, as a writable array float32 [rows, length]."""
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes or sizes.pop() % FLOAT_BYTES:
         raise UpstreamFailed(f"the server at {where} answered {what} of several lengths, or of none")
@@ -121,7 +121,7 @@ def _matrix(rows: Sequence[bytes], what: str, where: str) -> Vectors:
 
 
 def count_tokens(found: Sequence[Any], items: Sequence[Any]) -> list[int]:
-    """The tokens of each item, as its answer says, or guessed where it does not."""
+    """Return the tokens of each item, as its answer reports, or an estimate."""
     return [
         answer.metadata.compute_tokens or estimate_tokens(size_in_bytes(item))
         for answer, item in zip(found, items, strict=True)
@@ -129,7 +129,7 @@ def count_tokens(found: Sequence[Any], items: Sequence[Any]) -> list[int]:
 
 
 def max_message_bytes(name: str, shape: ExpectedShape) -> int:
-    """Bytes of one answer of that output at most."""
+    """Return the maximum bytes of one answer for output `name`."""
     info, vector = shape.info, FLOAT_BYTES * (shape.width or MAX_VECTOR_WIDTH)
     if name == "embedding":
         return SPARE_BYTES + vector

@@ -1,4 +1,4 @@
-"""A text-embeddings-inference server over HTTP."""
+"""Link to a text-embeddings-inference server over HTTP."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from shoal.errors import ShoalError, TransportFailed, UpstreamFailed
 TOKENS = "x-compute-tokens"
 
 INPUT_BYTES = 64 * 2**10
-"""Of an input's answer, whatever its size: a prompt of the server's own is told with it."""
+"""Bytes for the answer of any input, whatever its size: it includes the server's own prompt."""
 
 SIZE_BYTES = 256
-"""For a byte of text, or a token id: a token in words, with its name, its place and its escapes."""
+"""Answer bytes per byte of text or per token id: a token's text with keys, offsets and escapes."""
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ _TEXTS = json_decoder(list[str])
 
 
 class HttpLink:
-    """Link over the routes of the HTTP build. Counts of tokens are those of the call (`x-compute-tokens`), divided by
-    the sizes of its inputs."""
+    """Link over the routes of the HTTP build. The token count of a call (`x-compute-tokens`) is divided in proportion
+    to its input sizes."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -121,7 +121,7 @@ class HttpLink:
 
 
 def _response_limit(name: str, count: int, shape: ExpectedShape) -> ResponseLimit:
-    """What an answer of so many rows has at most."""
+    """Return the maximum size of an answer of `count` rows."""
     info = shape.info
     if name == "embedding":
         return ResponseLimit.of_vectors(count, shape.width)
@@ -131,7 +131,7 @@ def _response_limit(name: str, count: int, shape: ExpectedShape) -> ResponseLimi
 
 
 def _count_tokens(answer: Answer, items: Sequence[Any]) -> list[int]:
-    """The tokens of each item: those of the call divided by size, or guessed where the server does not count."""
+    """Return the tokens of each item: the call's count divided by size, or an estimate if the server reports none."""
     told = answer.headers.get(TOKENS, "")
     known = told.isascii() and told.isdigit() and 0 < len(told) < 16
     if known and len(items) == 1:

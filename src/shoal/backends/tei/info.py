@@ -1,7 +1,7 @@
-"""What a text-embeddings-inference server says of its model and its limits: GET /info.
+"""The model and the limits of a text-embeddings-inference server, from GET /info.
 
 Source: router/src/http/types.rs and router/src/lib.rs of huggingface/text-embeddings-inference (struct Info). Keys that
-a version does not have keep that server's defaults.
+a version lacks have that server's defaults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Count = Annotated[int, Meta(ge=1, le=2**53)]
 DTYPES: Mapping[str, str] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses of a server that may answer otherwise later."""
+"""Statuses after which the server may answer differently later."""
 
 
 class EmbeddingWire(msgspec.Struct):
@@ -35,7 +35,7 @@ class LabelsWire(msgspec.Struct):
 
 
 class ModelTypeWire(msgspec.Struct):
-    """One of the three is there."""
+    """The type of the model: exactly one field is set."""
 
     embedding: EmbeddingWire | None = None
     classifier: LabelsWire | None = None
@@ -59,9 +59,9 @@ class InfoWire(msgspec.Struct):
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """A server's model and limits.
 
-    `labels`: of a classifier or reranker, by class number. `max_input_length`: tokens, special ones included.
-    `max_batch_tokens`: the sum over a batch of the server's own. `max_client_batch_size`: inputs in one call.
-    `max_concurrent_requests`: inputs in flight, over all calls and callers.
+    `labels`: of a classifier or reranker, by class number. `max_input_length`: tokens, including special ones.
+    `max_batch_tokens`: tokens in one of the server's own batches. `max_client_batch_size`: inputs per call.
+    `max_concurrent_requests`: inputs in flight across all calls and clients.
     """
 
     kind: Kind
@@ -90,13 +90,13 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vectors(self) -> tuple[VectorKind, ...]:
-        """The kinds that it gives: of a SPLADE model the sparse ones alone, of others one a text or one a token."""
+        """The vector kinds: sparse for a SPLADE model, dense and per token for other embedders."""
         if self.kind == "embedding":
             return ("dense", "tokens")
         return ("sparse",) if self.kind == "splade" else ()
 
     def same_model(self, other: Info) -> bool:
-        """Whether both say the same of the model, whatever their limits."""
+        """Whether both describe the same model; limits may differ."""
         return (self.kind, self.model_id, self.revision, self.dtype, self.pooling, self.labels) == (
             other.kind,
             other.model_id,
@@ -111,8 +111,8 @@ _INFO = json_decoder(InfoWire)
 
 
 def parse_info(answer: Answer, where: str) -> Info:
-    """The server's card. Raises UpstreamFailed while it cannot say, ConfigError for a server of another kind or one
-    that refuses Shoal's key."""
+    """Parse the answer of GET /info. Raises UpstreamFailed for a temporary error, ConfigError for another kind of
+    server or one that rejects Shoal's key."""
     if refused := rejected_key_error(answer, where):
         raise ConfigError(refused.message)
     if answer.status in TEMPORARY_STATUSES:
@@ -169,7 +169,7 @@ def _parse_kind(told: ModelTypeWire, where: str) -> tuple[Kind, tuple[str, ...],
 
 
 def _labels(told: LabelsWire, where: str) -> tuple[str, ...]:
-    """The names of the classes 0 to n-1. Raises ConfigError where two have one name, since answers name them alone."""
+    """Return the names of classes 0 to n-1. Raises ConfigError for duplicates: answers identify classes by name."""
     labels = tuple(label for _, label in sorted(told.id2label.items(), key=lambda each: _number(each[0])))
     if len(set(labels)) < len(labels):
         raise ConfigError(
@@ -180,5 +180,5 @@ def _labels(told: LabelsWire, where: str) -> tuple[str, ...]:
 
 
 def _number(text: str) -> int:
-    """A class's number; names that are none come last."""
+    """Return a class number; a name that is not a number sorts last."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 2**53

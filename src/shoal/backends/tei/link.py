@@ -1,4 +1,4 @@
-"""The seam between an engine of text-embeddings-inference and how its server is reached: over HTTP or over gRPC."""
+"""The interface between an engine of text-embeddings-inference and its transport, HTTP or gRPC."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shoal.types import Array
 
 
 class KeyRefused(UpstreamFailed):
-    """The server does not take Shoal's own key: no batch can help."""
+    """The server rejects Shoal's own key, whatever the batch."""
 
 
 class BatchTooLarge(Exception):
-    """The server refused a call for its number of inputs: it takes `limit`, which is less."""
+    """The server rejected a call with too many inputs: it accepts `limit`, which is fewer."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
@@ -26,18 +26,18 @@ class BatchTooLarge(Exception):
 
 
 class ExpectedShape(NamedTuple):
-    """What an answer's rows should be: of the model of `info`, and vectors of `width` numbers where that is known."""
+    """The expected shape of answer rows: the model in `info`, and the vector length `width` if known."""
 
     info: Info
     width: int | None
 
 
 Rows = tuple[Array, list[int]]
-"""An array as the engine's output of that name, and the tokens of each row."""
+"""One engine output as an array, and the tokens of each row."""
 
 
 class TokenWire(msgspec.Struct, gc=False):
-    """A token as the server tells it: `start` and `stop` are bytes of prompt and text."""
+    """A token as reported by the server: `start` and `stop` are byte offsets in prompt and text."""
 
     id: int
     text: str
@@ -47,48 +47,48 @@ class TokenWire(msgspec.Struct, gc=False):
 
 
 class Link(Protocol):
-    """One server. `base` is what messages call it. A `deadline` is in seconds of `time.monotonic()`.
+    """One server. `base` is its name in messages. A `deadline` is in seconds of `time.monotonic()`.
 
-    Every call raises TransportFailed and DeadlineExceeded, UpstreamFailed for an answer that is none, and KeyRefused.
-    After `aclose` every call raises TransportFailed.
+    Every call raises TransportFailed and DeadlineExceeded, UpstreamFailed for an invalid answer, and KeyRefused. After
+    `aclose` every call raises TransportFailed.
     """
 
     @property
     def base(self) -> str: ...
 
     async def info(self, deadline: float) -> Info:
-        """What the server says of its model and limits. Raises ConfigError for a server of another kind, or one that
-        refuses Shoal's key, and no other than the errors of every call."""
+        """Return the server's model and limits. Beyond the errors of every call it only raises ConfigError, for another
+        kind of server or one that rejects Shoal's key."""
         ...
 
     async def check_health(self, seconds: float) -> Info:
-        """As `info`, of a server that says that it is well; TransportFailed for one that says it is not. Each question
-        has so much time."""
+        """Like `info`, but also check the server's health; raises TransportFailed if it reports a problem. `seconds` is
+        the timeout of each request."""
         ...
 
     async def rows(
         self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: ExpectedShape
     ) -> Rows:
-        """One output of at most so many items as the server takes at once: a call, with the options `params`. Raises
-        what Engine.infer may raise, and BatchTooLarge."""
+        """Return one output of the items, in one call with the options `params`. Raises the errors of Engine.infer, and
+        BatchTooLarge for more items than the server accepts."""
         ...
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None, deadline: float
     ) -> list[list[TokenWire]]:
-        """InputRejected for what it refuses."""
+        """Tokenize texts. Raises InputRejected for a text that the server rejects."""
         ...
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool, deadline: float) -> list[str]:
-        """InputRejected for what it refuses."""
+        """Decode token ids. Raises InputRejected for ids that the server rejects."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 def size_in_bytes(item: Any) -> int:
-    """About the bytes of an item, never 0: the server frames the shortest text with tokens, too. A list of ids is read
-    as text by the server, so it counts as that may have been."""
+    """Return the approximate size of an item, never 0: the server adds special tokens even to an empty text. Token ids
+    count as the text they may stand for."""
     if isinstance(item, str):
         return utf8_size(item) + BYTES_PER_TOKEN
     if isinstance(item, tuple):
@@ -97,5 +97,5 @@ def size_in_bytes(item: Any) -> int:
 
 
 def estimate_tokens(size: int) -> int:
-    """The tokens of an item of that size, where the server does not count."""
+    """Estimate the tokens of an item of `size` bytes, for servers that report no count."""
     return max(1, size // BYTES_PER_TOKEN)

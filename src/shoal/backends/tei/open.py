@@ -1,5 +1,4 @@
-"""Models of text-embeddings-inference servers, put together: what a server says of its model, a runner, and the facts
-to show."""
+"""Opens models of text-embeddings-inference servers: reads the server's info, builds the runner and the facts."""
 
 from __future__ import annotations
 
@@ -55,10 +54,10 @@ from shoal.pipelines.text.tokenizer import TextTokenizer
 
 ASK_S = 10.0
 PROBE_S = 60.0
-"""For the first texts of a model."""
+"""Timeout in seconds of a model's first texts."""
 
 RECHECK_TIMEOUT_S = 2.0
-"""For one text to a server that is in service; a busy one is asked another time."""
+"""Timeout in seconds of one text to a server in service; a busy server is checked another time."""
 
 TRUNCATION_OPTIONS = frozenset({"truncate", "truncation_direction"})
 VECTOR_OPTIONS = frozenset({"prompt_name", "normalize", "dimensions"})
@@ -69,7 +68,7 @@ ProbeResult = ProbeVectors | ProbeSparseVectors | ProbeScores
 
 
 class TeiModel(LaneRunner):
-    """The runner of one model, and the connections behind it."""
+    """The runner of one model, with its connections."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TeiCodec, held: AsyncExitStack) -> None:
         super().__init__(lane, facts, codec)
@@ -80,10 +79,10 @@ class TeiModel(LaneRunner):
 
 
 async def open_tei(target: Target, lane: MakeLane, note: Notify) -> Runner:
-    """Open a model as soon as one of its servers says what it is; the others join when they come and agree.
+    """Open a model once one of its servers reports its info; the others join when they come up and agree.
 
-    While no server is there, or none that answers, this waits, for ever: `note` is told why. Raises SetupError when a
-    server is there and the model cannot be served.
+    Waits without limit while no server answers, and passes the reason to `note`. Raises SetupError if a server answers
+    and the model cannot be served.
     """
     async with AsyncExitStack() as opened:
         links = []
@@ -95,16 +94,17 @@ async def open_tei(target: Target, lane: MakeLane, note: Notify) -> Runner:
             number, info = await _find_first_server(target, links, note)
             try:
                 return await _ModelOpener(target, links, number, info, counter).open_model(lane, opened)
-            except (BackendError, CapacityError) as error:  # it went away, got busy, or failed before its first answer
+            except (BackendError, CapacityError) as error:  # lost, busy or failed before its first answer
                 note(f"waiting for {target.addresses[number]}: {error.message}")
             await asyncio.sleep(pause)
     raise AssertionError("the pauses never end")
 
 
 async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:
-    """The model of a server, by the name to serve it under: what to serve, or why it cannot be.
+    """Return the model of a server by served name: the model, or the reason it cannot be served.
 
-    Raises TransportFailed, DeadlineExceeded and EngineFailed while it is not there, ConfigError for another server.
+    Raises TransportFailed, DeadlineExceeded and EngineFailed if the server is unavailable, ConfigError for another kind
+    of server.
     """
     link = make_link(address, settings)
     try:
@@ -119,7 +119,7 @@ async def list_offers(address: Address, settings: Settings) -> dict[str, ServedM
 
 
 def make_link(address: Address, settings: Settings) -> Link:
-    """The connection to a server. Raises ConfigError for a key that cannot be sent."""
+    """Return the link to a server. Raises ConfigError for a key that cannot be sent in a header."""
     scheme, key, patience_s = address.scheme.removeprefix("tei+"), settings.upstream_api_key, settings.connect_timeout_s
     if scheme in ("http", "https"):
         return HttpLink(Client(f"{scheme}://{address.target}", key=key, connect_timeout_s=patience_s))
@@ -129,7 +129,7 @@ def make_link(address: Address, settings: Settings) -> Link:
 
 
 async def _find_first_server(target: Target, links: Sequence[Link], note: Notify) -> tuple[int, Info]:
-    """The first server that says what it is, by its place, and what it says."""
+    """Return the index and the info of the first server that answers."""
 
     async def ask(number: int) -> Info:
         info = await links[number].info(time.monotonic() + ASK_S)
@@ -140,7 +140,7 @@ async def _find_first_server(target: Target, links: Sequence[Link], note: Notify
 
 
 def check_model(address: Address, info: Info) -> None:
-    """Raise ConfigError for a server that has another model than its address names."""
+    """Raise ConfigError if the server has another model than its address names."""
     if address.model and address.model not in (info.model_id, info.served_name, served_name(info.model_id)):
         raise ConfigError(
             f"{address}: the server has {info.model_id}, not {address.model}: correct the address, or leave the"
@@ -149,7 +149,7 @@ def check_model(address: Address, info: Info) -> None:
 
 
 class _ModelOpener:
-    """One try to open a model: `number` is the place of the server that answered, with `info`."""
+    """One attempt to open a model: `number` is the index of the server that answered with `info`."""
 
     def __init__(
         self, target: Target, links: Sequence[Link], number: int, info: Info, counter: TextTokenizer | None
@@ -159,7 +159,7 @@ class _ModelOpener:
         self.number = number
         self.info = info
         self.counter = counter
-        # Where requests do not say, what the operator of either side wants refused is refused.
+        # The default for requests: truncate only if neither the operator of Shoal nor that of the server disabled it.
         self.truncate = target.settings.truncate and info.auto_truncate
         self.most = target.table.max_tokens or info.max_input_length or 0
         self.reference: ProbeResult | None = None
@@ -184,7 +184,7 @@ class _ModelOpener:
                 opened.push_async_callback(engine.aclose)
             try:
                 self.reference = await self._probe(engines[number])
-            except InputRejected as error:  # texts that every model takes: no other time helps
+            except InputRejected as error:  # every model accepts these texts: a retry is pointless
                 raise ConfigError(f"{target.name} does not answer: {error.message}") from error
             if isinstance(self.reference, ProbeVectors):
                 for engine in engines:
@@ -198,7 +198,7 @@ class _ModelOpener:
         return model
 
     async def _admit(self, engine: TeiEngine) -> None:
-        """Raises ConfigError for a server that is none of this model's, or no longer."""
+        """Raise ConfigError if the server does not have this model, or no longer has it."""
         info, name = engine.info, engine.facts.name
         if (info.kind, info.labels) != (self.info.kind, self.info.labels):
             raise ConfigError(
@@ -207,18 +207,18 @@ class _ModelOpener:
             )
         probed = await self._probe(engine)
         reference = self.reference
-        # One kind of model has one kind of answer, which was compared above.
+        # Models of the same kind, which was compared above, have the same type of answer.
         reference.check(probed, name)  # type: ignore[union-attr,arg-type]
 
     async def _verify_same_model(self, engine: TeiEngine) -> None:
-        """Raises ConfigError for a server that answers one of the inputs otherwise than it did, each time another."""
+        """Raise ConfigError if the server's answer to one probe input has changed. Each call uses the next input."""
         place = next(self._places)
         reference = self.reference
         probed = await self._probe(engine, slice(place, place + 1), RECHECK_TIMEOUT_S)
         reference.of(place).check(probed, engine.facts.name)  # type: ignore[union-attr,arg-type]
 
     async def _probe(self, engine: TeiEngine, part: slice = slice(None), patience_s: float = PROBE_S) -> ProbeResult:
-        """Its answers to the inputs, or a part of them."""
+        """Return the server's answers to the probe inputs, or to a slice of them."""
         deadline = time.monotonic() + patience_s
         kind = self.info.kind
         if kind == "splade":
@@ -242,8 +242,8 @@ class _ModelOpener:
         return self._string_pipeline(dimension)
 
     def _string_pipeline(self, dimension: int, *, prompts: bool = True) -> StringPipeline:
-        """For texts. Prompts of the configuration are put before them here; without any, the server is told the names
-        of its own. `prompts` False: neither, for a probe."""
+        """Return the pipeline for texts. Configured prompts are prepended here; without any, the server gets the names
+        of its own prompts. `prompts` False: neither, for a probe."""
         table, kind = self.target.table, self.info.kind
         own = prompts and bool(table.prompts)
         spec = StringSpec(
@@ -262,8 +262,8 @@ class _ModelOpener:
         return StringPipeline(spec, truncate=self.truncate, normalize=table.normalize, tokenizer=counter)
 
     def _pair_pipeline(self, counter: TextTokenizer | None = None) -> StringPairPipeline:
-        """For scores. They are asked for raw, and the activation is that of the server: over one label a sigmoid, over
-        several a softmax; so who wants raw ones shares calls with who does not."""
+        """Return the pipeline for scores. They are requested raw, so that raw and activated scores share calls; the
+        activation is the server's own: sigmoid for one label, softmax for several."""
         labels = self.info.labels
         spec = StringPairSpec(
             labels=labels,
