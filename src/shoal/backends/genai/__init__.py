@@ -1,8 +1,8 @@
-"""OpenVINO GenAI: language models on the processor of this machine, with continuous batching.
+"""Backend for language models on the local CPU: OpenVINO GenAI with continuous batching.
 
-Its pipeline holds Python's global lock for the whole of every step (17 ms a token, 325 ms for a prompt of 250 tokens
-with 0.2 billion parameters on two cores), so that a thread of the gateway's would stop its event loop. It therefore
-runs in a process of its own: `worker` steps it and tells what came of it over a socket, `generator` is this end.
+Its pipeline holds the GIL during each step (17 ms per token, 325 ms for a prompt of 250 tokens with 0.2 billion
+parameters on two cores), so a thread of the gateway would block the event loop. The pipeline therefore runs in its own
+process: `worker` steps it and sends the results over a socket, and `generator` is the gateway's end.
 """
 
 from shoal.backends.genai.generator import GenaiGenerator, start_generator

@@ -1,9 +1,9 @@
-"""JSON schemas as grammars without free whitespace.
+"""Converts JSON schemas to grammars without free whitespace.
 
-The library allows any number of blanks and line ends between the parts of JSON, and a small model may then write
-nothing else until its tokens are spent. It has no setting for that, so JSON Schema is written as a grammar here, with
-at most one space after a comma or colon. What no grammar keeps is refused by its name. A grammar may be narrower than
-its schema (properties come in their order, `oneOf` is read as `anyOf`), and is never wider in any other way.
+The library allows unlimited spaces and newlines in JSON, and a small model may generate only those until its tokens are
+spent. There is no setting against it, so this module writes the grammar, with at most one space after a comma or colon.
+A keyword that a grammar cannot enforce is rejected by name. A grammar may be narrower than its schema (properties keep
+their order); it is wider only where `oneOf` is read as `anyOf`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.backends.genai.string_formats import FORMATS, WITHOUT_GRAMMAR
 from shoal.errors import InvalidValue
 
 MAX_PARTS = 20_000
-"""Schemas within a schema, counted as often as they are merged into others."""
+"""Maximum subschemas of a schema, counted each time they are merged into another."""
 
 _KIND_KEYS = {
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
@@ -33,18 +33,18 @@ _KIND_KEYS = {
         | {"minProperties", "maxProperties"}
     ),
 }
-"""Keys that restrict values of one type, and others not."""
+"""Keywords that restrict only values of one type, by type."""
 
 _REFUSED = frozenset(
     {"not", "if", "then", "else", "$dynamicRef", "$recursiveRef", "uniqueItems", "contains", "minContains"}
     | {"maxContains", "unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas"}
     | {"dependencies"}
 )
-"""Keys that restrict what no grammar here can."""
+"""Keywords that a grammar cannot enforce."""
 
 _CHOICES = ("anyOf", "oneOf")
 KEYS = frozenset({"type", "enum", "const", "$ref", "allOf", *_CHOICES}).union(_REFUSED, *_KIND_KEYS.values())
-"""Every other key restricts nothing: those of annotations, and those that JSON Schema does not know."""
+"""Supported and rejected keywords. All others restrict nothing: annotations, and keywords unknown to JSON Schema."""
 
 _RULES = rf"""
 comma ::= "," " "?
@@ -68,7 +68,7 @@ OBJECT = f"root ::= object\n{_RULES}"
 
 
 def write_grammar(schema: str) -> str:
-    """The grammar of a schema. Raises InvalidValue for one that has none, with the place in the schema and why."""
+    """Return the grammar of a schema. Raises InvalidValue with the location and the reason if there is none."""
     try:
         read = json.loads(schema, parse_float=_read_float, parse_constant=_read_float)
     except (ValueError, RecursionError) as error:
@@ -86,7 +86,7 @@ def write_grammar(schema: str) -> str:
 class _Writer:
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._rules: dict[str, str] = {}  # names by what they stand for
+        self._rules: dict[str, str] = {}  # names by body
         self._named: dict[str, str] = {}
         self._references: list[str] = []
         self._path: list[str] = []
@@ -94,7 +94,7 @@ class _Writer:
 
     @property
     def place(self) -> str:
-        """Where in the schema the writer is."""
+        """The current location in the schema."""
         return "/".join(["#", *self._path])[:200]
 
     def write(self) -> str:
@@ -106,7 +106,7 @@ class _Writer:
         return self._rules.setdefault(body, f"rule{len(self._rules)}")
 
     def _below(self, node: Any, *steps: object) -> str:
-        """The expression of a part; an error leaves its place behind."""
+        """Return the expression of a subschema. After an error, `place` is where it occurred."""
         depth = len(self._path)
         self._path += map(str, steps)
         made = self._expression(node)
@@ -119,7 +119,7 @@ class _Writer:
             raise InvalidValue(f"it has more than {MAX_PARTS} parts once they are merged: make it smaller")
 
     def _expression(self, node: Any) -> str:
-        """What stands for the value in a rule: a name, or alternatives in parentheses."""
+        """Return the expression of a value: a rule name, or alternatives in parentheses."""
         self._count_part()
         if node is True:
             return "value"
@@ -176,7 +176,7 @@ class _Writer:
         return self._alternatives(made)
 
     def _merged(self, node: Any, seen: tuple[str, ...]) -> Schema:
-        """The schema without `allOf` and `$ref` at its top."""
+        """Return the schema with `allOf` and `$ref` at its top level resolved."""
         self._count_part()
         if node is True:
             return {}
@@ -206,7 +206,7 @@ class _Writer:
         return node
 
     def _reference(self, pointer: Any) -> str:
-        """The rule of what a reference points to, which may be itself within it."""
+        """Return the rule of a reference's target; the target may contain the reference."""
         node = self._target(pointer)
         if pointer not in self._named:
             name = self._named[pointer] = f"ref{len(self._named)}"
@@ -246,7 +246,7 @@ class _Writer:
         least, most = _counts(node, "Items")
         items = node.get("items", True)
         prefix, key, open_end = node.get("prefixItems", []), "items", "items" in node and items is not False
-        if isinstance(items, list):  # as it was written before there was `prefixItems`
+        if isinstance(items, list):  # the form before `prefixItems` existed
             prefix, key, items = items, "additionalItems", node.get("additionalItems", True)
             open_end = "additionalItems" in node and items is not False
         if not isinstance(prefix, list):
@@ -274,7 +274,7 @@ class _Writer:
         return self._rule(f'"[" {firsts[0]} {rest} "]"' if least else f'"[" ({firsts[0]} {rest})? "]"')
 
     def _object(self, node: Schema) -> str:
-        """Members in the order of `properties`; others after them, where they are asked for."""
+        """Return an object with the members in the order of `properties`, then additional ones if requested."""
         properties, required = node.get("properties", {}), node.get("required", [])
         more = node.get("additionalProperties")
         if not isinstance(properties, dict) or not isinstance(required, list) or not all(map(_is_text, required)):
@@ -310,7 +310,7 @@ class _Writer:
         return self._rule(f'"{{" {self._members(members, others)} "}}"')
 
     def _map(self, node: Schema, more: Any, least: int, most: int | None) -> str:
-        """An object that names no property."""
+        """Return an object without named properties."""
         name, value, patterns = "string", True if more is None else more, node.get("patternProperties") or {}
         if patterns:
             if not isinstance(patterns, dict) or len(patterns) > 1 or more not in (None, False):
@@ -332,8 +332,8 @@ class _Writer:
         return self._rule(f'"{{" {whole} "}}"' if least else f'"{{" ({whole})? "}}"')
 
     def _members(self, members: list[tuple[str, bool]], others: str) -> str:
-        """A comma stands before each member but the first that is there."""
-        # What may follow once there is a member, and while there is none.
+        """Return the members, with a comma before each one present except the first."""
+        # Expressions of the remaining members: after at least one member, and after none.
         after, first = (f"(comma {others})*", f"({others} (comma {others})*)?") if others else ('""', '""')
         for member, needed in reversed(members):
             rest, name = after, self._rule(member)
@@ -350,7 +350,7 @@ def _read_float(text: str) -> float:
 
 
 def _kinds(node: Schema) -> list[Any]:
-    """The types of a value. Where none is named, those that the keys are about."""
+    """Return the types of a value. If the schema names none, those that its keywords apply to."""
     named = node.get("type", [kind for kind, keys in _KIND_KEYS.items() if node.keys() & keys] or "value")
     return named if isinstance(named, list) and named else [named]
 
@@ -360,13 +360,13 @@ def _is_text(value: Any) -> bool:
 
 
 def _spell(value: Any) -> str:
-    """The JSON of a constant. Half a character is escaped, as no text has one."""
+    """Return the JSON of a constant. A lone surrogate is escaped, since UTF-8 text cannot contain one."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() or text.encode(errors="replace").decode() == text else json.dumps(value)
 
 
 def _fulfills(value: Any, node: Schema) -> bool:
-    """Whether a constant fulfills the keys beside it. Raises InvalidValue for one that cannot be told."""
+    """Whether a constant satisfies the other keywords. Raises InvalidValue if that cannot be decided."""
     kind = next((name for name, made in _PYTHON_TYPES.items() if isinstance(value, made)), "number")
     if "type" in node and not any(
         each == kind or (kind == "number" and each == "integer" and value == int(value)) for each in _kinds(node)
@@ -387,7 +387,7 @@ def _fulfills(value: Any, node: Schema) -> bool:
 
 
 def _read_pattern(node: Schema) -> Node | None:
-    """The tree of a pattern; that of the format where there is none, as formats are notes beside one."""
+    """Return the tree of the pattern, else of the format: beside a pattern, a format is only an annotation."""
     pattern, name = node.get("pattern"), node.get("format")
     if pattern is not None:
         if not isinstance(pattern, str):
@@ -425,7 +425,7 @@ def _decimal(node: Schema, key: str) -> Decimal | None:
 
 
 def _counts(node: Schema, what: str) -> tuple[int, int | None]:
-    """`min...` and `max...` of characters, items or properties."""
+    """Return `min...` and `max...` of characters, items or properties."""
     made: list[int | None] = []
     for key in (f"min{what}", f"max{what}"):
         value = node.get(key)

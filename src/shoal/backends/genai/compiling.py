@@ -1,7 +1,7 @@
-"""Guides are tried where they harm nobody, before the model's process hears of them.
+"""Tries guides in a separate process before the model's process compiles them.
 
-The library compiles a guide for as long, and into as much memory, as it takes, and nothing stops it. So a process of
-its own (`trial`) compiles each first, within limits of time and memory, one at a time.
+The library compiles a guide without any limit of time or memory, and cannot be interrupted. A separate process
+(`trial`) therefore compiles each guide first, one at a time, within limits of time and memory.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from shoal.types import Guide
 _VERDICT = msgpack_decoder(Verdict)
 
 LIMIT_S = 5.0
-"""How long a guide may compile. Large vocabularies need it: with 128,000 tokens a text of up to 200 letters takes 3."""
+"""Maximum seconds to compile a guide. With a vocabulary of 128,000 tokens, a text of up to 200 letters takes 3."""
 
 GRACE_S = 1.0
-"""How much later than its own alarm the process is ended from here."""
+"""Seconds after the process's own alarm until the gateway kills it."""
 
 OPEN_S = 60.0
-"""How long the process may take to be ready: a large vocabulary takes seconds."""
+"""Maximum seconds until the process is ready: a large vocabulary takes seconds."""
 
 MAX_WAITING = 64
-"""Guides that are tried or wait for it."""
+"""Maximum guides in trial or waiting for it."""
 
 MAX_REMEMBERED = 256
-"""Guides whose trial is remembered, with what came of it."""
+"""Maximum remembered trial results."""
 
 REJECTION_TTL_S = 60.0
-"""How long a refusal stands: it may have been the load of the machine that made a trial slow."""
+"""Seconds until a rejected guide may be tried again: the trial may have been slow because of the machine's load."""
 
 
 class GuideChecker:
-    """Of one model. `path`: as it was opened; `prepare` is awaited with each guide that passed, before the first
-    request gets it."""
+    """Tries the guides of one model. `path`: the opened model; `prepare` is awaited with each guide that passed, before
+    its first use."""
 
     def __init__(
         self,
@@ -67,21 +67,21 @@ class GuideChecker:
         self._child: asyncio.Task[_TrialProcess] | None = None
         self._closed = False
         self.size = 0
-        """Bytes that the guides which passed take in the model's process, which keeps them."""
+        """Bytes that the compiled guides occupy in the model's process, which keeps them."""
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one that is ready."""
+        """The process id of the trial process, None if none is ready."""
         child = self._child
         if child is None or not child.done() or child.cancelled() or child.exception() is not None:
             return None
         return child.result().process.pid
 
     async def check(self, guide: Guide) -> None:
-        """Returns when the guide may be given to the model.
+        """Return once the guide can be used with the model.
 
-        Raises InvalidValue for one that may not, Overloaded when too many wait, Crashed when there is no process, and
-        what `prepare` raises. Who leaves gives up the place of a guide whose trial has not begun.
+        Raises InvalidValue if it cannot, Overloaded if too many guides wait, Crashed if no trial process starts, and
+        the errors of `prepare`. A trial that has not begun is cancelled with its last waiting request.
         """
         key = hashlib.sha256(f"{guide.kind}\0{guide.value}".encode()).digest()
         refused, until = self._known.get(key, ("", 0.0))
@@ -93,7 +93,7 @@ class GuideChecker:
             raise InvalidValue(refused, param=guide.field)
 
     async def _await_trial(self, key: bytes, guide: Guide) -> str:
-        """What came of the trial that all who ask for this guide share."""
+        """Return the reason for rejection, or "". Requests for the same guide share one trial."""
         running = self._running.get(key)
         if running is None:
             if self._closed:
@@ -118,7 +118,7 @@ class GuideChecker:
 
     def _on_trial_done(self, key: bytes, task: asyncio.Task[str]) -> None:
         if not task.cancelled():
-            task.exception()  # whoever waited for it has it; nobody may
+            task.exception()  # mark it as retrieved: no request may be waiting
         if key in self._running and self._running[key].task is task:
             del self._running[key]
 
@@ -155,27 +155,27 @@ class GuideChecker:
         return verdict
 
     async def _ready_child(self) -> _TrialProcess:
-        """The process, which the first guide starts. Raises Crashed."""
+        """Return the trial process, started by the first guide. Raises Crashed."""
         if self.pid is not None and self._child is not None:
             child = self._child.result()
-            if child.process.returncode is not None:  # somebody ended it while it waited
+            if child.process.returncode is not None:  # it was killed while idle
                 await self._replace(child)
         if self._child is None:
             self._child = asyncio.create_task(_TrialProcess.spawn(self._path, self._vocabulary, self._limit_s))
         try:
             return await asyncio.shield(self._child)
-        except Exception:  # whatever it was, the next guide tries again
+        except Exception:  # after any failure, the next guide starts a new process
             self._child = None
             raise
 
     async def _replace(self, child: _TrialProcess) -> None:
-        """Start the next process at once: a large vocabulary takes it seconds."""
+        """Start the next process immediately, since a large vocabulary takes seconds."""
         await child.end()
         if not self._closed:
             self._child = asyncio.create_task(_TrialProcess.spawn(self._path, self._vocabulary, self._limit_s))
 
     async def aclose(self) -> None:
-        """Who waits is cancelled, and the process is ended."""
+        """Cancel all trials and end the process."""
         self._closed = True
         tasks = [running.task for running in self._running.values()]
         for task in tasks:
@@ -191,7 +191,7 @@ class GuideChecker:
 
 
 class _PendingTrial:
-    """A trial. `waiting`: who asked for it; `begun`: it is no longer in the queue."""
+    """A trial. `waiting`: number of waiting requests; `begun`: it has left the queue."""
 
     task: asyncio.Task[str]
 
@@ -201,7 +201,7 @@ class _PendingTrial:
 
 
 class _TrialProcess:
-    """The process, and the socket to it."""
+    """The trial process and the socket to it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -212,13 +212,13 @@ class _TrialProcess:
 
     @classmethod
     async def spawn(cls, path: Path, vocabulary: int, limit_s: float) -> _TrialProcess:
-        """Ready to try guides. Raises Crashed."""
+        """Start a process and return it once it is ready. Raises Crashed."""
         try:
             process, reader, writer = await spawn_process(
                 *("trial", str(path), str(vocabulary), str(limit_s)),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
-                # each arena of the allocator reserves address space, which is what is limited
+                # every allocator arena reserves address space, and address space is limited here
                 env=os.environ | {"MALLOC_ARENA_MAX": "2"},
             )
         except OSError as error:
@@ -236,7 +236,7 @@ class _TrialProcess:
         return child
 
     async def try_guide(self, guide: Guide, patience_s: float) -> Verdict:
-        """Raises IncompleteReadError, OSError or TimeoutError when the process does not live to answer."""
+        """Return the verdict. Raises IncompleteReadError, OSError or TimeoutError if the process does not answer."""
         body = msgspec.msgpack.encode(guide)
         self._writer.write(LENGTH.pack(len(body)) + body)
         async with asyncio.timeout(patience_s):
@@ -247,9 +247,9 @@ class _TrialProcess:
         return _VERDICT.decode(await self._reader.readexactly(length))
 
     async def end(self) -> None:
-        """Kill it, when it has not ended already."""
+        """Kill the process if it is still running, and wait for its end."""
         self._writer.close()
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)  # process.kill() may take the exit code from asyncio
+                os.kill(self.process.pid, signal.SIGKILL)  # process.kill() may reap the exit code before asyncio
         await self.process.wait()

@@ -1,4 +1,4 @@
-"""This end of a language model's process: requests go out, pieces come in, and the event loop waits for neither."""
+"""The gateway's end of a language model's process: sends requests and receives pieces without blocking the loop."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _ERRORS: dict[str, type[ShoalError]] = {
 
 
 async def start_generator(path: Path, *, name: str, options: GenaiOptions) -> GenaiGenerator:
-    """Load a model in a process of its own and answer its generator, which has made a token already.
+    """Load a model in a separate process, generate one token and return its generator.
 
     `path`: a folder with openvino_model.xml, or a .gguf file. Raises ModelFileError, ConfigError, OutOfMemory,
-    MissingExtra, and Crashed when the process dies of it.
+    MissingExtra, and Crashed if the process dies.
     """
     if find_spec("openvino_genai") is None:
         raise MissingExtra("a language model on this machine", "llm")
@@ -64,10 +64,10 @@ async def start_generator(path: Path, *, name: str, options: GenaiOptions) -> Ge
 
 
 class GenaiGenerator:
-    """A TextGenerator over one process. It takes token ids and gives token ids.
+    """A TextGenerator over one process, from token ids to token ids.
 
-    Answers run side by side in one batch, and none runs ahead of its reader by more than its own `max_tokens`: what is
-    not read yet waits here as ids, a few bytes each.
+    All answers share one batch. An answer is not paused for a slow reader: unread output, at most `max_tokens` of ids,
+    a few bytes each, waits here.
     """
 
     def __init__(self, name: str, worker: Worker, opened: Opened, options: GenaiOptions, *, path: Path) -> None:
@@ -107,7 +107,7 @@ class GenaiGenerator:
 
     @property
     def pid(self) -> int:
-        """Of the model's process."""
+        """The process id of the model's process."""
         return self._worker.process.pid
 
     def ready(self) -> bool:
@@ -115,7 +115,7 @@ class GenaiGenerator:
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         self._tell_broken = call
-        if self._broken is not None and not self._closed:  # it died before anybody could ask to be told
+        if self._broken is not None and not self._closed:  # it died before the callback was registered
             asyncio.get_running_loop().call_soon(call, self._broken)
 
     async def generate(
@@ -159,7 +159,7 @@ class GenaiGenerator:
             raise DeadlineExceeded("the form of the answer was not compiled in time: try again") from None
 
     async def _prepare(self, guide: Guide) -> None:
-        """Have the model's process compile a guide that was tried, beside its answers."""
+        """Let the model's process compile a guide that passed its trial, while answers continue."""
         if self._broken is not None:
             raise copy(self._broken)
         number = next(self._numbers)
@@ -191,7 +191,7 @@ class GenaiGenerator:
         return tuple(ids)
 
     async def _receive(self) -> None:
-        """Hand what comes in to who waits for it, until the process is gone."""
+        """Deliver incoming pieces to their readers until the process is gone."""
         try:
             while True:
                 for each in decode_produced(await self._worker.read_frame()):
@@ -200,9 +200,9 @@ class GenaiGenerator:
                         arrivals.put(each)
                 self._watch.record_message(owes=bool(self._waiting))
         except (asyncio.IncompleteReadError, OSError):
-            if self._broken is None:  # else this end closed the socket, and knows why
+            if self._broken is None:  # else this end closed the socket and has set the reason
                 self._mark_broken(await self._worker.crash_error())
-        except Exception as unforeseen:  # whatever it is, nobody may wait for pieces that nobody hands out
+        except Exception as unforeseen:  # no reader may wait forever for pieces
             logger.exception("what the process of %s says cannot be read", self._facts.name)
             self._mark_broken(
                 EngineFailed(f"the language model's process is not understood ({unforeseen}); load it again")
@@ -210,7 +210,7 @@ class GenaiGenerator:
         await self._worker.end(0)
 
     def _on_silent(self) -> None:
-        """It keeps silent for so long that it will not speak again."""
+        """Mark the process as broken and kill it after it stopped answering."""
         waited = LOOK_S * GONE_AT
         self._mark_broken(
             Crashed(f"the language model's process did not answer for {waited:g} s; load the model again")
@@ -233,7 +233,7 @@ class GenaiGenerator:
 
 
 def _encode_start(start: Start) -> bytes:
-    """Raises InvalidValue."""
+    """Encode a Start as a frame. Raises InvalidValue."""
     try:
         return encode_frame(start)
     except (OverflowError, UnicodeEncodeError) as error:
@@ -244,7 +244,7 @@ def _encode_start(start: Start) -> bytes:
 
 
 class _PendingOutput:
-    """What came in for one answer and was not read yet, as one piece."""
+    """The received and unread output of one answer, merged into one piece."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
@@ -270,7 +270,7 @@ class _PendingOutput:
         self._came.set()
 
     async def next(self) -> Piece:
-        """What came since the last call. Raises the error that ended the answer, after what came before it."""
+        """Wait for output and return all since the last call. An error of the answer is raised after its output."""
         await self._came.wait()
         if not self._tokens and self._finish is None and self._error is not None:
             raise self._error

@@ -1,11 +1,11 @@
-"""Tries the form of an answer before a model is given it.
+"""Compiles and tries guides before they reach the model.
 
-The library compiles a grammar in the middle of a step, and one that cannot be compiled breaks the pipeline for
-everybody: no later step of it succeeds. So each is tried first with a model that answers nothing but zeros; it shares
-the tokenizer, where what was compiled is found again.
+The library compiles a grammar during a step, and a failure breaks the pipeline: no later step succeeds. Each guide is
+therefore tried first with a model that outputs only zeros. It shares the model's tokenizer, which caches compiled
+grammars.
 
-A guide is tried twice: in a process of its own (`trial`), which it may fill or hang, and then where the model is, on a
-thread, so that the steps go on meanwhile: the library compiles without Python's global lock.
+A guide is tried twice: in a separate process (`trial`), which may hang or run out of memory, and then in a thread of
+the model's process, while steps continue, since the library compiles without the GIL.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from shoal.errors import InvalidValue, OutOfMemory, ShoalError
 from shoal.types import Guide
 
 MAX_REMEMBERED = 1024
-"""Guides known to be good, more than `compiling` keeps; others are tried again, which costs about a millisecond."""
+"""Maximum remembered valid guides, more than `compiling` keeps; another trial costs about a millisecond."""
 
 STEPS = 32
 STEP_S = 0.025
-"""Tokens that a trial makes of a guide, and how long each may take in the mean: the answers beside it wait for it."""
+"""Tokens generated in a trial, and the maximum mean seconds per token: concurrent answers wait for them."""
 
 
 class GuideCompiler:
-    """Of one model: `openvino` and `genai` are the libraries, `vocabulary` the width of its logits."""
+    """Compiles the guides of one model. `openvino` and `genai` are the libraries, `vocabulary` the width of its
+    logits."""
 
     def __init__(self, openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> None:
         self._genai = genai
@@ -48,7 +49,7 @@ class GuideCompiler:
             self._pipeline = genai.LLMPipeline(folder, tokenizer, "CPU", ATTENTION_BACKEND="SDPA")
 
     def structured_output(self, guide: Guide) -> Any:
-        """The library's StructuredOutputConfig. Raises InvalidValue, saying what is wrong with the guide."""
+        """Return the library's StructuredOutputConfig. Raises InvalidValue with the fault of the guide."""
         key = (guide.kind, guide.value)
         with self._books:
             arguments = self._good.get(key)
@@ -66,8 +67,8 @@ class GuideCompiler:
         return structured
 
     def prepare(self, guide: Guide, then: Callable[[ShoalError | None], None]) -> None:
-        """Compile it on a thread, which calls `then` with what came of it; `structured_output` finds it ready
-        afterwards."""
+        """Compile a guide in a thread, which calls `then` with None or the error. Later `structured_output` calls find
+        it compiled."""
 
         def compile_it() -> None:
             try:
@@ -82,9 +83,9 @@ class GuideCompiler:
         threading.Thread(target=compile_it, name="guide", daemon=True).start()
 
     def try_out(self, guide: Guide) -> None:
-        """Compile it and make a few tokens with it. Raises InvalidValue for one that cannot be used, or slows answers.
+        """Compile a guide and generate a few tokens with it, without limits of time or memory.
 
-        Takes as long, and as much memory, as the library takes.
+        Raises InvalidValue if it cannot be used, or slows down answers.
         """
         structured = self._genai.StructuredOutputConfig(**_arguments(guide))
         self._generate_tokens(guide, structured, 1)
@@ -98,7 +99,7 @@ class GuideCompiler:
             )
 
     def _generate_tokens(self, guide: Guide, structured: Any, tokens: int) -> None:
-        """So many tokens, also where the form would have ended. Raises InvalidValue."""
+        """Generate `tokens` tokens, even past the end that the guide allows. Raises InvalidValue."""
         rules = self._genai.GenerationConfig()
         rules.max_new_tokens = rules.min_new_tokens = tokens
         rules.apply_chat_template = False
@@ -119,13 +120,13 @@ def _arguments(guide: Guide) -> dict[str, str]:
 
 
 def clean_message(error: BaseException) -> str:
-    """The library's message without the time, the source file and the check that it begins with."""
+    """Return the library's message without its prefix of time, source file and check."""
     text = re.sub(r"^.*?\.(?:cc|cpp|hpp|h):\d+:?", "", str(error), flags=re.DOTALL)
     return shorten_message(text.strip() or str(error))
 
 
 def _zero_model(openvino: Any, vocabulary: int) -> Any:
-    """Inputs and output of a language model, without anything in between."""
+    """Return a graph with the inputs and the output of a language model that outputs zeros."""
     ops = openvino.opset13
     inputs = []
     for name, shape, kind in (

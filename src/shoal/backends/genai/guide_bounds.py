@@ -1,7 +1,7 @@
-"""What a guide may ask for at all, read off its text before anything is built from it.
+"""Rejects oversized guides by their text, before anything is compiled.
 
-The library writes nested repeats out: `((a{1,1000}){1,1000}){1,1000}` has 29 characters and fills 20 GB. What is
-refused here would only have cost a trial its whole time; what passes is tried all the same.
+The library expands nested repeats: `((a{1,1000}){1,1000}){1,1000}` has 29 characters and fills 20 GB. This check saves
+a trial that would run into its time limit; guides that pass are tried as well.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from shoal.errors import InvalidValue
 from shoal.types import Guide
 
 MAX_NESTED_REPEATS = 10_000
-"""The product of repeats that lie in one another."""
+"""Maximum product of nested repeats."""
 
 MAX_REPEAT = 100_000
-"""One repeat, and each of a schema's upper limits."""
+"""Maximum of a single repeat and of each upper limit in a schema."""
 
 MAX_LOWER_LIMIT = 10_000
-"""Each of a schema's lower limits: so much must be written."""
+"""Maximum of each lower limit in a schema, since the model must generate that much."""
 
 MAX_ENTRIES = 10_000
-"""Values of one enum, members of one list."""
+"""Maximum values of an enum and members of a list."""
 
 MAX_DEPTH = 100
-"""Parentheses, or lists and objects of a schema, in one another."""
+"""Maximum nesting of parentheses, or of lists and objects in a schema."""
 
 _UPPER = ("maxLength", "maxItems", "maxProperties", "maxContains")
 _LOWER = ("minLength", "minItems", "minProperties", "minContains")
 _DIGITS = 9
-"""Of a number that is worth reading: a longer one is too large for anything."""
+"""Maximum digits of a number that is parsed: a longer one exceeds every limit."""
 
 _REPEAT = r"\{\s*(?P<least>\d*)\s*(?P<comma>,?)\s*(?P<most>\d*)\s*\}"
 _REGEX = re.compile(rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|{_REPEAT}|.", re.DOTALL)
@@ -43,7 +43,7 @@ _RULE = re.compile(r"([A-Za-z_][\w.-]*)\s*::=")
 
 
 def check(guide: Guide) -> None:
-    """Raises InvalidValue, of the field by which the client called the guide."""
+    """Raise InvalidValue for an oversized guide, with the client's field name."""
     try:
         if guide.kind == "regex":
             _check_regex(guide.value)
@@ -66,9 +66,8 @@ def _check_regex(text: str) -> None:
 
 
 def _max_repeat_product(tokens: Iterator[re.Match[str]], weights: dict[str, int]) -> int:
-    """The largest product of nested repeats. `weights`: that of each name. Raises InvalidValue where it is too large.
-
-    What cannot be read is counted as once: the library will refuse it.
+    """Return the largest product of nested repeats. `weights`: the product of each named rule. Raises InvalidValue if
+    it is too large. Invalid repeats count as one: the library will reject them.
     """
     levels, last = [1], 1
     for token in tokens:
@@ -100,7 +99,7 @@ def _number(digits: str) -> int:
 
 
 class _GrammarRules:
-    """Rules that count as often as they are repeated where they are named."""
+    """The rules of a grammar; a rule's repeats multiply with those around each reference to it."""
 
     def __init__(self, text: str) -> None:
         found = list(_RULE.finditer(text))
@@ -114,7 +113,7 @@ class _GrammarRules:
 
     def _weigh(self, name: str) -> int:
         if name not in self._weights:
-            self._weights[name] = 1  # of a rule that names itself, while it is weighed
+            self._weights[name] = 1  # stops the recursion of a rule that references itself
             body = self._bodies[name]
             for token in _EBNF.finditer(body):
                 if token["name"] in self._bodies:
@@ -126,7 +125,7 @@ class _GrammarRules:
 def _check_schema(text: str) -> None:
     try:
         schema = json.loads(text)
-    except ValueError:  # the library refuses it, and says where it goes wrong
+    except ValueError:  # the library rejects it with the position of the error
         return
     waiting: list[tuple[Any, int]] = [(schema, 0)]
     while waiting:
@@ -145,7 +144,7 @@ def _check_schema(text: str) -> None:
 
 
 def _check_node(node: dict[str, Any]) -> None:
-    """One object of a schema, or of a structural tag, whose parts are called as in a schema."""
+    """Check one object of a schema, or of a structural tag, which uses the same keys."""
     for names, limit in ((_UPPER, MAX_REPEAT), (_LOWER, MAX_LOWER_LIMIT)):
         for name in names:
             value = node.get(name)

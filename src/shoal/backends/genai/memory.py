@@ -1,4 +1,4 @@
-"""How much memory contexts may take, and how many blocks of the cache that is."""
+"""Computes the memory budget of the KV cache and its number of blocks."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 BLOCK_TOKENS = 32
-"""Tokens of a block of the cache, on a processor."""
+"""Tokens per cache block on a CPU."""
 
 SHARE = 4
 MOST_BYTES = 4 * 2**30
 LEAST_BYTES = 64 * 2**20
-"""Of the memory that is free, the fourth part, within these bounds, where the settings leave it open."""
+"""Default budget: a quarter of the free memory, within these bounds."""
 
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 def block_bytes(heads: Iterable[tuple[int, int]], precision: str) -> int:
-    """Bytes of one block for all cached tensors, given as (heads, width of a head), keys and values in turn.
+    """Return the bytes of one block of all cached tensors, given as (heads, width of a head), keys and values
+    alternating.
 
-    Cached in 8 bits, which is the library's default, a key has a scale and a zero point in f32 for each channel of the
-    block, and a value for each token.
+    In 8 bits, the library's default, keys have an f32 scale and zero point per channel of the block, values per token.
     """
     total = 0
     for number, (count, width) in enumerate(heads):
@@ -35,12 +35,12 @@ def block_bytes(heads: Iterable[tuple[int, int]], precision: str) -> int:
 
 
 def cache_budget(asked_mb: int, available: int) -> int:
-    """Bytes for contexts: what the operator says, else a share of what is free."""
+    """Return the bytes for contexts: the operator's setting, else a share of the free memory."""
     return asked_mb * 2**20 if asked_mb else min(MOST_BYTES, max(LEAST_BYTES, available // SHARE))
 
 
 def count_blocks(budget_bytes: int, one: int, *, asked: bool, context_tokens: int | None, streams: int) -> int:
-    """Blocks that fit into the budget; one at least, and unless they were asked for no more than could ever be used."""
+    """Return the blocks that fit into the budget: at least one and, unless `asked`, no more than can be used."""
     count = max(1, budget_bytes // one)
     if context_tokens and not asked:
         count = min(count, streams * -(-context_tokens // BLOCK_TOKENS))
@@ -48,7 +48,7 @@ def count_blocks(budget_bytes: int, one: int, *, asked: bool, context_tokens: in
 
 
 def available_bytes() -> int:
-    """Bytes that this process may still take: what is free, narrowed by the control group's limit."""
+    """Return the bytes that this process may still allocate: the free memory, capped by the cgroup's limit."""
     free = _meminfo(Path("/proc/meminfo"))
     group = Path("/sys/fs/cgroup")
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")

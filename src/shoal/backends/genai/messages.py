@@ -1,9 +1,9 @@
-"""What the gateway and the process of a language model tell each other: frames of MessagePack over a socket.
+"""The protocol between the gateway and the process of a language model: MessagePack frames over a socket.
 
-A frame is four bytes of length, big end first, and so many bytes. To the process: Open, once, then Start, Cancel and
-Ping in any order; the end of the stream ends the process. Back: Opened or Refused, once, then a list of Produced after
-each step and after whatever was said, an empty one where nothing came of it: a process that owes one and sends none is
-stuck.
+A frame is a length of four bytes, big-endian, followed by that many bytes. The gateway sends one Open, then Start,
+Prepare, Cancel and Ping in any order; the end of the stream ends the process. The process sends one Opened or
+LoadRefused, then a list of Produced after each step and each message, possibly empty: a process that owes one and does
+not send it is stuck.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LENGTH = struct.Struct(">I")
 
 
 class GenaiOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run a model. Zeros and None choose.
+    """How to run a model. Zero and None select a default.
 
-    `context_tokens`: what the model was made for, prompt and answer together. `stop_ids`: tokens that end an answer,
-    beside those that its generation_config.json names. `vocab_size`: width of its logits, where the graph leaves
-    that open. `cache_heads`: for a graph whose state cannot be read off its file, (heads, width of a head) of each
-    cached tensor, keys and values in turn.
+    `context_tokens`: the model's maximum of prompt and answer together. `stop_ids`: tokens that end an answer, beside
+    those in its generation_config.json. `vocab_size`: width of its logits, if the graph leaves it dynamic.
+    `cache_heads`: (heads, width of a head) of each cached tensor, keys and values alternating, for a graph file that
+    does not show them.
     """
 
     precision: Literal["auto", "f32", "bf16"] = "auto"
@@ -42,14 +42,14 @@ class GenaiOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """`path`: a folder with openvino_model.xml, or a .gguf file."""
+    """Load a model. `path`: a folder with openvino_model.xml, or a .gguf file."""
 
     path: str
     options: GenaiOptions
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """Answer a prompt; `id` is new and never used again."""
+    """Answer a prompt. `id` is unique for the life of the process."""
 
     id: int
     ids: tuple[int, ...]
@@ -57,26 +57,26 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
-    """Compile a guide beside the answers; `id` as for Start. A Produced without anything tells that it is done."""
+    """Compile a guide while answers continue. `id` as for Start. An empty Produced reports success."""
 
     id: int
     guide: Guide
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Nobody reads this answer any more. It may be at its end already."""
+    """Stop an answer that is no longer read. It may already have ended."""
 
     id: int
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
-    """Say something, if only an empty list."""
+    """Request a reply, which may be an empty list."""
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
-    """The model is loaded and has made a token. `quantized_together`: activations that share a scale in 8 bits, 0 when
-    they are not rounded. `guided`: guided decoding is possible. `cache_tokens`, `cache_bytes`:
-    room for contexts, 0 tokens where that is not known."""
+    """The model is loaded and has generated a token. `quantized_together`: activations that share an 8-bit scale, 0 if
+    they are not quantized. `guided`: guided decoding is possible. `cache_tokens`, `cache_bytes`: capacity of the KV
+    cache, 0 tokens if unknown."""
 
     version: str
     precision: str
@@ -90,7 +90,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
 
 
 class LoadRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The model cannot be loaded. `kind`: of the ShoalError it is; `file`: at fault, for "model_file"."""
+    """The model cannot be loaded. `kind`: that of the ShoalError; `file`: the faulty file for "model_file"."""
 
     kind: Literal["model_file", "missing_extra", "config", "out_of_memory"]
     message: str
@@ -98,10 +98,10 @@ class LoadRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Produced(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step made for one answer. `ids` are without the token that ended it, which `tokens` counts.
+    """The output of a step for one answer. `ids` lacks the token that ended it; `tokens` counts that one too.
 
-    `logprobs`: (bytes of the token, natural logarithm of its probability), one an id, where asked for. `finish`: it
-    ended. `error`: it ended badly, (kind, message and param of the ShoalError).
+    `logprobs`: one (bytes of the token, natural logarithm of its probability) per id, if requested. `finish`: why the
+    answer ended, None before. `error`: why it failed, as (kind, message, param) of the ShoalError.
     """
 
     id: int
@@ -113,8 +113,8 @@ class Produced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the process that tries guides. `refused`: why one cannot be used, "" for a good one. `size`: bytes that it
-    took and keeps. `worn`: this process has taken enough and ends."""
+    """The result of a guide's trial. `refused`: why it cannot be used, "" if it can. `size`: bytes of memory that the
+    compiled guide occupies. `worn`: the trial process reached its memory limit and ends."""
 
     refused: str = ""
     size: int = 0
@@ -131,9 +131,9 @@ decode_produced = msgpack_decoder(list[Produced]).decode
 
 
 def encode_frame(message: ToWorker | FirstMessage | list[Produced]) -> bytes:
-    """The bytes of one message, its length before it.
+    """Return one message as a frame.
 
-    Raises OverflowError for a number beyond 64 bits, UnicodeEncodeError for half a surrogate pair.
+    Raises OverflowError for a number beyond 64 bits, UnicodeEncodeError for a lone surrogate.
     """
     body = _ENCODER.encode(message)
     return LENGTH.pack(len(body)) + body

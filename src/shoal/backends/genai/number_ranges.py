@@ -1,7 +1,6 @@
-"""Ranges of numbers as expressions of a grammar, digit by digit.
+"""Converts ranges of numbers to grammar expressions, digit by digit.
 
-Numbers with bounds are written without an exponent. Their fractions are short enough that no decimal number is rounded
-across a bound when it is read.
+Bounded numbers have no exponent. Their fractions are short enough that parsing rounds no number across a bound.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from shoal.backends.genai.grammar_spelling import write_choice
 from shoal.errors import InvalidValue
 
 MAX_DIGITS = 15
-"""Of a number, before and after the point together: so many survive in a double."""
+"""Maximum digits of a number, before and after the point together, as many as a double preserves."""
 
 LARGEST = Decimal(10) ** 60
-"""Numbers between bounds are smaller: each digit of a bound takes time to compile."""
+"""Magnitude limit of bounded numbers: each digit of a bound takes time to compile."""
 
 MAX_MULTIPLES = 1000
-"""Multiples that are written out one by one."""
+"""Maximum multiples that are enumerated."""
 
 
 class Range(NamedTuple):
-    """Bounds; None: there is none. `open_*`: the bound itself is outside."""
+    """Lower and upper bound, None if unbounded. `open_*`: the bound is exclusive."""
 
     least: Decimal | None = None
     most: Decimal | None = None
@@ -39,7 +38,7 @@ class Range(NamedTuple):
 
 
 def write_integers(bounds: Range) -> str:
-    """The integers within bounds. Raises InvalidValue where there is none, or no grammar for them."""
+    """Return the integers within bounds. Raises InvalidValue if there are none, or no grammar for them."""
     step = bounds.step or Decimal(1)
     if (1 / Fraction(step)).denominator == 1:
         return _alternatives(_integers(*_multiples_within(bounds, Decimal(1))))
@@ -52,7 +51,7 @@ def write_integers(bounds: Range) -> str:
 
 
 def write_numbers(bounds: Range) -> str:
-    """The decimal numbers within bounds. Raises InvalidValue where there is none, or no grammar for them."""
+    """Return the decimal numbers within bounds. Raises InvalidValue if there are none, or no grammar for them."""
     step = bounds.step
     if step is not None and step == step.to_integral_value():
         return write_integers(bounds)
@@ -72,12 +71,12 @@ def write_numbers(bounds: Range) -> str:
 
 
 def _round(bound: Decimal | None, direction: str) -> Decimal | None:
-    """A bound with no more digits than a double keeps, on its inner side."""
+    """Round a bound inward to as many digits as a double preserves."""
     return None if bound is None else Context(prec=MAX_DIGITS, rounding=direction).create_decimal(bound)
 
 
 def _narrow(bounds: Range) -> Range:
-    """The bounds without far ones, which few numbers reach."""
+    """Clamp bounds to +-LARGEST, which few numbers exceed."""
     if (bounds.least or 0) > LARGEST or (bounds.most or 0) < -LARGEST:
         raise InvalidValue(f"no number up to {LARGEST:.0e} is within its bounds: change them")
     if bounds.least is not None and bounds.least < -LARGEST:
@@ -88,7 +87,7 @@ def _narrow(bounds: Range) -> Range:
 
 
 def _multiples_within(bounds: Range, unit: Decimal) -> tuple[int | None, int | None]:
-    """The least and the most multiple of `unit` within bounds, in units."""
+    """Return the smallest and the largest multiple of `unit` within bounds, in units."""
     bounds = _narrow(bounds)
     least = most = None
     if bounds.least is not None:
@@ -101,7 +100,7 @@ def _multiples_within(bounds: Range, unit: Decimal) -> tuple[int | None, int | N
 
 
 def _zeros(step: Decimal) -> str | None:
-    """The zeros of 10, 100, ...; None for another number."""
+    """Return the zeros of a power of ten, else None."""
     sign, digits, exponent = step.normalize().as_tuple()
     return "0" * int(exponent) if digits == (1,) and not sign and int(exponent) >= 0 else None
 
@@ -139,14 +138,14 @@ def _negative(least: int | None, most: int | None) -> list[str]:
 
 
 def _positive(least: int | None, most: int | None) -> list[str]:
-    """The integers from 1 on that are within bounds."""
+    """Return the integers >= 1 within bounds."""
     low = max(least or 1, 1)
     if most is not None and most < low:
         return []
     made: list[str] = []
     digits, longest = len(str(low)), len(str(most)) if most is not None else None
     while longest is None or digits <= longest:
-        if low == 10 ** (digits - 1) and (longest is None or digits < longest):  # all numbers of so many digits
+        if low == 10 ** (digits - 1) and (longest is None or digits < longest):  # all numbers with this many digits
             more = "" if longest is None else str(longest - 2)
             return [
                 *made,
@@ -159,7 +158,7 @@ def _positive(least: int | None, most: int | None) -> list[str]:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Digits from `low` to `high`, which are as long."""
+    """Return the digits from `low` to `high`, which have the same length."""
     if not low:
         return '""'
     if not low.strip("0") and not high.strip("9"):
@@ -183,13 +182,13 @@ def _some_digits(least: int, most: int) -> str:
 
 
 def _digits(value: Decimal) -> tuple[str, str]:
-    """Those before the point and those after it, without zeros at the end."""
+    """Return the digits before and after the point, without trailing zeros."""
     whole, _, fraction = f"{abs(value):f}".partition(".")
     return whole, fraction.rstrip("0")
 
 
 def _decimals(bounds: Range, digits: int, *, signed: bool = False) -> list[str]:
-    """The numbers from 0 on, or above 0 where they get a sign, with at most so many digits after the point."""
+    """Return the numbers >= 0, or > 0 if they get a sign, with at most `digits` digits after the point."""
     low, open_low = bounds.least, bounds.open_least
     if low is None or low < 0 or (low == 0 and signed):
         low, open_low = Decimal(0), signed
@@ -212,12 +211,12 @@ def _decimals(bounds: Range, digits: int, *, signed: bool = False) -> list[str]:
 
 
 def _wholes(least: int, most: int | None, digits: int) -> list[str]:
-    """The numbers whose part before the point is within bounds above 0."""
+    """Return the numbers whose integer part is within bounds above 0."""
     return [f'{each} ("." {_some_digits(1, digits)})?' if digits else each for each in _positive(least, most)]
 
 
 class _Edge(NamedTuple):
-    """The digits of a bound that are still to come. Without any left, an open one is not reached yet."""
+    """The remaining digits of a bound. Once none are left, the number equals the bound, which an open one excludes."""
 
     digits: str
     is_open: bool
@@ -234,7 +233,7 @@ def _with_fraction(whole: str, fraction: tuple[bool, str | None]) -> list[str]:
 
 
 def _fraction(low: _Edge | None, high: _Edge | None, room: int) -> tuple[bool, str | None]:
-    """Digits after the point between two edges: whether there may be none, and what there is otherwise."""
+    """Return the fraction digits between two edges: whether they may be absent, and their expression otherwise."""
     if low is not None and not low.digits and not low.is_open:
         low = None
     empty = low is None and not (high is not None and not high.digits and high.is_open)

@@ -1,5 +1,4 @@
-"""Language models that run on this machine, put together: files in the store, a chat pipeline, a generator, and the
-facts to show."""
+"""Opens language models on this machine: files in the store, chat pipeline, generator and facts."""
 
 from __future__ import annotations
 
@@ -26,23 +25,23 @@ from shoal.models.store import StoredModel
 logger = logging.getLogger("shoal.llm")
 
 IR_DETAILS = "openvino_config.json"
-"""What optimum writes of how it exported a model, its quantisation above all."""
+"""The file in which optimum describes how it exported a model, notably its quantization."""
 
 _QUANTIZED = re.compile(r"(?<![a-z0-9])(?:q[4-8]_[0-9k](?:_[sml])?|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE)
-"""How weights are kept, as names of GGUF files say it."""
+"""The precision of weights in the names of GGUF files."""
 
 
 def model_kind(stored: StoredModel) -> Literal["embed", "generate"]:
-    """What a model in the store is for."""
+    """Return the kind of a model in the store."""
     return "embed" if stored.manifest.generation is None else "generate"
 
 
 async def open_llm(
     name: str, stored: StoredModel, settings: Settings, table: ModelTable
 ) -> tuple[ChatPipeline, GenaiGenerator, ModelFacts]:
-    """Open a language model of the store; its generator has made a token then.
+    """Open a language model of the store and generate one token with it.
 
-    Raises SetupError, and OutOfMemory or Crashed when it is too large for this machine.
+    Raises SetupError, and OutOfMemory or Crashed if it is too large for this machine.
     """
     spec = stored.manifest.generation
     if spec is None:
@@ -75,8 +74,8 @@ async def open_llm(
 
 
 def _rounded_weights(stored: StoredModel, spec: GenerationSpec) -> list[str]:
-    """Kinds of weights in a GGUF file that the engine rounds. Raises ModelFileError for a file that it would compute
-    differently: it may have been stored before that was known."""
+    """Return the types of weights in a GGUF file that the engine rounds. Raises ModelFileError for a file that it would
+    compute incorrectly; the file may have been stored before this check existed."""
     if spec.format != "gguf":
         return []
     model = read_gguf(stored.graph)
@@ -85,14 +84,14 @@ def _rounded_weights(stored: StoredModel, spec: GenerationSpec) -> list[str]:
 
 
 def model_path(stored: StoredModel, spec: GenerationSpec) -> Path:
-    """What the generator opens: the folder of an OpenVINO graph, or a GGUF file."""
+    """Return the path for the generator: the folder of an OpenVINO graph, or a GGUF file."""
     return stored.graph.parent if spec.format == "ir" else stored.graph
 
 
 def _options(spec: GenerationSpec, settings: Settings, table: ModelTable) -> GenaiOptions:
     precision = settings.precision
-    if precision == "fp16" or precision == "int8":  # noqa: PLR1714 - the checker understands this form alone
-        precision = "auto"  # both are ways to store an embedder; a language model's author has decided how it is stored
+    if precision == "fp16" or precision == "int8":  # noqa: PLR1714 - only this form narrows the type
+        precision = "auto"  # both store an embedder's weights; those of a language model are stored as its author chose
     return GenaiOptions(
         precision=precision,
         threads=settings.threads,
@@ -109,7 +108,7 @@ def _options(spec: GenerationSpec, settings: Settings, table: ModelTable) -> Gen
 
 
 def _min_limit(*limits: int | None) -> int | None:
-    """A limit for every model is never above the model's own."""
+    """Return the smallest limit: a setting for all models never raises a model's own."""
     return min((limit for limit in limits if limit), default=None)
 
 
@@ -136,13 +135,13 @@ def _build_facts(stored: StoredModel, spec: GenerationSpec, able: GeneratorFacts
 
 
 def _precision(stored: StoredModel, spec: GenerationSpec) -> str:
-    """How the weights are kept, where the files say so: int4, int8, or the name of a GGUF's quantisation."""
+    """Return the precision of the weights if the files state it: int4, int8, or the name of a GGUF quantization."""
     if spec.format == "gguf":
         found = _QUANTIZED.search(stored.graph.stem)
         return found[0].upper() if found else ""
     try:
         written = msgspec.json.decode((stored.graph.parent / IR_DETAILS).read_bytes())
-    except (OSError, msgspec.DecodeError, RecursionError):  # it is there for show alone
+    except (OSError, msgspec.DecodeError, RecursionError):  # it is only displayed
         return ""
     quantised = written.get("quantization_config") if isinstance(written, dict) else None
     bits = quantised.get("bits") if isinstance(quantised, dict) else None
@@ -150,5 +149,5 @@ def _precision(stored: StoredModel, spec: GenerationSpec) -> str:
 
 
 def _hash_weights(weights: dict[str, str]) -> str:
-    """16 hex digits that are equal for equal weights."""
+    """Return 16 hex digits that identify the weights."""
     return hashlib.sha256(msgspec.json.encode(sorted(weights.values()))).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""Regular expressions of JSON schemas as grammars of JSON strings.
+"""Converts regular expressions in JSON schemas to grammars of JSON strings.
 
-A `pattern` is written in the dialect of ECMAScript, and is searched for unless it has anchors. Its tree is written as
-an expression of a grammar in which quotes, backslashes and control characters are escaped as in JSON. Python's own
-parser of expressions is private and reads another dialect (`\\Z`, `(?P<name>)`, `{,3}`), so this module has one.
+A `pattern` uses the ECMAScript dialect and may match anywhere in the text unless it has anchors. Its tree becomes a
+grammar expression in which quotes, backslashes and control characters are escaped as in JSON. Python's own regex parser
+is private and reads another dialect (`\\Z`, `(?P<name>)`, `{,3}`), so this module has its own.
 
-Bounds on the length are built into the repeats of the tree. The result may be narrower than the schema, never wider.
+Length limits are built into the repeats of the tree. The grammar may be narrower than the schema, never wider.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shoal.errors import InvalidValue
 MAX_CODE = 0x10FFFF
 
 MAX_BRANCHES = 100
-"""Alternatives that anchors in groups may expand to."""
+"""Maximum alternatives that anchors in groups may expand to."""
 
 Ranges = tuple[tuple[int, int], ...]
-"""Code points, first and last of each range; ascending and apart from each other."""
+"""Ranges of code points, (first, last) each, ascending and not adjacent."""
 
 
 class Chars(NamedTuple):
-    """One character."""
+    """One character of a set."""
 
     ranges: Ranges
 
@@ -62,12 +62,12 @@ _START, _END = Anchor("^"), Anchor("$")
 
 
 def parse_pattern(text: str) -> Node:
-    """The tree of what a whole text must be so that the pattern is found in it. Raises InvalidValue."""
+    """Return the tree of whole texts in which the pattern is found. Raises InvalidValue."""
     return _search(_Parser(text).parse())
 
 
 def bound_length(node: Node, least: int, most: int | None) -> Node:
-    """The tree of those texts that have so many characters. Raises InvalidValue where no text has."""
+    """Return the tree of the texts with `least` to `most` characters. Raises InvalidValue if there are none."""
     if most is not None and _lengths(node)[0] <= most:
         node = _shorten(node, most)
     shortest, longest = _lengths(node)
@@ -77,7 +77,7 @@ def bound_length(node: Node, least: int, most: int | None) -> Node:
 
 
 def other_than(texts: frozenset[str]) -> Node:
-    """The tree of every text but these."""
+    """Return the tree of every text except these."""
     firsts = {text[0] for text in texts if text}
     options: list[Node] = [Sequence((Chars(complement(single(*firsts))), ANY))]
     options += [] if "" in texts else [Sequence(())]
@@ -88,7 +88,7 @@ def other_than(texts: frozenset[str]) -> Node:
 
 
 def write_node(node: Node, rule: Rule) -> str:
-    """The tree as an expression of a grammar, without the quotes around the string."""
+    """Return the tree as a grammar expression, without the quotes around the string."""
     match node:
         case Chars():
             return _write_chars(node, rule)
@@ -123,7 +123,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def single(*texts: str) -> Ranges:
-    """The ranges of characters, or of pairs of them: the first and the last."""
+    """Return the ranges of characters, or of pairs of a first and a last character."""
     return union(tuple((ord(text[0]), ord(text[-1])) for text in texts))
 
 
@@ -146,7 +146,7 @@ _REFUSED_ESCAPES |= dict.fromkeys("123456789k", "references to groups")
 
 
 class _Parser:
-    """Of one expression. Raises InvalidValue for what is wrong, or cannot be a grammar."""
+    """Parses one expression. Raises InvalidValue for invalid or unsupported syntax."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -242,7 +242,7 @@ class _Parser:
                         if first > last:
                             raise self._refusal("a range from a later character to an earlier one")
                         first, last = ((first[0][0], last[0][0]),), ()
-                    else:  # between classes a hyphen is one
+                    else:  # a hyphen beside a class is literal
                         last = union(last, single("-"))
                 found.append(last)
             found.append(first)
@@ -285,7 +285,7 @@ class _Parser:
 
 
 def _search(node: Node) -> Node:
-    """A whole text in which an expression is found: anchors at the ends are gone, and others are left."""
+    """Return the tree of whole texts in which an expression is found. Anchors at its ends are removed, others stay."""
     branches = [node]
     done: list[Node] = []
     while branches:
@@ -321,7 +321,7 @@ def _has_anchor(node: Node) -> bool:
 
 
 def _lengths(node: Node) -> tuple[int, int | None]:
-    """Characters of the shortest and of the longest text; None: without limit."""
+    """Return the lengths in characters of the shortest and the longest text; None: unlimited."""
     match node:
         case Chars():
             return 1, 1
@@ -346,7 +346,7 @@ def _total(lengths: list[int | None]) -> int | None:
 
 
 def _shorten(node: Node, room: int) -> Node:
-    """Texts of at most `room` characters, of a node whose shortest text has no more."""
+    """Limit a node to texts of at most `room` characters; its shortest text must fit."""
     shortest, longest = _lengths(node)
     if longest is not None and longest <= room:
         return node
@@ -354,7 +354,7 @@ def _shorten(node: Node, room: int) -> Node:
         case Choice():
             return Choice(tuple(_shorten(each, room) for each in node.options if _lengths(each)[0] <= room))
         case Sequence():
-            # Each part gets what its shortest text needs; then who wants least more is served first.
+            # Each part gets what its shortest text needs; the rest goes first to the part that can use least.
             sizes = [_lengths(each) for each in node.parts]
             wants = [room if most is None else most - least for least, most in sizes]
             spare, parts = room - shortest, list(node.parts)
@@ -371,11 +371,11 @@ def _shorten(node: Node, room: int) -> Node:
             if _lengths(node.node)[0] * times > room:
                 return Sequence(())
             return Repeat(_shorten(node.node, room // times), node.least, times)
-    raise AssertionError(node)  # one character, and room for none
+    raise AssertionError(node)  # one character and no room
 
 
 def _lengthen(node: Node, need: int) -> Node:
-    """Texts of at least `need` characters, of a node whose longest text has no fewer."""
+    """Limit a node to texts of at least `need` characters; its longest text must reach that."""
     shortest = _lengths(node)[0]
     if shortest >= need:
         return node
@@ -397,11 +397,11 @@ def _lengthen(node: Node, need: int) -> Node:
                 return Repeat(node.node, max(node.least, -(-need // least)), node.most)
             times = node.most or max(node.least, -(-need // most) if most else 1)
             return Repeat(_lengthen(node.node, -(-need // times)), times, node.most)
-    raise AssertionError(node)  # one character, and more are needed
+    raise AssertionError(node)  # one character, but more are needed
 
 
 def _factor(options: tuple[Node, ...]) -> list[Node]:
-    """The options, where those that begin alike share what they begin with, as in `write_choice`."""
+    """Merge options with a common first part, as in `write_choice`."""
     groups: dict[Node | None, list[tuple[Node, ...]]] = {}
     for each in options:
         for one in each.options if isinstance(each, Choice) else (each,):
@@ -418,7 +418,7 @@ def _factor(options: tuple[Node, ...]) -> list[Node]:
 
 
 def _write_parts(parts: tuple[Node, ...], rule: Rule) -> list[str]:
-    """The parts one after the other; characters that stand alone join to literals."""
+    """Return the expressions of the parts; consecutive single characters are joined into literals."""
     made, text = [], ""
     for part in (*parts, Sequence(())):
         code = part.ranges[0][0] if isinstance(part, Chars) and len(part.ranges) == 1 else -1
@@ -448,8 +448,8 @@ def _write_class(ranges: Ranges) -> str:
 
 
 def _blocks(first: int, last: int) -> list[tuple[int, int]]:
-    """The range in parts whose texts in UTF-8 are every combination of some bytes for each place. The library writes
-    other ranges so that bytes which are no character, and even other characters, are accepted."""
+    """Split a range into parts whose UTF-8 encodings are a product of byte ranges. For other ranges the library accepts
+    invalid bytes and even other characters."""
     for end in (0x7F, 0x7FF, 0xFFFF):
         if first <= end < last:
             return [*_blocks(first, end), *_blocks(end + 1, last)]
@@ -473,7 +473,7 @@ def _intersect(one: Ranges, other: Ranges) -> Ranges:
 
 
 _ESCAPES = {code: to_literals(json.dumps(chr(code))[1:-1]) for code in (*range(0x20), ord('"'), ord("\\"))}
-"""Literals of the characters that are escaped in a JSON string."""
+"""Literals of the characters that must be escaped in a JSON string."""
 _RAW = union(single(" !", "#[", "]\ud7ff"), ((0xE000, MAX_CODE),))
 RAW_CLASS = _write_class(_RAW)
-"""Characters that stand for themselves in a JSON string."""
+"""Class of the characters that need no escape in a JSON string."""

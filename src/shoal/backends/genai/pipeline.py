@@ -1,4 +1,4 @@
-"""The library's pipeline, opened within the memory that it may take."""
+"""Opens the library's pipeline within its memory budget."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ GIB = 2**30
 SAMPLER_THREADS = 4
 GROUP_PROPERTY = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 QUANTIZED_TOGETHER = 32
-"""Group size where dynamic quantization is asked for and neither the library nor the file has one."""
+"""Group size if dynamic quantization is requested and neither the library nor the file has a default."""
 
 _AUTHORS_GROUP = ["runtime_options", GROUP_PROPERTY]
 
 
 @dataclass(slots=True)
 class Pipeline:
-    """`cb` is the ContinuousBatchingPipeline. `grammars` None: the library does not know the model's vocabulary.
-    `stop_ids`: tokens that end an answer by the model's files. `capacity`: tokens that the cache holds, 0 not known."""
+    """An open model. `cb`: the ContinuousBatchingPipeline; `grammars`: None if the library does not know the model's
+    vocabulary; `stop_ids`: tokens that end an answer by the model's files; `capacity`: tokens in the cache, 0 if
+    unknown."""
 
     cb: Any
     openvino: Any
@@ -43,18 +44,18 @@ class Pipeline:
     facts: Opened
 
     def rules(self) -> Any:
-        """A fresh copy of the model's own GenerationConfig, that all answers end as its files say."""
+        """Return a fresh copy of the model's GenerationConfig, with the stop tokens of its files."""
         rules = self.cb.get_config()
         rules.stop_token_ids = set(self.stop_ids)
         return rules
 
     def add(self, number: int, ids: tuple[int, ...], rules: Any) -> Any:
-        """The library's handle of a new request. Raises RuntimeError for rules that it refuses."""
+        """Add a request and return the library's handle. Raises RuntimeError for invalid rules."""
         return self.cb.add_request(number, self.openvino.Tensor(np.array([ids], np.int64)), rules)
 
 
 def import_libraries() -> tuple[Any, Any]:
-    """`openvino` and `openvino_genai`, kept quiet. Raises MissingExtra."""
+    """Return `openvino` and `openvino_genai`, with telemetry disabled. Raises MissingExtra."""
     try:
         openvino = import_openvino()
         return openvino, import_module("openvino_genai")
@@ -63,7 +64,7 @@ def import_libraries() -> tuple[Any, Any]:
 
 
 def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
-    """Load a model and make one token with it.
+    """Load a model and generate one token with it.
 
     Raises ModelFileError, ConfigError, OutOfMemory, MissingExtra.
     """
@@ -118,14 +119,15 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
 
 
 def compile_properties(options: GenaiOptions, threads: int, kept: str, group: int) -> dict[str, Any]:
-    """How OpenVINO compiles the graph. `kept`: precision of cached keys and values; `group`: of dynamic quantization.
+    """Return the properties with which OpenVINO compiles the graph. `kept`: precision of cached keys and values;
+    `group`: group size of dynamic quantization.
 
-    Everything that changes answers is explicit: the library's defaults keep contexts in u8 and round activations even
-    when it is told to compute in f32.
+    All properties that affect answers are explicit: by default the library caches keys and values in u8 and quantizes
+    activations even if it computes in f32.
     """
     properties: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": threads,
-        # the event loop and other models share the cores: a pinned thread cannot step aside
+        # the event loop and other models share the cores, and a pinned thread cannot move to a free one
         "ENABLE_CPU_PINNING": False,
         "KV_CACHE_PRECISION": kept,
         GROUP_PROPERTY: group,
@@ -136,7 +138,7 @@ def compile_properties(options: GenaiOptions, threads: int, kept: str, group: in
 
 
 def _make_first_token(pipeline: Pipeline) -> Pipeline:
-    """The pipeline after its first token, which is when it takes the memory for contexts."""
+    """Generate a token, which allocates the memory for contexts, and return the pipeline."""
     rules = pipeline.rules()
     rules.max_new_tokens = 1
     pipeline.add(0, (0,), rules)
@@ -149,7 +151,7 @@ def _make_first_token(pipeline: Pipeline) -> Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class _ModelLayout:
-    """What a model's file tells before it is loaded. `heads`: of each cached tensor, (heads, width of one). `group`:
+    """Facts in a model's file, read before loading. `heads`: (heads, width of a head) of each cached tensor; `group`:
     the group size of dynamic quantization that its author chose."""
 
     heads: tuple[tuple[int, int], ...]
@@ -175,14 +177,14 @@ class _ModelLayout:
 
 
 def cache_precision(options: GenaiOptions) -> str:
-    """How keys and values are kept: as exactly as the model computes, and by default in 16 bits."""
+    """Return the precision of cached keys and values: that of the computation, by default 16 bits."""
     if options.kv_cache_precision != "auto":
         return options.kv_cache_precision
     return "f32" if options.precision == "f32" else "f16"
 
 
 def quantization_group(openvino: Any, authors: int | None, options: GenaiOptions) -> int:
-    """Activations that share a scale in 8 bits, 0 for none that are rounded. `authors`: what the file asks for."""
+    """Return the number of activations that share an 8-bit scale, 0 for none quantized. `authors`: the file's value."""
     if options.dynamic_quantization == "off" or (options.dynamic_quantization == "auto" and options.precision == "f32"):
         return 0
     default = authors if authors is not None else int(openvino.Core().get_property("CPU", GROUP_PROPERTY))
@@ -190,13 +192,13 @@ def quantization_group(openvino: Any, authors: int | None, options: GenaiOptions
 
 
 def _build_scheduler(genai: Any, state: _ModelLayout, options: GenaiOptions, kept: str) -> tuple[Any, int]:
-    """The library's SchedulerConfig, and the tokens that its cache will hold."""
+    """Return the library's SchedulerConfig and the capacity of its cache in tokens."""
     config = genai.SchedulerConfig()
     config.max_num_seqs = options.max_streams
     config.enable_prefix_caching = options.prefix_caching
     room = memory.cache_budget(options.kv_cache_mb, memory.available_bytes())
     if not state.heads:
-        # Its size by block is not known: whole GiB are all that the library takes then.
+        # The block size is unknown; the cache size in bytes can only be set in whole GiB.
         config.cache_size = max(1, round(room / GIB))
         return config, 0
     count = memory.count_blocks(
@@ -213,6 +215,6 @@ def _build_scheduler(genai: Any, state: _ModelLayout, options: GenaiOptions, kep
 def _build_grammars(openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> GuideCompiler | None:
     try:
         known = bool(vocabulary and tokenizer.get_vocab())
-    except RuntimeError:  # the folder has no detokenizer, or one that hides its vocabulary
+    except RuntimeError:  # no detokenizer in the folder, or one without a readable vocabulary
         return None
     return GuideCompiler(openvino, genai, tokenizer, vocabulary) if known else None

@@ -1,4 +1,4 @@
-"""A language model's process as the gateway sees it: what goes to it, what comes from it, and how it ended."""
+"""The gateway's handle of a language model's process: messages to it, messages from it, and its exit."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from shoal.errors import ConfigError, Crashed, MissingExtra, ModelFileError, Out
 logger = logging.getLogger("shoal.backends.genai")
 
 CLOSE_S = 2.0
-"""How long the process may take to end by itself: it looks up after each step."""
+"""Seconds that the process has to exit: it checks the socket after each step."""
 
 KEPT_BYTES = 2**14
 SHOWN_BYTES = 2000
-"""Of what the process writes, for the log in case that it dies."""
+"""Bytes of the process's output that are kept, and logged if it crashes."""
 
 _PING = 0
 
 
 class Worker:
-    """The process, the socket to it, and the last that it wrote.
+    """The process, the socket to it, and the end of its output.
 
-    Messages wait here until the process has read what is before them, so that one that is taken back before it is sent
-    is not sent at all: what a stuck process leaves lying is bounded by the requests in flight.
+    Messages wait here until the process has read the preceding ones, so that a message cancelled earlier is never sent.
+    The backlog of a stuck process is thus limited by the requests in flight.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Worker:
         self.process = process
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[int, bytes] = {}  # by the number of its request, which a Cancel has below 0
+        self._waiting: dict[int, bytes] = {}  # by request number, negative for a Cancel
         self._some = asyncio.Event()
         self._tail = bytearray()
         self._sending = asyncio.create_task(self._send(), name="genai-send")
@@ -56,24 +56,24 @@ class Worker:
 
     @classmethod
     async def spawn(cls, name: str) -> Worker:
-        """Raises Crashed."""
+        """Start a process. Raises Crashed."""
         try:
             process, reader, writer = await spawn_process(
                 "worker", str(os.getpid()), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
             )
         except OSError as error:
             raise Crashed(f"the process of {name} cannot be started: {error.strerror}") from error
-        # no more in the transport than the system has not taken of one message: the rest can be taken back
+        # the transport holds at most the unsent rest of one message, so that all others can still be withdrawn
         writer.transport.set_write_buffer_limits(high=0)
         return cls(process, reader, writer)
 
     def enqueue(self, number: int, data: bytes) -> None:
-        """Send the frame of an Open or a Start, sooner or later; never waits. `number`: the request's."""
+        """Queue the frame of an Open or a Start without waiting. `number`: the request's."""
         self._waiting[number] = data
         self._some.set()
 
     def cancel(self, number: int) -> None:
-        """Take a Start back, or send a Cancel after it."""
+        """Withdraw a queued Start, or send a Cancel if it was already sent."""
         if self._waiting.pop(number, None) is None:
             self.enqueue(-number, encode_frame(Cancel(id=number)))
 
@@ -81,13 +81,13 @@ class Worker:
         self.enqueue(_PING, encode_frame(Ping()))
 
     async def read_frame(self) -> bytes:
-        """The next one's body. Raises IncompleteReadError or OSError when the process is gone."""
+        """Return the body of the next frame. Raises IncompleteReadError or OSError if the process is gone."""
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return await self._reader.readexactly(length)
 
     async def wait_opened(self) -> Opened:
-        """What the process says of the loaded model. Raises the SetupError or OutOfMemory for one that it cannot load,
-        and Crashed."""
+        """Return the process's report of the loaded model. Raises its SetupError or OutOfMemory if it cannot load the
+        model, and Crashed."""
         try:
             answer: FirstMessage = decode_first(await self.read_frame())
         except (asyncio.IncompleteReadError, OSError):
@@ -97,7 +97,7 @@ class Worker:
         raise _load_error(answer)
 
     async def crash_error(self) -> Crashed:
-        """The error for a process that has closed its socket."""
+        """Return the error for a process that has closed its socket."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.process.wait()
@@ -112,10 +112,10 @@ class Worker:
     def kill(self) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # not process.kill(): that may fetch the exit code itself
+                os.killpg(self.process.pid, signal.SIGKILL)  # process.kill() may reap the exit code before asyncio
 
     async def end(self, patience_s: float) -> None:
-        """Close the socket, which ends the process; kill it when it is still there after so many seconds."""
+        """Close the socket, which ends the process, and kill it if it still runs after `patience_s` seconds."""
         self._sending.cancel()
         self._writer.close()
         if self.process.returncode is None and patience_s:
@@ -135,11 +135,11 @@ class Worker:
                 while self._waiting:
                     self._writer.write(self._waiting.pop(next(iter(self._waiting))))
                     await self._writer.drain()
-        except OSError as error:  # the process is gone: whoever waits for its next frame hears of that
+        except OSError as error:  # the process is gone: the reader of frames reports it
             logger.debug("a language model's process reads no more: %s", error)
 
     async def _collect(self) -> None:
-        """Read what the process writes, to its end; nobody wants more than the last of it."""
+        """Read the process's output to its end and keep the last part."""
         assert self.process.stdout is not None
         while data := await self.process.stdout.read(KEPT_BYTES):
             self._tail += data
@@ -149,8 +149,8 @@ class Worker:
 async def spawn_process(
     module: str, *arguments: str, stdout: int, stderr: int, env: Mapping[str, str] | None = None
 ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    """A process of this package's module, and the socket to it, whose number there is the first argument. In a session
-    of its own: a terminal's Ctrl-C is the gateway's to act upon. Raises OSError."""
+    """Run a module of this package as a process, with the descriptor of its socket as the first argument. It gets its
+    own session, so that Ctrl-C in a terminal reaches only the gateway. Raises OSError."""
     ours, theirs = socket.socketpair()
     with theirs:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -164,7 +164,7 @@ async def spawn_process(
                 start_new_session=True,
                 env=env,
             )
-        except BaseException:  # cancelled, too: the socket is nobody's then
+        except BaseException:  # also on cancellation: the socket has no other owner
             writer.close()
             raise
     return process, reader, writer

@@ -1,4 +1,4 @@
-"""Keeps a process from taking the memory of others."""
+"""Limits the memory of a process, to protect other processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ PAGE = resource.getpagesize()
 
 
 def prefer_oom_kill() -> None:
-    """Let the kernel end this process before others when memory runs out, where that may be said."""
-    with contextlib.suppress(OSError):  # not Linux, or /proc is read only: the kernel chooses by itself
+    """Let the kernel kill this process before others when memory runs out, if the system allows the setting."""
+    with contextlib.suppress(OSError):  # not Linux, or /proc is read-only: the kernel's default applies
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def memory_sizes() -> tuple[int, int]:
-    """Bytes of this process: its address space, and what of it lies in memory. Zeros where that is not told."""
+    """Return the bytes of this process's address space and of its resident memory, zeros if unknown."""
     try:
         space, resident, *_ = Path("/proc/self/statm").read_text().split()
     except OSError:  # not Linux
@@ -25,7 +25,7 @@ def memory_sizes() -> tuple[int, int]:
 
 
 def limit_growth(size: int) -> None:
-    """Let this process grow by so many bytes from now on: what asks for more gets MemoryError."""
+    """Limit the growth of this process to `size` bytes from now on; larger allocations raise MemoryError."""
     space, _ = memory_sizes()
     if space:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""A request's sampling, as the library's GenerationConfig."""
+"""Converts a request's sampling to the library's GenerationConfig."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ PARAMETERS = frozenset(
         "ignore_eos",
     }
 )
-"""Fields of Sampling that the library honours; `guide` too, where the model's vocabulary is known to it."""
+"""Fields of Sampling that the library supports; also `guide`, if it knows the model's vocabulary."""
 
 MIN_TEMPERATURE = 1e-4
-"""A temperature up to this is none at all: logits divided by less are infinite."""
+"""Temperatures up to this value mean greedy decoding: dividing logits by less gives infinity."""
 
 ALL_TOKENS = 2**64 - 1
-"""The library's way to say that top_k keeps every token."""
+"""The library's value for a top_k that keeps every token."""
 
 LONGEST_GUIDE = 200_000
-"""Characters of a grammar or schema. Compiling one holds up every answer of the model."""
+"""Maximum characters of a grammar or schema: its compilation delays every answer of the model."""
 
 
 def configure(rules: Any, sampling: Sampling, room: int) -> Any:
-    """Fill `rules`, a fresh copy of the model's own, with what a request asks for; answers it.
+    """Apply a request's sampling to `rules`, a fresh copy of the model's own, and return it.
 
-    `room`: tokens that the answer may have at all. Raises InvalidValue.
+    `room`: maximum tokens of the answer. Raises InvalidValue.
     """
     rules.num_beams = 1
     rules.num_return_sequences = 1
@@ -57,15 +57,13 @@ def configure(rules: Any, sampling: Sampling, room: int) -> Any:
         if value is not None:
             setattr(rules, penalty, value)
     if sampling.logprobs is not None:
-        rules.logprobs = 1  # the library computes that of the chosen token alone
+        rules.logprobs = 1  # the library reports only that of the chosen token
     return rules
 
 
 def _configure_choice(rules: Any, sampling: Sampling) -> None:
-    """How the next token is chosen: the likeliest, or one drawn from the likely ones.
-
-    A request that says top_p, top_k or min_p wants to draw, whatever the model does by itself.
-    """
+    """Select greedy decoding or sampling. A request with top_p, top_k or min_p is sampled, whatever the model's
+    default."""
     narrowed = any(value is not None for value in (sampling.top_p, sampling.top_k, sampling.min_p))
     if sampling.temperature is None:
         rules.do_sample = bool(rules.do_sample or narrowed)
@@ -75,19 +73,19 @@ def _configure_choice(rules: Any, sampling: Sampling) -> None:
             rules.temperature = sampling.temperature
     if sampling.top_p is not None:
         if sampling.top_p <= 0:
-            rules.do_sample = False  # nothing is left but the likeliest
+            rules.do_sample = False  # only the most likely token is left
         else:
             rules.top_p = min(sampling.top_p, 1.0)
     if sampling.top_k is not None:
         rules.top_k = sampling.top_k if sampling.top_k > 0 else ALL_TOKENS
     if sampling.min_p is not None:
         rules.min_p = sampling.min_p
-    # The library's own seed is the same each time.
+    # The library's default seed is constant.
     rules.rng_seed = (sampling.seed if sampling.seed is not None else random.getrandbits(32)) % 2**32
 
 
 def structure_arguments(guide: Guide) -> dict[str, str]:
-    """The arguments of the library's StructuredOutputConfig. Raises InvalidValue."""
+    """Return the arguments of the library's StructuredOutputConfig. Raises InvalidValue."""
     if len(guide.value) > LONGEST_GUIDE:
         raise InvalidValue(f"the form of the answer is longer than {LONGEST_GUIDE} characters", param="response_format")
     if guide.kind == "json_object":

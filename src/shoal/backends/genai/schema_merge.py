@@ -1,4 +1,4 @@
-"""Two JSON schemas as one that asks for both, for `allOf` and for keys beside `anyOf` or `$ref`."""
+"""Merges two JSON schemas into one that requires both, for `allOf` and for keywords beside `anyOf` or `$ref`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.errors import InvalidValue
 Schema = dict[str, Any]
 
 MAX_BRANCHES = 100
-"""Of `anyOf`, where two of them are merged."""
+"""Maximum branches after merging two `anyOf`."""
 
 _HIGHEST = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
 _LOWEST = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
@@ -18,11 +18,12 @@ _PROPERTIES = ("properties", "additionalProperties", "patternProperties")
 
 
 class Impossible(InvalidValue):
-    """Nothing fulfills a schema. As one of several it is left out."""
+    """No value satisfies a schema. As one of several alternatives it is dropped."""
 
 
 def merge_schemas(left: Schema, right: Schema) -> Schema:
-    """Keys of both; parts that both have become an `allOf`. Raises InvalidValue where no schema asks for both."""
+    """Return the keywords of both; a subschema in both becomes an `allOf`. Raises InvalidValue if they conflict or
+    cannot be merged."""
     made = left | right
     for key in left.keys() & right.keys() - set(_PROPERTIES):
         if not is_same(left[key], right[key]):
@@ -37,7 +38,7 @@ def merge_schemas(left: Schema, right: Schema) -> Schema:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal. True is not 1."""
+    """Whether two JSON values are equal. True differs from 1."""
     return bool(one == other) and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -85,7 +86,7 @@ def _common_types(left: Any, right: Any) -> list[Any]:
 
 
 def _merge_properties(left: Schema, right: Schema) -> Schema:
-    """A property of one schema is an additional property of another that does not name it."""
+    """Merge properties: a property named by only one schema is an additional property of the other."""
     for one, other in _both(left, right):
         patterns = one.get("patternProperties")
         neutral: Schema = {"properties": {}, "additionalProperties": True, "patternProperties": patterns}

@@ -1,6 +1,6 @@
-"""Formats of strings in JSON schemas, as regular expressions.
+"""String formats of JSON schemas as regular expressions.
 
-Each allows only texts of its format and the usual ones of those: years from 1000 to 2999, addresses in ASCII.
+Each matches a usual subset of its format: years from 1000 to 2999, addresses in ASCII.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FORMATS = {
         "relative-json-pointer": rf"(?:0|[1-9]\d{{0,9}})(?:#|{_POINTER})",
     }.items()
 }
-"""By the names of JSON Schema. Other names are the schema's own, and restrict nothing."""
+"""Expressions by format name of JSON Schema. Other names are custom and restrict nothing."""
 
 WITHOUT_GRAMMAR = frozenset({"regex", "uri-template"})
-"""Formats of JSON Schema that no expression here covers."""
+"""Formats of JSON Schema without an expression here."""

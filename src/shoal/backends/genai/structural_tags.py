@@ -1,4 +1,4 @@
-"""Structural tags, whose JSON schemas are given to the library as compact grammars."""
+"""Replaces the JSON schemas in structural tags with compact grammars."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LITERALS = ("begin", "end", "value", "triggers", "separator", "excludes")
 
 
 def write_tags(text: str) -> str:
-    """The tags with grammars in the place of schemas. Raises InvalidValue for schemas without a grammar and for
-    literals that would come out wrong. What is no JSON is left for the library to refuse."""
+    """Return the tags with grammars in place of schemas. Raises InvalidValue for schemas without a grammar and for
+    literals that the library encodes wrongly. Invalid JSON is returned unchanged; the library rejects it."""
     try:
         return json.dumps(_rewrite(json.loads(text)), ensure_ascii=False)
     except (ValueError, RecursionError):

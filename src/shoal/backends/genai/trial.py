@@ -1,7 +1,7 @@
 """The process that tries guides: `python -m shoal.backends.genai.trial SOCKET PATH VOCABULARY`.
 
-It has the model's tokenizer and no model, so that a guide which takes too long or too much ends this process and hurts
-no answer. It says that it is ready, then answers each Guide with a Verdict, in frames as in `messages`.
+It loads the model's tokenizer but no model, so that a guide over the limits of time or memory ends only this process
+and fails no answer. It reports that it is ready, then answers each Guide with a Verdict, in frames as in `messages`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from shoal.errors import InvalidValue
 from shoal.types import Guide
 
 ROOM_BYTES = 2**30
-"""Of address space that one guide may take."""
+"""Address space that one guide may allocate."""
 
 OUT_OF_MEMORY_MESSAGE = "the form asked of the answer takes too much memory to compile: ask for a simpler one"
 
 WORN_BYTES = 2**29
-"""What was compiled stays in memory: after so much a new process goes on."""
+"""Memory limit of compiled guides, which are never freed; a new process replaces this one beyond it."""
 
 
 def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> None:
-    """Until the other end closes the socket. A guide that takes longer than `limit_s` ends the process by SIGALRM, also
-    in the middle of the library, and also when nobody waits for it any more."""
+    """Run until the gateway closes the socket. A guide that takes longer than `limit_s` ends the process by SIGALRM,
+    even inside the library, and even if no request waits for it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     openvino, genai = import_libraries()
     grammars = GuideCompiler(openvino, genai, genai.Tokenizer(str(path)), vocabulary)
-    grammars.try_out(Guide(kind="json_object"))  # threads and tables that every guide needs
+    grammars.try_out(Guide(kind="json_object"))  # creates the threads and tables that every guide needs
     _, began = process_limits.memory_sizes()
     guides = msgpack_decoder(Guide)
     with sock, sock.makefile("rwb") as line:

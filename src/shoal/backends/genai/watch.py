@@ -1,4 +1,4 @@
-"""Notices that a model's process no longer answers, though it runs: it is stopped, or stuck in a step."""
+"""Detects a model's process that runs but does not answer, because it is stopped or stuck in a step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ LOOK_S = 5.0
 PING_AT = 3
 SILENT_AT = 6
 GONE_AT = 27
-"""Looks without a word after which it is pinged (15 s), out of service (30 s) and given up (120 s after the ping).
-A step on a slow machine takes a few seconds."""
+"""Ticks without a message after which the process is pinged (15 s), out of service (30 s) and abandoned (120 s after
+the ping). A step on a slow machine takes a few seconds."""
 
 
 class Watch:
-    """`silent`: it owes an answer for so long that it should be asked nothing more for now.
+    """Watches one process. `silent`: an answer is so late that the process should get no more requests for now.
 
-    `ping` is called when it has to prove that it is alive, `gone`, once, when it did not. Silence is counted in looks:
-    a gateway that was held up itself, and reads only now what came meanwhile, must not take that for silence.
+    `ping` is called to request a sign of life, `gone` once if none comes. Time is counted in ticks of the event loop:
+    a gateway that was blocked itself, and has not yet read the messages, must not take that for silence.
     """
 
     def __init__(self, name: str, *, ping: Callable[[], None], gone: Callable[[], None]) -> None:
@@ -33,13 +33,13 @@ class Watch:
         self.silent = False
 
     def expect_answer(self) -> None:
-        """It was told something that it has to answer."""
+        """Record that a message was sent that the process must answer."""
         if self._timer is None:
             self._looks = 0
             self._timer = self._loop.call_later(LOOK_S, self._tick)
 
     def record_message(self, *, owes: bool) -> None:
-        """It said something. `expect_answer`: and has more to say."""
+        """Record a message from the process. `owes`: more answers are due."""
         self._looks = 0
         if self.silent:
             self.silent = False
@@ -48,7 +48,7 @@ class Watch:
             self.close()
 
     def close(self) -> None:
-        """It owes nothing any more."""
+        """Stop waiting: no answer is due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
 """The process of one language model: `python -m shoal.backends.genai.worker SOCKET PARENT`, a descriptor and a pid.
 
-One thread: hear what the gateway says, step the pipeline, tell what came of it. It ends when the gateway closes the
-socket, at the end of the step that it is in; a gateway that does not read holds it up, so that nothing piles up here.
-A gateway that is killed takes it along at once, on Linux: a load or a step may have minutes to go.
+One thread reads the gateway's messages, steps the pipeline and sends the results. It ends after the current step when
+the gateway closes the socket. It blocks while the gateway does not read, so no output piles up here. On Linux it is
+killed with its gateway at once, since a load or a step may take minutes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from shoal.types import Guide
 
 READ_BYTES = 2**18
 MAX_RESTARTS = 8
-"""How often a request is begun again that lost its place in the cache through no fault of its own."""
+"""Maximum restarts of a request that was evicted from the cache because of other requests."""
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that this process gets when its parent ends."""
+"""prctl(2): sets the signal that this process receives when its parent ends."""
 
 UNKNOWN_CAPACITY = 2**31
-"""Tokens of a cache whose size by token is not known: as good as endless."""
+"""Tokens assumed for a cache of unknown capacity: practically unlimited."""
 
 
 class GatewayGone(Exception):
@@ -53,7 +53,7 @@ class GatewayGone(Exception):
 
 
 class MessageSocket:
-    """The socket, as messages."""
+    """Sends and receives messages over the socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -61,23 +61,23 @@ class MessageSocket:
         self._telling = threading.Lock()
 
     def receive(self) -> ToWorker:
-        """The next message. Raises Gone."""
+        """Wait for the next message and return it. Raises GatewayGone."""
         while (message := self._next()) is None:
             self._read()
         return message
 
     def pending(self) -> list[ToWorker]:
-        """What has been said meanwhile; never waits. Raises Gone."""
+        """Return the messages received so far, without waiting. Raises GatewayGone."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._read(socket.MSG_DONTWAIT)  # not select(): it knows no descriptor above 1023
+                self._read(socket.MSG_DONTWAIT)  # select() supports no descriptor above 1023
         said = []
         while (message := self._next()) is not None:
             said.append(message)
         return said
 
     def send(self, data: bytes) -> None:
-        """Send a frame, waiting for a gateway that is slow to read. Raises Gone."""
+        """Send a frame, and wait if the gateway is slow to read. Raises GatewayGone."""
         try:
             with self._telling:
                 self._sock.sendall(data)
@@ -109,8 +109,8 @@ class MessageSocket:
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer in the making. `rules`: its GenerationConfig, `most`: tokens that it may have; `made`: its ids so far,
-    the one that ends it included."""
+    """One answer in progress. `rules`: its GenerationConfig; `most`: its maximum tokens; `made`: its ids so far,
+    including the one that ends it."""
 
     start: Start
     rules: Any
@@ -121,7 +121,7 @@ class _Answer:
 
 
 class GenerationLoop:
-    """The answers in the making of one pipeline."""
+    """Runs the answers in progress of one pipeline."""
 
     def __init__(self, pipeline: Pipeline, line: MessageSocket) -> None:
         self._pipeline = pipeline
@@ -133,7 +133,7 @@ class GenerationLoop:
         self._cancelled = False
 
     def run(self) -> None:
-        """Until the gateway is gone. Raises Gone, and RuntimeError when a step fails: no later one would succeed."""
+        """Run until GatewayGone is raised. Raises RuntimeError if a step fails, since every later step would too."""
         while True:
             if not self._answers and not self._cancelled:
                 self._dispatch(self._line.receive())
@@ -153,7 +153,7 @@ class GenerationLoop:
             self._cancelled = True
 
     def _compile(self, asked: Prepare) -> None:
-        """On a thread, which tells itself what came of it: the steps go on."""
+        """Compile a guide in a thread, which also sends the result, so that steps continue."""
 
         def then(error: ShoalError | None) -> None:
             failed = None if error is None else (error.kind, error.message, error.param)
@@ -167,7 +167,7 @@ class GenerationLoop:
 
     def _begin(self, start: Start) -> None:
         if self._cancelled:
-            self._step()  # what was cancelled gives up its place in a step, in which this one might find none
+            self._step()  # a step frees the memory of cancelled answers, which this one may need
         try:
             rules = self._rules(start)
             answer = _Answer(start, rules, rules.max_new_tokens)
@@ -192,7 +192,7 @@ class GenerationLoop:
         return rules
 
     def _add(self, answer: _Answer) -> None:
-        """Give it to the pipeline, from its beginning or from where it was."""
+        """Add an answer to the pipeline, continuing after its tokens so far."""
         self._numbers += 1
         answer.handle = self._pipeline.add(self._numbers, (*answer.start.ids, *answer.made), answer.rules)
 
@@ -211,7 +211,7 @@ class GenerationLoop:
             self._restart(answer)
 
     def _collect(self, answer: _Answer) -> str:
-        """Note what the step made of one answer; answers the library's name for how it stands."""
+        """Record what the last step produced for an answer, and return the library's name of its status."""
         status: str = answer.handle.get_status().name
         ids: list[int] = []
         logs: list[float] = []
@@ -235,16 +235,16 @@ class GenerationLoop:
         return status
 
     def _ends_hidden(self, answer: _Answer) -> bool:
-        """Whether its last token ended an answer without being part of it."""
+        """Whether the last token ended the answer and is not part of it."""
         sampling = answer.start.sampling
         last = answer.made[-1] if answer.made else None
         return last in answer.rules.stop_token_ids and not (sampling.include_stop and last in sampling.stop_token_ids)
 
     def _restart(self, answer: _Answer) -> None:
-        """Begin again, where it was, an answer that lost its place.
+        """Restart an evicted answer after its tokens so far.
 
-        When no request finds room for a step, the pipeline drops them all, also those that waited for one that was just
-        then cancelled. What needs more than there is at all fails.
+        When the cache has no room for any request's next step, the pipeline drops all requests, even those that only
+        waited for one just cancelled. An answer that needs more than the whole cache fails.
         """
         needed, capacity = len(answer.start.ids) + len(answer.made), self._pipeline.capacity
         answer.tries += 1
@@ -267,12 +267,12 @@ class GenerationLoop:
         self._told.append(Produced(id=number, error=(error.kind, error.message, error.param)))
 
     def _flush(self) -> None:
-        """Also when there is nothing to tell: silence is what a stuck process is known by."""
+        """Send the results, even an empty list: a process that sends nothing counts as stuck."""
         told, self._told = self._told, []
         self._line.send(encode_frame(told))
 
     def fail_all(self, error: RuntimeError) -> None:
-        """The last that the gateway hears: all answers fail."""
+        """Send an error for every answer, as the last message of this process."""
         for number in self._answers:
             self._fail(number, EngineFailed(f"the language model broke down ({clean_message(error)}); load it again"))
         self._flush()
@@ -290,7 +290,7 @@ def _no_room_error(tokens: int, capacity: int) -> OutOfMemory:
 
 
 def _open(line: MessageSocket) -> Pipeline:
-    """Load what the first message names. Raises Gone, also when it could not be loaded and that was told."""
+    """Load the model that the first message names. Raises GatewayGone, also after reporting that the load failed."""
     message = line.receive()
     assert isinstance(message, Open), message
     try:
@@ -308,8 +308,8 @@ def _open(line: MessageSocket) -> Pipeline:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have this process killed when the thread that started it ends, and with it the gateway. Raises SystemExit when
-    that is over already. Other systems than Linux have no such thing: there the end of the socket is noticed."""
+    """Let the kernel kill this process when the gateway's thread that started it ends. Raises SystemExit if it already
+    ended. Works on Linux only; elsewhere this process ends when it sees the closed socket."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         sys.stderr.write("the kernel will not end this process with the gateway\n")
     if os.getppid() != parent:
@@ -317,7 +317,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def main(sock: socket.socket) -> int:
-    """Run until the gateway is gone; answers the exit code. Closes the socket."""
+    """Run until the gateway is gone, close the socket and return the exit code."""
     line = MessageSocket(sock)
     with sock, contextlib.suppress(GatewayGone):
         pipeline = _open(line)
