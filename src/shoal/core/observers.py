@@ -1,4 +1,4 @@
-"""The base of observers that stand before another one."""
+"""The base class of observers that forward events to another observer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))
 
 
 class ForwardingObserver(Observer):
-    """Passes every event on to `inner`.
+    """Forwards every event to `inner`.
 
-    A subclass overrides the events that it counts, and passes those on itself. The others are the methods of `inner`,
-    so that they cost no call here.
+    A subclass overrides the events it counts and forwards those itself. All others are bound directly to the methods of
+    `inner`, so they cost no extra call.
     """
 
     def __init__(self, inner: Observer | None = None) -> None:

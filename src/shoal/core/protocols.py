@@ -136,8 +136,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class VectorSet(msgspec.Struct, frozen=True):
-    """The row of an input with other outputs than its dense vector alone: float32 arrays [dimension] and [l, width],
-    None for outputs that its task did not request."""
+    """The row of an input with more than a dense vector: float32 arrays [dimension] and [l, width], None for outputs
+    that the task did not request."""
 
     dense: Array | None = None
     tokens: Array | None = None
@@ -424,15 +424,15 @@ class TextGenerator(Protocol):
 
 
 class Decoder(Protocol):
-    """Pieces of one answer to chunks of one choice: detokenises, cuts at stop texts, splits reasoning, parses tool
-    calls. Pure.
+    """Converts the pieces of one answer to chunks of one choice: detokenizes, cuts at stop texts, splits reasoning,
+    parses tool calls. Pure.
 
-    - `push` answers what can be told now; what may be the beginning of a stop text, of a tool call or of half a
-      character is kept back. After `stopped` is true the answer is over: nothing more is to be pushed.
-    - `flush(reason)` answers the rest; the last chunk has the finish reason: "stop" where a stop text was met,
-      "tool_calls" where calls were parsed and the model ended by itself, else `reason`.
-    - `index` is that of its choice. `tokens`, `reasoning_tokens`: generated so far, as the backend counts, else
-      counted here.
+    - `push` returns the chunks that are certain so far. It holds back text that may begin a stop text or a tool call,
+      and incomplete characters. Once `stopped` is true the answer is over; do not push more.
+    - `flush(reason)` returns the rest. The last chunk has the finish reason: "stop" after a stop text, "tool_calls" if
+      calls were parsed and the model ended its answer, else `reason`.
+    - `index` is that of its choice. `tokens`, `reasoning_tokens`: generated so far, as counted by the backend, else by
+      the decoder.
     """
 
     index: int
@@ -450,18 +450,19 @@ class Decoder(Protocol):
 
 
 class ChatPipeline(Protocol):
-    """Conversations and prompts to what a model reads, and its pieces to answers: pure CPU work, no I/O; called from
-    any thread.
+    """Converts conversations and prompts to the model's input, and its pieces to answers. Pure CPU work, no I/O; called
+    from any thread.
 
-    - `check` raises at once what is wrong with a task as a whole: no template for messages, images, tools that the
-      template does not know. Cheap, on the loop.
-    - `prompts` answers one Prompt for the messages, or one for each of the task's prompts. Raises TooLong, with both
-      counts, where one leaves no room for an answer within `context_tokens`; InvalidValue for ids that are no tokens
-      and for messages that the template refuses.
-    - `decoder` answers a fresh Decoder for the choice `index` of a prompt; the task's sampling is the one in effect.
-    - `to_backend_sampling` answers what the backend is told of a choice's sampling: stop texts only where they mean all
-    of its text.
-    - `tools_guide`: what a backend with guided decoding is told so that the tools asked for are called; None: nothing.
+    - `check` raises at once for a task that is invalid as a whole: no chat template, images, tools that the template
+      does not support. Cheap; runs on the event loop.
+    - `prompts` returns one Prompt for the messages, or one for each of the task's prompts. Raises TooLong, with both
+      counts, if one leaves no room for an answer within `context_tokens`; InvalidValue for invalid token ids and for
+      messages that the template rejects.
+    - `decoder` returns a new Decoder for the choice `index` of a prompt. The task's sampling is the effective one.
+    - `to_backend_sampling` returns a choice's sampling for the backend, with stop texts only if they apply to all of
+      its text.
+    - `tools_guide` returns the guide that makes a backend with guided decoding call the requested tools, None if no
+      guide is needed.
     - `details`: what it adds to the details of its model's facts.
     """
 

@@ -1,4 +1,4 @@
-"""Which models are served, under which names, in which state."""
+"""The registry of served models, with their names and states."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shoal.errors import AddressError, CapacityError, ModelFailed, ModelNotFound
 from shoal.types import TaskKind
 
 LONGEST_SHOWN = 200
-"""Characters of an unknown name that are looked at and shown: more than any model's name has."""
+"""Characters of an unknown name that are compared and shown, more than any model's name has."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """What anybody may know of a served model. `created` is in Unix seconds; `facts` come with the first load and stay
-    while it sleeps. `note`: what it does or waits for, "" when there is nothing to say. `sleeping`: not loaded now, and
-    loaded again by the next request. `broken`: it was loaded, and stopped."""
+    """The public state of a served model. `created` is in Unix seconds; `facts` are known from the first load and kept
+    while it sleeps. `note`: what it is doing or waiting for, or "". `sleeping`: not loaded, and loaded again by the
+    next request. `broken`: it was loaded and has stopped."""
 
     name: str
     aliases: tuple[str, ...]
@@ -40,14 +40,13 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     @property
     def status_text(self) -> str:
-        """Its state for people, with what it does or waits for: one that sleeps can answer, and "unloaded" sounds as if
-        it could not."""
+        """The state as text, with the note. A sleeping model can answer, so it is not called "unloaded"."""
         asleep = self.sleeping and self.state in ("unloading", "unloaded")
         state = "sleeping" if asleep else self.state
         return f"{state}: {self.note}" if self.note else state
 
     def refusal(self) -> CapacityError:
-        """Why it cannot answer: ModelFailed with the reason, else ModelNotReady."""
+        """The error of a request to it: ModelFailed with the reason, else ModelNotReady."""
         if self.state == "failed" and self.error is not None:
             what = "stopped working" if self.broken else "failed to load"
             return ModelFailed(f"the model {self.name!r} {what}: {self.error}", param="model")
@@ -56,10 +55,10 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 _MOST_NAMED = 8
-"""Models that a message lists."""
+"""Maximum models listed in a message."""
 
 _MOST_UNLOADED = 1000
-"""Names of unloaded models that are remembered."""
+"""Maximum remembered names of unloaded models."""
 
 
 def _ignore(model: Model) -> None: ...
@@ -69,11 +68,10 @@ def _ignore(model: Model) -> None: ...
 class Model:
     """A served name and, once loaded, its runner.
 
-    `plan`: how it was loaded, and will be again (None: nothing loads it). `required`: named at start, so that readiness
-    asks for it. `resting`: on its way to sleep, asleep, or waking; requests wait for it. `inflight`: requests that it
-    answers or that wait for it to wake. `last_used`: on Lifecycle's clock, when it was loaded or last fell idle; `idle`
-    is called with the model when that happens. `crashed`: when its process last died, on the same clock. `note`: as in
-    ModelCard.
+    `plan`: how to load it (None: it is never loaded). `required`: named at startup, so readiness depends on it.
+    `resting`: falling asleep, asleep or waking; requests wait for it. `inflight`: requests being answered or waiting
+    for it to wake. `last_used`: when it was loaded or last became idle, on Lifecycle's clock; `idle` is called with the
+    model when it becomes idle. `crashed`: when its process last died, on the same clock. `note`: see ModelCard.
     """
 
     name: str
@@ -97,7 +95,7 @@ class Model:
         self.state = next_state(self.state, happening)
 
     def enter(self) -> None:
-        """A request for it begins; `leave` ends it, exactly once."""
+        """Begin a request. Call `leave` exactly once for each call."""
         self.inflight += 1
 
     def leave(self) -> None:
@@ -106,7 +104,7 @@ class Model:
             self.idle(self)
 
     def can_answer(self) -> bool:
-        """Whether a request would be answered: by its runner, or after it woke."""
+        """Whether a request would be answered, by the runner or after waking."""
         if self.resting:
             return True
         return self.state == "ready" and self.runner is not None and self.runner.ready()
@@ -121,13 +119,13 @@ class Model:
         self.transition("load_failed")
 
     def mark_broken(self, runner: Runner, error: ShoalError) -> None:
-        """Its runner stopped for good. It stays, closed by whatever is done to the model next."""
+        """Record that the runner stopped for good. It is kept until the next operation on the model closes it."""
         if self.runner is runner and self.state == "ready":
             self.error = error
             self.transition("broke")
 
     def ready_runner(self) -> Runner:
-        """Its runner. Raises ModelFailed with the reason, and ModelNotReady in every other state but ready."""
+        """Return the runner of a ready model. Raises ModelFailed with the reason, else ModelNotReady."""
         if self.runner is None or self.state != "ready":
             raise self.card().refusal()
         return self.runner
@@ -149,13 +147,13 @@ class Model:
 
 
 class Registry:
-    """Models by name and alias, in the order in which they were first named. A name means one model, always. One that
-    was unloaded is spoken of as such. `waiting`: servers that were named at start and whose models are not known yet,
-    or, of those in `reported_places`, still loading, with the reason. `first_answers`: servers named at start that
-    requests wait for until they answer once.
+    """Models by name and alias, in the order in which they were first named. A name identifies one model. Errors about
+    an unloaded model say that it is unloaded. `waiting`: servers named at startup whose models are unknown, or, for
+    those in `reported_places`, still loading, with the reason. `first_answers`: servers named at startup whose first
+    answer requests wait for.
 
-    One that comes back takes its place again: to unload a model and load it must not leave its requests without a name
-    to another one, whose vectors are of another space. One that clients asked for and that never loaded had none.
+    A model that is loaded again keeps its place in the order: otherwise requests without a name would get another
+    model, with another vector space. A model that a client requested and that never loaded has no place to keep.
     """
 
     def __init__(self) -> None:
@@ -196,17 +194,17 @@ class Registry:
             self._unloaded.pop(name, None)
 
     def remember_unloaded(self, model: Model) -> None:
-        """It was taken out by somebody's wish, and can be loaded again."""
+        """Remember the names of a model that was unloaded on request and can be loaded again."""
         self._unloaded |= dict.fromkeys((model.name, *model.aliases), model.name)
         for name in list(self._unloaded)[:-_MOST_UNLOADED]:
             del self._unloaded[name]
 
     def was_unloaded(self, name: str) -> bool:
-        """Whether a model of that name was unloaded, and not deleted since."""
+        """Whether a model of this name was unloaded and not deleted since."""
         return name in self._unloaded
 
     def forget(self, name: str) -> None:
-        """It was deleted: there is no such model any longer."""
+        """Forget the names of a deleted model."""
         self._unloaded = {each: of for each, of in self._unloaded.items() if of != name}
 
     def remove(self, model: Model) -> None:
@@ -220,12 +218,12 @@ class Registry:
             removed(model.name)
 
     def get(self, name: str) -> Model | None:
-        """The model of exactly that name or alias."""
+        """Return the model with exactly this name or alias, or None."""
         return self._names.get(name)
 
     def find(self, name: str, task: TaskKind = "embed") -> Model:
-        """The model of that name or alias; "" asks for the default of the task. Raises ModelNotFound, or
-        ModelNotReady while a server that may have it is not there."""
+        """Return the model with this name or alias; "" selects the task's default. Raises ModelNotFound, or
+        ModelNotReady while a server that may have it is unavailable."""
         model = self._names.get(name) if name else self._default(task)
         if model is not None:
             return model
@@ -234,8 +232,8 @@ class Registry:
         raise ModelNotFound(self._not_found_message(name, task), param="model")
 
     def _default(self, task: TaskKind) -> Model | None:
-        """The model named as the task's default, else the first one served that can do it or may turn out to. A
-        reranker can classify, but where there is a model with labels nobody means it."""
+        """Return the configured default of the task, else the first model that supports it or whose tasks are unknown.
+        A reranker can classify, but a model with labels is preferred."""
         for model in self._models.values():
             if task in model.default_for:
                 return model
@@ -248,13 +246,13 @@ class Registry:
                     return model
                 reranker = reranker or model
             if facts is None:
-                # Vectors of two models must never mix under one default, so embedding waits for what was named first.
+                # The embedding default must not change once facts are known, or vectors of two models would mix.
                 if task == "embed":
                     return model
                 unknown = unknown or model
         if found := reranker or unknown:
             return found
-        # Any embedder can rerank by its vectors; a model that was trained for it comes first.
+        # Any embedder can rerank by its vectors; a trained reranker is preferred.
         return self._default("embed") if task == "rerank" else None
 
     def _not_ready_message(self, name: str, task: TaskKind) -> str:
@@ -275,11 +273,11 @@ class Registry:
         return f"the model {name[:LONGEST_SHOWN]!r} does not exist: {self._suggest_models(name)}"
 
     def _suggest_models(self, name: str) -> str:
-        # Names come from callers and may be as long as a body; a comparison of megabytes would hold the loop.
+        # A client's name may be as long as a body; comparing megabytes would block the event loop.
         near = get_close_matches(name[:LONGEST_SHOWN], self._names, n=1, cutoff=0.5)
         if near:
             return f"did you mean {near[0]!r}?"
-        # By their names, not by a route that lists them: a program in Python has no server to ask.
+        # List the names instead of a route to query: the Python API has no server.
         names = _join_names(self._models)
         return f"the ones served are {names}" if names else "no model is served"
 

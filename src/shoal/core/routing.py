@@ -1,4 +1,4 @@
-"""One model of several runners: each task goes to the one that can do it."""
+"""A Runner over several runners of one model: sends each task to the runner that supports it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ T = TypeVar("T")
 
 
 class TaskRouter:
-    """Runners under one name; the first one's facts are the model's, with everybody's tasks, and what the others alone
-    know: the context, the adapters, details. The tokenizer shown is that of the first one which shows any."""
+    """Runners under one name. The facts are the first runner's, with the tasks, adapters and details of all, and the
+    context, vectors and labels of the first runner that has them. The tokenizer is that of the first runner that has
+    one."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners
@@ -88,7 +89,7 @@ class TaskRouter:
             if isinstance(runner, TextCodec):
                 try:
                     return await ask(runner)
-                except Unsupported:  # it has the methods, and no tokenizer
+                except Unsupported:  # it implements TextCodec but has no tokenizer
                     continue
         raise Unsupported("this model does not show its tokenizer", param="model")
 

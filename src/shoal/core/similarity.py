@@ -1,10 +1,10 @@
-"""Reranking by vectors: what a model that only embeds makes of queries and documents.
+"""Reranks by vectors, for models that only embed.
 
-One dense vector a text is compared by cosine; vectors of late interaction by MaxSim: over the query's vectors, the sum
-of each one's largest dot product with any of the document's (Khattab and Zaharia 2020, https://arxiv.org/abs/2004.12832).
+Dense vectors are compared by cosine; multi-vectors of late interaction by MaxSim: the sum over the query's vectors of
+the largest dot product with any of the document's (Khattab and Zaharia 2020, https://arxiv.org/abs/2004.12832).
 
-The vectors of late interaction are large (a bge-m3 document of 500 words has 3 MB) and many products: documents are
-embedded and compared in chunks, and what is more than a moment's work is done in a thread.
+Multi-vectors are large (3 MB for a bge-m3 document of 500 words) and need many multiplications, so documents are
+embedded and compared in chunks, and larger products run in a thread.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestErro
 from shoal.types import Array, BatchFacts, Context, Embed, Embedded, Rerank, Scored, Vectors
 
 NUMBERS = 2**25
-"""float32 that a chunk's vectors may have, as its texts' lengths let one guess: 128 MiB."""
+"""Maximum float32 numbers in a chunk's vectors, estimated from text lengths: 128 MiB."""
 
 CHARS_PER_TOKEN = 2
-"""A careful guess: prose has four, other scripts one or two."""
+"""A conservative estimate: prose has four, other scripts one or two."""
 
 WIDTH = 1024
-"""Of a model's vectors before the first is seen: bge-m3's. ColBERT's are narrower."""
+"""Assumed vector width until the first vector: that of bge-m3. ColBERT's is smaller."""
 
 PIECE = 2**28
-"""Multiplications in one go: some milliseconds."""
+"""Maximum multiplications per step: a few milliseconds."""
 
 INLINE = 2**22
-"""Fewer are done on the loop: a hop to a thread costs as much."""
+"""Up to this many multiplications run on the event loop: switching to a thread costs as much."""
 
 NARROWEST = 64
-"""Vectors count as no narrower than that, because a product is a number whatever it costs: 4 million a piece."""
+"""Minimum vector width in the count of multiplications: it limits a step to 4 million dot products and results."""
 
 PRODUCTS = PIECE // NARROWEST
 
 
 def can_rerank(facts: ModelFacts) -> bool:
-    """Whether a model's vectors can rank."""
+    """Whether the model's vectors can be used for ranking."""
     return "embed" in facts.tasks and not {"dense", "multi"}.isdisjoint(facts.vectors)
 
 
 async def rerank(
     runner: Runner, task: Rerank, ctx: Context, *, threads: Threads, clock: Callable[[], float] = time.monotonic
 ) -> Scored:
-    """Embed queries and documents, and compare. There is nothing raw about these scores, so `raw_scores` changes
-    nothing. Raises as Runner.run does, errors naming the inputs of this task; and Unsupported for
+    """Embed queries and documents, and compare their vectors. These scores have no activation, so `raw_scores` has no
+    effect. Raises the errors of Runner.run, with the input indices of this task, and Unsupported for
     `max_document_tokens`."""
     if task.max_document_tokens is not None:
         raise Unsupported(
@@ -71,14 +71,14 @@ async def rerank(
 
 
 class _Ranking:
-    """One request, and what is known of it so far."""
+    """The state of one request."""
 
     def __init__(
         self, runner: Runner, task: Rerank, ctx: Context, threads: Threads, clock: Callable[[], float]
     ) -> None:
         self._runner = runner
         self._task = task
-        # Its chunks are small, and yet it stays what it is to others.
+        # The traffic class depends on the whole request, not on its small chunks.
         self._ctx = msgspec.structs.replace(ctx, traffic=classify_traffic(ctx, count_items(task)))
         self._threads = threads
         self._clock = clock
@@ -91,7 +91,7 @@ class _Ranking:
         self._facts: list[BatchFacts] = []
 
     async def score_chunk(self, start: int) -> int:
-        """Score the documents from `start`, as many as may be held; the next one's place."""
+        """Score one chunk of documents from `start` on, and return the start of the next."""
         if len(self._task.queries) == 1:
             if self._query is None:
                 self._query = await self._embed(self._task.queries, "query", 0)
@@ -104,7 +104,7 @@ class _Ranking:
         repeated = count // len(queries.tokens)
         tokens = queries.tokens * repeated
         self._tokens += [one + other for one, other in zip(tokens, documents.tokens, strict=True)]
-        # A query that was cut was cut for each of its documents.
+        # A truncated query counts once for each of its documents.
         self._truncated += min(count, queries.truncated * repeated + documents.truncated)
         for size, call in self._split_pairs(queries, documents, count):
             if self._ctx.deadline <= self._clock():
@@ -121,7 +121,7 @@ class _Ranking:
         )
 
     def _chunk_end(self, start: int) -> int:
-        """The end of the chunk that begins there: at least one document."""
+        """Return the end of the chunk at `start`, which has at least one document."""
         task, left = self._task, NUMBERS
         for place in range(start, len(task.documents)):
             left -= self._estimate_numbers(task.documents[place])
@@ -155,7 +155,7 @@ class _Ranking:
         return found
 
     def _remap_error(self, error: ShoalError, role: str, start: int, count: int) -> ShoalError:
-        """It names a text of one side of a chunk: say which of the request's it is."""
+        """Replace the input index of a chunk in an error by that of the request."""
         named, message = parse_input_index(error)
         alone = count == 1 and isinstance(error, RequestError | InputRejected | NotFinite)
         if named is None and (not alone or isinstance(error, Unsupported)):
@@ -168,7 +168,7 @@ class _Ranking:
     def _split_pairs(
         self, queries: Embedded, documents: Embedded, count: int
     ) -> Iterator[tuple[int, Callable[[], Array]]]:
-        """(multiplications, what answers the scores) of the pairs, in their order."""
+        """Yield (multiplications, function that returns the scores) for the pairs, in order."""
         one = len(queries.tokens) == 1
         if not self._multi:
             step = max(1, PRODUCTS // self._width)
@@ -192,7 +192,7 @@ class _Ranking:
 
 
 def cosines(left: Array, right: Array) -> Vectors:
-    """Of the rows of float32 [n, d] with each other; 0 where one has no length."""
+    """Return the cosines of corresponding rows of two arrays float32 [n, d]; 0 if a row is zero."""
     a, b = left.astype(np.float64), right.astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     found = np.einsum("ij,ij->i", a, b) / np.where(lengths > 0, lengths, 1.0)
@@ -201,9 +201,9 @@ def cosines(left: Array, right: Array) -> Vectors:
 
 
 def max_sims(pairs: Sequence[tuple[Array, Array]]) -> Vectors:
-    """MaxSim of pairs of vectors [q, d] and [l, d], float32 [pairs]; 0 where one side of a pair has none.
+    """Return MaxSim of pairs of vectors [q, d] and [l, d] as float32 [pairs]; 0 if one side has no vectors.
 
-    Pairs in a row that have the same query, the very same array, share its products."""
+    Consecutive pairs with the identical query array share one product."""
     found = []
     for _, group in groupby(pairs, key=lambda pair: id(pair[0])):
         some = list(group)

@@ -1,4 +1,4 @@
-"""What models have done, counted from what observers are told: for those whose backend keeps no count of its own."""
+"""Statistics of models, counted from observer events, for models whose backend keeps none."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shoal.core.protocols import BatchReport, CacheCounts, Observer
 from shoal.types import BatchStats, DurationStat, InferenceStats, ModelStats, Result, TaskKind
 
 MAX_MODELS = 1000
-"""Models that are counted; the one that was begun first makes way, so that ever new names do not add up."""
+"""Maximum counted models. The oldest is dropped, so that new names do not accumulate."""
 
 
 class _Tally:
-    """Times in seconds; each pair is [how often, how long in all]."""
+    """The counts of one model. Each pair is [count, total seconds]."""
 
     __slots__ = ("fail", "finish", "items", "last", "sizes", "stages", "success")
 
@@ -23,7 +23,7 @@ class _Tally:
         self.last = 0.0
         self.items = 0
         self.success, self.fail = [0, 0.0], [0, 0.0]
-        self.stages = [0, 0.0, 0.0, 0.0]  # how often, then queue, prepare, infer
+        self.stages = [0, 0.0, 0.0, 0.0]  # count, then seconds of queue, prepare, infer
         self.finish = [0, 0.0]
         self.sizes: dict[int, list[float]] = {}
 
@@ -38,11 +38,10 @@ def _spent(pair: Sequence[float]) -> DurationStat:
 
 
 class Counts(ForwardingObserver):
-    """Counts, and passes everything on to `inner`. `caches` answers the counts of each model that has a cache.
+    """Counts events and forwards them to `inner`. `caches` returns the counts of each model that has a cache.
 
-    Queue and compute times are those of requests that were answered, `compute_output` is counted a batch. A request
-    whose client left is neither success nor failure. Texts that were asked for twice at once are computed and counted
-    once.
+    Queue and compute times include answered requests only; `compute_output` is counted per batch. A cancelled request
+    is neither a success nor a failure. Coalesced texts are computed and counted once.
     """
 
     def __init__(self, inner: Observer | None = None, caches: Callable[[], Mapping[str, CacheCounts]] = dict) -> None:
@@ -51,7 +50,7 @@ class Counts(ForwardingObserver):
         self._caches = caches
 
     def stats_for(self, model: str) -> ModelStats:
-        """What is known of a model, all zeros when it has done nothing."""
+        """Return the statistics of a model, all zero if it has had no requests."""
         tally = self._tallies.get(model) or _Tally()
         answered, queue, prepare, infer = tally.stages
         cached = self._caches().get(model, CacheCounts())
@@ -76,7 +75,7 @@ class Counts(ForwardingObserver):
         )
 
     def forget(self, model: str) -> None:
-        """The model was unloaded: what is loaded under its name next begins at zero."""
+        """Forget an unloaded model, so that the next one under its name starts at zero."""
         self._tallies.pop(model, None)
 
     def batched(self, report: BatchReport) -> None:

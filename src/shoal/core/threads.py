@@ -1,5 +1,4 @@
-"""Threads for CPU work that must not hold the event loop: few, named, ended with their owner; and
-the cores for them."""
+"""Small thread pools for CPU work that must not block the event loop, and the number of usable cores."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ T = TypeVar("T")
 
 
 class Threads:
-    """A small pool; `run` answers what the call answers or raises what it raises, and Unavailable where it gets no
-    thread."""
+    """A small thread pool. `run` returns or raises the result of the call, and raises Unavailable if no thread can be
+    started."""
 
     def __init__(self, name: str, count: int) -> None:
         self.count = count
@@ -33,7 +32,7 @@ class Threads:
         return await running
 
     def close(self) -> None:
-        """Start nothing new; calls under way finish on their own."""
+        """Cancel queued calls; running ones finish."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -44,7 +43,7 @@ def _no_thread_message(error: RuntimeError) -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, narrowed by the control group's quota."""
+    """Return the cores that this process may use: its CPU affinity, limited by the cgroup's quota."""
     try:
         affinity = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -54,7 +53,7 @@ def usable_cores() -> int:
 
 
 def cores_within(affinity: int, cpu_max: str) -> int:
-    """Cores under a quota written as in cgroup v2's `cpu.max`: "max" or "<quota us> <period us>"."""
+    """Return the cores under a quota in the format of cgroup v2's `cpu.max`: "max" or "<quota us> <period us>"."""
     quota, _, period = cpu_max.strip().partition(" ")
     if quota == "max":
         return affinity

@@ -1,4 +1,4 @@
-"""Decodes the JSON of requests into the structs that surfaces declare, and says what is wrong with a body."""
+"""Decodes JSON requests into the structs that surfaces declare, and reports errors in a body."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ T = TypeVar("T")
 
 
 class FieldError(WrongType):
-    """WrongType that says more: `at` is the path in the body ("" for all of it), `reason` what is wrong there.
-
-    `missing`: the field is not there at all.
-    """
+    """WrongType with details: `at` is the path in the body ("" for all of it), `reason` the fault there, `missing`
+    whether the field is absent."""
 
     def __init__(self, message: str, *, at: str, reason: str, missing: bool = False) -> None:
         super().__init__(message, param=_top_level_field(at))
@@ -32,19 +30,19 @@ class FieldError(WrongType):
 
 
 class Decoder(Generic[T]):
-    """JSON bytes to one type. Unknown fields are ignored, and each name is logged once.
+    """Decodes JSON bytes to one type. Unknown fields are ignored, and each name is logged once.
 
-    Raises Malformed for what is not JSON, WrongType (with the top-level field as `param`) for the wrong JSON,
-    Unsupported for a field that other servers of the dialect know.
-    `max_inputs`: how many inputs a body may hold, which decides how much of it `decode_async` decodes.
-    `partial`: another decoder reads the same body, and judges its unknown fields.
+    Raises Malformed for invalid JSON, WrongType (with the top-level field as `param`) for JSON of the wrong type,
+    Unsupported for a known but unsupported field of the dialect.
+    `max_inputs`: maximum inputs of a body, which sets the limit of values in `decode_async`.
+    `partial`: another decoder reads the same body and handles its unknown fields.
     """
 
     def __init__(self, kind: type[T], surface: str, max_inputs: int = 0, *, partial: bool = False) -> None:
         self._surface = surface
         self._max_inputs = max_inputs
         self._lenient = msgspec.json.Decoder(kind)
-        # A strict decoder costs nothing more and notices unknown fields; only then the body is looked at twice.
+        # A strict decoder detects unknown fields at no extra cost; only with such fields is the body decoded twice.
         self._strict: msgspec.json.Decoder[T] = self._lenient
         self._known: frozenset[str] | None = None
         if not partial and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -65,10 +63,10 @@ class Decoder(Generic[T]):
             raise to_request_error(error, body) from None
 
     async def decode_async(self, body: bytes) -> T:
-        """As a call, but the values of a large body are counted first, in turns with the event loop.
+        """Decode like a call, but count the values of a large body first, yielding to the event loop.
 
-        Others run before and after decoding, which holds the loop. Raises TooManyInputs as well, for more values than
-        are decoded in one go.
+        Also yields before and after decoding, which blocks the loop. Raises TooManyInputs as well, for more values than
+        may be decoded at once.
         """
         if len(body) <= LARGE:
             return self(body)
@@ -87,12 +85,12 @@ class Decoder(Generic[T]):
         return value
 
     def _log_unknown_fields(self, error: msgspec.ValidationError, body: bytes) -> None:
-        """Raises `error` where it is about something else."""
+        """Log the unknown fields that caused `error`. Raises `error` if it has another cause."""
         found = _UNKNOWN.match(str(error))
         if self._known is None or found is None:
             raise error
         self._elsewhere.check(body)
-        # A large body may consist of millions of names; the one that the decoder met first must do.
+        # A large body may contain millions of names, so only the first unknown one is logged.
         names = _field_names(body) - self._known if len(body) <= LARGE else {found[1]}
         for name in names:
             if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
@@ -101,10 +99,10 @@ class Decoder(Generic[T]):
 
 
 LARGE = 65_536
-"""Bytes of a body that is decoded uncounted: at worst, when it holds nothing but short lists, in five milliseconds."""
+"""Maximum bytes of a body that is decoded without counting: at most five milliseconds, for nothing but short lists."""
 
 _UNKNOWN = re.compile(r"(?s)Object contains unknown field `(.*?)`(?: - at .*)?$")
-_MAX_LOGGED_NAMES = 256  # a client that makes up names must not fill the log
+_MAX_LOGGED_NAMES = 256  # a client with random names must not fill the log
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _WHERE = re.compile(r"(?s)(.*) - at `(?:key in )?\$?([^`]*)`$")
@@ -120,11 +118,11 @@ def _field_names(body: bytes) -> set[str]:
     try:
         return set(_FIELDS.decode(body))
     except msgspec.DecodeError:
-        return set()  # the decoder that comes next says what is wrong
+        return set()  # the next decoder reports the error
 
 
 def decode_any(body: bytes) -> Any:
-    """JSON of any kind. Raises Malformed."""
+    """Decode JSON of any type. Raises Malformed."""
     try:
         return msgspec.json.decode(body)
     except _DECODE_ERRORS as error:
@@ -132,7 +130,7 @@ def decode_any(body: bytes) -> Any:
 
 
 def to_request_error(error: Exception, body: bytes) -> RequestError:
-    """What a client is told of the msgspec error that its body caused."""
+    """Return the client error for a msgspec error in its body."""
     if isinstance(error, msgspec.ValidationError):
         return _to_field_error(error)
     if isinstance(error, RecursionError):
@@ -148,9 +146,9 @@ def to_request_error(error: Exception, body: bytes) -> RequestError:
 
 
 def _find_lone_surrogate(reason: str, body: bytes) -> str:
-    """The lone surrogate that msgspec met, in its own spelling; "" when that is not what it complains of.
+    """Return the lone surrogate that msgspec rejected, as written in the body, or "" for any other error.
 
-    It calls one at the very end of a body "truncated", and names no place then.
+    msgspec reports one at the very end of a body as "truncated", without a position.
     """
     if not any(word in reason for word in ("surrogate", "escape", "truncated")):
         return ""

@@ -1,4 +1,4 @@
-"""Requests that may hold more fields than are known: decoded to a type, with the rest kept as it came."""
+"""Decodes requests that may hold unknown fields: known ones to a type, the others as raw JSON."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ log = logging.getLogger("shoal.http")
 T = TypeVar("T")
 
 MAX_OTHER_BYTES = 1_048_576
-"""Bytes of a body beside the fields that may be long: tools and schemas take some, and nothing else does."""
+"""Maximum bytes of a body beside its long fields: only tools and schemas need some."""
 
 MAX_PIECES = 65_536
-"""Objects, lists and commas of the field that may be long. To decode one takes a third of a microsecond, to make a
-message of it several, and the interpreter is held so long."""
+"""Maximum objects, lists and commas of the long field. Decoding one takes a third of a microsecond and converting it to
+a message several, during which the GIL is held."""
 
 MAX_OTHER_PIECES = 20_000
-"""Of any other field, and of JSON that comes as a text."""
+"""Maximum objects, lists and commas of any other field, and of JSON inside a text."""
 
 MAX_ARGUMENTS = 2_097_152
-"""Characters of the arguments of all calls that a request sends back."""
+"""Maximum characters in the arguments of all tool calls in a request."""
 
 MAX_UNKNOWN_FIELDS = 1000
-"""Fields that are not known."""
+"""Maximum unknown fields of a body."""
 
 MAX_DEPTH = 64
 _MAX_LOGGED_NAMES = 256
@@ -40,13 +40,12 @@ _DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class ExtrasDecoder(Generic[T]):
-    """Decodes bodies to the struct `kind`, and answers its fields that `kind` does not have, each name logged once.
+    """Decodes bodies to the struct `kind`, and returns unknown fields as raw JSON; each name is logged once.
 
-    `long` names the field that makes a body long: a conversation, texts or token ids; `also` others, which are texts.
-    `max_inputs`: how many texts or lists of ids `long` may hold; without it the field holds objects. Fields that `kind`
-    has as Raw are not looked into.
-    Raises Malformed for what is not JSON, WrongType for the wrong JSON, InvalidValue and TooManyInputs for what is too
-    much of it.
+    `long` names the field that makes a body long: a conversation, texts or token ids; `also` names further long texts.
+    `max_inputs`: maximum texts or id lists in `long`; None if it holds objects. Fields of type Raw are not checked.
+    Raises Malformed for invalid JSON, WrongType for JSON of the wrong type, InvalidValue and TooManyInputs for too much
+    of it.
     """
 
     def __init__(
@@ -88,8 +87,9 @@ class ExtrasDecoder(Generic[T]):
         return value, {name: fields[name] for name in unknown}
 
     async def _check_sizes(self, body: bytes) -> None:
-        """To skip over a large body is quick, and shows that it is JSON and what makes it large."""
-        await asyncio.sleep(0)  # to put the body together took its time, too
+        """Reject a body with too many bytes outside its long fields. Skipping over the values is fast, and checks that
+        the body is JSON."""
+        await asyncio.sleep(0)  # assembling the body took time as well
         peeked = self._peek.decode(body)
         size = sum(len(memoryview(getattr(peeked, name) or b"")) for name in self._may_be_long)
         if len(body) - size > MAX_OTHER_BYTES:
@@ -100,7 +100,7 @@ class ExtrasDecoder(Generic[T]):
         await asyncio.sleep(0)
 
     async def _check_complexity(self, fields: dict[str, msgspec.Raw]) -> None:
-        """Refuse what takes too long to decode."""
+        """Reject fields that take too long to decode."""
         for name in fields.keys() & self._decoded:
             raw = memoryview(fields[name])
             if name == self._long and self._max_inputs is not None:
@@ -118,7 +118,7 @@ class ExtrasDecoder(Generic[T]):
 
 
 def to_json_bytes(raw: msgspec.Raw | msgspec.UnsetType | None) -> bytes | None:
-    """The JSON of a field that is looked at later; None where it is absent or null."""
+    """Return the JSON of a field that is decoded later, or None if it is absent or null."""
     if raw is None or raw is msgspec.UNSET:
         return None
     text = bytes(raw)
@@ -126,7 +126,7 @@ def to_json_bytes(raw: msgspec.Raw | msgspec.UnsetType | None) -> bytes | None:
 
 
 def check_pieces(raw: bytes, name: str) -> None:
-    """Raises InvalidValue for JSON that holds more than anybody means, before it is decoded; `name` is its field."""
+    """Raise InvalidValue for JSON with too many objects, lists and commas to decode; `name` is its field."""
     if len(raw) > LARGE and count_pieces(raw, MAX_OTHER_PIECES) > MAX_OTHER_PIECES:
         raise _too_complex_error(name, MAX_OTHER_PIECES)
 
@@ -136,8 +136,7 @@ def _too_complex_error(name: str, most: int) -> InvalidValue:
 
 
 class ArgumentsLimit:
-    """Judges the arguments of the calls that one request sends back in its field `name`: JSON as text, which templates
-    decode."""
+    """Limits the arguments of the tool calls in one request's field `name`: JSON texts that templates decode."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -145,7 +144,7 @@ class ArgumentsLimit:
         self._pieces = 0
 
     def check(self, text: str) -> str:
-        """`text` itself. Raises InvalidValue where all of them together are too much."""
+        """Return `text`. Raises InvalidValue if all arguments together exceed the limits."""
         self._size += len(text)
         if self._size > LARGE:
             if self._size > MAX_ARGUMENTS:
@@ -165,8 +164,8 @@ class ArgumentsLimit:
 
 
 def check_depth(value: Any, name: str) -> None:
-    """Raises InvalidValue for JSON that is nested deeper than anybody means it, or holds integers that cannot be
-    written again: those of more than 64 bits."""
+    """Raise InvalidValue for JSON that is nested too deeply, or holds integers of more than 64 bits, which cannot be
+    encoded again."""
     level, depth = [value], 0
     while level:
         depth += 1

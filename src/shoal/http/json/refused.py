@@ -1,4 +1,4 @@
-"""Fields that are known and refused: nothing is made of their values, however large those are."""
+"""Types for known but rejected fields, whose values are never decoded, however large."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 UnreadField: TypeAlias = msgspec.Raw | msgspec.UnsetType
-"""A value that is skipped over while its body is decoded."""
+"""A value that is skipped while its body is decoded."""
 
 RefusedField: TypeAlias = Annotated[UnreadField, Meta(description="Refused.")]
 
@@ -16,7 +16,7 @@ _NULL = b"null"
 
 
 def is_set(value: UnreadField) -> bool:
-    """Null is as if it were not."""
+    """Whether the field is present and not null."""
     if value is msgspec.UNSET:
         return False
     raw = memoryview(value)

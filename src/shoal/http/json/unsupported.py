@@ -1,7 +1,7 @@
-"""Fields that a dialect's other servers know and Shoal does not have, for requests that make no text.
+"""Rejects fields that other servers of a dialect support and Shoal does not, in requests that generate no text.
 
-Each changes the answer, so it is refused by name unless its value asks for nothing; fields that nobody knows stay
-ignored, and logged. Those of generation are in `core/generation/sampling.py`, since servers behind may honour them.
+Each changes the answer, so it is rejected by name unless its value has no effect; unknown fields are ignored and
+logged. Generation fields are in `core/generation/sampling.py`, since upstream servers may support them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "scoring": {**_CUT, **_VLLM, "instruction": ("",), "embed_dtype": ("float32",), "endianness": ("native",)},
     "cohere": {**_CUT, "rank_fields": (), "max_chunks_per_doc": ()},
 }
-"""By dialect, as decoders name it: the field to the values that ask for nothing. A field that a request's type has is
-that type's matter, and not looked up here."""
+"""Values without effect, by the dialect's name in decoders and by field. Fields that the request's type declares are
+handled there and not looked up here."""
 
 
 class UnsupportedFields:
-    """The known fields of one dialect that the struct fields `known` do not cover."""
+    """Checks for unsupported fields of one dialect, except those declared by the struct fields `known`."""
 
     def __init__(self, dialect: str, known: frozenset[str]) -> None:
         self._neutral = {name: values for name, values in KNOWN_FIELDS.get(dialect, {}).items() if name not in known}
@@ -43,7 +43,7 @@ class UnsupportedFields:
         self._decode = msgspec.json.Decoder(msgspec.defstruct("Elsewhere", fields))
 
     def check(self, body: bytes) -> None:
-        """Raises Unsupported, and what msgspec does for a body that is not JSON. All else is skipped, however large."""
+        """Raise Unsupported, or msgspec's error for invalid JSON. Other fields are skipped, however large."""
         if not self._neutral:
             return
         found = self._decode.decode(body)
