@@ -1,1 +1,1 @@
-"""What an operator sees: metrics and logs."""
+"""Metrics and logs for operators."""

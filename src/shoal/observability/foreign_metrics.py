@@ -1,9 +1,9 @@
-"""The metrics of other servers, for dashboards and alerts that were made for them: text-embeddings-inference's `te_*`,
+"""The metrics of other servers, for existing dashboards and alerts: text-embeddings-inference's `te_*` and
 triton-grpc-proxy's `tgp_*`.
 
 Names, labels and buckets are those of router/src/prometheus.rs and core/src/{infer,queue}.rs of
-https://github.com/huggingface/text-embeddings-inference; the form is that of its exporter: counters without the suffix
-`_total`, no HELP, a series from its first use on. There is no label for the model: all models count together.
+https://github.com/huggingface/text-embeddings-inference. The format is that of its exporter: counters without the
+suffix `_total`, no HELP, and a series only after its first use. There is no model label: all models count together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.observability.instruments import Count, Histogram
 from shoal.types import Result, TaskKind, TrafficClass
 
 DURATIONS = tuple(accumulate([1.5] * 34, lambda bound, factor: bound * factor, initial=0.00001 * 1.5))
-"""Seconds: a geometric sequence."""
+"""Buckets in seconds, a geometric sequence."""
 LENGTHS = tuple(float(2**n) for n in range(20))
 SIZES = tuple(float(2**n) for n in range(13))
 TOKENS = tuple(float(2**n) for n in range(21))
@@ -45,7 +45,7 @@ ERRORS = {
     "unavailable": "inference",
     "internal": "inference",
 }
-"""Kinds of errors to what the original calls them; of others, which it does not have, nothing is counted."""
+"""The original's names of error kinds. Other kinds, which it does not have, are not counted."""
 
 _TASKS: dict[TaskKind, str] = {"embed": "te_embed", "rerank": "te_predict", "classify": "te_predict"}
 
@@ -53,9 +53,9 @@ _Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class ForeignMetrics(ForwardingObserver):
-    """Counts and histograms by another server's names.
+    """Counts and histograms under another server's names.
 
-    `queues` answers (model, items, tokens) that wait now.
+    `queues` returns the current (model, items, tokens) of each queue.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ForeignMetrics(ForwardingObserver):
         self._histograms: dict[str, Histogram] = {}
 
     def render(self) -> bytes:
-        """The text format, to be put after other metrics. Any thread may call it."""
+        """Return the text format, to append to other metrics. Any thread may call it."""
         return "".join(self._lines()).encode()
 
     def _add(self, name: str, labels: _Labels, count: int = 1) -> None:
@@ -105,7 +105,7 @@ class ForeignMetrics(ForwardingObserver):
 class ProxyMetrics(ForeignMetrics):
     """The metrics of triton-grpc-proxy, `tgp_*`, by src/services of https://github.com/kozistr/triton-grpc-proxy-rs.
 
-    Its requests are all batches. Turning texts into tensors stands for its serialization.
+    Every request counts as a batch there. The time of turning texts into tensors is reported as its serialization.
     """
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
@@ -121,8 +121,8 @@ class ProxyMetrics(ForeignMetrics):
 class TeiMetrics(ForeignMetrics):
     """The metrics of text-embeddings-inference, `te_*`.
 
-    A failure counts once a request, the original's once an input; and only of requests that `te_request_count` counts:
-    what was refused before a model had it, on whatever route, is in Shoal's own metrics alone.
+    A failure counts once per request, in the original once per input, and only for requests in `te_request_count`:
+    requests rejected before they reach a model appear only in Shoal's own metrics.
     """
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
@@ -178,5 +178,5 @@ def _braces(labels: _Labels) -> str:
 
 
 def _decimal(value: float) -> str:
-    """Without an exponent, and without a point where the number is whole, as Rust writes it."""
+    """Format a number as Rust does: no exponent, and no decimal point for whole numbers."""
     return str(int(value)) if value == int(value) else format(Decimal(repr(value)), "f")

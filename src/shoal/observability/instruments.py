@@ -1,8 +1,8 @@
-"""Counts and histograms that cost a few hundred nanoseconds, exported through prometheus-client.
+"""Counters and histograms that cost a few hundred nanoseconds, exported through prometheus-client.
 
-The library's own children take a lock and scan their buckets on every call, several microseconds a request in all;
-everything here is written by one event loop, so that plain attributes are enough. Reading from another thread is safe:
-a scrape may see one request half counted, never a torn number.
+The library's own metrics take a lock and scan their buckets on every call, several microseconds per request in all.
+Here only the event loop writes, so plain attributes suffice. Reading from another thread is safe: a scrape may see a
+request partly counted, but never a torn number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Count:
-    """A number that only grows: add to `value`."""
+    """A counter: add to `value`."""
 
     __slots__ = ("value",)
 
@@ -27,7 +27,7 @@ class Count:
 
 
 class Histogram:
-    """How often a value fell at or below each of the ascending `bounds`, with the last bucket open."""
+    """Counts values at or below each of the ascending `bounds`; the last bucket is unbounded."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -41,7 +41,7 @@ class Histogram:
         self.total += value * times
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, observations at or below it), ending in +Inf, as the exposition format wants it."""
+        """Return (upper bound, observations at or below it), up to +Inf, as the exposition format requires."""
         names = [*map(floatToGoString, self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
@@ -50,7 +50,7 @@ I = TypeVar("I", Count, Histogram)  # noqa: E741 - an instrument
 
 
 class Family(Generic[I]):
-    """All series of one metric: `child` finds or makes the one with these label values."""
+    """All series of one metric. `child` returns the one with these label values, and creates it if needed."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], I]) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Family(Generic[I]):
         return found
 
     def series(self) -> list[tuple[tuple[str, ...], I]]:
-        """The series so far, as one snapshot that later children do not disturb."""
+        """Return a snapshot of the series, unaffected by later children."""
         return list(self._children.items())
 
     def collect(self) -> Metric:
@@ -81,7 +81,7 @@ class Family(Generic[I]):
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Iterator[tuple[Sequence[str], float]]) -> Metric:
-    """A gauge read at scrape time: one row for each series."""
+    """Return a gauge read at scrape time, with one row per series."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, number in rows:
         family.add_metric(values, number)

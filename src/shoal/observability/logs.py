@@ -1,7 +1,7 @@
-"""Logs: one line an event, coloured on a terminal, JSON elsewhere, written by a thread of their own.
+"""Logs: one line per event, colored on a terminal, JSON elsewhere, written by a separate thread.
 
-Only the fields named in FIELDS leave a record besides its message, so that an input or a key that a caller attaches by
-mistake is not written; bearer tokens in messages are masked.
+Of a record only the message and the fields in FIELDS are written, so that an input or a key attached by mistake does
+not leak; bearer tokens in messages are masked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 Format = Literal["auto", "text", "json"]
 
 ACCESS = "shoal.access"
-"""The logger of one line a request; its records carry FIELDS as extra attributes."""
+"""The logger with one line per request; its records have FIELDS as extra attributes."""
 
 FIELDS = (
     *("method", "path", "status", "ms", "model", "items", "tokens"),
@@ -31,11 +31,11 @@ FIELDS = (
 )
 
 FLUSH_INTERVAL_S = 0.02
-"""How long records gather before they are written: waking a thread for every line costs the event loop more than the
+"""Seconds that records are collected before writing: waking a thread for every line costs the event loop more than the
 line itself."""
 
-_CHUNK = 32  # lines formatted in one go, about 0.3 ms, so that the event loop gets the interpreter back
-_MAX_PENDING = 100_000  # records kept for a terminal or pipe that has stalled; beyond that the oldest go
+_CHUNK = 32  # lines formatted per step, about 0.3 ms, so that the event loop gets the GIL back
+_MAX_PENDING = 100_000  # records kept while a terminal or pipe is stalled; then the oldest are dropped
 _MARKS = ("bearer", "hf_", "sk-")
 _SECRETS = re.compile(r"(?i)(bearer\s+|\bhf_|\bsk-)[\w.~+/=-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -51,11 +51,11 @@ def configure(
     stream: TextIO | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[bool]:
-    """While inside, send all records to `stream` (standard error): Shoal's and uvicorn's from `level`, other libraries'
-    warnings. Yields whether they are JSON. On leaving, what is pending is written, and the loggers are put back.
+    """Inside the block, send all records to `stream` (default: standard error): Shoal's and uvicorn's from `level`,
+    warnings of other libraries. Yields whether they are JSON. On exit, write pending records and restore the loggers.
 
-    `format` "auto" means text on a terminal and JSON elsewhere; NO_COLOR switches colours off. `access` False silences
-    the access log. Run uvicorn with `log_config=None`, or it sets up its own. Raises ValueError for an unknown level.
+    `format` "auto" means text on a terminal and JSON elsewhere; NO_COLOR disables colors. `access` False disables the
+    access log. Run uvicorn with `log_config=None`, else it configures logging. Raises ValueError for an unknown level.
     """
     out = sys.stderr if stream is None else stream
     number = logging.getLevelNamesMapping().get(level.upper())
@@ -74,7 +74,7 @@ def configure(
         "uvicorn": number,
         "uvicorn.error": logging.NOTSET,
         "uvicorn.asgi": logging.NOTSET,
-        # uvicorn's access line knows neither model nor batch: Shoal's replaces it
+        # uvicorn's access log has neither model nor batch: Shoal's replaces it
         "uvicorn.access": logging.CRITICAL,
     }
     loggers = {name: logging.getLogger(name) for name in levels}
@@ -83,7 +83,7 @@ def configure(
         logger.handlers[:] = [] if name else [_RecordForwarder(writer)]
         logger.setLevel(levels[name])
         logger.propagate = True
-    # a record need not look up what no format shows (the documented way to make logging cheaper)
+    # records skip lookups of values that no format shows (the documented way to make logging cheaper)
     unwanted = {"logThreads": False, "logProcesses": False, "logMultiprocessing": False, "_srcfile": None}
     records = {name: getattr(logging, name) for name in unwanted}
     for name, nothing in unwanted.items():
@@ -101,7 +101,7 @@ def configure(
 
 
 class _RecordForwarder(logging.Handler):
-    """Hands records over to the writing thread as they are; formatting happens there."""
+    """Passes records unformatted to the writer thread, which formats them."""
 
     def __init__(self, writer: _Writer) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _RecordForwarder(logging.Handler):
 
 
 class _Writer:
-    """A thread that formats and writes what `add` gave it; `close` returns when everything is written."""
+    """A thread that formats and writes the records passed to `add`; `close` returns when all are written."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
         self._stream = stream
@@ -145,18 +145,18 @@ class _Writer:
         try:
             self._stream.write("".join(self._line(record) for record in records))
             self._stream.flush()
-        except (OSError, ValueError):  # the terminal or the pipe is gone; there is nowhere left to say so
+        except (OSError, ValueError):  # the terminal or the pipe is closed, so the error cannot be reported
             pass
 
     def _line(self, record: logging.LogRecord) -> str:
         try:
             return self._formatter.format(record) + "\n"
-        except Exception as error:  # a call with wrong arguments must cost its own line, not the log
+        except Exception as error:  # a call with wrong arguments loses only its own line
             return f"{record.levelname.lower()} {record.name}: a record could not be formatted: {error!r}\n"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, the FIELDS that the record has, error."""
+    """One JSON object per line: time (UTC), level, logger, message, the FIELDS of the record, error."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -172,7 +172,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people; what clients send cannot begin a new line or steer the terminal."""
+    """A human-readable line; control characters are escaped, so client input cannot start a new line or control the
+    terminal."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()

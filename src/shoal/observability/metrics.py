@@ -1,7 +1,7 @@
-"""Prometheus metrics of one server: every metric name of Shoal is in this file, those of backends in `upstream`.
+"""Prometheus metrics of one server: all of Shoal's own metric names are in this file, those of backends in `upstream`.
 
-Requests balance: shoal_requests_received_total = the sum of shoal_requests_total over its outcomes + what is in flight.
-A request that is turned away before it is accepted counts in shoal_refused_total alone.
+shoal_requests_received_total equals the sum of shoal_requests_total over all outcomes plus the requests in flight. A
+request rejected before it is accepted counts only in shoal_refused_total.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from shoal.types import ModelStats, Result, TaskKind, TrafficClass
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN = "unknown"
-"""The label of every model that is not served: a client cannot invent series."""
+"""The label of all models that are not served, so that clients cannot create series."""
 
 MAX_MODELS = 1000
-"""Names that may become labels in a server's life; loading and unloading ever new ones ends here."""
+"""Maximum model names used as labels in a server's life, however many models are loaded and unloaded."""
 
 STATES = ("loading", "ready", "failed", "unloading", "unloaded")
 
-# A lone short text takes 1-3 ms, a batch at most 40 ms, the starvation guard acts at 250 ms, and 30 s is the deadline:
-# dense where latency is judged, with a bound at each of these marks.
+# A single short text takes 1-3 ms, a batch at most 40 ms, the starvation guard acts at 250 ms, the deadline is 30 s.
+# There is a bound at each of these values, and bounds are dense where latency matters.
 REQUEST_SECONDS = (
     *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06),
     *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-# Stages begin at tens of microseconds (tokenising one short text) and end at the deadline.
+# Stages range from tens of microseconds (tokenizing one short text) to the deadline.
 STAGE_SECONDS = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04),
     *(0.1, 0.25, 1.0, 5.0, 30.0),
 )
 BATCH_SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.25, 1.0, 5.0)
-# Powers of two are what size buckets are made of; 2,048 is the largest request.
+# Powers of two, like size buckets; the largest request has 2,048 items.
 BATCH_SIZE = tuple(float(2**n) for n in range(12))
 BATCH_TOKENS = tuple(float(2**n) for n in range(4, 17))
-# 10 ms is one short text's worth of waiting; anything over 100 ms is a stall that users notice.
+# 10 ms is about the wait of one short text; users notice stalls over 100 ms.
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-# A cached prompt's first token comes after some milliseconds, a long one's after seconds; 60 s is given up.
+# The first token takes milliseconds for a cached prompt and seconds for a long one; the timeout is 60 s.
 FIRST_TOKEN_SECONDS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5),
     *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 60.0),
 )
-# 10 ms a token is a fast answer, 100 ms is about as fast as people read.
+# 10 ms per token is a fast answer; 100 ms is about reading speed.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 
 
 class _Requests:
-    """The series of one model and task, found once a request by one dictionary look-up."""
+    """The series of one model and task, found by one dictionary lookup per request."""
 
     __slots__ = ("infer", "items", "outcomes", "prepare", "queue", "received", "seconds", "tokens", "truncated")
 
@@ -88,7 +88,7 @@ class _Batches:
 
 
 class _Generations:
-    """The series of one model that generates."""
+    """The series of one generating model."""
 
     __slots__ = ("first", "generated", "prompt", "token")
 
@@ -100,7 +100,7 @@ class _Generations:
 
 
 class _Families:
-    """Every counter and histogram, by name."""
+    """All counters and histograms."""
 
     def __init__(self) -> None:
         model, task = ("model",), ("model", "task")
@@ -171,11 +171,11 @@ class _Families:
 
 
 class PrometheusObserver(Observer, Collector):
-    """Counts what happens; its methods take a microsecond or less together a stage and never raise.
+    """Counts events. Its methods take at most a microsecond per stage and never raise.
 
-    What is read at scrape time: `models` answers (name, state) of every served model, from memory and
-    without raising; `queues` answers (model, items, tokens) that wait now; `caches` the counts of each model that
-    has a cache; `replicas` (model, status) of every replica.
+    Called at scrape time: `models` returns (name, state) of every served model, from memory and without raising;
+    `queues` the current (model, items, tokens) of each queue; `caches` the counts of each model that has a cache;
+    `replicas` (model, status) of every replica.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class PrometheusObserver(Observer, Collector):
         PlatformCollector(registry=self._registry)
 
     def record_backends(self, told: Sequence[tuple[str, int, ModelStats]]) -> None:
-        """Keep what backends say of themselves for the next scrape: (model, number, statistics)."""
+        """Store the backends' own statistics for the next scrape: (model, replica number, statistics)."""
         self._backends = told
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
@@ -225,7 +225,7 @@ class PrometheusObserver(Observer, Collector):
             self._families.batch_errors.child(report.error).value += 1
 
     def inferred(self, model: str, stage: str, seconds: float) -> None:
-        """Stages that a result's facts do not hold: "finish"."""
+        """Count the stages that a result's facts do not contain: "finish"."""
         series = self._stages.get((model, stage))
         if series is None:
             label = self._label(model)
@@ -263,14 +263,14 @@ class PrometheusObserver(Observer, Collector):
             series.infer.observe(facts.infer_ms * 0.001)
 
     def refused(self, reason: str) -> None:
-        """A request was turned away before it was accepted: `reason` is the error's kind."""
+        """Count a request rejected before it was accepted; `reason` is the error's kind."""
         self._families.refused.child(reason).value += 1
 
     def record_lag(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Everything but the process's own metrics; called by the registry on every scrape."""
+        """Yield all metrics except those of the process; the Prometheus registry calls it on every scrape."""
         families = self._families
         yield from families.collect()
         yield self._collect_cancelled()
@@ -297,7 +297,7 @@ class PrometheusObserver(Observer, Collector):
             yield from upstream.collect_families(self._backends)
 
     def render(self) -> bytes:
-        """The text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""
+        """Return the text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""
         return generate_latest(self._registry)
 
     def _collect_cancelled(self) -> Metric:
@@ -316,7 +316,7 @@ class PrometheusObserver(Observer, Collector):
         yield from balance.items()
 
     def _label(self, model: str) -> str:
-        """The name itself once it is a served model, else UNKNOWN."""
+        """Return the name if the model is or was served, else UNKNOWN."""
         if model in self._names:
             return model
         if len(self._names) < MAX_MODELS and any(name == model for name, _ in self._models()):
@@ -338,7 +338,7 @@ class PrometheusObserver(Observer, Collector):
 
 
 def _collect_caches(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
-    """Of the models that have a cache; a model that was unloaded begins anew."""
+    """Yield the metrics of models that have a cache. The counts of an unloaded model restart at zero."""
     for name, text, field in (
         ("shoal_cache_hits_total", "Items answered from the cache.", "hits"),
         ("shoal_cache_misses_total", "Items that the cache did not have.", "misses"),
@@ -361,7 +361,7 @@ def _collect_caches(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
 
 
 def _collect_replicas(replicas: Iterable[tuple[str, ReplicaStatus]]) -> Iterator[Metric]:
-    """Of each replica; the lanes of a model may share one by name."""
+    """Yield the metrics of each replica. Lanes of a model may share a replica, identified by name."""
     states: dict[tuple[str, str], float] = {}
     ejections: dict[tuple[str, str], int] = {}
     for model, status in replicas:
@@ -383,7 +383,7 @@ async def measure_loop_lag(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.perf_counter,
 ) -> AsyncIterator[None]:
-    """While inside, measure how late the event loop wakes a timer of `interval` seconds: its own stalls."""
+    """Inside the block, measure how late the event loop wakes a timer of `interval` seconds, which shows its stalls."""
 
     async def sample() -> None:
         while True:

@@ -1,6 +1,6 @@
-"""What backends count of themselves, as Prometheus metrics: beside Shoal's own they tell on which side time goes.
+"""The backends' own counts as Prometheus metrics; compared with Shoal's they show which side spends the time.
 
-The numbers are the backend's and begin anew when it does, as those of any process that Prometheus reads.
+The counters restart when the backend does, like those of any process that Prometheus scrapes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from shoal.types import DurationStat, ModelStats
 
 BackendStats: TypeAlias = Iterable[tuple[str, int, ModelStats]]
-"""(served name, number of the replica, its counts)."""
+"""(served name, replica number, its counts)."""
 
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 OUTCOMES = ("success", "fail")
 
 
 def collect_families(told: BackendStats) -> Iterator[Metric]:
-    """The counters of all replicas, by model and replica."""
+    """Yield the counters of all replicas, by model and replica."""
     rows = list(told)
     labels = ("model", "replica")
     requests = CounterMetricFamily(
