@@ -404,7 +404,7 @@ class TextGenerator(Protocol):
     """One replica of a language model: one prompt in, pieces of one answer out.
 
     - `generate` is called concurrently, once per choice. `sampling` holds only fields of `facts.parameters` and `stop`.
-      `stream` False: nobody reads before the end, so it may answer in one piece. Closing the iterator, or cancelling
+      `stream` False: nothing is read before the end, so it may answer in one piece. Closing the iterator, or cancelling
       its `anext`, stops the work on the backend within a second.
     - It raises InputRejected, InvalidValue, TooLong, EngineFailed, TransportFailed, Overloaded, DeadlineExceeded,
       OutOfMemory, UpstreamRefused; never another exception. It may raise after a piece, too.

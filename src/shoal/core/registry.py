@@ -68,7 +68,7 @@ def _ignore(model: Model) -> None: ...
 class Model:
     """A served name and, once loaded, its runner.
 
-    `plan`: how to load it (None: it is never loaded). `required`: named at startup, so readiness depends on it.
+    `plan`: how to load it again (None: nothing loads it). `required`: named at startup, so readiness depends on it.
     `resting`: falling asleep, asleep or waking; requests wait for it. `inflight`: requests being answered or waiting
     for it to wake. `last_used`: when it was loaded or last became idle, on Lifecycle's clock; `idle` is called with the
     model when it becomes idle. `crashed`: when its process last died, on the same clock. `note`: see ModelCard.

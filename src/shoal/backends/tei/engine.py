@@ -41,8 +41,8 @@ LOOK_AGAIN_S = 1.0
 LOOK_TIMEOUT_S = 2.0
 
 ASK_EVERY = 1
-"""One in so many health checks of a healthy server runs the model: the info of a server restarted with other weights or
-another prompt does not change."""
+"""Number of health checks of a healthy server per check that runs the model: the info of a server restarted with other
+weights or another prompt does not change."""
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding", "tokens"),
