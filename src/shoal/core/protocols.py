@@ -533,7 +533,8 @@ class Surface(Protocol):
 
 
 class BatchReport(msgspec.Struct, frozen=True):
-    """One engine call, for observers: sizes in items and tokens, time in seconds."""
+    """One engine call, for observers: sizes in items and tokens, time in seconds. `finish_seconds`: how long the
+    pipeline took for the rows of its outputs (None: the call failed)."""
 
     model: str
     replica: str
@@ -543,6 +544,7 @@ class BatchReport(msgspec.Struct, frozen=True):
     flush: str
     seconds: float
     error: str | None = None
+    finish_seconds: float | None = None
 
 
 class GenerationReport(msgspec.Struct, frozen=True):
@@ -568,8 +570,6 @@ class Observer:
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None: ...
 
     def batched(self, report: BatchReport) -> None: ...
-
-    def inferred(self, model: str, stage: str, seconds: float) -> None: ...
 
     def generated(self, report: GenerationReport) -> None: ...
 

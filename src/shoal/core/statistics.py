@@ -85,11 +85,8 @@ class Counts(ForwardingObserver):
             tally.items += report.items
             tally.last = time.time()
             _add(tally.sizes.setdefault(report.items, [0, 0.0]), report.seconds)
-
-    def inferred(self, model: str, stage: str, seconds: float) -> None:
-        self._inner.inferred(model, stage, seconds)
-        if stage == "finish":
-            _add((self._tallies.get(model) or self._add_tally(model)).finish, seconds)
+            if report.finish_seconds is not None:
+                _add(tally.finish, report.finish_seconds)
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
         self._inner.finished(model, task, outcome, seconds, result)

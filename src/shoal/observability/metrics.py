@@ -77,13 +77,14 @@ class _Requests:
 class _Batches:
     """The series of one model and replica."""
 
-    __slots__ = ("flushes", "padded", "seconds", "size", "tokens")
+    __slots__ = ("finish", "flushes", "padded", "seconds", "size", "tokens")
 
     def __init__(self, metrics: _Families, model: str, replica: str) -> None:
         self.size = metrics.batch_size.child(model)
         self.tokens = metrics.batch_tokens.child(model)
         self.padded = metrics.padded_tokens.child(model)
         self.seconds = metrics.batch_seconds.child(model, replica)
+        self.finish = metrics.stage_seconds.child(model, "finish")
         self.flushes: dict[str, Count] = {}
 
 
@@ -189,7 +190,6 @@ class PrometheusObserver(Observer, Collector):
         self._requests: dict[tuple[str, str], _Requests] = {}
         self._batches: dict[tuple[str, str], _Batches] = {}
         self._generations: dict[str, _Generations] = {}
-        self._stages: dict[tuple[str, str], Histogram] = {}
         self._names: set[str] = set()
         self._models = models
         self._queues = queues
@@ -216,6 +216,8 @@ class PrometheusObserver(Observer, Collector):
         series.tokens.observe(report.tokens)
         series.padded.value += report.padded_tokens
         series.seconds.observe(report.seconds)
+        if report.finish_seconds is not None:
+            series.finish.observe(report.finish_seconds)
         flush = series.flushes.get(report.flush)
         if flush is None:
             label = self._label(report.model)
@@ -223,16 +225,6 @@ class PrometheusObserver(Observer, Collector):
         flush.value += 1
         if report.error is not None:
             self._families.batch_errors.child(report.error).value += 1
-
-    def inferred(self, model: str, stage: str, seconds: float) -> None:
-        """Count the stages that a result's facts do not contain: "finish"."""
-        series = self._stages.get((model, stage))
-        if series is None:
-            label = self._label(model)
-            series = self._families.stage_seconds.child(label, stage)
-            if label == model:
-                self._stages[model, stage] = series
-        series.observe(seconds)
 
     def generated(self, report: GenerationReport) -> None:
         series = self._generations.get(report.model)

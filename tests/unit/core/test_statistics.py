@@ -29,19 +29,17 @@ def answer(queue_ms: float, prepare_ms: float, infer_ms: float) -> Embedded:
     return Embedded(vectors=np.zeros((1, 2), np.float32), tokens=[1], facts=facts)
 
 
-def batch(items: int, seconds: float, error: str | None = None) -> BatchReport:
-    return BatchReport("m", "r", items, 10, 16, "idle", seconds, error)
+def batch(items: int, seconds: float, error: str | None = None, finish: float | None = None) -> BatchReport:
+    return BatchReport("m", "r", items, 10, 16, "idle", seconds, error, finish)
 
 
 def test_requests_and_batches_are_counted_where_their_time_went() -> None:
     """Counts and nanoseconds, batches by size; failures apart, and departures not at all."""
     counts = Counts()
-    counts.batched(batch(8, 0.5))
+    counts.batched(batch(8, 0.5, finish=0.125))
     counts.batched(batch(2, 0.25))
     counts.batched(batch(8, 0.5))
     counts.batched(batch(4, 9.0, "backend"))
-    counts.inferred("m", "finish", 0.125)
-    counts.inferred("m", "other", 9.0)
     counts.finished("m", "embed", "ok", 1.0, answer(250, 125, 500))
     counts.finished("m", "embed", "ok", 2.0, answer(250, 125, 500))
     counts.finished("m", "embed", "backend", 0.5, None)
@@ -106,9 +104,6 @@ def test_everything_is_passed_on() -> None:
         def batched(self, report: BatchReport) -> None:
             told.append(("batched", report))
 
-        def inferred(self, model: str, stage: str, seconds: float) -> None:
-            told.append(("inferred", model, stage, seconds))
-
         def generated(self, report: GenerationReport) -> None:
             told.append(("generated", report))
 
@@ -119,14 +114,12 @@ def test_everything_is_passed_on() -> None:
     counts.refused("x")
     counts.accepted("m", "embed", 3, "bulk")
     counts.batched(report := batch(3, 1.0))
-    counts.inferred("m", "finish", 0.5)
     counts.generated(spoken := GenerationReport("m", 3, 5, 0.1, 0.5))
     counts.finished("m", "embed", "cancelled", 2.0, None)
     assert told == [
         ("refused", "x"),
         ("accepted", "m", "embed", 3, "bulk"),
         ("batched", report),
-        ("inferred", "m", "finish", 0.5),
         ("generated", spoken),
         ("finished", "m", "embed", "cancelled", 2.0, None),
     ]

@@ -61,13 +61,13 @@ def test_one_request_is_counted_in_every_place(observer: PrometheusObserver) -> 
 
 
 def test_stages_come_from_the_answer_s_facts(observer: PrometheusObserver) -> None:
-    """Tokenising, waiting and the engine's time are read from the result; other stages are told one by one."""
+    """Tokenising, waiting and the engine's time are read from the result, finishing from the batch."""
     facts = BatchFacts(prepare_ms=0.04, queue_ms=3.0, infer_ms=20.0)
     observer.accepted("m", "embed", 1, "interactive")
     observer.finished("m", "embed", "ok", 0.024, Embedded(vectors=np.zeros((1, 4)), tokens=[5], facts=facts))
-    observer.inferred("m", "encode", 0.001)
+    observer.batched(BatchReport("m", "r", 1, 5, 5, "idle", 0.02, finish_seconds=0.001))
     samples = parsed(observer)
-    for stage, seconds in (("prepare", 0.00004), ("queue", 0.003), ("infer", 0.02), ("encode", 0.001)):
+    for stage, seconds in (("prepare", 0.00004), ("queue", 0.003), ("infer", 0.02), ("finish", 0.001)):
         assert value(samples, "shoal_stage_seconds_sum", model="m", stage=stage) == pytest.approx(seconds)
         assert value(samples, "shoal_stage_seconds_count", model="m", stage=stage) == 1
 
@@ -145,9 +145,9 @@ def test_models_loaded_over_time_are_bounded() -> None:
     observer = PrometheusObserver(lambda: current)
     for number in range(MAX_MODELS + 50):
         current[0] = (f"m{number}", "ready")
-        observer.inferred(f"m{number}", "queue", 0.001)
+        observer.batched(BatchReport(f"m{number}", "r", 1, 5, 5, "idle", 0.02, finish_seconds=0.001))
     samples = parsed(observer)
-    assert value(samples, "shoal_stage_seconds_count", model=UNKNOWN, stage="queue") == 50
+    assert value(samples, "shoal_stage_seconds_count", model=UNKNOWN, stage="finish") == 50
 
 
 def test_a_model_that_is_loaded_later_gets_its_own_series() -> None:

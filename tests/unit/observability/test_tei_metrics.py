@@ -159,7 +159,6 @@ def test_everything_is_passed_on() -> None:
     metrics.refused("empty")
     ran(metrics, embedded(1))
     metrics.batched(BatchReport("m", "r", 1, 1, 1, "idle", 0.01))
-    metrics.inferred("m", "finish", 0.1)
     metrics.generated(GenerationReport("m", 1, 1, None, 0.1))
     assert hearing.heard == {name for name in vars(Observer) if not name.startswith("_")}
 

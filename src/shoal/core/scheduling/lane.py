@@ -477,7 +477,6 @@ class Lane:
         return rows
 
     def _learn(self, run: _InFlightBatch) -> None:
-        self._observer.inferred(self.options.model, "finish", run.finish_seconds)
         run.replica.record_batch(run.padded, run.own_seconds)
         self.replicas.retries.earn()
         self._report(run, run.padded, run.seconds, None)
@@ -493,6 +492,7 @@ class Lane:
                 flush=run.flush,
                 seconds=seconds,
                 error=error,
+                finish_seconds=run.finish_seconds if error is None else None,
             )
         )
 
