@@ -303,8 +303,8 @@ class Gateway:
     def abort_generations(self) -> None:
         """End every generation in flight with an error that its client can read, at the end of the shutdown grace
         period."""
-        for silence in list(self._active_timeouts):
-            silence.abort(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
+        for timeout in list(self._active_timeouts):
+            timeout.abort(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
 
     async def _wake_runner(self, model: Model, task: Task, kind: TaskKind, ctx: Context) -> Runner:
         if self.lifecycle is not None:

@@ -69,7 +69,7 @@ class RetryState(msgspec.Struct):
 def next_step(
     error: ShoalError,
     items: int,
-    trial: RetryState,
+    retries: RetryState,
     *,
     replica_ready: bool,
     shared: bool = False,
@@ -79,7 +79,7 @@ def next_step(
     """Return the next step after `items` items failed together with `error`.
 
     - Input errors and unexplained errors of a live replica may be caused by one item, so the batch is halved (Triton's
-      python and onnxruntime backends report bad inputs as INTERNAL). When `trial` has no calls left, the rest runs
+      python and onnxruntime backends report bad inputs as INTERNAL). When `retries` has no calls left, the rest runs
       singly.
     - An unexplained error may also be the replica's own. If another replica can take the batch (`elsewhere`), the
       whole batch goes there first.
@@ -106,8 +106,8 @@ def next_step(
     if isinstance(error, OutOfMemory):
         return "halve"
     if isinstance(error, InputRejected | EngineFailed):
-        if trial.calls >= 2:
-            trial.calls -= 2
+        if retries.calls >= 2:
+            retries.calls -= 2
             return "halve"
         return "singles"
     return "fail"

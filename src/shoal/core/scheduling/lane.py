@@ -73,9 +73,9 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     items: list[Item]
     replica: Replica
     flush: str
-    trial: RetryState
+    retries: RetryState
     started: float
-    turn: SlotLease
+    lease: SlotLease
     facts: EngineFacts
     task: asyncio.Task[None] | None = None
     padded: int = 0
@@ -88,7 +88,7 @@ class _BatchPart(msgspec.Struct, eq=False):
     """A part of a failed batch, which runs before anything in the queue."""
 
     items: list[Item]
-    trial: RetryState
+    retries: RetryState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,16 +344,16 @@ class Lane:
     def _launch_part(self, free: Sequence[Replica], now: float) -> bool:
         """Run the first part of a failed batch that a free replica may take; returns whether there was one."""
         for part in self._parts:
-            replica = self.replicas.pick(free, part.trial, now)
+            replica = self.replicas.pick(free, part.retries, now)
             if replica is not None:
                 self._parts.remove(part)
                 items = [item for item in part.items if item.waiters]
                 facts = replica.facts
                 most = facts.max_batch_size  # replicas differ: the batch may have failed on a larger one
                 if items[most:]:
-                    self._parts.appendleft(_BatchPart(items[most:], part.trial))
+                    self._parts.appendleft(_BatchPart(items[most:], part.retries))
                 if items:
-                    self._launch(replica, facts, items[:most], "full", part.trial)
+                    self._launch(replica, facts, items[:most], "full", part.retries)
                 return True
         return False
 
@@ -376,10 +376,10 @@ class Lane:
             item.dispatched = True
             self._preparer.record_dispatched(item.waiters[0][0], 1)
 
-    def _launch(self, replica: Replica, facts: EngineFacts, items: list[Item], flush: str, trial: RetryState) -> None:
+    def _launch(self, replica: Replica, facts: EngineFacts, items: list[Item], flush: str, retries: RetryState) -> None:
         now = self._clock()
-        turn = replica.start(now, facts.cost.seconds(sum([item.cost for item in items])))
-        run = _InFlightBatch(next(_batch_ids), items, replica, flush, trial, now, turn, facts)
+        lease = replica.start(now, facts.cost.seconds(sum([item.cost for item in items])))
+        run = _InFlightBatch(next(_batch_ids), items, replica, flush, retries, now, lease, facts)
         for item in items:
             self._mark_dispatched(item)
         self._in_flight.add(run)
@@ -395,7 +395,7 @@ class Lane:
 
     def _release(self, run: _InFlightBatch) -> None:
         self._in_flight.discard(run)
-        run.replica.end(run.turn, self._clock())
+        run.replica.end(run.lease, self._clock())
 
     async def _execute(self, run: _InFlightBatch) -> None:
         error: ShoalError
@@ -426,7 +426,7 @@ class Lane:
         started = self._clock()
         outputs = await engine.infer(inputs, wanted, prepared[0].params, max([item.deadline for item in run.items]))
         run.seconds = self._clock() - started
-        run.own_seconds = started + run.seconds - max(started, run.turn.began)
+        run.own_seconds = started + run.seconds - max(started, run.lease.began)
         run.padded = (
             max([array.size for array in inputs.values()]) if facts.padded else sum([item.cost for item in prepared])
         )
@@ -478,7 +478,7 @@ class Lane:
 
     def _learn(self, run: _InFlightBatch) -> None:
         run.replica.record_batch(run.padded, run.own_seconds)
-        self.replicas.retries.earn()
+        self.replicas.retry_budget.earn()
         self._report(run, run.padded, run.seconds, None)
 
     def _report(self, run: _InFlightBatch, padded: int, seconds: float, error: str | None) -> None:
@@ -527,27 +527,27 @@ class Lane:
         if not items:
             return
         # Count all items that ran together: the bad one may be an item whose caller has left since.
-        ready, shared, merges = run.replica.engine.ready(), run.turn.shared, run.facts.merges
-        elsewhere = self.replicas.blame(run.replica, run.trial, error, self._clock())
+        ready, shared, merges = run.replica.engine.ready(), run.lease.shared, run.facts.merges
+        elsewhere = self.replicas.blame(run.replica, run.retries, error, self._clock())
         step = next_step(
-            error, len(run.items), run.trial, replica_ready=ready, shared=shared, merges=merges, elsewhere=elsewhere
+            error, len(run.items), run.retries, replica_ready=ready, shared=shared, merges=merges, elsewhere=elsewhere
         )
         logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.facts.name, step, error.message)
         waiting = len(self._parts)
-        self._apply_step(step, items, run.trial, error)
+        self._apply_step(step, items, run.retries, error)
         if merges and step in ("apart", "halve"):
             # The parts run next, alone: a bad item among them would fail other batches in flight too.
             run.replica.isolate_batches(len(self._parts) - waiting)
         self._wake()
 
-    def _apply_step(self, step: Step, items: list[Item], trial: RetryState, error: ShoalError) -> None:
+    def _apply_step(self, step: Step, items: list[Item], retries: RetryState, error: ShoalError) -> None:
         if step in ("again", "apart", "elsewhere"):
             # Keep the batch's turn and the state of its halving instead of going through the planner again.
-            self._parts.appendleft(_BatchPart(items, trial))
+            self._parts.appendleft(_BatchPart(items, retries))
             return
         if step == "halve":
             middle = len(items) // 2
-            self._parts.extend(_BatchPart(part, trial) for part in (items[:middle], items[middle:]) if part)
+            self._parts.extend(_BatchPart(part, retries) for part in (items[:middle], items[middle:]) if part)
             return
         now = self._clock()
         for item in items:

@@ -39,7 +39,7 @@ class Replica:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._turns: list[SlotLease] = []
+        self._leases: list[SlotLease] = []
         self._stated = engine.facts
         self.cores = self._stated.parallel or self._stated.slots
         self._cost = OnlineCost(self._stated.cost)
@@ -53,7 +53,7 @@ class Replica:
     @property
     def running(self) -> int:
         """Batches in flight."""
-        return len(self._turns)
+        return len(self._leases)
 
     @property
     def facts(self) -> EngineFacts:
@@ -80,7 +80,7 @@ class Replica:
         return self.ejection.status(self._stated.name, now, present=self.is_usable(now))
 
     def is_free(self, now: float) -> bool:
-        return len(self._turns) < self._slots and now >= self._held_until and self.is_usable(now)
+        return len(self._leases) < self._slots and now >= self._held_until and self.is_usable(now)
 
     def next_check_s(self, now: float) -> float | None:
         """Seconds until to check again whether it is free; None if the end of a batch triggers the check."""
@@ -91,33 +91,33 @@ class Replica:
 
     def idle_cores(self) -> int:
         """Batches that could start now and be computed in parallel with the running ones."""
-        return max(0, self.cores - len(self._turns))
+        return max(0, self.cores - len(self._leases))
 
     def load(self) -> float:
         """Sort key for free replicas: the smallest would answer a short text soonest."""
-        return self.facts.cost.seconds(32) * (1 + len(self._turns))
+        return self.facts.cost.seconds(32) * (1 + len(self._leases))
 
     def backlog_s(self, now: float) -> float:
         """Predicted seconds that a batch sent now waits for the batches before it."""
-        if len(self._turns) < self.cores:
+        if len(self._leases) < self.cores:
             return 0.0
-        first = min(max(0.0, turn.began + turn.seconds - now) for turn in self._turns[: self.cores])
-        return first + sum(turn.seconds for turn in self._turns[self.cores :]) / self.cores
+        first = min(max(0.0, lease.began + lease.seconds - now) for lease in self._leases[: self.cores])
+        return first + sum(lease.seconds for lease in self._leases[self.cores :]) / self.cores
 
     def start(self, now: float, seconds: float = 0.0) -> SlotLease:
         """Take a slot for a batch that is predicted to take `seconds`; `end` gives the slot back."""
-        running = len(self._turns)
-        turn = SlotLease(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
-        for other in self._turns:
+        running = len(self._leases)
+        lease = SlotLease(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
+        for other in self._leases:
             other.shared = True
-        self._turns.append(turn)
-        return turn
+        self._leases.append(lease)
+        return lease
 
-    def end(self, turn: SlotLease, now: float) -> None:
-        self._turns.remove(turn)
-        if turn.suspect:
+    def end(self, lease: SlotLease, now: float) -> None:
+        self._leases.remove(lease)
+        if lease.suspect:
             self._suspects -= 1
-        for each in islice(self._turns, self.cores):
+        for each in islice(self._leases, self.cores):
             if each.waits:
                 each.began, each.waits = now, False
 

@@ -11,11 +11,11 @@ from shoal.errors import EngineFailed, ShoalError
 
 
 class ReplicaPool(list[Replica]):
-    """The replicas of a lane. `retries` bounds the calls spent on retrying batches."""
+    """The replicas of a lane. `retry_budget` bounds the calls spent on retrying batches."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         super().__init__(map(Replica, engines))
-        self.retries = RetryBudget(len(engines))
+        self.retry_budget = RetryBudget(len(engines))
 
     def status(self, now: float) -> list[ReplicaStatus]:
         return [replica.status(now) for replica in self]
@@ -41,35 +41,35 @@ class ReplicaPool(list[Replica]):
         """Seconds until to check again when no replica is free; None if the end of a batch triggers the check."""
         return min([again for each in self if (again := each.next_check_s(now)) is not None], default=None)
 
-    def pick(self, free: Sequence[Replica], trial: RetryState, now: float) -> Replica | None:
+    def pick(self, free: Sequence[Replica], retries: RetryState, now: float) -> Replica | None:
         """Pick the replica for a part of a failed batch.
 
         Avoids the replica on which the batch failed as long as another healthy one exists. Returns None if that one is
         busy: the part waits for it.
         """
-        others = [replica for replica in free if replica is not trial.first] if not trial.judged else free
-        if not others and trial.first is not None and self._has_other(trial.first, now):
+        others = [replica for replica in free if replica is not retries.first] if not retries.judged else free
+        if not others and retries.first is not None and self._has_other(retries.first, now):
             return None
         return min(others or free, key=Replica.load)
 
-    def blame(self, replica: Replica, trial: RetryState, error: ShoalError, now: float) -> bool:
+    def blame(self, replica: Replica, retries: RetryState, error: ShoalError, now: float) -> bool:
         """Count an unexplained failure against its replica if there is another one to compare with.
 
         Returns whether to try the batch on the other one. If it fails there too, and that replica answered its last
         batch, an input is at fault and the first replica's failure is taken back.
         """
-        if not isinstance(error, EngineFailed) or trial.judged:
+        if not isinstance(error, EngineFailed) or retries.judged:
             return False
-        if trial.first is None:
+        if retries.first is None:
             if not self._has_other(replica, now):
                 return False
             replica.ejection.record_failure(now)
-            trial.first = replica
-            return self.retries.spend()
-        trial.judged = True
-        if isinstance(trial.first, Replica) and trial.first is not replica:
+            retries.first = replica
+            return self.retry_budget.spend()
+        retries.judged = True
+        if isinstance(retries.first, Replica) and retries.first is not replica:
             if not replica.ejection.failures:
-                trial.first.ejection.undo_failure()
+                retries.first.ejection.undo_failure()
             replica.ejection.record_failure(now)
         return False
 

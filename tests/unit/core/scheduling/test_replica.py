@@ -19,7 +19,7 @@ def replica(slots: int = 1, parallel: int = 0) -> tuple[Replica, FakeEngine]:
 def run(one: Replica, batches: int) -> None:
     """So many batches are in flight there."""
     while one.running > batches:
-        one.end(one._turns[0], 0.0)
+        one.end(one._leases[0], 0.0)
     while one.running < batches:
         one.start(0.0)
 
