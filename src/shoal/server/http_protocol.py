@@ -31,7 +31,13 @@ from typing import Any, TypeAlias
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from shoal.errors import Malformed, ShoalError
@@ -312,8 +318,6 @@ class Connection(HttpToolsProtocol):
 
     def _drop_request(self, cycle: RequestResponseCycle) -> None:
         """Drop the request being read, which will stay incomplete. The refusal is its response, unless one started."""
-        cycle.disconnected = True
-        cycle.message_event.set()
         if self._open and self._open[-1].cycle is cycle:
             self._open.pop().mark_disconnected()
         self.pipeline = deque(each for each in self.pipeline if each[0] is not cycle)
@@ -462,10 +466,11 @@ class _Exchange:
             or cycle.scope["method"] == "HEAD"
         ):
             return False
-        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
-        head = b"".join(lines)
-        if not head.count(b"\r") == head.count(b"\n") == len(lines) or b"\0" in head:
-            return False  # a line break inside a header (header injection), which uvicorn rejects
+        headers = [*cycle.default_headers, *headers]
+        names, values = zip(*headers, strict=True)
+        if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)):
+            return False  # uvicorn rejects it, by the same patterns
+        head = b"".join([b"%b: %b\r\n" % header for header in headers])
         cycle.response_started = cycle.response_complete = True
         self._transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], head, len(body), body))
         cycle.message_event.set()
