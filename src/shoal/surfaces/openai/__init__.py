@@ -45,33 +45,24 @@ class OpenAI:
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         embeddings = Embeddings(gateway, self._options)
         images = Embeddings(gateway, self._options, wire_embeddings.ImageEmbeddingsRequest)
+        offered = (
+            ("embeddings", embeddings, "Embed texts and pictures", _EXAMPLE),
+            ("embeddings_image", images, "Embed pictures: /embeddings with `modality` image", None),
+        )
         operations: list[Operation] = [
             DocumentedOperation(
                 method="POST",
-                path=f"{prefix}/embeddings",
-                endpoint=embeddings,
-                summary="Embed texts and pictures",
-                request=embeddings.request,
+                path=f"{prefix}/{path}",
+                endpoint=endpoint,
+                summary=summary,
+                request=endpoint.request,
                 response=wire_embeddings.EmbeddingsResponse,
                 also=(wire_embeddings.BYTES,),
                 errors=_ERRORS,
                 headers=HEADER_DOCS,
-                example=_EXAMPLE,
+                example=example,
             )
-            for prefix in ("/v1", "")
-        ]
-        operations += [
-            DocumentedOperation(
-                method="POST",
-                path=f"{prefix}/embeddings_image",
-                endpoint=images,
-                summary="Embed pictures: /embeddings with `modality` image",
-                request=images.request,
-                response=wire_embeddings.EmbeddingsResponse,
-                also=(wire_embeddings.BYTES,),
-                errors=_ERRORS,
-                headers=HEADER_DOCS,
-            )
+            for path, endpoint, summary, example in offered
             for prefix in ("/v1", "")
         ]
         return [
