@@ -86,10 +86,10 @@ class ShoalError(Exception):
 
     def with_message(self, message: str) -> Self:
         """The same error in other words, for where it is told: a copy, so that who else has it keeps its own."""
-        said = copy(self)
-        said.message = message
-        said.args = (message,)
-        return said
+        error = copy(self)
+        error.message = message
+        error.args = (message,)
+        return error
 
 
 class RequestError(ShoalError):
@@ -221,7 +221,8 @@ class OutOfMemory(BackendError):
 
 
 class UpstreamRefused(BackendError):
-    """`status` and `body` (with its `content_type`) as the server sent them; the message says the same in short."""
+    """`status` and `body` (with its `content_type`) as the server sent them; the message says the same in short.
+    `server` is its address, which clients must not see in either; empty if unknown."""
 
     kind = "upstream"
 
@@ -234,11 +235,13 @@ class UpstreamRefused(BackendError):
         content_type: str = "application/json",
         param: str | None = None,
         retry_after: float | None = None,
+        server: str = "",
     ) -> None:
         super().__init__(message, param=param, retry_after=retry_after)
         self.status = status
         self.body = body
         self.content_type = content_type
+        self.server = server
 
 
 class TransportFailed(BackendError):

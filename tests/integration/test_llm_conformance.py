@@ -282,7 +282,7 @@ async def test_an_error_before_the_first_token(
     house: House, client: Client, kind: Kind, road: str, stream: bool
 ) -> None:
     """A status and a body of its own, streamed or not; the next request is answered. Of a model that another one calls,
-    Triton 2.51 now and then dies of such an error."""
+    Triton 2.51 now and then dies of such an error, with any client."""
     asked = house.says(kind, TEXT, fails=0)
     if kind.told == "guide":  # this engine fails by dying alone: see the end of this file
         asked.fields["structured_outputs"] = {"regex": "(unclosed"}

@@ -293,6 +293,8 @@ async def test_keyless_admin_from_elsewhere(changed: dict[str, Any]) -> None:
         ),
         *("Ngrok-Auth-User-Email", "Tailscale-User-Login", "X-ProxyUser-Ip", "WL-Proxy-Client-IP", "Client-IP"),
         *("X-Forwarded", "X-Forwarder-For", "X-Goog-IAP-JWT-Assertion", "X-Original-URL", "Proxy-Connection"),
+        *("X-Scheme", "X-URL-Scheme", "X-Real-Port", "Front-End-Https", "X-Varnish", "Surrogate-Capability"),
+        *("Incap-Client-IP", "X-Sucuri-ClientIP"),
     ],
 )
 async def test_keyless_admin_behind_a_proxy(name: str) -> None:

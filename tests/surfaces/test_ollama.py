@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.generation.sampling import merge_sampling
+from shoal.core.generation.sampling import check_unsupported_fields, merge_sampling
 from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError, Unsupported, UpstreamRefused
 from shoal.types import Chunk, Generate, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta
 from tests.surfaces.life_kit import living
@@ -285,6 +285,17 @@ class TestTasks:
         with pytest.raises(Unsupported, match="cannot honour 'repeat_penalty'"):
             merge_sampling(task.sampling, Sampling(), (), (), task.names)
 
+    async def test_options_of_other_servers(self) -> None:
+        """A remote server may know them; models on this machine and on Triton refuse them by name."""
+        task = await task_of({**ASKED, "options": {"typical_p": 0.5, "top_a": 0, "xtc_probability": 0.1, "made_up": 1}})
+        assert {name: bytes(json) for name, json in task.extras.items()} == {
+            "typical_p": b"0.5",
+            "xtc_probability": b"0.1",
+        }
+        with pytest.raises(Unsupported, match=r"can honour '(typical_p|xtc_probability)'"):
+            check_unsupported_fields(task.extras, (), ignored=[])
+        assert (await task_of({**ASKED, "options": {"repeat_penalty": 1.5}})).extras == {}
+
     async def test_integers_that_are_written_with_a_point(self) -> None:
         """Ollama takes them, and leaves out what is behind the point."""
         found = (await task_of({**ASKED, "options": {"num_predict": 5.0, "seed": 42.0, "top_k": 3.9}})).sampling
@@ -400,7 +411,6 @@ class TestTasks:
             ("format", "xml", {}),
             ("think", "deeply", {}),
             ("keep_alive", "5 minutes", {}),
-            ("options", {"typical_p": 0.5}, {}),
             ("options", {"temperature": "hot"}, {}),
             ("top_logprobs", 21, {}),
             ("format", orjson.loads('{"a":' * 200 + "1" + "}" * 200), {}),

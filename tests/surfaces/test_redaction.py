@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import orjson
 import pytest
 
 from shoal import errors
 from shoal.errors import BackendError, CapacityError, RequestError, SetupError, ShoalError
+from shoal.http.errors import render_stream_error
 from shoal.http.redaction import redact, redact_error
 from shoal.surfaces import SURFACES, Options
 from tests.surfaces.talk_kit import Talker, talking
@@ -87,6 +89,24 @@ def test_every_kind_on_every_surface(surface: Any, caplog: pytest.LogCaptureFixt
             assert status >= 400
             assert not leaks(body.decode() + str(headers)), body
             assert message in caplog.text
+
+
+@pytest.mark.parametrize("server", ["http://10.0.0.5:8000/v1", "https://llm.internal/v1", "http://[fd00::5]:8000"])
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda each: each.__name__)
+def test_a_server_that_names_itself(surface: Any, server: str) -> None:
+    """Before an answer and in a stream: its own address is hidden in its words, another one stays."""
+    place = server.removeprefix("https://").removeprefix("http://").removesuffix("/v1")
+    words = f"see {server}/docs or {place}, not http://pictures.example:80/a.png"
+    body = orjson.dumps({"error": {"message": words, "type": "server_error"}})
+    error = errors.UpstreamRefused(f"the server at {server} refused ({words})", status=500, body=body, server=server)
+    made = surface(Options())
+    status, headers, told = made.render_error(redact_error(error, "req_1"))
+    assert status >= 400
+    assert not leaks(told.decode() + str(headers)), told
+    if b"[address hidden]" in told:
+        assert b"http://pictures.example:80/a.png" in told
+    assert not leaks(render_stream_error(redact_error(error, "req_1")).decode())
+    assert error.body == body
 
 
 def test_a_callers_own_words_stay() -> None:

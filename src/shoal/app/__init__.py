@@ -191,17 +191,19 @@ async def _poll_statistics(registry: Registry, observer: PrometheusObserver) -> 
     """Keep what backends say of themselves for the next scrape, which then waits for no other machine."""
     while True:
         await asyncio.sleep(STATISTICS_INTERVAL_S)
-        told: list[tuple[str, int, ModelStats]] = []
+        statistics: list[tuple[str, int, ModelStats]] = []
         for model in registry:
             runner: object = model.runner
             if isinstance(runner, Statistics):
                 try:
-                    told += [(model.name, number, stats) for number, stats in enumerate(await runner.statistics())]
+                    statistics += [
+                        (model.name, number, stats) for number, stats in enumerate(await runner.statistics())
+                    ]
                 except ShoalError:  # one that cannot be asked now is asked again soon
                     continue
                 except Exception:  # as in `Discovery`: the others are asked all the same
                     logger.exception("asking for the statistics of %s failed", model.name)
-        observer.record_backends(told)
+        observer.record_backends(statistics)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

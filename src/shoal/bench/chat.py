@@ -62,10 +62,12 @@ class HttpChatClient:
 
     async def ask(self, prompt: str) -> Answer:
         request = self.request(prompt)
-        heard = ChatStreamReader(time.perf_counter())
-        answer = heard.answer
+        reader = ChatStreamReader(time.perf_counter())
+        answer = reader.answer
         try:
-            reply = await self._pool.ask(request, keep=not self._plan.stream, sink=heard if self._plan.stream else None)
+            reply = await self._pool.ask(
+                request, keep=not self._plan.stream, sink=reader if self._plan.stream else None
+            )
         except ConnectionLost:
             answer.error = "connection lost"
             return answer
@@ -77,7 +79,7 @@ class HttpChatClient:
         if reply.status != 200:
             answer.error = f"{reply.status}: {body[:300].decode(errors='replace')}"
         elif not self._plan.stream:
-            heard.read(body)
+            reader.read(body)
             answer.arrivals.clear()
         return answer
 

@@ -38,13 +38,13 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from shoal.config.presets import SWITCHES
 
-        given: list[str] = []
+        words: list[str] = []
         for word, following in zip_longest(args, args[1:], fillvalue=""):
-            given.append(word)
+            words.append(word)
             if word in SWITCHES and following.lower() not in _SWITCH_VALUES:
-                given.append("true")
+                words.append("true")
         several = {flag for each in self.params if each.metavar == _FILES_METAVAR for flag in each.opts}
-        return super().parse_args(ctx, _repeat_flags(given, several))
+        return super().parse_args(ctx, _repeat_flags(words, several))
 
 
 _SWITCH_VALUES = {"true", "false", "1", "0", "yes", "no"}
@@ -53,11 +53,11 @@ _FILES_METAVAR = "FILE..."
 
 def _repeat_flags(args: list[str], flags: set[str]) -> list[str]:
     """Repeat each of `flags` before every one of its values. A lone - is a value."""
-    given: list[str] = []
+    words: list[str] = []
     flag = ""
     for place, word in enumerate(args):
         if word == "--":
-            return given + args[place:]
+            return words + args[place:]
         if word.startswith("-") and word != "-":
             flag = word if word in flags else ""
             # Keep a flag without any value, so that the parser rejects it.
@@ -65,9 +65,9 @@ def _repeat_flags(args: list[str], flags: set[str]) -> list[str]:
             if flag and (following == "-" or not following.startswith("-")):
                 continue
         elif flag:
-            given.append(flag)
-        given.append(word)
-    return given
+            words.append(flag)
+        words.append(word)
+    return words
 
 
 class _Commands(TyperGroup):
@@ -98,8 +98,8 @@ app = typer.Typer(
 )
 
 
-def _show_versions(wanted: bool) -> None:
-    if wanted:
+def _show_versions(value: bool) -> None:
+    if value:
         from shoal.cli._version import versions
 
         typer.echo("\n".join(versions()))

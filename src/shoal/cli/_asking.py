@@ -91,8 +91,8 @@ class ServerClient:
                 return reply
             except HTTPError as error:
                 with error:
-                    said = f"{self.url}{path} answered {error.code}: {extract_reason(error.read())}"
-                raise SetupError(said + (_KEYS if error.code == 401 else "")) from None
+                    message = f"{self.url}{path} answered {error.code}: {extract_reason(error.read())}"
+                raise SetupError(message + (_KEYS if error.code == 401 else "")) from None
             except ValueError as error:  # characters not allowed in a host, path or header
                 raise ConfigError(f"{self.url} cannot be asked: check --url and the key ({error})") from None
 

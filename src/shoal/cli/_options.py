@@ -52,14 +52,14 @@ def with_settings(*chosen: str) -> Callable[[Callable[..., None]], Callable[...,
         kept = [parameter for name, parameter in own.items() if name != "loaded"]
 
         @functools.wraps(command)
-        def wrapped(**given: Any) -> None:
-            flags = {row.name: given.pop(row.name) for row in rows}
-            flags[config.MODELS] = given.get("addresses")
-            flags[config.AS] = given.pop("preset")
-            originals = {flag: given.pop(name) for flag, name in foreign.items()}
+        def wrapped(**arguments: Any) -> None:
+            flags = {row.name: arguments.pop(row.name) for row in rows}
+            flags[config.MODELS] = arguments.get("addresses")
+            flags[config.AS] = arguments.pop("preset")
+            originals = {flag: arguments.pop(name) for flag, name in foreign.items()}
             flags[config.FOREIGN] = {flag: text for flag, text in originals.items() if text is not None}
-            file = given.pop("config_file") or config.find_file(os.environ, Path.cwd())
-            command(**given, loaded=load(flags, file))
+            file = arguments.pop("config_file") or config.find_file(os.environ, Path.cwd())
+            command(**arguments, loaded=load(flags, file))
 
         # typer reads both: the signature for order and defaults, the annotations for types.
         options = [*map(_parameter, rows), *(_foreign_parameter(flag, name) for flag, name in foreign.items())]

@@ -31,9 +31,9 @@ def check_images(names: Sequence[str]) -> list[Path | Image]:
     return [_standard_input() if name == STDIN else check_picture(Path(name)) for name in names]
 
 
-def read_image(given: Input) -> str | Image:
+def read_image(item: Input) -> str | Image:
     """Read an image file; return other inputs unchanged. Raises InvalidValue if the file has disappeared."""
-    return read_picture(given) if isinstance(given, Path) else given
+    return read_picture(item) if isinstance(item, Path) else item
 
 
 def to_data_uri(picture: Image) -> str:

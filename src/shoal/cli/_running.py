@@ -81,10 +81,10 @@ class RunningServer:
         job = self._server.ask(f"{path}?wait=false", body, method=method)
         if "job" not in job:
             raise TransportFailed(f"{self.url} has not begun a job: is that a Shoal server of this version?")
-        said = ""
+        last_stage = ""
         try:
             while job["state"] == "running":
-                said = _show(job, said, progress)
+                last_stage = _show(job, last_stage, progress)
                 time.sleep(POLL_S)
                 job = self._server.ask(f"/jobs/{quote(job['job'], safe='')}")
         except KeyboardInterrupt:
@@ -103,13 +103,13 @@ def check_model_name(name: str) -> str:
     return name
 
 
-def _show(job: Mapping[str, Any], said: str, progress: Progress) -> str:
+def _show(job: Mapping[str, Any], last_stage: str, progress: Progress) -> str:
     """Draw a job's progress and return its stage. A stage without a measure is printed once."""
     stage = job.get("stage") or ""
     if stage and job.get("done") is not None:
         progress.report_fetch(stage, int(job["done"]), None if job.get("total") is None else int(job["total"]))
     elif stage and job.get("progress") is not None:
         progress.report_work(stage, job["progress"])
-    elif stage and stage != said:
+    elif stage and stage != last_stage:
         progress.report_note(stage)
     return stage

@@ -115,15 +115,15 @@ def open_local_chat(opening: AbstractAsyncContextManager[App], noted: Callable[[
 async def _wait_until_loaded(app: App, stopping: asyncio.Future[Any], noted: Callable[[str], None]) -> None:
     """Wait until the app's models have loaded or failed, or until `stopping` is done."""
     loading: asyncio.Future[Any] = asyncio.ensure_future(app.wait_until_loaded())
-    told: set[str] = set()
+    seen: set[str] = set()
     try:
         while not (loading.done() or stopping.done()):
             await asyncio.wait({loading, stopping}, timeout=POLL_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
             waits = [f"{card.name} is not there yet: {card.note}" for card in app.gateway.models() if ": " in card.note]
             waits += [f"{place} is not there yet: {reason}" for place, reason in app.gateway.waiting.items()]
             for line in waits:
-                if line not in told and not loading.done():
-                    told.add(line)
+                if line not in seen and not loading.done():
+                    seen.add(line)
                     noted(line)
     finally:
         loading.cancel()

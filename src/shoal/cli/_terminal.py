@@ -69,13 +69,13 @@ class Terminal:
                 continue
             if message is None:
                 continue
-            asked = parse_command(message)
-            if asked is None:
+            command = parse_command(message)
+            if command is None:
                 self._answer(message)
-            elif asked[0] in ("exit", "quit", "bye"):
+            elif command[0] in ("exit", "quit", "bye"):
                 return
             else:
-                self._run_command(*asked)
+                self._run_command(*command)
 
     def _answer(self, question: str) -> None:
         messages = self._conversation.build_messages(question)

@@ -103,5 +103,5 @@ class GrpcChatClient:
 
 
 def _sampling(plan: ChatPlan) -> dict[str, Any]:
-    asked = {"max_tokens": plan.output_tokens}
-    return {**asked, "ignore_eos": True, "min_tokens": plan.output_tokens} if plan.exact else asked
+    sampling = {"max_tokens": plan.output_tokens}
+    return {**sampling, "ignore_eos": True, "min_tokens": plan.output_tokens} if plan.exact else sampling

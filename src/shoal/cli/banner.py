@@ -51,9 +51,9 @@ def banner_lines(settings: Settings, port: int, cards: Sequence[ModelCard]) -> I
         yield "model", f"{card.name}  {_describe_model(card, claimed)}"
     yield "auth", _describe_auth(settings)
     for label, task, path, asks in _EXAMPLES:
-        asked = next((card for card in cards if card.facts and task in card.facts.tasks), None)
-        if asked:
-            body = json.dumps({"model": asked.name, **asks})
+        example_card = next((card for card in cards if card.facts and task in card.facts.tasks), None)
+        if example_card:
+            body = json.dumps({"model": example_card.name, **asks})
             yield label, _curl(address + path, body, authorised=bool(settings.api_key))
 
 

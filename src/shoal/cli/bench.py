@@ -43,8 +43,8 @@ def bench(
     )  # fmt: skip
     summary, counted = run_benchmark(measure(plan), url)
     if as_json:
-        asked = {name: value for name, value in asdict(plan).items() if name != "key"}
-        typer.echo(to_json({"plan": asked, "tokens_each": counted, "result": summary}))
+        plan_fields = {name: value for name, value in asdict(plan).items() if name != "key"}
+        typer.echo(to_json({"plan": plan_fields, "tokens_each": counted, "result": summary}))
     else:
         typer.echo(_text(plan, summary, counted))
     if not summary.requests:

@@ -62,14 +62,14 @@ def chat(
         raise typer.Exit(1)
 
 
-def _parse_numbers(given: str) -> tuple[int, ...]:
+def _parse_numbers(option: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in given.split(","))
+        found = tuple(int(part) for part in option.split(","))
     except ValueError:
         found = ()
     if not found or not all(0 < number <= MAX_STREAMS for number in found):
         reason = f"give numbers from 1 to {MAX_STREAMS} with commas between, such as 1,8,64"
-        raise ConfigError(f"--concurrency {given}: {reason}", param="--concurrency")
+        raise ConfigError(f"--concurrency {option}: {reason}", param="--concurrency")
     return found
 
 

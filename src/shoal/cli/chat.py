@@ -51,12 +51,12 @@ def chat(
     from shoal.cli._conversation import Conversation
     from shoal.types import Sampling
 
-    given = list(words or ())
+    arguments = list(words or ())
     if not url and not model:
-        if not given and not loaded.served:
+        if not arguments and not loaded.served:
             raise ConfigError("name a model: shoal chat MODEL, or --url of a server", param="--")
-        model = given.pop(0) if given else loaded.served[0]
-    question = _read_question(given)
+        model = arguments.pop(0) if arguments else loaded.served[0]
+    question = _read_question(arguments)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     with contextlib.ExitStack() as stack:
         talks = _open_chat(stack, loaded, url, model)
@@ -67,13 +67,13 @@ def chat(
             _answer_once(talks, conversation, sampling, question, show_stats=stats)
 
 
-def _read_question(given: Sequence[str]) -> str | None:
+def _read_question(parts: Sequence[str]) -> str | None:
     """Return the question, or None for an interactive conversation. Raises ConfigError if neither is possible."""
-    if not given and sys.stdin.isatty():
+    if not parts and sys.stdin.isatty():
         if not sys.stdout.isatty():
             raise ConfigError("give the question as an argument, or pipe it in", param="--")
         return None
-    question = " ".join(_read_stdin() if part == STDIN else part for part in given) if given else _read_stdin()
+    question = " ".join(_read_stdin() if part == STDIN else part for part in parts) if parts else _read_stdin()
     if not question.strip():
         raise SetupError("the question is empty: give it as an argument, or pipe it in")
     try:

@@ -67,15 +67,15 @@ def embed(
     """
     if output is not None and output.suffix not in (".npy", ".json"):
         raise ConfigError(f"--output {output}: name a .npy or a .json file", param="--output")
-    given = _collect_inputs(texts or [], images or [])
+    all_inputs = _collect_inputs(texts or [], images or [])
     wishes = {"input_type": input_type or None, "prompt_name": prompt_name or None, "dimensions": dimensions}
     wishes = {name: value for name, value in wishes.items() if value is not None}
     if url:
         server = ServerClient(url, first_key(*loaded.settings.api_key))
-        vectors = _embed_remote(server, given, {"model": model or server.first_model("embed"), **wishes})
+        vectors = _embed_remote(server, all_inputs, {"model": model or server.first_model("embed"), **wishes})
     else:
         with run_model(loaded, model) as models:
-            vectors = _embed_local(models, given, wishes)
+            vectors = _embed_local(models, all_inputs, wishes)
     _write(vectors, output)
 
 
@@ -141,25 +141,25 @@ def check_texts(texts: list[str]) -> list[str]:
     return texts
 
 
-def _embed_local(models: Shoal, given: _Inputs, wishes: _RequestFields) -> Vectors:
+def _embed_local(models: Shoal, all_inputs: _Inputs, wishes: _RequestFields) -> Vectors:
     import numpy as np
 
     from shoal.cli._pictures import name_in_errors
 
     parts = []
-    for items, names in given.chunks(_LOCAL_CHUNK_BYTES):
+    for items, names in all_inputs.chunks(_LOCAL_CHUNK_BYTES):
         with name_in_errors(names):
             parts.append(models.embed(items, **wishes))
     return np.concatenate(parts)
 
 
-def _embed_remote(server: ServerClient, given: _Inputs, wishes: _RequestFields) -> Vectors:
+def _embed_remote(server: ServerClient, all_inputs: _Inputs, wishes: _RequestFields) -> Vectors:
     import numpy as np
 
     from shoal.cli._pictures import name_in_errors
 
     rows: list[Vectors] = []
-    for items, names in given.chunks(_REMOTE_CHUNK_BYTES):
+    for items, names in all_inputs.chunks(_REMOTE_CHUNK_BYTES):
         inputs = [*map(_to_input, items)] if any(names) else items
         with name_in_errors(names):
             reply = server.ask("/v1/embeddings", {"input": inputs, "encoding_format": "base64", **wishes})

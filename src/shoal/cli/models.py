@@ -53,13 +53,13 @@ def pull(
         _need_repository(loaded)
     began = time.monotonic()
     with TerminalProgress() as progress:
-        wanted = resolve_alias(resolve_pair(parse_address(address)))
-        stored = prepare_local(wanted, loaded.settings, progress=progress, refresh=refresh)
-        written = _publish(wanted.id, stored, loaded) if to == "triton" else ""
+        source = resolve_alias(resolve_pair(parse_address(address)))
+        stored = prepare_local(source, loaded.settings, progress=progress, refresh=refresh)
+        written = _publish(source.id, stored, loaded) if to == "triton" else ""
     took = time.monotonic() - began
     facts = f"{size_text(stored.manifest.size)}, {took:.1f} s"
-    told = stored.manifest.verification_summary or f"verified {_describe_unverified(stored)}"
-    typer.echo(f"graph: {stored.manifest.conversion}; {told}")
+    verification = stored.manifest.verification_summary or f"verified {_describe_unverified(stored)}"
+    typer.echo(f"graph: {stored.manifest.conversion}; {verification}")
     typer.echo(f"{stored.manifest.id} is ready ({facts}): {written or f'shoal serve {address}'}")
 
 
@@ -170,11 +170,11 @@ def rm(
 def _find(store: Store, name: str) -> list[StoredModel]:
     """Return the entries that match a name, newest first: by id, alias, address or exact revision. Raises
     SourceError."""
-    wanted = {name}
+    names = {name}
     with contextlib.suppress(AddressError):  # a folder's id need not be an address
-        wanted.add(str(resolve_alias(resolve_pair(parse_address(name)))))
+        names.add(str(resolve_alias(resolve_pair(parse_address(name)))))
     entries = store.entries()
-    found = [one for one in entries if wanted & {one.manifest.id, one.manifest.address, one.manifest.source}]
+    found = [one for one in entries if names & {one.manifest.id, one.manifest.address, one.manifest.source}]
     if not found:
         close = difflib.get_close_matches(name, [one.manifest.id for one in entries], n=1)
         hint = f"did you mean {close[0]}?" if close else "`shoal list` shows what is"
@@ -230,8 +230,8 @@ def _variants(store: Store, stored: StoredModel) -> dict[str, Any]:
 
 
 def _parity(parity: Parity) -> dict[str, Any]:
-    told = {name: getattr(parity, name) for name in ("mean_cosine", "min_cosine", "max_difference", "speed")}
-    return {name: value for name, value in told.items() if value is not None}
+    figures = {name: getattr(parity, name) for name in ("mean_cosine", "min_cosine", "max_difference", "speed")}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def variant_text(variant: str, facts: dict[str, Any]) -> str:
@@ -267,12 +267,12 @@ def _describe_text(text: TextSpec) -> dict[str, Any]:
 
 def _describe_image(image: ImagePart, contrast: ContrastSpec | None) -> dict[str, Any]:
     spec = image.spec
-    told: dict[str, Any] = {"pictures": f"{spec.size[1]} x {spec.size[0]}", "image_graph": image.graph}
+    facts: dict[str, Any] = {"pictures": f"{spec.size[1]} x {spec.size[0]}", "image_graph": image.graph}
     if spec.score is not None:
-        return told | {"task": ", ".join(spec.tasks), "labels": ", ".join(spec.score.labels)}
+        return facts | {"task": ", ".join(spec.tasks), "labels": ", ".join(spec.score.labels)}
     if contrast is not None:
-        told["compared_by"] = f"{contrast.activation} of {contrast.scale:g} * cosine + {contrast.bias:g}"
-    return told | {"dimension": spec.dimension}
+        facts["compared_by"] = f"{contrast.activation} of {contrast.scale:g} * cosine + {contrast.bias:g}"
+    return facts | {"dimension": spec.dimension}
 
 
 def _describe_generation(spec: GenerationSpec) -> dict[str, Any]:

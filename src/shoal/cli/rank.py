@@ -40,16 +40,18 @@ def rank(
     from shoal.cli._pictures import check_images, name_in_errors, read_image
     from shoal.cli.embed import check_texts
 
-    wanted = check_texts(texts)
+    checked_texts = check_texts(texts)
     (found,) = check_images([image])
     picture = read_image(found)
     assert not isinstance(picture, str)
     with name_in_errors([image]):
         if url:
-            matches = _rank_remote(ServerClient(url, first_key(*loaded.settings.api_key)), picture, wanted, model)
+            matches = _rank_remote(
+                ServerClient(url, first_key(*loaded.settings.api_key)), picture, checked_texts, model
+            )
         else:
             with run_model(loaded, model) as models:
-                matches = models.rank(picture, wanted)
+                matches = models.rank(picture, checked_texts)
     _show(sorted(matches, key=lambda match: (-match.score, -match.cosine, match.index)), as_json=as_json)
 
 

@@ -111,7 +111,7 @@ async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
     the others are announced at once, and all of them again when that server is up.
     """
     loading = asyncio.create_task(app.wait_until_loaded())
-    told: set[str] = set()
+    logged_failures: set[str] = set()
     try:
         while not loading.done():
             await asyncio.wait({loading}, timeout=POLL_INTERVAL_S)
@@ -119,11 +119,11 @@ async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
             if waiting and not loading.done():
                 for card in waiting:
                     _log.warning("%s is not served yet: %s", card.name, card.note)
-                _report_models(app, loaded.settings, port, told)
+                _report_models(app, loaded.settings, port, logged_failures)
                 await loading
     finally:
         loading.cancel()
-    _report_models(app, loaded.settings, port, told)
+    _report_models(app, loaded.settings, port, logged_failures)
     if not app.gateway.waiting:  # their models are not known yet
         _warn_unused_tables(loaded.models, [card.name for card in app.gateway.models()])
 
@@ -136,15 +136,15 @@ def _find_waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:
     return loading if all(is_blocked(card.note) for card in loading) else []
 
 
-def _report_models(app: App, settings: Settings, port: int, told: set[str]) -> None:
-    """Announce the served models. `told` holds the failures logged so far; new ones are added to it."""
+def _report_models(app: App, settings: Settings, port: int, logged_failures: set[str]) -> None:
+    """Announce the served models. `logged_failures` holds the failures logged so far; new ones are added to it."""
     cards = app.gateway.models()
     failed = [card for card in cards if card.state == "failed"]
     if failed and len(failed) == len(cards):
         raise SetupError("; ".join(f"{card.name}: {card.error}" for card in failed))
     for card in failed:
-        if card.name not in told:
-            told.add(card.name)
+        if card.name not in logged_failures:
+            logged_failures.add(card.name)
             _log.error("%s cannot be served: %s", card.name, card.error)
     for place, reason in app.gateway.waiting.items():
         _log.warning("%s is not there yet: %s", place, reason)

@@ -151,10 +151,10 @@ for command in (up, down, status, logs):
     app.command()(report_errors(command))
 
 
-def _options(loaded: LoadedConfig, **given: Any) -> TritonOptions:
+def _options(loaded: LoadedConfig, **options: Any) -> TritonOptions:
     from shoal.backends.triton.server import TritonOptions
 
-    return TritonOptions(home=Path(loaded.settings.home), offline=loaded.settings.offline, **given)
+    return TritonOptions(home=Path(loaded.settings.home), offline=loaded.settings.offline, **options)
 
 
 def _find_servers(options: TritonOptions, port: int | None) -> list[_FoundServer]:

@@ -168,10 +168,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     found = read_preset(chosen, environ, flags.get(FOREIGN) or {})
     warnings += found.warnings
     tables = _merge_tables(document.pop(MODELS, {}), file, found, chosen)
-    foreign = {name: _from_preset(BY_NAME, name, given, chosen) for name, given in found.settings.items()}
+    foreign = {name: _from_preset(BY_NAME, name, entry, chosen) for name, entry in found.settings.items()}
     layers = (
         _from_flags(flags if chosen is None else _translate_flags(flags, chosen)),
-        {name: given for name, given in foreign.items() if given[1].layer == "flag"},
+        {name: entry for name, entry in foreign.items() if entry[1].layer == "flag"},
         _from_env(environ, warnings),
         foreign,
         _from_file(document, file),
@@ -191,7 +191,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         _warn_if_readable(file, warnings)
     models = {name: _to_model_table(table) for name, table in tables.items()}
     unnamed = {
-        name: {key: _from_preset(MODEL_KEYS, key, given, chosen) for key, given in keys.items()}
+        name: {key: _from_preset(MODEL_KEYS, key, entry, chosen) for key, entry in keys.items()}
         for name, keys in ((LANGUAGE_MODELS, found.language_models), (SERVED_MODEL, found.served_model))
         if keys
     }
@@ -258,18 +258,18 @@ def _translate_flags(flags: Mapping[str, Any], chosen: Preset) -> dict[str, Any]
 
 
 def _from_flags(flags: Mapping[str, Any]) -> _LayerValues:
-    given: dict[str, tuple[Any, Source]] = {}
+    values: dict[str, tuple[Any, Source]] = {}
     for name, value in flags.items():
         if name in (MODELS, AS, FOREIGN) or value is None or value in ((), []):
             continue
         flag = BY_NAME[name].flag
         label = f"--no-{flag[2:]}" if value is False else flag
-        given[name] = (convert(BY_NAME[name], value, flag), Source("flag", label))
-    return given
+        values[name] = (convert(BY_NAME[name], value, flag), Source("flag", label))
+    return values
 
 
 def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
-    given: dict[str, tuple[Any, Source]] = {}
+    values: dict[str, tuple[Any, Source]] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text or _SERVICE_LINK.match(text):
             continue
@@ -284,8 +284,8 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
         value = [part.strip() for part in text.split(",") if part.strip()] if setting.repeatable else text
         if not value:  # commas alone mean nothing, and must not override the keys of a file
             continue
-        given[name] = (convert(setting, value, variable), Source("env", variable))
-    return given
+        values[name] = (convert(setting, value, variable), Source("env", variable))
+    return values
 
 
 # Kubernetes gives every pod SHOAL_PORT=tcp://10.0.0.1:80 when a Service is called "shoal".
@@ -324,12 +324,12 @@ def _preset_source(chosen: Preset | None) -> Source:
 
 
 def _from_preset(
-    known: Mapping[str, Setting], key: str, given: PresetValue, chosen: Preset | None
+    known: Mapping[str, Setting], key: str, preset_value: PresetValue, chosen: Preset | None
 ) -> tuple[Any, Source]:
     """Validate a value of the other server's environment or flags, or one of the preset's own defaults."""
-    label = ", ".join(given.variables)
+    label = ", ".join(preset_value.variables)
     source = Source("flag" if label.startswith("--") else "foreign", label) if label else _preset_source(chosen)
-    return convert(known[key], given.value, label or source.label), source
+    return convert(known[key], preset_value.value, label or source.label), source
 
 
 def _merge_tables(
@@ -345,9 +345,9 @@ def _merge_tables(
         tables[name] = {key: (_from_key(MODEL_KEYS, key, value, where), source) for key, value in table.items()}
     for name, keys in found.tables.items():
         table = tables.setdefault(name, {})
-        for key, given in keys.items():
-            if given.variables or key not in table:
-                table[key] = _from_preset(MODEL_KEYS, key, given, chosen)
+        for key, preset_value in keys.items():
+            if preset_value.variables or key not in table:
+                table[key] = _from_preset(MODEL_KEYS, key, preset_value, chosen)
     return tables
 
 

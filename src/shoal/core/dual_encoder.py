@@ -71,12 +71,12 @@ class DualEncoderRunner(CodecMixin):
         raise Unsupported(f"the model {task.model!r} embeds texts and pictures, and generates nothing", param="model")
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
-        told = False
+        called = False
 
         def once(error: ShoalError) -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal called
+            if not called:
+                called = True
                 call(error)
 
         for lane in self.lanes.values():

@@ -195,10 +195,10 @@ def _quantize_rows(rows: Vectors) -> Vectors:
 
 
 def _digest(rows: Vectors, indices: Array | None = None) -> str:
-    told = repr(rows.shape).encode() + _quantize_rows(rows).astype(np.int8).tobytes()
+    data = repr(rows.shape).encode() + _quantize_rows(rows).astype(np.int8).tobytes()
     if indices is not None:
-        told += indices.astype("<i4").tobytes()
-    return blake2b(told, digest_size=8).hexdigest()
+        data += indices.astype("<i4").tobytes()
+    return blake2b(data, digest_size=8).hexdigest()
 
 
 def _collect_indices(vectors: Sequence[SparseVector]) -> Array:

@@ -138,7 +138,7 @@ class _Ranking:
         return self._width * min(tokens, self._runner.facts.max_input_tokens or tokens)
 
     async def _embed(self, texts: list[str], role: str, start: int) -> Embedded:
-        asked = Embed(
+        task = Embed(
             model=self._task.model,
             inputs=[*texts],
             input_type=role,
@@ -147,7 +147,7 @@ class _Ranking:
             outputs=("multi",) if self._multi else ("dense",),
         )
         try:
-            found = cast(Embedded, await self._runner.run(asked, self._ctx))
+            found = cast(Embedded, await self._runner.run(task, self._ctx))
         except ShoalError as error:
             raise self._remap_error(error, role, start, len(texts)) from None
         self._facts.append(found.facts)

@@ -66,8 +66,8 @@ class Advice:
         ):
             if re.search(pattern, output):
                 return kind(f"{what}: {text}")
-        said = [line for line in output.splitlines() if line.strip()]
-        return SourceError(f"{what}: pip failed: {said[-1].strip() if said else 'it said nothing'}{self.lost}")
+        lines = [line for line in output.splitlines() if line.strip()]
+        return SourceError(f"{what}: pip failed: {lines[-1].strip() if lines else 'it said nothing'}{self.lost}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

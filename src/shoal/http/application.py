@@ -217,20 +217,20 @@ class Application:
         return headers
 
     def _request_id(self, request: Request) -> str:
-        wanted = request.headers.get(b"x-request-id")
-        if wanted is not None and _SANE_ID.fullmatch(wanted):
-            return wanted.decode("ascii")
+        value = request.headers.get(b"x-request-id")
+        if value is not None and _SANE_ID.fullmatch(value):
+            return value.decode("ascii")
         return f"{self._id_prefix}{next(self._count):08x}"
 
     def _choose_timeout(self, request: Request, found: Route | Miss) -> float:
         """Return the request's timeout in seconds: the server's, or a smaller valid one from the client."""
         generates = isinstance(found, Route) and found.operation.generates
         most = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
-        wanted = request.headers.get(b"x-request-timeout")
-        if wanted is None:
+        value = request.headers.get(b"x-request-timeout")
+        if value is None:
             return most
         try:
-            seconds = float(wanted)
+            seconds = float(value)
         except ValueError:
             return most
         return min(seconds, most) if seconds > 0 else most

@@ -26,11 +26,14 @@ PROXY_HEADERS = frozenset(
         b"fly-client-ip",
         b"forwarded",
         b"forwarded-for",
+        b"front-end-https",
         b"http-client-ip",
+        b"incap-client-ip",
         b"max-forwards",
         b"proxy-authorization",
         b"proxy-connection",
         b"real-ip",
+        b"surrogate-capability",
         b"true-client-ip",
         b"via",
         b"wl-proxy-client-ip",
@@ -50,15 +53,19 @@ PROXY_HEADERS = frozenset(
         b"x-original-url",
         b"x-proxyuser-ip",
         b"x-real-ip",
+        b"x-real-port",
         b"x-remote-addr",
         b"x-remote-ip",
         b"x-rewrite-url",
+        b"x-scheme",
         b"x-true-ip",
+        b"x-url-scheme",
+        b"x-varnish",
     }
 )
 PROXY_PREFIXES = (
     *(b"cf-", b"fastly-", b"ngrok-", b"tailscale-", b"x-envoy-", b"x-forward", b"x-goog-iap-", b"x-nf-"),
-    *(b"x-original-forwarded-", b"x-proxy-", b"x-vercel-"),
+    *(b"x-original-forwarded-", b"x-proxy-", b"x-sucuri-", b"x-vercel-"),
 )
 """Headers that proxies, load balancers, CDNs and tunnels add. A proxy on this machine hides its remote clients."""
 

@@ -32,11 +32,11 @@ def with_common_errors(surface: Surface, operation: Operation) -> Operation:
     for kind in _common_errors(operation):
         status, headers, _ = surface.render_error(kind("."))
         media_type = headers.get("content-type", "").partition(";")[0]
-        told: tuple[Any, ...] = {"": (), "text/plain": (str,)}.get(media_type, (surface.error,))
+        reply_types: tuple[Any, ...] = {"": (), "text/plain": (str,)}.get(media_type, (surface.error,))
         declared = errors.get(status, ())
-        if told == (surface.error,) and any(each is not str for each in declared):
+        if reply_types == (surface.error,) and any(each is not str for each in declared):
             continue  # the operation declares a more specific JSON type for this status
-        errors[status] = tuple(dict.fromkeys((*declared, *told)))
+        errors[status] = tuple(dict.fromkeys((*declared, *reply_types)))
     return dataclasses.replace(operation, errors=errors)
 
 

@@ -54,13 +54,13 @@ class ImageReader:
                 await asyncio.sleep(0)  # hundreds of short texts take as long as a long one
                 left = INLINE_CHARACTERS
             try:
-                given = await self._parse(text)
+                parsed = await self._parse(text)
             except RequestError as error:
                 raise (error.at_input(place) if len(texts) > 1 else error) from None
-            if isinstance(given, Link):
-                links.append((place, given))
+            if isinstance(parsed, Link):
+                links.append((place, parsed))
             else:
-                found[place] = Image(given)
+                found[place] = Image(parsed)
         for place, data in zip([place for place, _ in links], await reading.fetch_all(links, len(texts)), strict=True):
             found[place] = Image(data)
         return [picture for picture in found if picture is not None]

@@ -195,7 +195,7 @@ class _Writer:
 
     def describe_operation(self, tag: str, operation: Operation) -> dict[str, Any]:
         self._accesses.add(operation.access)
-        said: dict[str, Any] = {
+        operation_object: dict[str, Any] = {
             "operationId": operation_id(operation),
             "tags": [tag],
             "summary": operation.summary,
@@ -203,19 +203,21 @@ class _Writer:
             "security": [{SCHEMES[operation.access][0]: []}] if operation.access in SCHEMES else [],
         }
         if operation.description:
-            said["description"] = operation.description
+            operation_object["description"] = operation.description
         parameters = [*_path_parameters(operation.path), *_query_parameters(operation)]
         if parameters := [*parameters, *self._request_headers(operation)]:
-            said["parameters"] = parameters
+            operation_object["parameters"] = parameters
         if operation.request is not None:
             content: dict[str, Any] = {"schema": self._schema_of[id(operation.request)]}
             if operation.example is not None:
                 content["example"] = self._fill_example(operation)
             required = not (isinstance(operation, DocumentedOperation) and operation.optional)
-            said["requestBody"] = {"required": required, "content": {"application/json": content}}
+            operation_object["requestBody"] = {"required": required, "content": {"application/json": content}}
             if isinstance(operation, DocumentedOperation) and operation.form is not None:
-                said["requestBody"]["content"].update(self._describe_content(operation.form, "multipart/form-data"))
-        return said
+                operation_object["requestBody"]["content"].update(
+                    self._describe_content(operation.form, "multipart/form-data")
+                )
+        return operation_object
 
     def _describe_responses(self, operation: Operation) -> dict[str, Any]:
         success: dict[str, Any] = {
@@ -240,12 +242,12 @@ class _Writer:
                 "description": PHRASES.get(status, "Refused"),
                 "headers": self._reference_headers({**REQUEST_ID, **ERROR_HEADERS.get(status, {})}),
             }
-            for media_type, told in (
+            for media_type, types in (
                 ("application/json", tuple(kind for kind in as_tuple(kinds) if kind is not str)),
                 ("text/plain", tuple(kind for kind in as_tuple(kinds) if kind is str)),
             ):
-                if told:
-                    response.setdefault("content", {}).update(self._describe_content(told, media_type))
+                if types:
+                    response.setdefault("content", {}).update(self._describe_content(types, media_type))
             responses[str(status)] = response
         return responses
 

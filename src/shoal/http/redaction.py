@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from urllib.parse import urlsplit
 
 from shoal.errors import RequestError, ShoalError, UpstreamRefused
 
@@ -32,13 +33,30 @@ def redact(text: str) -> str:
 def redact_error(error: ShoalError, request_id: str) -> ShoalError:
     """Return the error with addresses hidden, and log the original message.
 
-    Errors of bad requests are unchanged, because they quote the caller's own input; so are the error responses of
-    OpenAI-compatible servers.
+    Errors of bad requests are unchanged, because they quote the caller's own input. Of what an OpenAI-compatible server
+    answers itself, only the address of that server is hidden: others may be the caller's.
     """
-    if isinstance(error, RequestError | UpstreamRefused):
+    if isinstance(error, RequestError):
         return error
-    message = redact(error.message)
-    if message == error.message:
+    if isinstance(error, UpstreamRefused):
+        hidden: ShoalError = _hide_server(error)
+    elif (message := redact(error.message)) == error.message:
         return error
-    log.warning("request %s: %s", request_id, error.message, extra={"request_id": request_id})
-    return error.with_message(message)
+    else:
+        hidden = error.with_message(message)
+    if hidden.message != error.message:
+        log.warning("request %s: %s", request_id, error.message, extra={"request_id": request_id})
+    return hidden
+
+
+def _hide_server(error: UpstreamRefused) -> UpstreamRefused:
+    url = urlsplit(error.server)
+    host = url.hostname or ""
+    message, body = error.message, error.body
+    for name in (error.server, url.netloc, host if "." in host else ""):  # a host of one word may be any word
+        if name:
+            message = message.replace(name, HIDDEN)
+            body = body.replace(name.encode(), HIDDEN.encode())
+    hidden = error.with_message(message)
+    hidden.body = body
+    return hidden

@@ -76,13 +76,13 @@ class Routes:
         self.all.append(route)
 
     def find(self, method: str, path: str) -> Route | Miss:
-        wanted = "GET" if method == "HEAD" else method
+        route_method = "GET" if method == "HEAD" else method
         methods = self._exact.get(path)
         if methods is not None:
-            return methods.get(wanted) or self._method_not_allowed(method, path, methods)
+            return methods.get(route_method) or self._method_not_allowed(method, path, methods)
         under = self._match_prefix(path)
         for found, parameter in under:
-            route = found.get(wanted)
+            route = found.get(route_method)
             if route is not None:
                 return Route(route.surface, route.operation, parameter)
         if under:

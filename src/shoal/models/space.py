@@ -28,12 +28,12 @@ def stored_space(stored: StoredModel) -> str:
 def hash_weights(stored: StoredModel) -> str:
     """Return the digits of `stored_space`, also for a model without vectors."""
     weights, image = stored.manifest.weights, stored.manifest.image
-    told: list[Any] = [sorted(digest for file, digest in weights.items() if not _is_exported_copy(file, weights))]
+    identity: list[Any] = [sorted(digest for file, digest in weights.items() if not _is_exported_copy(file, weights))]
     if image is not None:
-        told += [image.spec, stored.manifest.text]
-        return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+        identity += [image.spec, stored.manifest.text]
+        return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
     spec: TextSpec = stored.manifest.text_spec
-    told += [
+    identity += [
         spec.pooling,
         spec.modules,
         sorted(spec.prompts.items()),
@@ -45,7 +45,7 @@ def hash_weights(stored: StoredModel) -> str:
         *(each for each in (spec.sparse, spec.multi, spec.score) if each is not None),
         *(() if spec.frame_tokens and not spec.dropped else (spec.frame_tokens, spec.dropped)),
     ]
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
 
 def _is_exported_copy(file: str, weights: Mapping[str, str]) -> bool:

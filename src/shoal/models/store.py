@@ -231,10 +231,10 @@ class Store:
         return self._models / _folder_name(address)
 
     def _read_consistently(
-        self, folder: Path, look: Callable[[Path, list[str]], T], told: list[str] | None = None
+        self, folder: Path, look: Callable[[Path, list[str]], T], damage: list[str] | None = None
     ) -> T:
         """Call `look` until no entry changed meanwhile: half of an old entry and half of a new one would look damaged.
-        The complaints of the last call are added to `told` if given, else logged once."""
+        The complaints of the last call are added to `damage` if given, else logged once."""
         for _ in range(_LOOKS):
             complaints: list[str] = []
             before = _state(folder)
@@ -242,8 +242,8 @@ class Store:
             self._wait_for_swap(folder)
             if _state(folder) == before:
                 break
-        if told is not None:
-            told += complaints
+        if damage is not None:
+            damage += complaints
             return found
         for complaint in complaints:
             if complaint not in self._logged:
@@ -307,8 +307,8 @@ def _matches(manifest: Manifest, address: Address) -> bool:
 
 def _entry_name(address: Address, manifest: Manifest) -> str:
     """Return the entry's name: the revision, preceded by the requested name if that differs: `main+4c2a...`."""
-    asked = address.revision if address.revision != manifest.revision else ""
-    return "+".join(filter(None, (asked.replace("/", "+"), manifest.revision)))
+    requested = address.revision if address.revision != manifest.revision else ""
+    return "+".join(filter(None, (requested.replace("/", "+"), manifest.revision)))
 
 
 def _folders(parent: Path) -> Iterator[Path]:

@@ -61,15 +61,15 @@ def _follow_config(data: dict[str, Any], kind: str, config: JsonFile) -> bool:
     """Apply tokenizer_config's settings to a tokenizer.json; return whether that changed anything."""
     model = data.get("model")
     model_type = model.get("type") if isinstance(model, dict) else None
-    wanted: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if kind in _WORDPIECE and model_type == "WordPiece":
         normalizer = {"type": "BertNormalizer", "clean_text": True, **_bert_normalizer(config)}
-        wanted = {"normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}}
+        settings = {"normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}}
     elif kind in _BYTE_LEVEL and model_type == "BPE":
         spaced = config.boolean("add_prefix_space", False)
         splitter = {"type": "ByteLevel", "add_prefix_space": spaced, "trim_offsets": True, "use_regex": True}
-        wanted = {"normalizer": None, "pre_tokenizer": splitter}
-    changes = {key: value for key, value in wanted.items() if data.get(key) != value}
+        settings = {"normalizer": None, "pre_tokenizer": splitter}
+    changes = {key: value for key, value in settings.items() if data.get(key) != value}
     data.update(changes)
     return bool(changes)
 

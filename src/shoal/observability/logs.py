@@ -95,8 +95,8 @@ def configure(
             logger.handlers[:] = handlers
             logger.setLevel(number)
             logger.propagate = propagate
-        for name, wanted in records.items():
-            setattr(logging, name, wanted)
+        for name, value in records.items():
+            setattr(logging, name, value)
         writer.close()
 
 

@@ -202,9 +202,9 @@ class PrometheusObserver(Observer, Collector):
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
-    def record_backends(self, told: Sequence[tuple[str, int, ModelStats]]) -> None:
+    def record_backends(self, stats: Sequence[tuple[str, int, ModelStats]]) -> None:
         """Store the backends' own statistics for the next scrape: (model, replica number, statistics)."""
-        self._backends = told
+        self._backends = stats
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
         series = self._requests.get((model, task)) or self._add_requests(model, task)

@@ -19,9 +19,9 @@ STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 OUTCOMES = ("success", "fail")
 
 
-def collect_families(told: BackendStats) -> Iterator[Metric]:
+def collect_families(backends: BackendStats) -> Iterator[Metric]:
     """Yield the counters of all replicas, by model and replica."""
-    rows = list(told)
+    rows = list(backends)
     labels = ("model", "replica")
     requests = CounterMetricFamily(
         "shoal_backend_requests_total", "Requests that the backend finished.", labels=(*labels, "outcome")

@@ -27,9 +27,9 @@ class RowOptions(NamedTuple):
     query: bool
 
 
-def check_kinds(asked: Sequence[VectorKind], has: Sequence[VectorKind]) -> None:
+def check_kinds(kinds: Sequence[VectorKind], has: Sequence[VectorKind]) -> None:
     """Raises Unsupported if the model lacks a requested kind of vector."""
-    for kind in asked:
+    for kind in kinds:
         if kind not in has:
             raise Unsupported(f"the model has no {kind} vectors; it has: {', '.join(has)}", param="model")
 
@@ -87,16 +87,16 @@ class Heads:
     def _build_vector_set(
         self, outputs: Tensors, place: int, item: Prepared, dense: Sequence[Array | ShoalError]
     ) -> VectorSet | ShoalError:
-        asked: RowOptions = item.extra
-        vector = dense[place] if "dense" in asked.kinds else None
+        options: RowOptions = item.extra
+        vector = dense[place] if "dense" in options.kinds else None
         if isinstance(vector, ShoalError):
             return vector
         tokens = sparse = multi = None
-        if "tokens" in asked.kinds:
-            tokens = _copy_rows(outputs[self._names["tokens"]][place, : asked.tokens])
-        if "sparse" in asked.kinds:
+        if "tokens" in options.kinds:
+            tokens = _copy_rows(outputs[self._names["tokens"]][place, : options.tokens])
+        if "sparse" in options.kinds:
             sparse = self._sparse(outputs[self._names["sparse"]][place], item)
-        if "multi" in asked.kinds:
+        if "multi" in options.kinds:
             multi = self._multi(outputs[self._names["multi"]][place], item)
         return check_finite(VectorSet(dense=vector, tokens=tokens, sparse=sparse, multi=multi))
 

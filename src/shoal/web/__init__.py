@@ -65,8 +65,8 @@ class File:
         return cls(body, [(b"content-type", kind), (b"cache-control", kept), (b"etag", etag), *SECURITY_HEADERS], etag)
 
     def to_reply(self, request: Request) -> Reply:
-        asked = request.headers.get(b"if-none-match", b"")
-        if asked == b"*" or self.etag in (each.strip().removeprefix(b"W/") for each in asked.split(b",")):
+        etags = request.headers.get(b"if-none-match", b"")
+        if etags == b"*" or self.etag in (each.strip().removeprefix(b"W/") for each in etags.split(b",")):
             return Reply(304, self.headers[1:])
         return Reply(200, list(self.headers), self.body)
 

@@ -12,7 +12,7 @@ from shoal.app import App, open_app
 from shoal.config import load
 from shoal.http.json.unsupported import KNOWN_FIELDS
 from shoal.sampling_fields import UNSUPPORTED_FIELDS
-from shoal.surfaces.ollama.chat_requests import OFF_VALUES
+from shoal.surfaces.ollama.chat_requests import UNSUPPORTED_OPTIONS
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
 
 SAID = [{"role": "user", "content": "one two"}]
@@ -35,6 +35,10 @@ OTHERS: dict[str, dict[str, dict[str, Any]]] = {
         "/score": {"model": "ranker", "text_1": "q", "text_2": "a"},
         "/classify": {"model": "ranker", "input": ["a"]},
         "/pooling": {"model": "fake", "input": ["a"]},
+    },
+    "ollama": {
+        "/api/embed": {"model": "fake", "input": "a"},
+        "/api/embeddings": {"model": "fake", "prompt": "a"},
     },
     "cohere": {
         "/v2/rerank": {"model": "ranker", "query": "q", "documents": ["a"]},
@@ -78,10 +82,11 @@ async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
 
 @pytest.mark.parametrize("path", OLLAMA)
 async def test_options_of_ollama(app: App, path: str) -> None:
-    """Those that it knows and no model here has are refused, unless they are off."""
-    for name, off in OFF_VALUES.items():
-        refused(await post(app, path, {**OLLAMA[path], "options": {name: 0.5}}), f"options.{name}")
-        assert (await post(app, path, {**OLLAMA[path], "options": {name: off}})).status == 200
+    """Those of other servers are refused, unless they have no effect."""
+    for name, neutral in UNSUPPORTED_OPTIONS.items():
+        refused(await post(app, path, {**OLLAMA[path], "options": {name: 0.5}}), name)
+        for value in (None, *neutral):
+            assert (await post(app, path, {**OLLAMA[path], "options": {name: value}})).status == 200
     assert (await post(app, path, {**OLLAMA[path], "options": {"num_ctx": 4096, "made_up": 1}})).status == 200
 
 

@@ -96,10 +96,10 @@ class _ModelFiles:
     def context_tokens(self) -> int | None:
         text = self._config.data.get("text_config")
         configs = [self._config.data, text if isinstance(text, dict) else {}]
-        told = [config.get(key) for config in configs for key in _CONTEXT_KEYS]
-        told.append(self._tokenizer.data.get("model_max_length"))
+        limits = [config.get(key) for config in configs for key in _CONTEXT_KEYS]
+        limits.append(self._tokenizer.data.get("model_max_length"))
         return next(
-            (int(each) for each in told if isinstance(each, int | float) and 0 < each < MAX_CONTEXT_TOKENS), None
+            (int(each) for each in limits if isinstance(each, int | float) and 0 < each < MAX_CONTEXT_TOKENS), None
         )
 
     def templates(self) -> dict[str, ChatTemplate]:

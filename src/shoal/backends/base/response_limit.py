@@ -81,17 +81,17 @@ class ResponseLimit(NamedTuple):
         return cls(_cap_size(size), lists, commas)
 
     @classmethod
-    def of_entries(cls, count: int, numbers: int, *, named: int = 0, names: bytes = b"", told: bytes = b"") -> Self:
+    def of_entries(cls, count: int, numbers: int, *, named: int = 0, names: bytes = b"", texts: bytes = b"") -> Self:
         """Return the limit for one object with `count` entries of `numbers` numbers each, `named` of them in objects of
         their own.
 
-        `names` may occur in every entry, and `told`, the request's texts, once. Names and texts may contain any
+        `names` may occur in every entry, and `texts`, the request's texts, once. Names and texts may contain any
         character.
         """
-        size = bytes_for_numbers(0) + LABEL_BYTES * len(told)
+        size = bytes_for_numbers(0) + LABEL_BYTES * len(texts)
         each = ENTRY_BYTES + (NUMBER_BYTES + INDENT_BYTES) * numbers + KEYS_BYTES * named + LABEL_BYTES * len(names)
         spare = {
-            mark: SPARE_MARKS + told.count(mark) + count * (ENTRY_MARKS + names.count(mark))
+            mark: SPARE_MARKS + texts.count(mark) + count * (ENTRY_MARKS + names.count(mark))
             for mark in (b"[", b",", b"{")
         }
         return cls(

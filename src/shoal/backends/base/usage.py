@@ -12,13 +12,13 @@ def split_proportionally(total: int, sizes: Sequence[int]) -> list[int]:
     """Split `total` into integers proportional to `sizes`. Their sum is `total`."""
     whole = sum(sizes) or 1
     parts: list[int] = []
-    seen = given = 0
+    seen = assigned = 0
     for size in sizes:
         seen += size
-        parts.append(total * seen // whole - given)
-        given += parts[-1]
-    if given < total and parts:  # all sizes are zero
-        parts[-1] += total - given
+        parts.append(total * seen // whole - assigned)
+        assigned += parts[-1]
+    if assigned < total and parts:  # all sizes are zero
+        parts[-1] += total - assigned
     return parts
 
 

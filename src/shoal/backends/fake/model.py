@@ -213,7 +213,7 @@ class FakePipeline:
         if len(ids) > MAX_TOKENS and task.truncate is False:
             return TooLong(f"the input has {len(ids)} tokens, the model takes at most {MAX_TOKENS}", param="input")
         kept = (ids[:MAX_TOKENS] if task.truncation_direction == "right" else ids[-MAX_TOKENS:]) or [word_id("")]
-        asked: Any = task.raw_scores if not isinstance(task, Embed) else _VectorOptions.from_task(task)
+        options: Any = task.raw_scores if not isinstance(task, Embed) else _VectorOptions.from_task(task)
         return Prepared(
             tensors={"ids": np.asarray(kept, dtype=np.int64)},
             cost=len(kept),
@@ -221,8 +221,8 @@ class FakePipeline:
             outputs=("embedding",),
             tokens=min(len(ids), MAX_TOKENS),
             truncated=len(ids) > MAX_TOKENS,
-            key=(tuple(kept), asked),
-            extra=asked,
+            key=(tuple(kept), options),
+            extra=options,
         )
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
@@ -389,9 +389,9 @@ class FakeGenerator:
                     raise EngineFailed("the model failed and does not say why")
                 self.produced += 1
                 text = f" {word}" if at else word
-                told = () if sampling.logprobs is None else (_logprob(text, at, sampling.logprobs),)
+                logprobs = () if sampling.logprobs is None else (_logprob(text, at, sampling.logprobs),)
                 reason = None if at < count - 1 else "stop" if count == most else "length"
-                yield Piece(text=text, tokens=1, prompt_tokens=len(words), finish_reason=reason, logprobs=told)
+                yield Piece(text=text, tokens=1, prompt_tokens=len(words), finish_reason=reason, logprobs=logprobs)
         finally:
             self.running -= 1
             self.closed += 1

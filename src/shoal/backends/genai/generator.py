@@ -261,7 +261,7 @@ class _PendingOutput:
             return
         self._ids += made.ids
         self._tokens += made.tokens
-        self._logprobs += [_logprob(*told) for told in made.logprobs]
+        self._logprobs += [_logprob(*entry) for entry in made.logprobs]
         self._finish = made.finish
         self._came.set()
 

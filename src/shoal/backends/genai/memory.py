@@ -39,10 +39,10 @@ def cache_budget(asked_mb: int, available: int) -> int:
     return asked_mb * 2**20 if asked_mb else min(MOST_BYTES, max(LEAST_BYTES, available // SHARE))
 
 
-def count_blocks(budget_bytes: int, one: int, *, asked: bool, context_tokens: int | None, streams: int) -> int:
-    """Return the blocks that fit into the budget: at least one and, unless `asked`, no more than can be used."""
+def count_blocks(budget_bytes: int, one: int, *, explicit: bool, context_tokens: int | None, streams: int) -> int:
+    """Return the blocks that fit into the budget: at least one and, unless `explicit`, no more than can be used."""
     count = max(1, budget_bytes // one)
-    if context_tokens and not asked:
+    if context_tokens and not explicit:
         count = min(count, streams * -(-context_tokens // BLOCK_TOKENS))
     return count
 

@@ -204,7 +204,7 @@ def _build_scheduler(genai: Any, state: _ModelLayout, options: GenaiOptions, kep
     count = memory.count_blocks(
         room,
         memory.block_bytes(state.heads, kept),
-        asked=bool(options.kv_cache_mb),
+        explicit=bool(options.kv_cache_mb),
         context_tokens=options.context_tokens,
         streams=options.max_streams,
     )

@@ -29,5 +29,5 @@ def limit_growth(size: int) -> None:
     space, _ = memory_sizes()
     if space:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = space + size
-        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+        limit = space + size
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

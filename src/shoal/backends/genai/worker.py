@@ -71,10 +71,10 @@ class MessageSocket:
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._read(socket.MSG_DONTWAIT)  # select() supports no descriptor above 1023
-        said = []
+        messages = []
         while (message := self._next()) is not None:
-            said.append(message)
-        return said
+            messages.append(message)
+        return messages
 
     def send(self, data: bytes) -> None:
         """Send a frame, and wait if the gateway is slow to read. Raises GatewayGone."""
@@ -152,18 +152,18 @@ class GenerationLoop:
             answer.handle.cancel()
             self._cancelled = True
 
-    def _compile(self, asked: Prepare) -> None:
+    def _compile(self, request: Prepare) -> None:
         """Compile a guide in a thread, which also sends the result, so that steps continue."""
 
         def then(error: ShoalError | None) -> None:
             failed = None if error is None else (error.kind, error.message, error.param)
             with contextlib.suppress(GatewayGone):
-                self._line.send(encode_frame([Produced(id=asked.id, error=failed)]))
+                self._line.send(encode_frame([Produced(id=request.id, error=failed)]))
 
         if self._pipeline.grammars is None:
-            then(_no_guide_error(asked.guide))
+            then(_no_guide_error(request.guide))
         else:
-            self._pipeline.grammars.prepare(asked.guide, then)
+            self._pipeline.grammars.prepare(request.guide, then)
 
     def _begin(self, start: Start) -> None:
         if self._cancelled:
@@ -268,8 +268,8 @@ class GenerationLoop:
 
     def _flush(self) -> None:
         """Send the results, even an empty list: a process that sends nothing counts as stuck."""
-        told, self._told = self._told, []
-        self._line.send(encode_frame(told))
+        results, self._told = self._told, []
+        self._line.send(encode_frame(results))
 
     def fail_all(self, error: RuntimeError) -> None:
         """Send an error for every answer, as the last message of this process."""

@@ -64,11 +64,11 @@ def warm_up() -> None:
 
     for kind in (openvino.Type.i64, openvino.Type.i32, openvino.Type.boolean, openvino.Type.f16, openvino.Type.f32):
         kind.to_dtype()
-    given = openvino.op.Parameter(openvino.Type.f32, openvino.PartialShape([-1]))
+    parameter = openvino.op.Parameter(openvino.Type.f32, openvino.PartialShape([-1]))
     core = openvino.Core()
     core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     core.get_versions("CPU")
-    model = openvino.Model([openvino.op.Result(given.output(0))], [given], "warm-up")
+    model = openvino.Model([openvino.op.Result(parameter.output(0))], [parameter], "warm-up")
     request = core.compile_model(model, "CPU", {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}).create_infer_request()
     request.set_callback(lambda _: None, None)
     for array in (np.zeros(1, np.float32), np.zeros(2, np.float32)):
@@ -114,7 +114,7 @@ def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
     core = openvino.Core()
     try:
         model = core.read_model(str(graph))
-        ports = tuple(_to_port(given) for given in model.inputs)
+        ports = tuple(_to_port(node) for node in model.inputs)
         streams, threads = plan_threads(options.streams, options.threads, usable_cores())
         compiler = _Compiler(core, model, threads)
         choice = _choose_precision(compiler, ports, options, _graph_bytes(graph))
@@ -231,11 +231,11 @@ def _run_samples(
     return rows
 
 
-def _to_port(given: Any) -> Port:
+def _to_port(node: Any) -> Port:
     import numpy as np
 
-    shape = tuple(None if axis.is_dynamic else axis.get_length() for axis in given.get_partial_shape())
-    return Port(given.get_any_name(), np.dtype(given.get_element_type().to_dtype()), shape)
+    shape = tuple(None if axis.is_dynamic else axis.get_length() for axis in node.get_partial_shape())
+    return Port(node.get_any_name(), np.dtype(node.get_element_type().to_dtype()), shape)
 
 
 def _graph_bytes(graph: Path) -> int:

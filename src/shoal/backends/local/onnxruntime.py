@@ -47,7 +47,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         raise ConfigError("onnxruntime runs f32 only; use precision f32, or another engine", param="precision")
     loaded = await asyncio.to_thread(_load, graph, options)
     session, slots = loaded.session, loaded.slots
-    ports = tuple(_to_port(given, graph) for given in session.get_inputs())
+    ports = tuple(_to_port(node_arg, graph) for node_arg in session.get_inputs())
     facts = EngineFacts(
         name=name,
         inputs=tuple(port.name for port in ports),
@@ -128,11 +128,11 @@ def _load(graph: Path, options: EngineOptions) -> _LoadedSession:
     return _LoadedSession(session, device, slots, threads, onnxruntime.__version__)
 
 
-def _to_port(given: Any, graph: Path) -> Port:
-    if given.type not in TYPES:
-        raise ModelFileError(f"inputs of type {given.type} are not supported", file=graph.name, key=given.name)
-    shape = tuple(axis if isinstance(axis, int) else None for axis in given.shape)
-    return Port(given.name, np.dtype(TYPES[given.type]), shape)
+def _to_port(node_arg: Any, graph: Path) -> Port:
+    if node_arg.type not in TYPES:
+        raise ModelFileError(f"inputs of type {node_arg.type} are not supported", file=graph.name, key=node_arg.name)
+    shape = tuple(axis if isinstance(axis, int) else None for axis in node_arg.shape)
+    return Port(node_arg.name, np.dtype(TYPES[node_arg.type]), shape)
 
 
 class _SessionWorker(PooledWorker):

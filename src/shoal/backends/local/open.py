@@ -251,20 +251,22 @@ async def open_engine(
     return opened
 
 
-def cap_batch_tokens(spec: TextSpec, wanted: int) -> int:
-    """Return the maximum padded tokens of a batch, `wanted` or fewer. A model that scores the whole vocabulary at every
-    token (SPLADE) has [tokens, vocabulary] floats in memory at once, so it takes fewer, but at least one longest text.
+def cap_batch_tokens(spec: TextSpec, max_batch_tokens: int) -> int:
+    """Return the maximum padded tokens of a batch, `max_batch_tokens` or fewer.
+
+    A model that scores the whole vocabulary at every token (SPLADE) has [tokens, vocabulary] floats in memory at once,
+    so it takes fewer, but at least one longest text.
     """
     if spec.sparse is None or spec.sparse.per == "token" or not spec.vocab_size:
-        return wanted
-    return min(wanted, max(spec.max_tokens, LOGITS_BYTES // (4 * spec.vocab_size)))
+        return max_batch_tokens
+    return min(max_batch_tokens, max(spec.max_tokens, LOGITS_BYTES // (4 * spec.vocab_size)))
 
 
 def _variant(engine: str, settings: Settings) -> Variant | None:
     """Return the graph variant for the configured precision, or None. Engines that run folders have no graph and no
     variant."""
-    asked: str = settings.precision
-    return None if engine in FOLDER_ENGINES else next((one for one in VARIANTS if one == asked), None)
+    precision: str = settings.precision
+    return None if engine in FOLDER_ENGINES else next((one for one in VARIANTS if one == precision), None)
 
 
 def _measure_variant(
@@ -276,7 +278,7 @@ def _measure_variant(
     if variant is None:
         return {}
     store = Store(settings.home)
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with _Verifier(engine) as verifier:
         for one in stored:
             try:
@@ -292,8 +294,8 @@ def _measure_variant(
                 samples=samples,
                 open_graph=verifier.open,
             )
-            told = msgspec.to_builtins(found)
-    return {f"{variant}_{name}": told[name] for name in PARITY_FIELDS if told[name] is not None}
+            figures = msgspec.to_builtins(found)
+    return {f"{variant}_{name}": figures[name] for name in PARITY_FIELDS if figures[name] is not None}
 
 
 def _package_version(package: str) -> str:
@@ -412,11 +414,11 @@ def _build_facts(
 
 def engine_details(facts: EngineFacts) -> dict[str, Any]:
     """Return an engine's details, with the figures of its precision check in place of the check itself."""
-    told = {key: value for key, value in facts.details.items() if not isinstance(value, PrecisionCheck)}
+    details = {key: value for key, value in facts.details.items() if not isinstance(value, PrecisionCheck)}
     checked = facts.details.get("precision_checked")
     if isinstance(checked, PrecisionCheck):
-        told |= {f"{checked.precision}_{name}": value for name, value in checked.figures.items()}
-    return told
+        details |= {f"{checked.precision}_{name}": value for name, value in checked.figures.items()}
+    return details
 
 
 def compute_space(stored: StoredModel, precision: str = "", engine: str = "") -> str:
@@ -426,11 +428,11 @@ def compute_space(stored: StoredModel, precision: str = "", engine: str = "") ->
     weights differently (OpenVINO by int8 inputs, in groups of a fixed size), so the digits then cover the engine's name
     too: the vectors of two engines have a cosine of 0.994.
     """
-    told = stored_space(stored)
-    if not told or precision != "int8":
-        return told
+    space = stored_space(stored)
+    if not space or precision != "int8":
+        return space
     how = f"{engine} {QUANTIZED_GROUP}" if engine == "openvino" else engine
-    return hashlib.sha256(f"{told} int8 {how}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{space} int8 {how}".encode()).hexdigest()[:16]
 
 
 class _Verifier:

@@ -67,10 +67,10 @@ async def open_dual_encoder(
         )
     stored = [apply_prompts(one, table) if one.manifest.text is not None else one for one in stored]
     check_same_model(name, stored)
-    wanted = _select_towers(name, stored[0], settings)
+    modalities = _select_towers(name, stored[0], settings)
     parts: dict[Modality, Tower] = {}
     async with AsyncExitStack() as opened:
-        for modality in wanted:
+        for modality in modalities:
             opening = _open_text_tower if modality == "text" else _open_image_tower
             parts[modality] = await opening(engine, name, stored, settings, opened)
         opened.pop_all()
@@ -84,10 +84,10 @@ async def open_dual_encoder(
 def _select_towers(name: str, stored: StoredModel, settings: Settings) -> list[Modality]:
     manifest = stored.manifest
     has: dict[Modality, bool] = {"text": manifest.text is not None, "image": manifest.image is not None}
-    wanted = [modality for modality, there in has.items() if there and settings.towers in ("both", modality)]
-    if not wanted:
+    modalities = [modality for modality, there in has.items() if there and settings.towers in ("both", modality)]
+    if not modalities:
         raise ConfigError(f"{name} has no {settings.towers} tower: leave `towers` out of its settings")
-    return wanted
+    return modalities
 
 
 async def _open_text_tower(

@@ -62,11 +62,11 @@ class PrecisionCheck:
     def reason(self) -> str:
         """Each figure with its bound, failed ones first."""
         shown = sorted(self.figures, key=lambda name: not _misses(name, self.figures[name]))
-        said = (
+        parts = (
             f"{name.replace('_', ' ')} {self.figures[name]:.6f} {_format_bound(name, self.figures[name])}"
             for name in shown
         )
-        return f"{self.precision} beside f32: {', '.join(said) or 'nothing to compare'}"
+        return f"{self.precision} beside f32: {', '.join(parts) or 'nothing to compare'}"
 
 
 def _misses(name: str, value: float) -> bool:

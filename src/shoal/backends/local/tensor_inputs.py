@@ -61,7 +61,7 @@ def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dic
 
 
 def _fit(array: Array, port: Port) -> Array:
-    sizes = [given if size is None else size for size, given in zip(port.shape, array.shape, strict=False)]
+    sizes = [actual if size is None else size for size, actual in zip(port.shape, array.shape, strict=False)]
     if array.ndim != len(port.shape) or sizes != list(array.shape):
         raise InputRejected(
             f"{port.name} takes the shape {_format_shape(port.shape)}, not {_format_shape(array.shape)}",
@@ -82,7 +82,7 @@ def make_example(ports: Sequence[Port], size: int, length: int) -> dict[str, Arr
     """Return inputs of a shape for timing: all ones, which are a valid id, an attended mask and a valid position."""
     return {
         port.name: np.ones(
-            (size, *(length if given is None else given for given in port.shape[1:])),
+            (size, *(length if axis is None else axis for axis in port.shape[1:])),
             dtype=port.dtype,
         )
         for port in ports

@@ -43,10 +43,10 @@ def has_choices(body: bytes) -> bool:
 def parse_usage(body: bytes) -> Usage | None:
     """Return the usage in the JSON of an event or a whole answer, or None."""
     try:
-        told = _USAGE.decode(body)
+        parsed = _USAGE.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # the answer is passed on anyway, without a count
-    usage = told.usage or (told.response.usage if told.response is not None else None)
+    usage = parsed.usage or (parsed.response.usage if parsed.response is not None else None)
     return None if usage is None else usage.to_usage()
 
 
@@ -94,10 +94,10 @@ class AnswerReader:
             yield Chunk(usage=self.usage)
 
     def _chunks(self, choice: ChoiceWire, index: int) -> Iterator[Chunk]:
-        told = choice.delta or choice.message or MessageWire()
-        text = choice.text or _text(told.content) or told.refusal or ""
-        thought = (told.reasoning_content or told.reasoning or "") if self._reasoning else ""
-        tools = self._calls.read(index, told)
+        message = choice.delta or choice.message or MessageWire()
+        text = choice.text or _text(message.content) or message.refusal or ""
+        thought = (message.reasoning_content or message.reasoning or "") if self._reasoning else ""
+        tools = self._calls.read(index, message)
         logprobs = _logprobs(choice.logprobs)
         self._reasons.setdefault(index, "")
         if choice.finish_reason:  # some servers send "" for null
@@ -115,13 +115,13 @@ def _text(content: str | list[dict[str, object]] | None) -> str:
     return content or ""
 
 
-def _logprobs(told: LogprobsWire | None) -> list[TokenLogprob]:
-    if told is None:
+def _logprobs(logprobs: LogprobsWire | None) -> list[TokenLogprob]:
+    if logprobs is None:
         return []
-    if told.content:
-        return [_token(token) for token in told.content]
-    tokens, values = told.tokens or [], told.token_logprobs or []
-    tops = told.top_logprobs or [None] * len(tokens)
+    if logprobs.content:
+        return [_token(token) for token in logprobs.content]
+    tokens, values = logprobs.tokens or [], logprobs.token_logprobs or []
+    tops = logprobs.top_logprobs or [None] * len(tokens)
     return [
         TokenLogprob(
             token=token,
@@ -132,11 +132,11 @@ def _logprobs(told: LogprobsWire | None) -> list[TokenLogprob]:
     ]
 
 
-def _token(told: TokenWire) -> TokenLogprob:
-    data = None if told.bytes is None else bytes(byte & 0xFF for byte in told.bytes)
+def _token(token: TokenWire) -> TokenLogprob:
+    data = None if token.bytes is None else bytes(byte & 0xFF for byte in token.bytes)
     return TokenLogprob(
-        token=told.token,
-        logprob=told.logprob,
-        data=None if data == told.token.encode() else data,
-        top=[_token(other) for other in told.top_logprobs or ()],
+        token=token.token,
+        logprob=token.logprob,
+        data=None if data == token.token.encode() else data,
+        top=[_token(other) for other in token.top_logprobs or ()],
     )

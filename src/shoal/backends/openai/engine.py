@@ -121,12 +121,12 @@ class UpstreamEngine(PresenceMixin):
             done = 0
             while done < len(places):
                 some = places[done : done + self.facts.max_batch_size]
-                given = [items[place] for place in some]
-                rows = await self._call_route(calls, given, params, deadline)
+                batch = [items[place] for place in some]
+                rows = await self._call_route(calls, batch, params, deadline)
                 if rows is None:
                     continue  # the server has named a smaller batch limit
                 self.counted = rows.tokens > 0
-                tokens[some] = _count_tokens(rows.tokens, given)
+                tokens[some] = _count_tokens(rows.tokens, batch)
                 parts.append(rows.values)
                 order += some
                 done += len(some)
@@ -178,10 +178,10 @@ class UpstreamEngine(PresenceMixin):
 
     def _fit_width(self, vectors: Array, params: Mapping[str, Any]) -> Array:
         """Return vectors of the model's or the requested dimension: not every server supports the option."""
-        width, own, asked = vectors.shape[1], self.dimension, params.get("dimensions")
-        if width not in (own, asked):
-            check_width(self._presence, width, asked or own or width, self.client.base)
-        return cut_vectors(vectors, asked, normalize=params.get("normalize") is True)
+        width, own, requested = vectors.shape[1], self.dimension, params.get("dimensions")
+        if width not in (own, requested):
+            check_width(self._presence, width, requested or own or width, self.client.base)
+        return cut_vectors(vectors, requested, normalize=params.get("normalize") is True)
 
 
 def parse_batch_limit(words: str) -> int | None:

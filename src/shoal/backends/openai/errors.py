@@ -62,6 +62,7 @@ def refusal_error(answer: Answer, where: str) -> ShoalError:
         status=answer.status,
         body=_client_body(answer) if answer.has_json_body else b"",
         retry_after=retry_after(answer.headers),
+        server=where,
     )
 
 
@@ -70,10 +71,10 @@ def find_failure(body: bytes, key: bytes = b"") -> UpstreamRefused | None:
     if b'"error"' not in body:
         return None
     try:
-        told = bool(_ERROR.decode(body).get("error"))
+        has_error = bool(_ERROR.decode(body).get("error"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return failure_error(body, key) if told else None
+    return failure_error(body, key) if has_error else None
 
 
 def failure_error(body: bytes, key: bytes = b"") -> UpstreamRefused:

@@ -179,16 +179,18 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
     embeds = await _embeds(client, model)
     generates = await _generates(client, model)
     answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
-    tasks = tuple(task for task, told in answers.items() if told is True)
+    tasks = tuple(task for task, outcome in answers.items() if outcome is True)
     routes, unsure = ([], []) if tasks else await find_score_routes(client, model, tuple(_ROUTE_TASKS), ASK_S)
     if routes:  # with many models behind one server, only scoring real texts shows which of them score
         tasks = ("rerank", "classify")
-    for task, told in answers.items():
-        if isinstance(told, Answer) and (why := _retry_reason(told, client, tasks)):
+    for task, outcome in answers.items():
+        if isinstance(outcome, Answer) and (why := _retry_reason(outcome, client, tasks)):
             raise _NotReadyYet(f"{why}, asked whether it can {task}{_TASKS_HINT if tasks else ''}")
     if tasks:
         return _Discovery(number, tasks, own, routes)
-    if not any(isinstance(told, Answer) and rejected_key_error(told, client.base) for told in answers.values()):
+    if not any(
+        isinstance(outcome, Answer) and rejected_key_error(outcome, client.base) for outcome in answers.values()
+    ):
         _raise_if_unsure(unsure, client, "score")
     raise ConfigError(_no_task_message(client, model, generates, [one.id for one in listed]))
 
@@ -210,25 +212,25 @@ def _raise_if_unsure(unsure: Sequence[Answer], client: Client, task: str) -> Non
 _TASKS_HINT = "; if it cannot, say what it can with `tasks` in its table of shoal.toml"
 
 
-def _retry_reason(told: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
+def _retry_reason(answer: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
     """Return why a rejection may be temporary, or "" if it is final. `tasks`: the known tasks of the model."""
-    if tasks and (key := rejected_key_error(told, client.base)):
+    if tasks and (key := rejected_key_error(answer, client.base)):
         return key.message
     # Some servers answer 500 for a task they do not support; if the model has another task, a 500 means that.
-    if told.status in (BUSY - {500} if tasks else BUSY):
-        return f"it answers status {told.status}{quote_message(told)}"
+    if answer.status in (BUSY - {500} if tasks else BUSY):
+        return f"it answers status {answer.status}{quote_message(answer)}"
     return ""
 
 
-def _no_task_message(client: Client, model: str, told: Answer | bool, names: Sequence[str]) -> str:
+def _no_task_message(client: Client, model: str, answer: Answer | bool, names: Sequence[str]) -> str:
     """Return why the model has no task that Shoal supports."""
-    assert isinstance(told, Answer)
-    if key := rejected_key_error(told, client.base):
+    assert isinstance(answer, Answer)
+    if key := rejected_key_error(answer, client.base):
         return key.message
     if names and model not in names:
         return f"the server at {client.base} has no model {model!r}; it has {', '.join(names[:20])}"
     return (
-        f"{model} at {client.base} neither embeds, scores nor chats{quote_message(told)}: check the name and the "
+        f"{model} at {client.base} neither embeds, scores nor chats{quote_message(answer)}: check the name and the "
         f"path, and "
         "say what it can do with `tasks` in its table of shoal.toml"
     )

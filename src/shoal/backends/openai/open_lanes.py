@@ -180,14 +180,14 @@ class _EmbeddingOpener:
     def _build_facts(self, facts: ModelFacts, pipeline: StringPipeline) -> ModelFacts:
         spec = pipeline.spec
         # Passed options and support of token ids do not change the vector space.
-        told = [facts.id, "openai", msgspec.to_builtins(replace(spec, ids=False, passes=frozenset()))]
+        identity = [facts.id, "openai", msgspec.to_builtins(replace(spec, ids=False, passes=frozenset()))]
         return replace(
             facts,
             tasks=("embed",),
             dimension=spec.dimension,
             prompts=dict(spec.prompts),
             default_prompt_name=spec.default_prompt_name,
-            space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16],
+            space=hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16],
             answers=self._reference[0].digest,
             verified=f"{len(TEXTS)} texts answered, all finite",
             details={**facts.details, "usage": _usage_source(self.counter, spec.token_count), "token_ids": spec.ids},

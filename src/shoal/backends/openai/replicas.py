@@ -106,6 +106,8 @@ class Attempt:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.replica.in_flight -= 1
+        if isinstance(error, UpstreamRefused):
+            error.server = self.replica.client.base
         now = time.monotonic()
         if isinstance(error, asyncio.CancelledError | DeadlineExceeded):
             late = isinstance(error, DeadlineExceeded) or now >= self._deadline

@@ -45,7 +45,7 @@ class ScoreCalls:
         return {"model": model, "text_1": first, "text_2": second, **_vllm_options(options)}
 
     def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
-        return ResponseLimit.of_entries(count, 1, told=sent)
+        return ResponseLimit.of_entries(count, 1, texts=sent)
 
     def adapt_to_refusal(self, answer: Answer) -> bool:
         return False
@@ -71,12 +71,12 @@ class RerankCalls:
 
     def body(self, model: str, items: Sequence[Any], **options: Any) -> dict[str, Any]:
         values = {"top_n": len(items), "return_documents": False}
-        told = {name: value for name, value in values.items() if name in self._fields}
+        fields = {name: value for name, value in values.items() if name in self._fields}
         documents = [document for _, document in items]
-        return {"model": model, "query": items[0][0], "documents": documents, **told, **_rerank_options(options)}
+        return {"model": model, "query": items[0][0], "documents": documents, **fields, **_rerank_options(options)}
 
     def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
-        return ResponseLimit.of_entries(count, 1, told=sent)  # some servers always return the documents
+        return ResponseLimit.of_entries(count, 1, texts=sent)  # some servers always return the documents
 
     def adapt_to_refusal(self, answer: Answer) -> bool:
         refused = {name for name in self._fields if name in answer.raw_message}
@@ -150,46 +150,46 @@ class ClassifyCalls:
 
     def response_limit(self, count: int, sent: bytes, width: int | None) -> ResponseLimit:
         labels = len(self.labels.class_names) or MAX_VECTOR_WIDTH
-        return ResponseLimit.of_entries(count, labels, named=labels, names=self.labels.longest_names, told=sent)
+        return ResponseLimit.of_entries(count, labels, named=labels, names=self.labels.longest_names, texts=sent)
 
     def adapt_to_refusal(self, answer: Answer) -> bool:
         return False
 
     async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows:
-        told = _decode(_CLASSES, answer, where)
-        found = [(row.index if isinstance(row, ClassWire) else None, row) for row in told.data]
+        parsed = _decode(_CLASSES, answer, where)
+        found = [(row.index if isinstance(row, ClassWire) else None, row) for row in parsed.data]
         rows = [self.labels.order_scores(row, where) for row in sort_by_index(found, len(items), where)]
-        return Rows(_floats(rows), told.usage.input_token_count if told.usage is not None else 0)
+        return Rows(_floats(rows), parsed.usage.input_token_count if parsed.usage is not None else 0)
 
 
 def _vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a task as fields of /score and /classify."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if options.get("raw_scores"):
-        told["use_activation"] = False
+        fields["use_activation"] = False
     if options.get("truncate"):
-        told["truncate_prompt_tokens"] = -1
-        told["truncation_side"] = options.get("truncation_direction", "right")
-    return told
+        fields["truncate_prompt_tokens"] = -1
+        fields["truncation_side"] = options.get("truncation_direction", "right")
+    return fields
 
 
 def _rerank_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as fields of /rerank: those of Infinity and vLLM, of Jina and Voyage, and of Cohere."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if options.get("raw_scores"):
-        told |= {"raw_scores": True, "use_activation": False}
+        fields |= {"raw_scores": True, "use_activation": False}
     if "truncate" in options:
-        told["truncation"] = options["truncate"]
+        fields["truncation"] = options["truncate"]
     if "max_document_tokens" in options:
-        told["max_tokens_per_doc"] = options["max_document_tokens"]
-    return told
+        fields["max_tokens_per_doc"] = options["max_document_tokens"]
+    return fields
 
 
 def _read_scores(answer: Answer, count: int, where: str) -> Rows:
-    told = _decode(_SCORES, answer, where)
-    listed = told.results if told.results is not None else told.data or []
+    parsed = _decode(_SCORES, answer, where)
+    listed = parsed.results if parsed.results is not None else parsed.data or []
     found = [(each.index, each.relevance_score if each.score is None else each.score) for each in listed]
-    return Rows(_floats([[_number(score)] for score in sort_by_index(found, count, where)]), told.input_token_count)
+    return Rows(_floats([[_number(score)] for score in sort_by_index(found, count, where)]), parsed.input_token_count)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], answer: Answer, where: str) -> T:

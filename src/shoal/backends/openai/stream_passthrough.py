@@ -87,13 +87,13 @@ class PassThroughStream:
     def _read_ending(self, body: bytes, *, named: bool) -> ShoalError | None:
         """As `_read`, for the data of an event that may end the stream. `named`: the event type is `error`."""
         try:
-            told = _ENDING.decode(body)
-            kind = told.type if self._dialect == RESPONSES else ""
-            error = told.error
+            event = _ENDING.decode(body)
+            kind = event.type if self._dialect == RESPONSES else ""
+            error = event.error
             if not error and (named or kind == "error"):
-                error = {"message": told.message, "type": "server_error", "param": told.param, "code": told.code}
+                error = {"message": event.message, "type": "server_error", "param": event.param, "code": event.code}
             if kind == _FAILED:
-                error = (told.response.get("error") if isinstance(told.response, dict) else None) or {
+                error = (event.response.get("error") if isinstance(event.response, dict) else None) or {
                     "message": "the response failed"
                 }
             if error:

@@ -57,10 +57,10 @@ class ToolCalls:
         self._unnamed: dict[int, list[_Call]] = {}
         self._count: Counter[int] = Counter()
 
-    def read(self, index: int, told: MessageWire) -> list[ToolDelta]:
+    def read(self, index: int, message: MessageWire) -> list[ToolDelta]:
         """Return the tool deltas in a delta or message of the choice at `index`."""
-        calls = told.tool_calls or ()
-        old = told.function_call  # the API's older form; some servers send a call in both
+        calls = message.tool_calls or ()
+        old = message.function_call  # the API's older form; some servers send a call in both
         if not calls and old is not None and (old.name or old.arguments):
             calls = [ToolWire(function=old)]
         deltas = (self._add_fragment(index, place, call) for place, call in enumerate(calls))
@@ -71,12 +71,12 @@ class ToolCalls:
         for call in self._unnamed.pop(index, ()):
             yield ToolDelta(index=call.number, id=call.id, arguments="".join(call.arguments))
 
-    def _add_fragment(self, index: int, place: int, told: ToolWire) -> ToolDelta | None:
-        at = index, place if told.index is None else told.index
-        function = told.function
+    def _add_fragment(self, index: int, place: int, fragment: ToolWire) -> ToolDelta | None:
+        at = index, place if fragment.index is None else fragment.index
+        function = fragment.function
         name = (function.name if function else None) or ""
         arguments = _text(function.arguments) if function else ""
-        ident = told.id or ""
+        ident = fragment.id or ""
         call = self._latest.get(at)
         if call is not None and call.next and arguments.strip():
             ident, name = ident or call.next, name or call.name

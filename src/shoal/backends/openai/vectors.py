@@ -53,13 +53,13 @@ class EmbeddingCalls:
 
     async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows:
         try:
-            told = _VECTORS.decode(answer.body)
+            parsed = _VECTORS.decode(answer.body)
             rows: list[Vectors | None] = [None] * len(items)
-            for place, one in enumerate(told.data):
+            for place, one in enumerate(parsed.data):
                 at = place if one.index is None else one.index
                 if not 0 <= at < len(rows) or rows[at] is not None:
                     raise UpstreamFailed(
-                        f"the server at {where} answered {len(told.data)} vectors for {len(items)} texts"
+                        f"the server at {where} answered {len(parsed.data)} vectors for {len(items)} texts"
                     )
                 rows[at] = _vector(bytes(one.embedding))
                 if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
@@ -71,7 +71,7 @@ class EmbeddingCalls:
             raise UpstreamFailed(f"the server at {where} answered {len(found)} vectors for {len(items)} texts")
         if len({row.size for row in found}) != 1 or not found[0].size:
             raise UpstreamFailed(f"the server at {where} answered vectors of several lengths, or of none")
-        return Rows(np.stack(found), told.usage.input_token_count if told.usage is not None else 0)
+        return Rows(np.stack(found), parsed.usage.input_token_count if parsed.usage is not None else 0)
 
 
 def _vector(embedding: bytes) -> Vectors:

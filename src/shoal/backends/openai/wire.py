@@ -52,10 +52,10 @@ class UsageWire(msgspec.Struct):
         return _tokens(self.prompt_tokens) or _tokens(self.input_tokens) or _tokens(self.total_tokens)
 
 
-def _tokens(told: object) -> int:
-    if isinstance(told, bool) or not isinstance(told, int | float):
+def _tokens(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
-    return int(min(max(told, 0), MAX_COUNT))
+    return int(min(max(value, 0), MAX_COUNT))
 
 
 class ChoicesWire(msgspec.Struct):
@@ -173,16 +173,16 @@ class ModelWire(msgspec.Struct):
     @property
     def supported_tasks(self) -> tuple[TaskKind, ...]:
         """The listed tasks that Shoal knows."""
-        told = self.tasks if isinstance(self.tasks, list) else []
+        tasks = self.tasks if isinstance(self.tasks, list) else []
         known: tuple[TaskKind, ...] = ("embed", "rerank", "classify", "generate")
-        return tuple(task for task in known if task in told)
+        return tuple(task for task in known if task in tasks)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The listed labels, in the order of a classifier's scores."""
-        told = self.labels if isinstance(self.labels, list) else []
-        named = tuple(label for label in told if isinstance(label, str))
-        return named if len(set(named)) == len(told) else ()
+        labels = self.labels if isinstance(self.labels, list) else []
+        named = tuple(label for label in labels if isinstance(label, str))
+        return named if len(set(named)) == len(labels) else ()
 
     @property
     def context_limit(self) -> int | None:
@@ -203,8 +203,8 @@ class ModelWire(msgspec.Struct):
         return _count(self.max_input_tokens) or self.context_limit
 
 
-def _count(*told: object) -> int | None:
-    return next((one for one in told if type(one) is int and 0 < one <= MAX_COUNT), None)
+def _count(*values: object) -> int | None:
+    return next((one for one in values if type(one) is int and 0 < one <= MAX_COUNT), None)
 
 
 class ModelsWire(msgspec.Struct):
@@ -242,8 +242,8 @@ class ScoresWire(msgspec.Struct):
     def input_token_count(self) -> int:
         """Input tokens, 0 if not reported."""
         units = (self.meta.tokens, self.meta.billed_units) if self.meta is not None else ()
-        told = [_tokens(each.input_tokens) for each in units if each is not None]
-        return (self.usage.input_token_count if self.usage is not None else 0) or next(filter(None, told), 0)
+        counts = [_tokens(each.input_tokens) for each in units if each is not None]
+        return (self.usage.input_token_count if self.usage is not None else 0) or next(filter(None, counts), 0)
 
 
 class LabelWire(msgspec.Struct):

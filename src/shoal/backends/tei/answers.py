@@ -98,20 +98,20 @@ async def parse_scores(body: bytes, count: int, labels: Sequence[str], where: st
     found = np.empty((count, len(labels)), dtype=np.float32)
     at = 0
     for piece in _decode_pieces(body, _PREDICTIONS, count, where):
-        for told in piece:
+        for scores in piece:
             with np.errstate(over="ignore"):
-                found[at] = order_scores(told, places, where)
+                found[at] = order_scores(scores, places, where)
             at += 1
         await _yield_to_loop(len(body))
     return found
 
 
-def order_scores(told: Sequence[LabelScore], places: Mapping[str, int], where: str) -> list[float]:
+def order_scores(scores: Sequence[LabelScore], places: Mapping[str, int], where: str) -> list[float]:
     """Return a server's scores, each at its label's index in `places`. The name of a single label is ignored."""
     count = len(places)
-    values = {places.get(each.label, 0 if count == 1 else -1): each.score for each in told}
+    values = {places.get(each.label, 0 if count == 1 else -1): each.score for each in scores}
     values.pop(-1, None)
-    if len(told) != count or len(values) != count:
+    if len(scores) != count or len(values) != count:
         raise UpstreamFailed(
             f"the server at {where} scored other labels than its model has ({', '.join([*places][:10])})"
         )

@@ -39,8 +39,8 @@ class TeiCodec:
             call = link.tokenize(
                 some, add_special_tokens=add_special_tokens, prompt_name=prompt_name, deadline=time.monotonic() + ASK_S
             )
-            told = await _await_answer(call, "inputs")
-            found += [to_tokens(text, row) for text, row in zip(some, told, strict=True)]
+            rows = await _await_answer(call, "inputs")
+            found += [to_tokens(text, row) for text, row in zip(some, rows, strict=True)]
         return found
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:

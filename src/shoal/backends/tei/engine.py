@@ -170,7 +170,7 @@ class TeiEngine(PresenceMixin):
             if shape.width != width or shape.info is not self.info:
                 shape = self._shape = ExpectedShape(self.info, width)
             try:
-                rows, told = await self.link.rows(name, some, params, deadline, shape)
+                rows, tokens = await self.link.rows(name, some, params, deadline, shape)
             except BatchTooLarge as refused:
                 self._lower_batch_limit(refused.limit)
                 continue
@@ -178,7 +178,7 @@ class TeiEngine(PresenceMixin):
                 self._presence.mark_lost(error)
                 raise
             parts.append(self._check_rows(name, rows, params))
-            counts += told
+            counts += tokens
         return parts, counts
 
     def _lower_batch_limit(self, limit: int) -> None:
@@ -190,11 +190,11 @@ class TeiEngine(PresenceMixin):
     def _check_rows(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
         """Return the rows, cut to the requested dimension. Raises UpstreamFailed if their width is not the model's."""
         if name == "embedding":
-            asked = params.get("dimensions")
-            if self.dimension is not None and rows.shape[1] != asked:
+            requested = params.get("dimensions")
+            if self.dimension is not None and rows.shape[1] != requested:
                 self._check_width(rows.shape[1], self.dimension)
             # Servers before 1.8 ignore `dimensions`; newer ones normalize the vectors they cut.
-            return cut_vectors(rows, asked, normalize=params.get("normalize") is not False)
+            return cut_vectors(rows, requested, normalize=params.get("normalize") is not False)
         if name == "tokens":
             # This can differ from the model's dimension, which layers after pooling may change.
             self._token_width = self._token_width or rows[0].shape[1]

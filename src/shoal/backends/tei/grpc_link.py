@@ -167,7 +167,7 @@ class GrpcLink:
 
     async def _read_info(self, card: pb.InfoResponse, deadline: float) -> Info:
         """Return the server's info, completed by calls of the model."""
-        given = Info(
+        info = Info(
             kind="embedding",
             model_id=card.model_id,
             revision=card.model_sha,
@@ -181,11 +181,11 @@ class GrpcLink:
         )
         if card.model_type == pb.MODEL_TYPE_EMBEDDING:
             sparse = await self._is_splade(deadline)
-            return replace(given, kind="splade", pooling="splade") if sparse else given
+            return replace(info, kind="splade", pooling="splade") if sparse else info
         if card.model_type not in (pb.MODEL_TYPE_CLASSIFIER, pb.MODEL_TYPE_RERANKER):
             raise ConfigError(f"the server at {self.base} has a kind of model that is newer than this version knows")
         labels = await self._labels(deadline)
-        return replace(given, kind="reranker" if len(labels) == 1 else "classifier", labels=labels)
+        return replace(info, kind="reranker" if len(labels) == 1 else "classifier", labels=labels)
 
     async def _is_splade(self, deadline: float) -> bool:
         requests = messages.build_requests("embedding", [PROBE_TEXT], {"normalize": True})

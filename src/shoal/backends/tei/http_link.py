@@ -105,12 +105,12 @@ class HttpLink:
         if answer.status != 200:
             raise engine_error(answer, self.base)
         try:
-            told = decoder.decode(answer.body)
+            rows = decoder.decode(answer.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UpstreamFailed(f"the server at {self.base} answered what are no tokens: {error}") from None
-        if len(told) != count:
-            raise UpstreamFailed(f"the server at {self.base} answered {len(told)} rows for {count} inputs")
-        return told
+        if len(rows) != count:
+            raise UpstreamFailed(f"the server at {self.base} answered {len(rows)} rows for {count} inputs")
+        return rows
 
     def _to_error(self, answer: Answer, count: int) -> ShoalError | BatchTooLarge:
         limit = parse_batch_limit(answer)
@@ -132,9 +132,9 @@ def _response_limit(name: str, count: int, shape: ExpectedShape) -> ResponseLimi
 
 def _count_tokens(answer: Answer, items: Sequence[Any]) -> list[int]:
     """Return the tokens of each item: the call's count divided by size, or an estimate if the server reports none."""
-    told = answer.headers.get(TOKENS, "")
-    known = told.isascii() and told.isdigit() and 0 < len(told) < 16
+    header = answer.headers.get(TOKENS, "")
+    known = header.isascii() and header.isdigit() and 0 < len(header) < 16
     if known and len(items) == 1:
-        return [int(told)]
+        return [int(header)]
     sizes = [size_in_bytes(item) for item in items]
-    return split_proportionally(int(told), sizes) if known else [estimate_tokens(size) for size in sizes]
+    return split_proportionally(int(header), sizes) if known else [estimate_tokens(size) for size in sizes]

@@ -124,41 +124,41 @@ def parse_info(answer: Answer, where: str) -> Info:
             "check the address (one that speaks OpenAI's API is openai+http://HOST:PORT/v1)"
         )
     try:
-        told = _INFO.decode(answer.body)
+        parsed = _INFO.decode(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{where}/info is not a card of text-embeddings-inference ({error}): check the address"
         ) from None
-    return _to_info(told, where)
+    return _to_info(parsed, where)
 
 
-def _to_info(told: InfoWire, where: str) -> Info:
-    kind, labels, pooling = _parse_kind(told.model_type, where)
+def _to_info(parsed: InfoWire, where: str) -> Info:
+    kind, labels, pooling = _parse_kind(parsed.model_type, where)
     return Info(
         kind=kind,
-        model_id=told.model_id,
-        served_name=told.served_model_name or "",
-        revision=told.model_sha or "",
-        dtype=DTYPES.get(told.model_dtype, told.model_dtype),
+        model_id=parsed.model_id,
+        served_name=parsed.served_model_name or "",
+        revision=parsed.model_sha or "",
+        dtype=DTYPES.get(parsed.model_dtype, parsed.model_dtype),
         pooling=pooling,
         labels=labels,
-        max_input_length=told.max_input_length,
-        max_batch_tokens=told.max_batch_tokens,
-        max_client_batch_size=told.max_client_batch_size,
-        max_concurrent_requests=told.max_concurrent_requests,
-        auto_truncate=told.auto_truncate,
-        version=told.version,
+        max_input_length=parsed.max_input_length,
+        max_batch_tokens=parsed.max_batch_tokens,
+        max_client_batch_size=parsed.max_client_batch_size,
+        max_concurrent_requests=parsed.max_concurrent_requests,
+        auto_truncate=parsed.auto_truncate,
+        version=parsed.version,
     )
 
 
-def _parse_kind(told: ModelTypeWire, where: str) -> tuple[Kind, tuple[str, ...], str]:
-    if told.embedding is not None:
-        pooling = told.embedding.pooling
+def _parse_kind(model_type: ModelTypeWire, where: str) -> tuple[Kind, tuple[str, ...], str]:
+    if model_type.embedding is not None:
+        pooling = model_type.embedding.pooling
         return ("splade" if pooling == "splade" else "embedding"), (), pooling
-    if told.reranker is not None:
-        return "reranker", _labels(told.reranker, where) or ("LABEL_0",), ""
-    if told.classifier is not None:
-        labels = _labels(told.classifier, where)
+    if model_type.reranker is not None:
+        return "reranker", _labels(model_type.reranker, where) or ("LABEL_0",), ""
+    if model_type.classifier is not None:
+        labels = _labels(model_type.classifier, where)
         if not labels:
             raise ConfigError(f"{where}/info names a classifier without labels: its config.json needs id2label")
         return ("reranker" if len(labels) == 1 else "classifier"), labels, ""
@@ -168,9 +168,9 @@ def _parse_kind(told: ModelTypeWire, where: str) -> tuple[Kind, tuple[str, ...],
     )
 
 
-def _labels(told: LabelsWire, where: str) -> tuple[str, ...]:
+def _labels(parsed: LabelsWire, where: str) -> tuple[str, ...]:
     """Return the names of classes 0 to n-1. Raises ConfigError for duplicates: answers identify classes by name."""
-    labels = tuple(label for _, label in sorted(told.id2label.items(), key=lambda each: _number(each[0])))
+    labels = tuple(label for _, label in sorted(parsed.id2label.items(), key=lambda each: _number(each[0])))
     if len(set(labels)) < len(labels):
         raise ConfigError(
             f"{where}/info gives several classes the same name, and its answers would not tell them apart: give them"

@@ -233,10 +233,10 @@ class _ModelOpener:
         if not self.info.embeds:
             return self._pair_pipeline(self.counter)
         dimension = probed.dimension if isinstance(probed, ProbeVectors) else 1
-        told = self.target.table.dimension
-        if isinstance(probed, ProbeVectors) and told is not None and told != dimension:
+        configured = self.target.table.dimension
+        if isinstance(probed, ProbeVectors) and configured is not None and configured != dimension:
             raise ConfigError(
-                f"{self.target.name} gives vectors of {dimension} dimensions, and the configuration says {told}:"
+                f"{self.target.name} gives vectors of {dimension} dimensions, and the configuration says {configured}:"
                 " correct it, or leave it out, since the model decides"
             )
         return self._string_pipeline(dimension)
@@ -279,7 +279,7 @@ class _ModelOpener:
     def _build_facts(self, pipeline: Pipeline, probed: ProbeResult) -> ModelFacts:
         target, info = self.target, self.info
         spec = pipeline.spec if isinstance(pipeline, StringPipeline) else None
-        told = [info.model_id, info.revision, "tei", info.pooling, msgspec.to_builtins(spec, order="deterministic")]
+        identity = [info.model_id, info.revision, "tei", info.pooling, msgspec.to_builtins(spec, order="deterministic")]
         counted = "counted" if self.counter is not None else "reported"
         return ModelFacts(
             id=info.model_id,
@@ -293,7 +293,7 @@ class _ModelOpener:
             precision=info.dtype,
             pooling=info.pooling,
             revision=info.revision,
-            space=hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16] if spec is not None else "",
+            space=hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16] if spec is not None else "",
             prompts=dict(spec.prompts) if spec is not None else {},
             default_prompt_name=spec.default_prompt_name if spec is not None else None,
             answers="" if isinstance(probed, ProbeScores) else probed.digest,

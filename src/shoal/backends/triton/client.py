@@ -124,8 +124,8 @@ class Client:
                         raise stream_error(answer.error_message)
                     response = answer.infer_response
                     # Read before yielding: the reader owns the response from then on.
-                    told = response.parameters.get(FINAL)
-                    final = told is not None and told.bool_param
+                    parameter = response.parameters.get(FINAL)
+                    final = parameter is not None and parameter.bool_param
                     if response.outputs:
                         yield response
                     if final:

@@ -170,10 +170,10 @@ class EntrySpec:
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and outputs of the text tower."""
         assert self.text is not None, "asked of what reads texts alone"
-        given = output_dims(self.text, self.token_width)
+        dims_by_name = output_dims(self.text, self.token_width)
         return (
             self.inputs or tuple(Tensor(name, "INT64", (-1,)) for name in self.text.inputs),
-            self.outputs or tuple(Tensor(name, "FP32", dims) for name, dims in given.items()),
+            self.outputs or tuple(Tensor(name, "FP32", dims) for name, dims in dims_by_name.items()),
         )
 
 
@@ -197,8 +197,8 @@ def max_images_per_call(spec: ImageSpec) -> int:
 
 def image_tensors(spec: ImageSpec) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Return the inputs and outputs of an image tower."""
-    given = len(spec.score.labels) if spec.score is not None else spec.dimension
-    return (Tensor(spec.input, "FP32", (3, *spec.size)),), (Tensor(spec.output, "FP32", (given,)),)
+    width = len(spec.score.labels) if spec.score is not None else spec.dimension
+    return (Tensor(spec.input, "FP32", (3, *spec.size)),), (Tensor(spec.output, "FP32", (width,)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +316,12 @@ def _ensemble_model(spec: EntrySpec) -> TritonModel:
     )
 
 
-def _step(spec: EntrySpec, part: Part, given: Mapping[str, str], made: Mapping[str, str]) -> dict[str, Any]:
-    return {"modelName": triton_name(spec.name, part), "modelVersion": -1, "inputMap": given, "outputMap": made}
+def _step(spec: EntrySpec, part: Part, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> dict[str, Any]:
+    return {"modelName": triton_name(spec.name, part), "modelVersion": -1, "inputMap": inputs, "outputMap": outputs}
 
 
 def _base_config(spec: EntrySpec, part: Part) -> dict[str, Any]:
-    said = {
+    parameters = {
         "shoal_format": str(FORMAT),
         "shoal_name": spec.name,
         "shoal_part": part,
@@ -337,11 +337,11 @@ def _base_config(spec: EntrySpec, part: Part) -> dict[str, Any]:
         "shoal_image": spec.image.spec if spec.image is not None else None,
         "shoal_contrast": spec.contrast,
     }
-    said |= {key: msgspec.json.encode(value).decode() for key, value in of.items() if value is not None}
+    parameters |= {key: msgspec.json.encode(value).decode() for key, value in of.items() if value is not None}
     config: dict[str, Any] = {
         "name": triton_name(spec.name, part),
         "maxBatchSize": spec.options.max_batch_size,
-        "parameters": {key: {"stringValue": value} for key, value in said.items()},
+        "parameters": {key: {"stringValue": value} for key, value in parameters.items()},
     }
     if spec.options.dynamic_batching:
         limit = spec.options.max_queue_size
@@ -375,16 +375,16 @@ def _warm_up(inputs: tuple[Tensor, ...], max_tokens: int) -> tuple[list[dict[str
     samples = []
     files: dict[str, Content] = {}
     for length in sorted({min(WARM_UP_TOKENS, max_tokens), max_tokens}):
-        given: dict[str, dict[str, Any]] = {}
+        sample_inputs: dict[str, dict[str, Any]] = {}
         for tensor in inputs:
-            given[tensor.name] = {"dataType": f"TYPE_{tensor.datatype}", "dims": [length]}
+            sample_inputs[tensor.name] = {"dataType": f"TYPE_{tensor.datatype}", "dims": [length]}
             if tensor.name.endswith("_mask") and tensor.datatype in _WIDTH:
                 ones = f"ones-{tensor.datatype.lower()}-{length}"
-                given[tensor.name]["inputDataFile"] = ones
+                sample_inputs[tensor.name]["inputDataFile"] = ones
                 files[f"warmup/{ones}"] = (1).to_bytes(_WIDTH[tensor.datatype], "little") * length
             else:
-                given[tensor.name]["zeroData"] = True
-        samples.append({"name": f"{length} tokens", "batchSize": 1, "inputs": given})
+                sample_inputs[tensor.name]["zeroData"] = True
+        samples.append({"name": f"{length} tokens", "batchSize": 1, "inputs": sample_inputs})
     return samples, files
 
 

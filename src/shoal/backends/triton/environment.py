@@ -76,8 +76,8 @@ class Environment:
 def query_interpreter(executable: str) -> InterpreterInfo | None:
     """Return what an interpreter reports of itself; None if it does not run (a pyenv shim of an unselected version)."""
     try:
-        said = subprocess.run([executable, "-I", "-c", _QUERY], capture_output=True, timeout=_TIMEOUT_S, check=True)
-        return _INTERPRETER_INFO.decode(said.stdout)
+        result = subprocess.run([executable, "-I", "-c", _QUERY], capture_output=True, timeout=_TIMEOUT_S, check=True)
+        return _INTERPRETER_INFO.decode(result.stdout)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
         return None
 
@@ -92,13 +92,13 @@ def find_candidates() -> list[str]:
 def find_interpreter(
     executables: Iterable[str],
     *,
-    asked: Callable[[str], InterpreterInfo | None] = query_interpreter,
+    query: Callable[[str], InterpreterInfo | None] = query_interpreter,
     located: Callable[[InterpreterInfo], Path | None] | None = None,
 ) -> Interpreter:
     """Return the first that a stub can embed. Raises SetupError that lists those tried and says what to install."""
     looked: list[str] = []
     for executable in executables:
-        answers = asked(executable)
+        answers = query(executable)
         if answers is None:
             continue
         if answers.version not in VERSIONS:
@@ -109,11 +109,11 @@ def find_interpreter(
             return Interpreter(answers.executable or executable, answers.version, libpython)
         looked.append(f"{executable} has no {_soname(answers.version)}")
     best = sys.version_info[:2]
-    wanted = f"3.{best[1]}" if f"3.{best[1]}" in VERSIONS else VERSIONS[0]
+    version = f"3.{best[1]}" if f"3.{best[1]}" in VERSIONS else VERSIONS[0]
     raise SetupError(
         "models of Triton's python backend need a shared libpython of Python 3.10, 3.11 or 3.12, and none was found"
-        f" ({'; '.join(looked) or 'no such Python on PATH'}). On Debian and Ubuntu: apt-get install libpython{wanted};"
-        f" with pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {wanted}; Pythons of uv and conda have one"
+        f" ({'; '.join(looked) or 'no such Python on PATH'}). On Debian and Ubuntu: apt-get install libpython{version};"
+        f" with pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {version}; Pythons of uv and conda have one"
     )
 
 
@@ -142,10 +142,10 @@ def _loader_cache(name: str) -> list[str]:
     """Return the paths of a library in ldconfig's cache, which lists `NAME (FLAGS) => PATH`."""
     program = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
-        said = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+        output = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = (line.strip().partition(" => ") for line in said.splitlines())
+    lines = (line.strip().partition(" => ") for line in output.splitlines())
     return [path for before, _, path in lines if before.split(" ")[0] == name]
 
 
@@ -154,8 +154,8 @@ def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress,
 
     Raises SourceError and Cancelled.
     """
-    told = "\n".join((*REQUIREMENTS, python.executable, str(python.libpython)))
-    folder = root / f"py{python.version}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    identity = "\n".join((*REQUIREMENTS, python.executable, str(python.libpython)))
+    folder = root / f"py{python.version}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
     def make(made: Path) -> None:
         if offline:
@@ -186,8 +186,8 @@ def _run_command(command: Sequence[str], what: str) -> None:
     try:
         subprocess.run(command, capture_output=True, text=True, timeout=4 * _TIMEOUT_S, check=True)
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout).strip().splitlines()
-        raise SourceError(f"{what} for Triton's models failed: {said[-1] if said else error}") from None
+        lines = (error.stderr or error.stdout).strip().splitlines()
+        raise SourceError(f"{what} for Triton's models failed: {lines[-1] if lines else error}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SourceError(f"{what} for Triton's models failed: {error}") from error
 

@@ -145,9 +145,11 @@ class TritonGenerator(PresenceMixin):
     ) -> AsyncGenerator[Piece]:
         if self._closed:
             raise TransportFailed(f"{self._facts.name} is closed: send the request again")
-        asked = GenerationRequest(id=uuid.uuid4().hex, prompt=prompt, sampling=sampling, stream=stream, adapter=adapter)
-        answer = Answer(self.schema, asked, self._words)
-        request = self._requests.build_generation(asked)
+        generation = GenerationRequest(
+            id=uuid.uuid4().hex, prompt=prompt, sampling=sampling, stream=stream, adapter=adapter
+        )
+        answer = Answer(self.schema, generation, self._words)
+        request = self._requests.build_generation(generation)
         over = False
         try:
             async with aclosing(_read_responses(self.endpoint, self.schema, request, ctx.deadline)) as responses:
@@ -167,7 +169,7 @@ class TritonGenerator(PresenceMixin):
             raise failed from error
         finally:
             if not over:
-                self._cancel(asked.id)
+                self._cancel(generation.id)
 
     async def aclose(self) -> None:
         self._closed = True

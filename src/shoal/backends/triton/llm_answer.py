@@ -42,11 +42,11 @@ _Decoder = codecs.getincrementaldecoder("utf-8")
 class Answer:
     """The responses to one generation. `read` returns the piece of each, `end` the piece after the last."""
 
-    def __init__(self, schema: LlmSchema, asked: GenerationRequest, words: ModelTokenizer | None = None) -> None:
+    def __init__(self, schema: LlmSchema, generation: GenerationRequest, words: ModelTokenizer | None = None) -> None:
         self._schema = schema
-        self._asked = asked
+        self._asked = generation
         self._words = words
-        self._whole = not (asked.stream and schema.streams)
+        self._whole = not (generation.stream and schema.streams)
         self._decoder = _Decoder("replace")
         self._half = False
         self._text = ""
@@ -72,8 +72,8 @@ class Answer:
                 piece.logprobs = _vllm_logprobs(_expect_bytes(found["logprobs"]), sampling.logprobs)
             elif LOG_PROBS in found:
                 piece.logprobs = self._logprobs(piece, found[LOG_PROBS].reshape(-1).tolist())
-        if "finish_reason" in found and (told := _expect_bytes(found["finish_reason"])):
-            piece.finish_reason = _finish_reason(told.decode(errors="replace"))
+        if "finish_reason" in found and (reason := _expect_bytes(found["finish_reason"])):
+            piece.finish_reason = _finish_reason(reason.decode(errors="replace"))
             self._finished = piece.finish_reason is not None
         if self._finished:
             piece.text = self._rest(piece.text)
@@ -210,12 +210,12 @@ def _number(value: Array | int | None) -> int | None:
     return int(value.reshape(-1)[0]) if value.size else None
 
 
-def _finish_reason(told: str) -> str | None:
-    word = told.strip().lower()
+def _finish_reason(reason: str) -> str | None:
+    word = reason.strip().lower()
     if word in UNFINISHED:
         return None
     if word in ABORTED_REASONS:
-        raise UpstreamFailed(f"the model gave the answer up ({told}); Triton's log says more")
+        raise UpstreamFailed(f"the model gave the answer up ({reason}); Triton's log says more")
     return FINISH_REASONS.get(word, "stop")
 
 

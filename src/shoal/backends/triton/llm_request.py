@@ -105,19 +105,19 @@ class RequestBuilder:
         self._adapters = dict(adapters or {})
         self._check_adapters()
 
-    def build_generation(self, asked: GenerationRequest) -> ModelInferRequest:
+    def build_generation(self, generation: GenerationRequest) -> ModelInferRequest:
         """Build the request. Raises InvalidValue for unsupported options, InputRejected for a number out of range."""
-        schema, sampling = self._schema, asked.sampling
-        request = self._new_request(asked.id)
-        self._put_prompt(request, asked.prompt)
+        schema, sampling = self._schema, generation.sampling
+        request = self._new_request(generation.id)
+        self._put_prompt(request, generation.prompt)
         if schema.streaming:
-            self._put(request, schema.streaming, asked.stream and schema.decoupled)
+            self._put(request, schema.streaming, generation.stream and schema.decoupled)
         if schema.exclude:
             self._put(request, schema.exclude, True)
         for name in schema.flags:
             self._put(request, name, True)
         if schema.family == "vllm":
-            self._put_vllm(request, asked)
+            self._put_vllm(request, generation)
             return request
         for name, value in self._sampling_values(sampling).items():
             self._put_field(request, name, value)
@@ -132,8 +132,8 @@ class RequestBuilder:
             self._put(request, "return_log_probs", True)
         if sampling.guide is not None and "guide" in schema.parameters:
             self._put_guide(request, sampling.guide)
-        if asked.adapter:
-            self._put_adapter(request, asked.adapter)
+        if generation.adapter:
+            self._put_adapter(request, generation.adapter)
         return request
 
     def build_cancellation(self, id: str) -> ModelInferRequest | None:
@@ -262,23 +262,23 @@ class RequestBuilder:
         if "lora_id" in schema.inputs:
             self._put(request, "lora_id", _stable_id(f"{adapter} {value}"))
 
-    def _put_vllm(self, request: ModelInferRequest, asked: GenerationRequest) -> None:
-        schema, sampling = self._schema, asked.sampling
-        told: dict[str, Any] = {}
+    def _put_vllm(self, request: ModelInferRequest, generation: GenerationRequest) -> None:
+        schema, sampling = self._schema, generation.sampling
+        parameters: dict[str, Any] = {}
         for name in sorted(schema.parameters - {"guide"}):
             value = getattr(sampling, name)
             if value is not None and value != []:
-                told[VLLM_NAMES.get(name, name)] = value
+                parameters[VLLM_NAMES.get(name, name)] = value
         if sampling.guide is not None and schema.guide:
-            told[schema.guide] = json.dumps(_to_structured_outputs(sampling.guide))  # it reads JSON within JSON
-        if asked.adapter:
-            told["lora_name"] = self._adapters[asked.adapter]
+            parameters[schema.guide] = json.dumps(_to_structured_outputs(sampling.guide))  # it reads JSON within JSON
+        if generation.adapter:
+            parameters["lora_name"] = self._adapters[generation.adapter]
         if SAMPLING in schema.inputs:
-            self._put(request, SAMPLING, msgspec.json.encode(told))
+            self._put(request, SAMPLING, msgspec.json.encode(parameters))
         else:
-            for name, value in told.items():
+            for name, value in parameters.items():
                 codec.set_parameter(request.parameters, name, value)
-        if "logprobs" in told:
+        if "logprobs" in parameters:
             self._put(request, "return_logprobs", True)
 
     def _put(self, request: ModelInferRequest, name: str, value: Any) -> None:

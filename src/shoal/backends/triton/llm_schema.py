@@ -150,9 +150,9 @@ def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchem
     if family == "trtllm" and (model.max_batch_size == 0 or model.inputs["max_tokens"].optional):
         family = "text"  # TensorRT-LLM's own require it, and a batch axis
     prompt = IDS if family == "tokens" else TEXT
-    wanted = OUTPUT_IDS if family == "tokens" else OUTPUT
-    if prompt not in model.inputs or wanted not in model.outputs:
-        raise model.refuse(f"generates text ({kind}), but not from {prompt} to {wanted}: it is not known how to ask it")
+    output = OUTPUT_IDS if family == "tokens" else OUTPUT
+    if prompt not in model.inputs or output not in model.outputs:
+        raise model.refuse(f"generates text ({kind}), but not from {prompt} to {output}: it is not known how to ask it")
     fields = _fields(model, family)
     schema = LlmSchema(
         name=model.name,
@@ -223,8 +223,8 @@ def _parameters(config: ModelConfig, model: Tensors, family: Family, fields: Map
     if family == "vllm":
         if SAMPLING not in has:
             return _SCALARS
-        told = {"logprobs"} if "return_logprobs" in has and "logprobs" in model.outputs else set()
-        return VLLM_PARAMETERS | told | ({"guide"} if _vllm_guide(model) else set())
+        logprobs = {"logprobs"} if "return_logprobs" in has and "logprobs" in model.outputs else set()
+        return VLLM_PARAMETERS | logprobs | ({"guide"} if _vllm_guide(model) else set())
     able = set(fields)
     if {GUIDE, GUIDE_TYPE} <= has:
         able.add("guide")
@@ -274,6 +274,6 @@ def _check_required_inputs(model: Tensors, schema: LlmSchema) -> None:
     missing = [str(one) for one in model.inputs.values() if not one.optional and one.name not in known]
     if missing:
         raise model.refuse(f"needs inputs that Shoal does not know: {', '.join(missing)}")
-    wanted = "INT32 or INT64" if schema.prompt == IDS else "BYTES"
-    if model.inputs[schema.prompt].datatype not in wanted.split(" or "):
-        raise model.refuse(f"takes {model.inputs[schema.prompt]}, but a prompt is {wanted}")
+    expected = "INT32 or INT64" if schema.prompt == IDS else "BYTES"
+    if model.inputs[schema.prompt].datatype not in expected.split(" or "):
+        raise model.refuse(f"takes {model.inputs[schema.prompt]}, but a prompt is {expected}")

@@ -49,8 +49,8 @@ def detect_pixels(config: ModelConfig, metadata: ModelMetadataResponse) -> Embed
     spec = read_image_spec(model.name, parameters)
     inputs, outputs = image_tensors(spec)
     there = {(one.name, one.datatype, one.dims) for one in (*model.inputs.values(), *model.outputs.values())}
-    wanted = {(one.name, one.datatype, one.dims) for one in (*inputs, *outputs)}
-    if not model.max_batch_size or there != wanted:
+    expected = {(one.name, one.datatype, one.dims) for one in (*inputs, *outputs)}
+    if not model.max_batch_size or there != expected:
         takes = ", ".join(map(str, (*model.inputs.values(), *model.outputs.values())))
         raise model.refuse(f"has {takes}, which is not what its `{IMAGE}` says: load it through Shoal again")
     return Embedder(

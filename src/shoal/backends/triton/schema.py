@@ -182,17 +182,17 @@ def detect_embedder(config: ModelConfig, metadata: ModelMetadataResponse, names:
 
 
 def _check_names(model: Tensors, names: TensorNames) -> None:
-    for setting, given, known, has in (
+    for setting, configured, known, has in (
         ("input_names", names.inputs, (*TOKEN_INPUTS, TEXT, PAIR), model.inputs),
         ("output_names", names.outputs, (SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT, LOGITS, SPARSE), model.outputs),
     ):
-        for canonical, own in given.items():
+        for canonical, own in configured.items():
             if canonical not in known:
                 raise model.refuse(f"cannot be served with {setting}.{canonical}: the names are {', '.join(known)}")
             if own not in has:
                 listed = ", ".join(has) or "none"
                 raise model.refuse(f"has no tensor {own!r}, which {setting}.{canonical} names; it has {listed}")
-        if len(set(given.values())) != len(given):
+        if len(set(configured.values())) != len(configured):
             raise model.refuse(f"cannot be served with {setting} that name one tensor twice")
 
 
@@ -217,14 +217,16 @@ def _is_image(tensor: Tensor) -> bool:
 
 def _pick_inputs(model: Tensors, names: TensorNames) -> tuple[Style, list[tuple[str, Tensor]]]:
     """Return the style, and the inputs that Shoal fills by canonical name, the one that sets the shape first."""
-    given = {own: canonical for canonical, own in names.inputs.items()}
+    canonical_names = {own: canonical for canonical, own in names.inputs.items()}
     taken = set(names.inputs)
     for name in TOKEN_INPUTS:
-        if name in model.inputs and name not in taken and name not in given:
-            given[name] = name
-    if "input_ids" in given.values():
+        if name in model.inputs and name not in taken and name not in canonical_names:
+            canonical_names[name] = name
+    if "input_ids" in canonical_names.values():
         style: Style = "tokens"
-        known = {canonical: model.inputs[own] for own, canonical in given.items() if canonical not in (TEXT, PAIR)}
+        known = {
+            canonical: model.inputs[own] for own, canonical in canonical_names.items() if canonical not in (TEXT, PAIR)
+        }
         filled = [
             (name, known[name])
             for name in TOKEN_INPUTS
@@ -324,11 +326,11 @@ def _written_outputs(
 def _token_outputs(model: Tensors, batch: Batch, names: TensorNames) -> tuple[Port, ...]:
     if (scores := _score_output(model, batch, names, TOKEN_OUTPUTS)) is not None:
         return (scores,)
-    given = {canonical: own for canonical, own in names.outputs.items() if canonical != COUNT}
-    if given:
+    configured = {canonical: own for canonical, own in names.outputs.items() if canonical != COUNT}
+    if configured:
         # A pooled vector alone is the sentence's: there is no normalized one to distinguish it from.
-        alone = (EMBEDDING,) if SENTENCE in given else (EMBEDDING, POOLED)
-        own_words = {SENTENCE if canonical in alone else canonical: own for canonical, own in given.items()}
+        alone = (EMBEDDING,) if SENTENCE in configured else (EMBEDDING, POOLED)
+        own_words = {SENTENCE if canonical in alone else canonical: own for canonical, own in configured.items()}
         ports = [_output_port(model, canonical, model.outputs[own], batch) for canonical, own in own_words.items()]
         return tuple(sorted(ports, key=lambda port: (*TOKEN_OUTPUTS, SPARSE).index(port.canonical)))
     first = _pick_output(model, TOKEN_OUTPUTS)

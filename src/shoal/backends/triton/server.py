@@ -132,14 +132,14 @@ async def run_triton(options: TritonOptions, progress: Progress | None = None) -
 
 
 async def _start(options: TritonOptions, installed: Installation) -> TritonServer:
-    wanted = Ports(options.http_port, options.grpc_port, options.metrics_port)
+    requested = Ports(options.http_port, options.grpc_port, options.metrics_port)
     if not options.open_ports:
-        wanted = Ports(0, options.grpc_port, 0)
-    taken = f"a Triton for port {wanted.grpc} is run, started or stopped by another Shoal: see `shoal triton status`"
-    if wanted.grpc and await asyncio.to_thread(RunFolder(options.run / str(wanted.grpc)).is_supervised):
+        requested = Ports(0, options.grpc_port, 0)
+    taken = f"a Triton for port {requested.grpc} is run, started or stopped by another Shoal: see `shoal triton status`"
+    if requested.grpc and await asyncio.to_thread(RunFolder(options.run / str(requested.grpc)).is_supervised):
         raise SetupError(taken)
     for attempt in range(_TRIES):
-        ports = await asyncio.to_thread(wanted.choose_free if options.open_ports else wanted.only_number)
+        ports = await asyncio.to_thread(requested.choose_free if options.open_ports else requested.only_number)
         folder = RunFolder(options.run / str(ports.grpc))
         if not await asyncio.to_thread(folder.claim):
             continue
@@ -147,7 +147,7 @@ async def _start(options: TritonOptions, installed: Installation) -> TritonServe
         try:
             await server.start()
         except PortTaken:
-            if attempt == _TRIES - 1 or ports == wanted:
+            if attempt == _TRIES - 1 or ports == requested:
                 raise
         else:
             return server

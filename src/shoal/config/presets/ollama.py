@@ -93,12 +93,12 @@ def _address(environ: Environ) -> dict[str, PresetValue]:
         )
     if (found[1] or "").lower() == "https":
         raise invalid_value_error("OLLAMA_HOST", "without https: Shoal speaks HTTP, behind a proxy for TLS", environ)
-    given = {}
+    settings = {}
     if found[2]:
-        given["host"] = PresetValue(found[2].strip("[]"), ("OLLAMA_HOST",))
+        settings["host"] = PresetValue(found[2].strip("[]"), ("OLLAMA_HOST",))
     if found[3] or found[1]:
-        given["port"] = PresetValue(found[3] or "80", ("OLLAMA_HOST",))
-    return given
+        settings["port"] = PresetValue(found[3] or "80", ("OLLAMA_HOST",))
+    return settings
 
 
 def _is_ipv6(text: str) -> bool:

@@ -98,96 +98,96 @@ class _Inputs:
 
 
 def _read(environ: Environ) -> PresetSettings:
-    said = _Inputs(environ)
+    inputs = _Inputs(environ)
     settings = {
-        setting: said.to_value(variable, read_int(said.name(variable), environ))
+        setting: inputs.to_value(variable, read_int(inputs.name(variable), environ))
         for variable, setting in _COUNTS.items()
-        if variable in said
+        if variable in inputs
     }
-    if "AUTO_TRUNCATE" in said:
-        settings["truncate"] = said.to_value("AUTO_TRUNCATE", read_switch(said.name("AUTO_TRUNCATE"), environ))
-    if "JSON_OUTPUT" in said and read_switch(said.name("JSON_OUTPUT"), environ):
-        settings["log_format"] = said.to_value("JSON_OUTPUT", "json")
-    if "API_KEY" in said:
-        settings["api_key"] = said.to_value("API_KEY", [said.text("API_KEY")])
-    if token := next((name for name in ("HF_TOKEN", "HF_API_TOKEN") if name in said), ""):
-        settings["hf_token"] = said.to_value(token, said.text(token))
-    if "DTYPE" in said:
-        settings["precision"] = said.to_value("DTYPE", _precision(said))
-    settings |= _host(said)
-    if "CORS_ALLOW_ORIGIN" in said:
-        exact, _ = read_origins(said.name("CORS_ALLOW_ORIGIN"), environ)
-        settings["cors_origins"] = said.to_value("CORS_ALLOW_ORIGIN", exact)
+    if "AUTO_TRUNCATE" in inputs:
+        settings["truncate"] = inputs.to_value("AUTO_TRUNCATE", read_switch(inputs.name("AUTO_TRUNCATE"), environ))
+    if "JSON_OUTPUT" in inputs and read_switch(inputs.name("JSON_OUTPUT"), environ):
+        settings["log_format"] = inputs.to_value("JSON_OUTPUT", "json")
+    if "API_KEY" in inputs:
+        settings["api_key"] = inputs.to_value("API_KEY", [inputs.text("API_KEY")])
+    if token := next((name for name in ("HF_TOKEN", "HF_API_TOKEN") if name in inputs), ""):
+        settings["hf_token"] = inputs.to_value(token, inputs.text(token))
+    if "DTYPE" in inputs:
+        settings["precision"] = inputs.to_value("DTYPE", _precision(inputs))
+    settings |= _host(inputs)
+    if "CORS_ALLOW_ORIGIN" in inputs:
+        exact, _ = read_origins(inputs.name("CORS_ALLOW_ORIGIN"), environ)
+        settings["cors_origins"] = inputs.to_value("CORS_ALLOW_ORIGIN", exact)
     return PresetSettings(
-        settings=settings, served=_read_served(said), served_model=_prompts(said), warnings=tuple(_warnings(said))
+        settings=settings, served=_read_served(inputs), served_model=_prompts(inputs), warnings=tuple(_warnings(inputs))
     )
 
 
-def _read_served(said: _Inputs) -> PresetValue | None:
-    if "MODEL_ID" not in said:
+def _read_served(inputs: _Inputs) -> PresetValue | None:
+    if "MODEL_ID" not in inputs:
         return None
-    model = said.text("MODEL_ID")
+    model = inputs.text("MODEL_ID")
     folder = Path(model).expanduser()
     if folder.is_dir():
         address = f"file:{folder.absolute()}"
     else:
         address = model if ":" in model else f"hf:{model}"
-        if "REVISION" in said:
-            address += f"@{said.text('REVISION')}"
-    if "SERVED_MODEL_NAME" in said:
-        address = f"{said.text('SERVED_MODEL_NAME')}={address}"
-    return PresetValue((address,), (said.name("MODEL_ID"),), alone=True)
+        if "REVISION" in inputs:
+            address += f"@{inputs.text('REVISION')}"
+    if "SERVED_MODEL_NAME" in inputs:
+        address = f"{inputs.text('SERVED_MODEL_NAME')}={address}"
+    return PresetValue((address,), (inputs.name("MODEL_ID"),), alone=True)
 
 
-def _precision(said: _Inputs) -> str:
-    found = _PRECISIONS.get(said.text("DTYPE"))
+def _precision(inputs: _Inputs) -> str:
+    found = _PRECISIONS.get(inputs.text("DTYPE"))
     if found is None:
-        raise invalid_value_error(said.name("DTYPE"), f"one of {', '.join(_PRECISIONS)}", said.environ)
+        raise invalid_value_error(inputs.name("DTYPE"), f"one of {', '.join(_PRECISIONS)}", inputs.environ)
     return found
 
 
-def _host(said: _Inputs) -> dict[str, PresetValue]:
+def _host(inputs: _Inputs) -> dict[str, PresetValue]:
     """Parse the host. Containers set HOSTNAME to their own name, which the original ignores as well."""
-    if "HOSTNAME" not in said:
+    if "HOSTNAME" not in inputs:
         return {}
     try:
-        ip_address(said.text("HOSTNAME"))
+        ip_address(inputs.text("HOSTNAME"))
     except ValueError:
-        if said.name("HOSTNAME").startswith("--"):
-            raise invalid_value_error(said.name("HOSTNAME"), "an IP address", said.environ) from None
+        if inputs.name("HOSTNAME").startswith("--"):
+            raise invalid_value_error(inputs.name("HOSTNAME"), "an IP address", inputs.environ) from None
         return {}
-    return {"host": said.to_value("HOSTNAME", said.text("HOSTNAME"))}
+    return {"host": inputs.to_value("HOSTNAME", inputs.text("HOSTNAME"))}
 
 
-def _prompts(said: _Inputs) -> dict[str, PresetValue]:
-    if "DEFAULT_PROMPT" in said and "DEFAULT_PROMPT_NAME" in said:
-        name = said.name("DEFAULT_PROMPT")
-        raise ConfigError(f"{name}: {said.name('DEFAULT_PROMPT_NAME')} is given, too: choose one of them", param=name)
-    if "DEFAULT_PROMPT_NAME" in said:
-        return {"default_prompt_name": said.to_value("DEFAULT_PROMPT_NAME", said.text("DEFAULT_PROMPT_NAME"))}
-    if "DEFAULT_PROMPT" in said:
+def _prompts(inputs: _Inputs) -> dict[str, PresetValue]:
+    if "DEFAULT_PROMPT" in inputs and "DEFAULT_PROMPT_NAME" in inputs:
+        name = inputs.name("DEFAULT_PROMPT")
+        raise ConfigError(f"{name}: {inputs.name('DEFAULT_PROMPT_NAME')} is given, too: choose one of them", param=name)
+    if "DEFAULT_PROMPT_NAME" in inputs:
+        return {"default_prompt_name": inputs.to_value("DEFAULT_PROMPT_NAME", inputs.text("DEFAULT_PROMPT_NAME"))}
+    if "DEFAULT_PROMPT" in inputs:
         return {
-            "prompts": said.to_value("DEFAULT_PROMPT", {"default": said.text("DEFAULT_PROMPT")}),
-            "default_prompt_name": said.to_value("DEFAULT_PROMPT", "default"),
+            "prompts": inputs.to_value("DEFAULT_PROMPT", {"default": inputs.text("DEFAULT_PROMPT")}),
+            "default_prompt_name": inputs.to_value("DEFAULT_PROMPT", "default"),
         }
     return {}
 
 
-def _warnings(said: _Inputs) -> Iterator[str]:
+def _warnings(inputs: _Inputs) -> Iterator[str]:
     for variable in ("REVISION", "SERVED_MODEL_NAME"):
-        if variable in said and "MODEL_ID" not in said:
-            yield f"{said.name(variable)} counts only together with {_flag('MODEL_ID')}, or MODEL_ID"
-    if "POOLING" in said:
-        if said.text("POOLING") not in _POOLINGS:
-            raise invalid_value_error(said.name("POOLING"), f"one of {', '.join(_POOLINGS)}", said.environ)
-        yield f"{said.name('POOLING')} is not used: a model's files tell its pooling, and /info shows it"
-    if "DTYPE" in said and said.text("DTYPE") == "float16":
-        yield f"{said.name('DTYPE')}: float16 is left to the engine (`precision` auto)"
-    if "CORS_ALLOW_ORIGIN" in said:
-        yield from read_origins(said.name("CORS_ALLOW_ORIGIN"), said.environ)[1]
+        if variable in inputs and "MODEL_ID" not in inputs:
+            yield f"{inputs.name(variable)} counts only together with {_flag('MODEL_ID')}, or MODEL_ID"
+    if "POOLING" in inputs:
+        if inputs.text("POOLING") not in _POOLINGS:
+            raise invalid_value_error(inputs.name("POOLING"), f"one of {', '.join(_POOLINGS)}", inputs.environ)
+        yield f"{inputs.name('POOLING')} is not used: a model's files tell its pooling, and /info shows it"
+    if "DTYPE" in inputs and inputs.text("DTYPE") == "float16":
+        yield f"{inputs.name('DTYPE')}: float16 is left to the engine (`precision` auto)"
+    if "CORS_ALLOW_ORIGIN" in inputs:
+        yield from read_origins(inputs.name("CORS_ALLOW_ORIGIN"), inputs.environ)[1]
     for variable, why in _NO_EFFECT.items():
-        if variable in said:
-            yield f"{said.name(variable)} means nothing here: {why}"
+        if variable in inputs:
+            yield f"{inputs.name(variable)} means nothing here: {why}"
 
 
 TEI = Preset(

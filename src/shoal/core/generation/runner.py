@@ -101,8 +101,8 @@ class _Tally:
         """Sum the usage. A backend's prompt count takes precedence over ours: it saw what the model actually read."""
         prompt = cached = completion = reasoning = 0
         for each, answers in zip(self.prompts, self.answers, strict=True):
-            told = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
-            prompt += told[0] if told else estimate_prompt_tokens(each)
+            reported = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
+            prompt += reported[0] if reported else estimate_prompt_tokens(each)
             cached += max((answer.cached_tokens for answer in answers), default=0)
             completion += sum(answer.decoder.tokens for answer in answers)
             reasoning += sum(answer.decoder.reasoning_tokens for answer in answers)
@@ -194,13 +194,15 @@ class GenerationRunner:
         self.pipeline.check(task)
         if task.adapter and task.adapter not in self._generator_facts.adapters:
             raise InvalidValue(f"this model has no adapter {task.adapter!r}", param="model")
-        asked = self._with_tools(task, ignored)
+        requested = self._with_tools(task, ignored)
         able = (
             self._generator_facts.parameters
             | APPLIED_BY_SHOAL
             | (TOKEN_ID_FIELDS if self._generator_facts.gives == "ids" else frozenset())
         )
-        sampling = merge_sampling(asked, self.options.sampling, able, self.options.ignore, task.names, ignored=ignored)
+        sampling = merge_sampling(
+            requested, self.options.sampling, able, self.options.ignore, task.names, ignored=ignored
+        )
         sampling = self._with_logprobs(task, sampling, ignored)
         check_unsupported_fields(task.extras, self.options.ignore, ignored=ignored)
         if task.echo and sampling.logprobs is not None:
@@ -223,8 +225,8 @@ class GenerationRunner:
         return sampling
 
     def _with_logprobs(self, task: Generate, sampling: Sampling, ignored: list[str]) -> Sampling:
-        most, asked = self._generator_facts.top_logprobs, sampling.logprobs
-        if most is None or asked is None or asked <= most:
+        most, requested = self._generator_facts.top_logprobs, sampling.logprobs
+        if most is None or requested is None or requested <= most:
             return sampling
         name = "top_logprobs" if task.messages else "logprobs"
         if name not in self.options.ignore and "top_logprobs" not in self.options.ignore:
@@ -240,10 +242,10 @@ class GenerationRunner:
         """Return the requested sampling, with a guide that forces a tool call where one is required."""
         if not task.tools or task.tool_choice not in ("required", "function"):
             return task.sampling
-        if asked := task.sampling.guide:
+        if requested := task.sampling.guide:
             raise InvalidValue(
-                f"an answer cannot be a call and have the form of {asked.field!r}: leave one of them out",
-                param=asked.field,
+                f"an answer cannot be a call and have the form of {requested.field!r}: leave one of them out",
+                param=requested.field,
             )
         guide = self.pipeline.tools_guide(task) if "guide" in self._generator_facts.parameters else None
         if guide is not None:
@@ -276,13 +278,15 @@ class GenerationRunner:
             own = self._with_length(sampling, prompt)
             answers: list[_Answer] = []
             tally.answers.append(answers)
-            asked = msgspec.structs.replace(task, sampling=own)
+            choice_task = msgspec.structs.replace(task, sampling=own)
             for number in range(each):
-                answer = _Answer(self.pipeline.decoder(asked, prompt, len(choices), self._generator_facts.gives))
+                answer = _Answer(self.pipeline.decoder(choice_task, prompt, len(choices), self._generator_facts.gives))
                 answers.append(answer)
                 if seed is not None:
-                    asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(own, seed=seed + number))
-                choices.append(self._stream_answer(asked, prompt, ctx, answer))
+                    choice_task = msgspec.structs.replace(
+                        choice_task, sampling=msgspec.structs.replace(own, seed=seed + number)
+                    )
+                choices.append(self._stream_answer(choice_task, prompt, ctx, answer))
         return choices
 
     def _with_length(self, sampling: Sampling, prompt: Prompt) -> Sampling:
@@ -301,10 +305,10 @@ class GenerationRunner:
 
     def _to_backend_sampling(self, task: Generate) -> Sampling:
         """Return the sampling for the backend, with only the fields it supports."""
-        told = self.pipeline.to_backend_sampling(task, task.sampling)
+        sampling = self.pipeline.to_backend_sampling(task, task.sampling)
         able = self._generator_facts.parameters
         lacking = {name: None for name in ("max_tokens", "skip_special_tokens", "include_stop") if name not in able}
-        return msgspec.structs.replace(told, **lacking) if lacking else told
+        return msgspec.structs.replace(sampling, **lacking) if lacking else sampling
 
     async def _stream_answer(
         self, task: Generate, prompt: Prompt, ctx: Context, answer: _Answer
@@ -314,10 +318,10 @@ class GenerationRunner:
         # Emit the echo with the first piece: alone it would count as the first token.
         echo = [Chunk(text=prompt.text, index=decoder.index)] if task.echo and prompt.text else []
         counted_here = "max_tokens" not in self._generator_facts.parameters
-        told = self._to_backend_sampling(task)
+        sampling = self._to_backend_sampling(task)
         reason = "length" if most == 0 else ""
         if not reason:
-            async with self._open_pieces(task, prompt, told, ctx) as (first, pieces):
+            async with self._open_pieces(task, prompt, sampling, ctx) as (first, pieces):
                 piece = first
                 while piece is not None:
                     answer.record_usage(piece)
@@ -385,12 +389,12 @@ async def _select_best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: i
     async with aclosing(chunks):
         async for chunk in chunks:
             found.setdefault(chunk.index, []).append(chunk)
-    wanted = task.sampling.logprobs is not None
+    with_logprobs = task.sampling.logprobs is not None
     for prompt in range(max(1, len(task.prompts))):
         own = [found[index] for index in range(prompt * best_of, (prompt + 1) * best_of)]
         for number, answer in enumerate(sorted(own, key=_mean_logprob, reverse=True)[: task.n]):
             for chunk in answer:
-                logprobs = chunk.logprobs if wanted else []
+                logprobs = chunk.logprobs if with_logprobs else []
                 yield msgspec.structs.replace(chunk, index=prompt * task.n + number, logprobs=logprobs)
 
 

@@ -46,7 +46,7 @@ TOKEN_ID_FIELDS = frozenset({"stop_token_ids", "skip_special_tokens"})
 
 
 def merge_sampling(
-    asked: Sampling,
+    requested: Sampling,
     defaults: Sampling,
     able: Collection[str],
     ignore: Collection[str],
@@ -62,11 +62,11 @@ def merge_sampling(
     """
     values: dict[str, Any] = {}
     for name in FIELDS:
-        value = getattr(asked, name)
-        given = value != getattr(UNSET, name)
+        value = getattr(requested, name)
+        is_set = value != getattr(UNSET, name)
         if name in able:
-            values[name] = value if given else getattr(defaults, name)
-        elif given and value != NEUTRAL.get(name, _NOTHING):
+            values[name] = value if is_set else getattr(defaults, name)
+        elif is_set and value != NEUTRAL.get(name, _NOTHING):
             wire = value.field if isinstance(value, Guide) else {**WIRE_NAMES, **names}.get(name, name)
             if name not in ignore and wire not in ignore:
                 raise Unsupported(

@@ -522,16 +522,18 @@ def _is_compatible(options: LoadOptions, plan: Plan) -> bool:
     return options.backend in ("", plan.backend) and options.text_in in (None, plan.options.text_in)
 
 
-def _plan_conflict(current: Plan, asked: Plan) -> Conflict:
+def _plan_conflict(current: Plan, requested: Plan) -> Conflict:
     return Conflict(
-        f"{asked.name!r} is loaded from {current.source} on {current.backend}, not from {asked.source} on"
-        f" {asked.backend}: unload it first",
+        f"{requested.name!r} is loaded from {current.source} on {current.backend}, not from {requested.source} on"
+        f" {requested.backend}: unload it first",
         param="model",
     )
 
 
-def _is_same_plan(current: Plan, asked: Plan) -> bool:
-    return (current.source, current.backend) == (asked.source, asked.backend) and _is_compatible(asked.options, current)
+def _is_same_plan(current: Plan, requested: Plan) -> bool:
+    return (current.source, current.backend) == (requested.source, requested.backend) and _is_compatible(
+        requested.options, current
+    )
 
 
 __all__ = [

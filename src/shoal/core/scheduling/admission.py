@@ -107,9 +107,9 @@ class _Demand:
         self._at = 0.0
         self._asked = self._left = 0.0
 
-    def record(self, now: float, *, asked: int = 0, left: int = 0) -> None:
+    def record(self, now: float, *, requested: int = 0, left: int = 0) -> None:
         part = exp((self._at - now) / self._memory)
-        self._asked = self._asked * part + asked
+        self._asked = self._asked * part + requested
         self._left = self._left * part + left
         self._at = now
 
@@ -168,7 +168,7 @@ class Admission:
         """Take a permit. Raises Overloaded, with `retry_after` derived from the rate at which items are released."""
         flow = (client, traffic)
         if self._demand is not None and traffic == "interactive":
-            self._demand.record(self._clock(), asked=items)
+            self._demand.record(self._clock(), requested=items)
         own = self._flows.get(flow)
         mine = own.items if own is not None else 0
         kept = self.max_items // RESERVED_PART if traffic == "bulk" else 0

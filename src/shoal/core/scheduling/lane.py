@@ -181,11 +181,11 @@ class Lane:
             raise Unavailable(
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
-        asked = task.items
-        traffic = classify_traffic(ctx, len(asked))
-        estimates = [self.pipeline.estimate(item) for item in asked]
-        permit = self.admission.admit(ctx.client, traffic, len(asked), sum(estimates), ctx.deadline)
-        pending = RequestState(task, asked, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
+        items = task.items
+        traffic = classify_traffic(ctx, len(items))
+        estimates = [self.pipeline.estimate(item) for item in items]
+        permit = self.admission.admit(ctx.client, traffic, len(items), sum(estimates), ctx.deadline)
+        pending = RequestState(task, items, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
         timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
         self._requests.add(pending)
         self._preparer.add(pending)
@@ -419,12 +419,14 @@ class Lane:
     async def _infer(self, run: _InFlightBatch) -> Sequence[Row | CountedRow | ShoalError]:
         prepared = [item.prepared for item in run.items]
         engine, facts = run.replica.engine, run.facts
-        wanted = prepared[0].outputs
-        if len(prepared) > 1 and any(item.outputs != wanted for item in prepared):
-            wanted = tuple(sorted({name for item in prepared for name in item.outputs}))
+        output_names = prepared[0].outputs
+        if len(prepared) > 1 and any(item.outputs != output_names for item in prepared):
+            output_names = tuple(sorted({name for item in prepared for name in item.outputs}))
         inputs = self.pipeline.collate(prepared, facts)
         started = self._clock()
-        outputs = await engine.infer(inputs, wanted, prepared[0].params, max([item.deadline for item in run.items]))
+        outputs = await engine.infer(
+            inputs, output_names, prepared[0].params, max([item.deadline for item in run.items])
+        )
         run.seconds = self._clock() - started
         run.own_seconds = started + run.seconds - max(started, run.lease.began)
         run.padded = (

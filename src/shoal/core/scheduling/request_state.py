@@ -88,7 +88,7 @@ class RequestState:
     def __init__(
         self,
         task: BatchTask,
-        asked: Sequence[TaskItem],
+        task_items: Sequence[TaskItem],
         ctx: Context,
         *,
         traffic: TrafficClass,
@@ -96,7 +96,7 @@ class RequestState:
         estimates: list[int],
     ) -> None:
         self.task = task
-        self.asked = asked
+        self.asked = task_items
         self.ctx = ctx
         self.traffic = traffic
         self.arrived = now
@@ -106,7 +106,7 @@ class RequestState:
         self.cursor = 0
         self.ahead = 0
         self.waiting = False
-        self.left = len(asked)
+        self.left = len(task_items)
         self.tokens = [0] * self.left
         self.truncated = 0
         self.prepare_seconds = 0.0

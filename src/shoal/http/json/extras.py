@@ -40,7 +40,8 @@ _DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class ExtrasDecoder(Generic[T]):
-    """Decodes bodies to the struct `kind`, and returns unknown fields as raw JSON; each name is logged once.
+    """Decodes bodies to the struct `kind`, and returns unknown fields as raw JSON; each name is logged once. The known
+    fields that `raw` names are returned as raw JSON, too.
 
     `long` names the field that makes a body long: a conversation, texts or token ids; `also` names further long texts.
     `max_inputs`: maximum texts or id lists in `long`; None if it holds objects. Fields of type Raw are not checked.
@@ -49,12 +50,20 @@ class ExtrasDecoder(Generic[T]):
     """
 
     def __init__(
-        self, kind: Any, surface: str, long: str, max_inputs: int | None = None, *, also: Sequence[str] = ()
+        self,
+        kind: Any,
+        surface: str,
+        long: str,
+        max_inputs: int | None = None,
+        *,
+        also: Sequence[str] = (),
+        raw: Sequence[str] = (),
     ) -> None:
         self._surface = surface
         self._long = long
         self._max_inputs = max_inputs
         self._whole: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+        self._raw = tuple(raw)
         self._known = frozenset(kind.__struct_encode_fields__)
         self._most = len(self._known) + MAX_UNKNOWN_FIELDS
         types = get_type_hints(kind)
@@ -84,7 +93,7 @@ class ExtrasDecoder(Generic[T]):
             await asyncio.sleep(0)
         for name in unknown:
             self._log_unknown_field(name)
-        return value, {name: fields[name] for name in unknown}
+        return value, {name: fields[name] for name in (*unknown, *self._raw) if name in fields}
 
     async def _check_sizes(self, body: bytes) -> None:
         """Reject a body with too many bytes outside its long fields. Skipping over the values is fast, and checks that

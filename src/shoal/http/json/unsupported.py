@@ -28,6 +28,7 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     # vLLM; Jina; Voyage; Infinity
     "rerank": {**_CUT, **_VLLM, "instruction": ("",), "max_query_length": (), "overlap_tokens": ()},
     "scoring": {**_CUT, **_VLLM, "instruction": ("",), "embed_dtype": ("float32",), "endianness": ("native",)},
+    "ollama": _CUT,
     "cohere": {**_CUT, "rank_fields": (), "max_chunks_per_doc": ()},
 }
 """Values without effect, by the dialect's name in decoders and by field. Fields that the request's type declares are

@@ -140,10 +140,10 @@ def _choose_shipped_graph(folder: Path, contract: Contract) -> str | None:
 
 def _describe_left_out(folder: Path, contract: Contract) -> str:
     """Describe the heads that exist in the folder only as pickles."""
-    given = {SPARSE_LINEAR: contract.token_weights, COLBERT_LINEAR: contract.late}
+    heads = {SPARSE_LINEAR: contract.token_weights, COLBERT_LINEAR: contract.late}
     pickles = [
         pickle
-        for name, head in given.items()
+        for name, head in heads.items()
         if head is None and (folder / (pickle := contract.file(f"{Path(name).stem}.pt"))).is_file()
     ]
     if not pickles:

@@ -82,8 +82,8 @@ def _attend_probe(read: Transformer, tower: ImageTower, x: Floats) -> Floats:
     bias = read.get("head.attention.in_proj_bias", 3 * hidden)
     probe = read.get("head.probe", 1, 1, hidden)[0]
     query, key, value = (
-        linear(given, part, shift)
-        for given, part, shift in zip((probe, x, x), np.split(matrix, 3), np.split(bias, 3), strict=True)
+        linear(vectors, part, shift)
+        for vectors, part, shift in zip((probe, x, x), np.split(matrix, 3), np.split(bias, 3), strict=True)
     )
     y = read.linear("head.attention.out_proj", hidden, hidden)(attention(query, key, value, tower.heads, NO_BIAS))
     y = y + read.feed_forward("head.mlp.fc1", "head.mlp.fc2")(read.norm("head.layernorm")(y))

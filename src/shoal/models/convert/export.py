@@ -185,7 +185,7 @@ def _run_process(command: Sequence[str], words: IO[bytes]) -> Iterator[subproces
 
 def _lines(run: subprocess.Popen[bytes], kind: type[Line[Result]]) -> queue.Queue[Line[Result] | None]:
     """Queue the lines of the process, then None. Other lines, printed by libraries, are skipped."""
-    said: queue.Queue[Line[Result] | None] = queue.Queue()
+    lines: queue.Queue[Line[Result] | None] = queue.Queue()
     output, decode = run.stdout, json_decoder(kind).decode
     assert output is not None
 
@@ -193,11 +193,11 @@ def _lines(run: subprocess.Popen[bytes], kind: type[Line[Result]]) -> queue.Queu
         with output:
             for line in output:
                 with contextlib.suppress(msgspec.MsgspecError):
-                    said.put(decode(line))
-        said.put(None)
+                    lines.put(decode(line))
+        lines.put(None)
 
     threading.Thread(target=read, name="export", daemon=True).start()
-    return said
+    return lines
 
 
 def read_memory(pid: int) -> int:

@@ -46,9 +46,9 @@ Tell = Callable[[str, float], None]
 
 
 def main() -> None:
-    folder, into, wanted = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"
+    folder, into, with_graph = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"
     report(
-        lambda tell: _run(folder, into, wanted, tell),
+        lambda tell: _run(folder, into, with_graph, tell),
         "serve it with --engine torch, or use a repository that ships onnx/model.onnx",
     )
 
@@ -58,11 +58,11 @@ def report(work: Callable[[Tell], Any], otherwise: str) -> None:
     cannot export."""
     exit_with_stdin()
     # Send what libraries print to stderr, so that stdout holds only lines.
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
     def tell(line: Line[Any]) -> None:
-        print(msgspec.json.encode(line).decode(), file=told, flush=True)
+        print(msgspec.json.encode(line).decode(), file=output, flush=True)
 
     try:
         tell(Line(done=work(lambda stage, at: tell(Line(stage=stage, fraction=at)))))
@@ -97,11 +97,11 @@ def exit_with_stdin() -> None:
     threading.Thread(target=wait, name="input", daemon=True).start()
 
 
-def _run(folder: Path, into: Path, wanted: bool, tell: Tell) -> ExportResult:
+def _run(folder: Path, into: Path, with_graph: bool, tell: Tell) -> ExportResult:
     tell("read", 0.0)
     converted = _copy_model_files(folder, into)
     tell("read", 1.0)
-    if not wanted:
+    if not with_graph:
         return ExportResult(folder=str(into), converted=tuple(converted))
     contract = read_contract(into, foreign=True)
     kind, encoder = graph_kind(contract), contract.encoder_path
@@ -224,12 +224,12 @@ def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
         "classifier": transformers.AutoModelForSequenceClassification,
         "masked": transformers.AutoModelForMaskedLM,
     }
-    model, told = classes[kind].from_pretrained(
+    model, loading_info = classes[kind].from_pretrained(
         folder, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
     )
-    missing = sorted(name for name in told["missing_keys"] if kind != "encoder" or "pooler." not in name)
-    if missing or told["mismatched_keys"]:
-        named = missing or [str(key[0]) for key in told["mismatched_keys"]]
+    missing = sorted(name for name in loading_info["missing_keys"] if kind != "encoder" or "pooler." not in name)
+    if missing or loading_info["mismatched_keys"]:
+        named = missing or [str(key[0]) for key in loading_info["mismatched_keys"]]
         raise ModelFileError(
             f"{len(named)} tensors are missing or of another shape; fetch the model again", file=WEIGHTS, key=named[0]
         )

@@ -168,9 +168,9 @@ class Transformer:
     def get(self, name: str, *shape: int) -> Floats:
         return self._weights.get(self._prefix + name, shape)
 
-    def rows(self, name: str, count: int, wanted: Ids) -> Floats:
+    def rows(self, name: str, count: int, ids: Ids) -> Floats:
         """Return rows of a table of `count` vectors."""
-        return self._weights.rows(self._prefix + name, (count, self._sizes.hidden), wanted)
+        return self._weights.rows(self._prefix + name, (count, self._sizes.hidden), ids)
 
     def linear(self, name: str, out: int, into: int) -> Map:
         weight, bias = self.get(f"{name}.weight", out, into), self.get(f"{name}.bias", out)

@@ -112,10 +112,10 @@ def _is_whole(stored: StoredModel, variant: Variant, store: Store) -> bool:
     path = variant_path(stored, variant)
     try:
         facts = _FILES(store.notes(stored).get(f"{_note(variant)}_files"))
-        for name, said in facts.items():
+        for name, fact in facts.items():
             file = path.with_name(name)
             stat = file.stat()
-            if stat.st_size != said.size or (stat.st_mtime_ns != said.mtime and sha256(file) != said.sha256):
+            if stat.st_size != fact.size or (stat.st_mtime_ns != fact.mtime and sha256(file) != fact.sha256):
                 return False
     except (FileNotFoundError, ValueError):  # an invalid name, or a note that is not valid
         return False

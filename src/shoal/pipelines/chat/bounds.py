@@ -248,9 +248,9 @@ def check_indent(text: Any, width: Any) -> None:
 def check_method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
     """Check a method of a text, number or list, with its arguments in the order given."""
     if name == "join" and isinstance(owner, str | bytes):
-        given = values[0] if values and isinstance(values[0], list | tuple) else ()
-        check_chars(sum(len(each) + len(owner) for each in given if isinstance(each, str | bytes)))
-        spend(len(given) // 8)
+        items = values[0] if values and isinstance(values[0], list | tuple) else ()
+        check_chars(sum(len(each) + len(owner) for each in items if isinstance(each, str | bytes)))
+        spend(len(items) // 8)
         return
     for each in values:
         check_size(each)

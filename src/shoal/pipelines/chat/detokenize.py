@@ -98,19 +98,19 @@ class _Fallback:
         del self._run[: len(_complete_utf8(self._run))]
 
     def push(self, ids: Sequence[int]) -> str:
-        told: list[str] = []
+        parts: list[str] = []
         for token in ids:
             part = self._part(token)
             if isinstance(part, int):
                 self._run.append(part)
             elif isinstance(part, str):
-                told.append(self._end_run())
-                told.append(part)
+                parts.append(self._end_run())
+                parts.append(part)
         if len(self._run) > HELD_BYTES:
             whole = _complete_utf8(self._run)
-            told.append(whole.decode())
+            parts.append(whole.decode())
             del self._run[: len(whole)]
-        return self._strip_start("".join(told))
+        return self._strip_start("".join(parts))
 
     def flush(self) -> str:
         return self._strip_start(self._end_run())
@@ -159,12 +159,12 @@ class _Window:
         self._before = self._decode(self._ids)
 
     def push(self, ids: Sequence[int]) -> str:
-        told: list[str] = []
+        parts: list[str] = []
         for token in ids:
             if 0 <= token < self._vocabulary.size:
                 self._ids.append(token)
-                told.append(self._new())
-        return "".join(told)
+                parts.append(self._new())
+        return "".join(parts)
 
     def flush(self) -> str:
         return self._emit(self._decode(self._ids), len(self._ids))
@@ -184,13 +184,13 @@ class _Window:
 
     def _emit(self, text: str, stop: int) -> str:
         """Emit what the text of the first `stop` tokens adds to the text emitted so far."""
-        told = text[len(self._before) :]
-        if told:
+        delta = text[len(self._before) :]
+        if delta:
             kept = self._ids[stop:]
             self._ids = self._ids[self._told : stop]
             self._told, self._before = len(self._ids), self._decode(self._ids)
             self._ids += kept
-        return told
+        return delta
 
     def _drop(self, waiting: int) -> str:
         """Discard tokens without text after a while: they no longer affect anything and must not be decoded forever."""

@@ -98,8 +98,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @wraps(value)
         def call(*args: Any, **kwargs: Any) -> str:
-            given = args[0] if value.__name__ == "format_map" else kwargs
-            return type(text)(form.vformat(text, () if value.__name__ == "format_map" else args, given))
+            mapping = args[0] if value.__name__ == "format_map" else kwargs
+            return type(text)(form.vformat(text, () if value.__name__ == "format_map" else args, mapping))
 
         return call
 
@@ -210,7 +210,7 @@ def create_environment() -> Environment:
 
 def render(template: Template, variables: dict[str, Any]) -> str:
     """Render a template. Raises TemplateError for any failure in it, with the template's own message if it has one."""
-    told: list[str] = []
+    parts: list[str] = []
     size = 0
     try:
         with bounds.budget():
@@ -218,12 +218,12 @@ def render(template: Template, variables: dict[str, Any]) -> str:
                 size += len(part)
                 if size > bounds.MOST_CHARS:
                     raise SecurityError(f"the rendered text has more than {bounds.MOST_CHARS} characters")
-                told.append(part)
+                parts.append(part)
     except TemplateError:
         raise
     except Exception as error:  # a template is a program and may fail with any Python exception
         raise TemplateRuntimeError(f"{type(error).__name__}: {error}") from error
-    return "".join(told)
+    return "".join(parts)
 
 
 @pass_context
@@ -251,17 +251,17 @@ def _add_bounds(name: str, func: Any, check: Callable[..., None] | None) -> Call
     @wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
         bounds.spend()
-        given = args[own:]
-        for each in (*given, *kwargs.values()) if kwargs else given:
+        arguments = args[own:]
+        for each in (*arguments, *kwargs.values()) if kwargs else arguments:
             if isinstance(each, bounds.NESTING):
                 if deep:
                     bounds.check_size(each)
             elif isinstance(each, str | bytes) and name in _EACH:
                 bounds.check_items(len(each))
         if check is not None:
-            check(*given, **kwargs)
+            check(*arguments, **kwargs)
         made = func(*args, **kwargs)
-        return made if given and made is given[0] else bounds.charge_value(made)
+        return made if arguments and made is arguments[0] else bounds.charge_value(made)
 
     return call
 
@@ -330,8 +330,8 @@ def _to_json(
     bounds.check_width(len(indent) if isinstance(indent, str) else indent, _MOST_INDENT)
     for each in separators or ():
         bounds.check_width(len(each), _MOST_INDENT)
-    given = (separators[0], separators[1]) if separators else None
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=given, sort_keys=sort_keys)
+    pair = (separators[0], separators[1]) if separators else None
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
     # Indented JSON may be far longer than its value, and the encoder produces it in parts anyway.
     return encoder.encode(value) if indent is None else bounds.join_parts(encoder.iterencode(value))
 

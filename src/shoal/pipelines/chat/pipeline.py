@@ -178,8 +178,8 @@ class TextChatPipeline:
         if task.tool_choice in ("none", "auto"):
             return  # a template without tools gets an answer without them; `_render_conversation` reports it
         if not select_tools(task):
-            wanted = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
-            raise InvalidValue(f"tool_choice asks for {wanted}, and 'tools' has none such", param="tool_choice")
+            requested = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
+            raise InvalidValue(f"tool_choice asks for {requested}, and 'tools' has none such", param="tool_choice")
         if "tool_choice" in self.options.ignore:
             return
         if not self._takes_tools:
@@ -197,17 +197,17 @@ class TextChatPipeline:
 
     def _render_conversation(self, task: Generate) -> Prompt:
         """Render the conversation, dropping old turns if allowed. Raises TooLong if it still does not fit."""
-        most, asked = self.options.context_tokens, task.sampling.max_tokens
+        most, max_tokens = self.options.context_tokens, task.sampling.max_tokens
         whole = self._render(task, task.messages)
         if most is not None and whole.tokens is not None and self.options.truncation == "oldest":
             groups = split_turns(task.messages)
-            wished = asked if asked is not None else self.options.answer_tokens or RESERVE
+            wished = max_tokens if max_tokens is not None else self.options.answer_tokens or RESERVE
             wished = min(wished, max(1, most // 4))
             if len(groups) > 1 and whole.tokens + wished > most:
                 whole = self._drop_old_turns(task, groups, most - wished)
         if task.tools and task.tool_choice != "none" and not self._takes_tools:
             whole = replace(whole, ignored=("tools",))
-        return self._check_fit(whole, asked, "messages")
+        return self._check_fit(whole, max_tokens, "messages")
 
     def _drop_old_turns(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
         """Drop as few of the oldest turns as possible: all but the last, if need be."""
@@ -263,11 +263,11 @@ class TextChatPipeline:
             text = text.removeprefix(self.vocabulary.raw.id_to_token(bos) or "")
         return Prompt(text=text, ids=None if ids is None else tuple(ids), tokens=tokens)
 
-    def _check_fit(self, prompt: Prompt, asked: int | None, param: str) -> Prompt:
+    def _check_fit(self, prompt: Prompt, max_tokens: int | None, param: str) -> Prompt:
         """Return the prompt if it leaves room for at least one token, unless none is requested. Answers end at the
         context limit."""
         most, tokens = self.options.context_tokens, prompt.tokens
-        if most is None or tokens is None or tokens + (asked != 0) <= most:
+        if most is None or tokens is None or tokens + (max_tokens != 0) <= most:
             return prompt
         least = "at least " if prompt.ids is None else ""
         raise TooLong(

@@ -72,12 +72,12 @@ class ChatTemplate:
                 f"{wrong[0]} is set by the request's own field, not as a variable of the chat template",
                 param="chat_template_kwargs",
             )
-        said = list(messages)
+        conversation = list(messages)
         if continue_final:
-            said[-1:] = [_append_mark(message) for message in said[-1:]]
-        given = self._variables(tools, add_generation_prompt and not continue_final, variables)
+            conversation[-1:] = [_append_mark(message) for message in conversation[-1:]]
+        context = self._variables(tools, add_generation_prompt and not continue_final, variables)
         try:
-            text = jinja.render(self._template, {**given, "messages": as_dicts(said, self.form)})
+            text = jinja.render(self._template, {**context, "messages": as_dicts(conversation, self.form)})
         except TemplateError as error:
             words = error.message or type(error).__name__
             raise InvalidValue(
@@ -86,8 +86,8 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final else text
 
     def _variables(self, tools: Sequence[Tool], prompt: bool, more: Mapping[str, Any] | None) -> dict[str, Any]:
-        given: dict[str, Any] = {"documents": None, **self._special, **(more or {})}
-        return given | {"tools": tools_as_dicts(tools), "add_generation_prompt": prompt}
+        variables: dict[str, Any] = {"documents": None, **self._special, **(more or {})}
+        return variables | {"tools": tools_as_dicts(tools), "add_generation_prompt": prompt}
 
     def _probe(self) -> Form:
         form = Form(developer="developer" in self.source, function=_compares(self.source, "function"))
@@ -109,18 +109,18 @@ class ChatTemplate:
     def _render_call_probe(self, form: Form) -> str | None:
         """Render a conversation whose second turn only calls a tool; None if its arguments are not shown as JSON."""
         call = ToolCall(id="probe0001", name="probe", arguments=f'{{"{_PROBE}": "told"}}')
-        said = [
+        conversation = [
             Message(role="user", content="probe"),
             Message(role="assistant", tool_calls=[call]),
             Message(role="tool", content="probed", tool_call_id=call.id),
         ]
-        text = self._try_render(said, form, [_TOOL])
+        text = self._try_render(conversation, form, [_TOOL])
         return text if text and _PROBE in text and f"'{_PROBE}'" not in text else None
 
     def _try_render(self, messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()) -> str | None:
         try:
-            given = {**self._variables(tools, True, None), "messages": as_dicts(messages, form)}
-            return jinja.render(self._template, given)
+            context = {**self._variables(tools, True, None), "messages": as_dicts(messages, form)}
+            return jinja.render(self._template, context)
         except bounds.BudgetExceeded as error:
             raise ConfigError(
                 f"the chat template does not come to an end for the smallest of conversations: {error.message}"

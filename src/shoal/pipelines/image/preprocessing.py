@@ -82,18 +82,18 @@ class Preprocessing:
         Otherwise an image one pixel wide would become gigabytes."""
         axis = int(size[1] > size[0])
         scale = picture.size[axis] / size[axis]
-        wanted = min(size[axis], self.spec.size[1 - axis])
-        first = self._start(size[axis] - wanted)
+        length = min(size[axis], self.spec.size[1 - axis])
+        first = self._start(size[axis] - length)
         margin = _SUPPORT * max(1.0, scale)
         start = max(0, int(first * scale - margin))
-        end = min(picture.size[axis], ceil((first + wanted) * scale + margin))
+        end = min(picture.size[axis], ceil((first + length) * scale + margin))
         # Relative to the part, since Pillow keeps the box in float32.
-        low, high = first * scale - start, min((first + wanted) * scale - start, float(end - start))
+        low, high = first * scale - start, min((first + length) * scale - start, float(end - start))
         if axis:
             part = picture.crop((0, start, picture.width, end))
-            return part.resize((size[0], wanted), self._filter, box=(0.0, low, float(picture.width), high))
+            return part.resize((size[0], length), self._filter, box=(0.0, low, float(picture.width), high))
         part = picture.crop((start, 0, end, picture.height))
-        return part.resize((wanted, size[1]), self._filter, box=(low, 0.0, high, float(picture.height)))
+        return part.resize((length, size[1]), self._filter, box=(low, 0.0, high, float(picture.height)))
 
     def _extra(self, width: int, height: int) -> int:
         """Bytes for the rows of the resize's first pass, its result, and the arrays made from it."""

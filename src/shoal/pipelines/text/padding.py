@@ -16,9 +16,9 @@ TYPES = "token_type_ids"
 INPUTS = frozenset({IDS, "attention_mask", TYPES, "position_ids", "pooling_mask"})
 
 
-def check_inputs(spec: TextSpec, given: frozenset[str] = INPUTS) -> None:
-    """Raises ModelFileError if the graph has inputs other than those in `given`."""
-    if unknown := set(spec.inputs) - given:
+def check_inputs(spec: TextSpec, known: frozenset[str] = INPUTS) -> None:
+    """Raises ModelFileError if the graph has inputs other than those in `known`."""
+    if unknown := set(spec.inputs) - known:
         raise ModelFileError(f"inputs that no text gives: {', '.join(sorted(unknown))}", file="graph", key="inputs")
 
 

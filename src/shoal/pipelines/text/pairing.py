@@ -105,11 +105,11 @@ class PairTokenizer:
         counts = first.total, second.total if most is None else min(second.total, most)
         exact = first.exact and (second.exact or counts[1] == most)
         half = self._room // 2
-        told = counts
+        lengths = counts
         if self._room % 2 and min(counts) > half and not exact and not _is_order_known(first, second, most):
-            told = job.count(reading.first), job.count(second_text)
-            told = told if most is None else (told[0], min(told[1], most))
-        keeps = longest_first(*told, self._room)
+            lengths = job.count(reading.first), job.count(second_text)
+            lengths = lengths if most is None else (lengths[0], min(lengths[1], most))
+        keeps = longest_first(*lengths, self._room)
         left = _cut_ids(first.ids, keeps[0], direction)
         right = _cut_ids(_cut_ids(second.ids, most, direction), keeps[1], direction)
         kept = len(left) + len(right)

@@ -88,22 +88,22 @@ class _RerankEndpoint:
         self._decode = decoder.Decoder(wire.CohereRerankRequest, "cohere", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        query = ranking.parse_query(asked.query)
-        documents = ranking.parse_rank_texts(asked.documents, "documents", self._limit)
-        if asked.relevant_spans is not None and asked.relevant_spans.mode != "disabled":
+        payload = await self._decode.decode_async(request.body)
+        query = ranking.parse_query(payload.query)
+        documents = ranking.parse_rank_texts(payload.documents, "documents", self._limit)
+        if payload.relevant_spans is not None and payload.relevant_spans.mode != "disabled":
             raise Unsupported("'relevant_spans' is not supported: leave it out.", param="relevant_spans")
-        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
-        most = ranking.resolve_document_tokens(card, asked.max_tokens_per_doc)
+        card = await default_models.find_default_model(self._gateway, request, payload.model, "rerank")
+        most = ranking.resolve_document_tokens(card, payload.max_tokens_per_doc)
         task = ranking.build_task(card, query, documents, most=most)
         result = await run_task(self._gateway, request, task)
         scores = result.scores[:, 0]
 
         def entry(place: int) -> dict[str, Any]:
-            document = {"document": {"text": documents[place]}} if asked.return_documents else {}
+            document = {"document": {"text": documents[place]}} if payload.return_documents else {}
             return {"index": place, "relevance_score": scores[place], **document}
 
-        listed = await ranking.encode_results(ranking.sort_descending(scores, asked.top_n), entry)
+        listed = await ranking.encode_results(ranking.sort_descending(scores, payload.top_n), entry)
         tail = ranking.close_object({"meta": ranking.search_meta("2", len(documents), sum(result.tokens))})
         body = ranking.wrap_body(ranking.open_object({"id": request.id}, "results"), listed, tail)
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)

@@ -44,33 +44,33 @@ class CohereEmbed:
         self._second = decoder.Decoder(wire.CohereEmbedRequest, "cohere", self._limit)
 
     async def embed_v1(self, request: Request) -> Reply:
-        asked = await self._first.decode_async(request.body)
-        _check_types(asked.embedding_types)
-        done = await self._run(request, asked, _parse_inputs(asked, None, self._limit))
-        if asked.embedding_types:
-            return await _reply_by_type(request, done, asked.embedding_types, "1")
+        payload = await self._first.decode_async(request.body)
+        _check_types(payload.embedding_types)
+        done = await self._run(request, payload, _parse_inputs(payload, None, self._limit))
+        if payload.embedding_types:
+            return await _reply_by_type(request, done, payload.embedding_types, "1")
         return await _reply_floats(request, done)
 
     async def embed_v2(self, request: Request) -> Reply:
-        asked = await self._second.decode_async(request.body)
-        _check_types(asked.embedding_types)
-        given = _parse_inputs(asked, asked.inputs, self._limit)
-        done = await self._run(request, asked, given, asked.output_dimension, asked.max_tokens)
-        return await _reply_by_type(request, done, asked.embedding_types or _DEFAULT, "2")
+        payload = await self._second.decode_async(request.body)
+        _check_types(payload.embedding_types)
+        inputs = _parse_inputs(payload, payload.inputs, self._limit)
+        done = await self._run(request, payload, inputs, payload.output_dimension, payload.max_tokens)
+        return await _reply_by_type(request, done, payload.embedding_types or _DEFAULT, "2")
 
     async def _run(
         self,
         request: Request,
-        asked: wire.CohereEmbedV1Request,
-        given: list[input_parsing.Input],
+        payload: wire.CohereEmbedV1Request,
+        inputs: list[input_parsing.Input],
         dimensions: int | None = None,
         max_tokens: int | None = None,
     ) -> _EmbedResult:
-        card = await default_models.find_default_model(self._gateway, request, asked.model, "embed")
-        role = _resolve_role(asked.input_type, card)
+        card = await default_models.find_default_model(self._gateway, request, payload.model, "embed")
+        role = _resolve_role(payload.input_type, card)
         whole = truncation.check_token_limit(card, max_tokens, "max_tokens")
-        truncate, direction = truncation.parse_truncation(whole if asked.truncate is None else asked.truncate)
-        input_parsing.check_modalities(self._gateway, card.name, given)
+        truncate, direction = truncation.parse_truncation(whole if payload.truncate is None else payload.truncate)
+        input_parsing.check_modalities(self._gateway, card.name, inputs)
         task = Embed(
             model=card.name,
             inputs=(),
@@ -80,9 +80,9 @@ class CohereEmbed:
             truncation_direction=direction,
             dimensions=dimensions,
         )
-        result, tokens = await embed_inputs(self._gateway, self._pictures, request, task, given)
-        texts = [each for each in given if isinstance(each, str)]
-        return _EmbedResult(result, texts, tokens, len(given) - len(texts))
+        result, tokens = await embed_inputs(self._gateway, self._pictures, request, task, inputs)
+        texts = [each for each in inputs if isinstance(each, str)]
+        return _EmbedResult(result, texts, tokens, len(inputs) - len(texts))
 
 
 class _EmbedResult(NamedTuple):
@@ -105,14 +105,18 @@ def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:
 
 
 def _parse_inputs(
-    asked: wire.CohereEmbedV1Request, inputs: list[wire.ContentInput] | None, limit: int
+    payload: wire.CohereEmbedV1Request, inputs: list[wire.ContentInput] | None, limit: int
 ) -> list[input_parsing.Input]:
     """Parse `texts`, `inputs` or `images`. An empty list of images counts as absent.
 
     Raises WrongType if all are missing, InvalidValue for two of them or several parts in one input, EmptyInput and
     TooManyInputs.
     """
-    forms: dict[str, Sequence[Any] | None] = {"texts": asked.texts, "inputs": inputs, "images": asked.images or None}
+    forms: dict[str, Sequence[Any] | None] = {
+        "texts": payload.texts,
+        "inputs": inputs,
+        "images": payload.images or None,
+    }
     sent = {name: each for name, each in forms.items() if each is not None}
     if not sent:
         raise WrongType("Missing required field 'texts' (or 'inputs', or 'images').", param="texts")
@@ -125,7 +129,7 @@ def _parse_inputs(
     input_parsing.check_count(each, name, limit)
     if name == "images":
         return [input_parsing.ImageReference(link, f"images[{at}]") for at, link in enumerate(each)]
-    if asked.input_type == "image" and name == "texts":
+    if payload.input_type == "image" and name == "texts":
         raise InvalidValue("'input_type' is image, and these are texts: send another one.", param="input_type")
     found = list(each) if name == "texts" else [_parse_content(one, at) for at, one in enumerate(each)]
     if "" in found:
@@ -133,16 +137,16 @@ def _parse_inputs(
     return found
 
 
-def _parse_content(given: wire.ContentInput, at: int) -> str | input_parsing.ImageReference:
+def _parse_content(item: wire.ContentInput, at: int) -> str | input_parsing.ImageReference:
     """Parse the only text or picture of an input. Raises InvalidValue for several parts: no model here joins them."""
     place = f"inputs[{at}].content"
-    if len(given.content) != 1:
+    if len(item.content) != 1:
         raise InvalidValue(
-            f"'{place}' has {len(given.content)} parts; send one text or one picture an input, since no model here "
+            f"'{place}' has {len(item.content)} parts; send one text or one picture an input, since no model here "
             "joins several to one vector.",
             param="inputs",
         )
-    return input_parsing.parse_part(given.content[0], f"{place}[0]")
+    return input_parsing.parse_part(item.content[0], f"{place}[0]")
 
 
 async def _reply_floats(request: Request, done: _EmbedResult) -> Reply:
@@ -172,18 +176,18 @@ def _row_encoder(kind: wire.EmbeddingType) -> vector_encoding.RowEncoder:
     return lambda index, row: vector_encoding.encode_numbers(quantize(row, precision))
 
 
-async def _finish_reply(request: Request, done: _EmbedResult, body: Body, said: tuple[str, str]) -> Reply:
-    """Add texts and metadata to the body. `said` is the type of the reply, and the version of the API."""
+async def _finish_reply(request: Request, done: _EmbedResult, body: Body, type_and_version: tuple[str, str]) -> Reply:
+    """Add texts and metadata to the body. `type_and_version` is the type of the reply, and the version of the API."""
     assert isinstance(body, bytes | list)
     texts = done.texts
     again = await vector_encoding.encode_array(len(texts), lambda start, stop: orjson.dumps(texts[start:stop]))
     billed = {"input_tokens": done.tokens} if texts else {}
     meta = {
-        "api_version": {"version": said[1]},
+        "api_version": {"version": type_and_version[1]},
         "billed_units": {**billed, "images": done.images} if done.images else billed,
         "tokens": {"input_tokens": done.tokens},
     }
-    tail = ranking.close_object({"meta": meta, "response_type": said[0]})
+    tail = ranking.close_object({"meta": meta, "response_type": type_and_version[0]})
     start = [body] if isinstance(body, bytes) else body
     whole: Body = [*start, b',"texts":', *([again] if isinstance(again, bytes) else again), tail]
     return Reply(200, [JSON, *batch_headers.batch_headers(request, done.result)], whole)

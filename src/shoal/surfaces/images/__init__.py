@@ -63,58 +63,58 @@ class _RankEndpoint:
         self._decode = decoder.Decoder(wire.PictureRankRequest, "images", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        given = self._parse_images(asked)
-        card = await default_models.wake_model(self._gateway, request, _find_model(self._gateway, asked.model))
+        payload = await self._decode.decode_async(request.body)
+        references = self._parse_images(payload)
+        card = await default_models.wake_model(self._gateway, request, _find_model(self._gateway, payload.model))
         contrast = _require_contrast(card)
-        input_parsing.check_modalities(self._gateway, card.name, [*given, *asked.texts])
-        request.items = len(given) + len(asked.texts)
-        read = await input_parsing.read_images(self._pictures, given, request, asked.image_download_headers)
+        input_parsing.check_modalities(self._gateway, card.name, [*references, *payload.texts])
+        request.items = len(references) + len(payload.texts)
+        read = await input_parsing.read_images(self._pictures, references, request, payload.image_download_headers)
         pictures = [each for each in read if isinstance(each, Image)]
         found = await score_image_texts(
-            self._gateway.run, card.name, pictures, asked.texts, request.context(), contrast
+            self._gateway.run, card.name, pictures, payload.texts, request.context(), contrast
         )
         request.result = found.embedded
-        total = sum(found.embedded.tokens[: len(asked.texts)])
+        total = sum(found.embedded.tokens[: len(payload.texts)])
         head = ranking.open_object(
-            {"model": card.name, "activation": contrast.activation}, "results" if asked.images is None else "images"
+            {"model": card.name, "activation": contrast.activation}, "results" if payload.images is None else "images"
         )
         tail = ranking.close_object({"usage": {"prompt_tokens": total, "total_tokens": total}})
-        body = [head, *await _encode_rankings(asked, found), tail]
+        body = [head, *await _encode_rankings(payload, found), tail]
         return Reply(200, [JSON, *batch_headers.batch_headers(request, found.embedded)], body)
 
-    def _parse_images(self, asked: wire.PictureRankRequest) -> list[input_parsing.ImageReference]:
+    def _parse_images(self, payload: wire.PictureRankRequest) -> list[input_parsing.ImageReference]:
         """Parse `image` or `images`, and check the number of pictures and texts.
 
         Raises WrongType if both are missing, InvalidValue if both are there, EmptyInput and TooManyInputs.
         """
-        if asked.image is not None and asked.images is not None:
+        if payload.image is not None and payload.images is not None:
             raise InvalidValue("Both 'image' and 'images' are there; send one of them.", param="images")
-        if asked.image is not None:
-            given = [asked.image]
-        elif asked.images is not None:
-            given = asked.images
+        if payload.image is not None:
+            images = [payload.image]
+        elif payload.images is not None:
+            images = payload.images
         else:
             raise WrongType("Missing required field 'image' (or 'images').", param="image")
-        for name, sent in (("images", given), ("texts", asked.texts)):
+        for name, sent in (("images", images), ("texts", payload.texts)):
             if not sent:
                 raise EmptyInput(f"'{name}' is an empty list; send at least one.", param=name)
-        if "" in asked.texts:
-            at = asked.texts.index("")
+        if "" in payload.texts:
+            at = payload.texts.index("")
             raise EmptyInput(f"'texts[{at}]' is empty; leave it out or send a text.", param="texts")
-        if len(given) + len(asked.texts) > self._limit:
+        if len(images) + len(payload.texts) > self._limit:
             raise TooManyInputs(
                 f"these are more than the {self._limit} pictures and texts that one request may hold; split it.",
                 param="texts",
             )
-        if len(given) * len(asked.texts) > MAX_PAIRS:
+        if len(images) * len(payload.texts) > MAX_PAIRS:
             raise TooManyInputs(
                 f"these are more than the {MAX_PAIRS} pairs of a picture and a text of one request; split it.",
                 param="images",
             )
-        if asked.image is not None:
-            return [input_parsing.to_image_reference(asked.image, "image")]
-        return [input_parsing.to_image_reference(each, f"images[{at}]") for at, each in enumerate(given)]
+        if payload.image is not None:
+            return [input_parsing.to_image_reference(payload.image, "image")]
+        return [input_parsing.to_image_reference(each, f"images[{at}]") for at, each in enumerate(images)]
 
 
 def _find_model(gateway: Gateway, name: str | None) -> ModelCard:
@@ -147,22 +147,22 @@ def _require_contrast(card: ModelCard) -> ContrastSpec:
     return card.facts.contrast
 
 
-async def _encode_rankings(asked: wire.PictureRankRequest, found: ImageTextScores) -> list[bytes]:
+async def _encode_rankings(payload: wire.PictureRankRequest, found: ImageTextScores) -> list[bytes]:
     """Encode one picture's results (`image`), or an entry per picture (`images`)."""
-    if asked.images is None:
-        return await _encode_results(asked, found.cosine[0], found.scores[0])
+    if payload.images is None:
+        return await _encode_results(payload, found.cosine[0], found.scores[0])
     pieces: list[bytes] = []
     for at, (cosine, scores) in enumerate(zip(found.cosine, found.scores, strict=True)):
         pieces.append(b'%b{"index":%d,"results":' % (b"," if at else b"[", at))
-        pieces += [*await _encode_results(asked, cosine, scores), b"}"]
+        pieces += [*await _encode_results(payload, cosine, scores), b"}"]
     return [*pieces, b"]"]
 
 
-async def _encode_results(asked: wire.PictureRankRequest, cosine: Array, scores: Array) -> list[bytes]:
+async def _encode_results(payload: wire.PictureRankRequest, cosine: Array, scores: Array) -> list[bytes]:
     def entry(place: int) -> dict[str, Any]:
-        return {"index": place, "text": asked.texts[place], "cosine": cosine[place], "score": scores[place]}
+        return {"index": place, "text": payload.texts[place], "cosine": cosine[place], "score": scores[place]}
 
     # Sort by cosine, which has the order of the scores: those may be too close to 0 or 1 to distinguish.
-    listed = await ranking.encode_results(ranking.sort_descending(cosine, asked.top_n), entry)
+    listed = await ranking.encode_results(ranking.sort_descending(cosine, payload.top_n), entry)
     assert isinstance(listed, bytes | list)
     return [listed] if isinstance(listed, bytes) else listed

@@ -101,8 +101,8 @@ class ImageBodyDecoder(Generic[T]):
         if multipart.is_form(content_type):
             return self._parse_form(await multipart.parse_parts(content_type, request.body, most=self._most))
         body = await self._json(request.body)
-        given = getattr(body, IMAGE_FIELD)
-        return ParsedBody(body, [given] if isinstance(given, str) else given)
+        pictures = getattr(body, IMAGE_FIELD)
+        return ParsedBody(body, [pictures] if isinstance(pictures, str) else pictures)
 
     def _parse_form(self, parts: Sequence[multipart.Part]) -> ParsedBody[T]:
         fields: dict[str, Any] = {}

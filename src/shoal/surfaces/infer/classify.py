@@ -31,16 +31,16 @@ class ClassifyImage:
         self._decode = ImageBodyDecoder(wire.ClassifyImageRequest, ("image", "labels"), self._limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode(request)
-        given, labels = asked.pictures or (), asked.body.labels
-        images.check_count(given, self._limit)
-        self._check_labels(labels, len(given))
-        card = await default_models.wake_model(self._gateway, request, models.find_model(self._gateway, asked.body))
+        parsed = await self._decode(request)
+        sources, labels = parsed.pictures or (), parsed.body.labels
+        images.check_count(sources, self._limit)
+        self._check_labels(labels, len(sources))
+        card = await default_models.wake_model(self._gateway, request, models.find_model(self._gateway, parsed.body))
         assert card.facts is not None
-        _check_supported(asked.body, card.facts)
-        request.items = len(given) + len(labels or ())
+        _check_supported(parsed.body, card.facts)
+        request.items = len(sources) + len(labels or ())
         pictures = await images.read_images(
-            self._pictures, given, deadline=request.deadline, headers=download_headers(asked.body)
+            self._pictures, sources, deadline=request.deadline, headers=download_headers(parsed.body)
         )
         scores, result = await self._score(request, card.name, card.facts, pictures, labels)
         request.result = result
@@ -74,15 +74,15 @@ class ClassifyImage:
             )
 
 
-def _check_supported(asked: wire.ClassifyImageRequest, facts: ModelFacts) -> None:
+def _check_supported(body: wire.ClassifyImageRequest, facts: ModelFacts) -> None:
     """Raise Unsupported if the model cannot classify the pictures, with the original's message if it has one."""
-    titled = models.format_title(asked)
+    titled = models.format_title(body)
     if "image" not in facts.modalities:
         raise Unsupported(f"{titled} does not support image inference.", param="model_name")
-    if asked.labels is None and "classify" not in facts.tasks:
+    if body.labels is None and "classify" not in facts.tasks:
         other = "" if facts.contrast is None else " Send `labels` to compare the picture with."
         raise Unsupported(f"{titled} is not a classification model.{other}", param="model_name")
-    if asked.labels is not None and facts.contrast is None:
+    if body.labels is not None and facts.contrast is None:
         raise Unsupported(
             f"{titled} does not compare pictures with texts; leave `labels` out, or name a CLIP model.", param="labels"
         )
@@ -103,18 +103,18 @@ class FactsEndpoints:
         self._gateway = gateway
 
     async def labels(self, request: Request) -> Reply:
-        asked, facts = await self._find_facts(request)
+        query, facts = await self._find_facts(request)
         if "classify" not in facts.tasks:
-            raise Unsupported(f"Model {asked.model_name} is not a classification model.", param="name")
+            raise Unsupported(f"Model {query.model_name} is not a classification model.", param="name")
         return model_jobs.json_reply(wire.ModelLabels(labels=list(facts.labels)))
 
     async def size(self, request: Request) -> Reply:
-        asked, facts = await self._find_facts(request)
+        query, facts = await self._find_facts(request)
         if "embed" not in facts.tasks:
-            raise Unsupported(f"Model {asked.model_name} is not an embedding model.", param="name")
+            raise Unsupported(f"Model {query.model_name} is not an embedding model.", param="name")
         if not facts.dimension:
             raise Unsupported(
-                f"Model {asked.model_name} does not say how long its vectors are; embed a text to see.", param="name"
+                f"Model {query.model_name} does not say how long its vectors are; embed a text to see.", param="name"
             )
         return model_jobs.json_reply(wire.EmbeddingSize(size=facts.dimension))
 
@@ -126,11 +126,11 @@ class FactsEndpoints:
         name = request.query_parameter("name") or request.query_parameter("model_name")
         if not name:
             raise MissingParameter("name")
-        asked = _Query(name, request.query_parameter("pretrained"))
+        query = _Query(name, request.query_parameter("pretrained"))
         try:
-            card = models.find_model(self._gateway, asked)
+            card = models.find_model(self._gateway, query)
         except InvalidValue:
-            stored = await models.resolve_name(self._gateway, asked)
+            stored = await models.resolve_name(self._gateway, query)
             if stored in {each.name for each in await list_models(self._gateway)}:
                 raise
             raise ModelNotFound(
@@ -139,4 +139,4 @@ class FactsEndpoints:
             ) from None
         card = await default_models.wake_model(self._gateway, request, card)
         assert card.facts is not None
-        return asked, card.facts
+        return query, card.facts

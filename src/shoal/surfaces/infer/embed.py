@@ -61,55 +61,55 @@ class EmbedEndpoints:
 
     async def infer(self, request: Request) -> Reply:
         """Embed texts and pictures concurrently. If one side fails, cancel the other and name the side in the error."""
-        asked = await self._both(request)
-        body, given = asked.body, asked.pictures
+        parsed = await self._both(request)
+        body, sources = parsed.body, parsed.pictures
         texts = None if body.text is None else self._check_texts(body.text)
-        if given is not None:
-            images.check_count(given, self._limit)
-        if texts is None and given is None:
+        if sources is not None:
+            images.check_count(sources, self._limit)
+        if texts is None and sources is None:
             raise EmptyInput("There is nothing to embed; send `text`, `image` or both.", param="text")
-        if given is None:
+        if sources is None:
             assert texts is not None
             card = await models.find_embedder(self._gateway, request, body, "text")
             return await self._embed(request, _to_options(card.name, body), texts, b"text_embeddings")
         if texts is None:
             card = await models.find_embedder(self._gateway, request, body, "image")
-            pictures = self._run_pictures(request, _to_options(card.name, body), given, download_headers(body))
+            pictures = self._run_pictures(request, _to_options(card.name, body), sources, download_headers(body))
             return await _build_reply(request, {b"image_embeddings": await pictures})
         card = await models.find_embedder(self._gateway, request, body, "text", "image")
         wish = _to_options(card.name, body)
-        request.items = len(texts) + len(given)
+        request.items = len(texts) + len(sources)
         of_texts, of_pictures = await run_concurrently(
             _name_side("text", self._gateway.run(wish.to_task(texts), request.context())),
-            _name_side("image", self._run_pictures(request, wish, given, download_headers(body))),
+            _name_side("image", self._run_pictures(request, wish, sources, download_headers(body))),
         )
         return await _build_reply(request, {b"text_embeddings": of_texts, b"image_embeddings": of_pictures})
 
     async def _embed_texts(self, request: Request, key: bytes) -> Reply:
-        asked = await self._text(request.body)
-        texts = self._check_texts(asked.text)
-        card = await models.find_embedder(self._gateway, request, asked, "text")
-        return await self._embed(request, _to_options(card.name, asked), texts, key)
+        body = await self._text(request.body)
+        texts = self._check_texts(body.text)
+        card = await models.find_embedder(self._gateway, request, body, "text")
+        return await self._embed(request, _to_options(card.name, body), texts, key)
 
     async def _embed(self, request: Request, wish: EmbedOptions, texts: list[TextItem], key: bytes) -> Reply:
         request.model, request.items = wish.model, len(texts)
         return await _build_reply(request, {key: await self._gateway.run(wish.to_task(texts), request.context())})
 
     async def _embed_images(self, request: Request, key: bytes) -> Reply:
-        asked = await self._image(request)
-        given = asked.pictures or ()
-        images.check_count(given, self._limit)
-        card = await models.find_embedder(self._gateway, request, asked.body, "image")
-        wish = _to_options(card.name, asked.body)
+        parsed = await self._image(request)
+        sources = parsed.pictures or ()
+        images.check_count(sources, self._limit)
+        card = await models.find_embedder(self._gateway, request, parsed.body, "image")
+        wish = _to_options(card.name, parsed.body)
         return await _build_reply(
-            request, {key: await self._run_pictures(request, wish, given, download_headers(asked.body))}
+            request, {key: await self._run_pictures(request, wish, sources, download_headers(parsed.body))}
         )
 
     async def _run_pictures(
-        self, request: Request, wish: EmbedOptions, given: Sequence[str | bytes], headers: Mapping[str, str]
+        self, request: Request, wish: EmbedOptions, sources: Sequence[str | bytes], headers: Mapping[str, str]
     ) -> Embedded:
-        request.model, request.items = wish.model, request.items or len(given)
-        pictures = await images.read_images(self._pictures, given, deadline=request.deadline, headers=headers)
+        request.model, request.items = wish.model, request.items or len(sources)
+        pictures = await images.read_images(self._pictures, sources, deadline=request.deadline, headers=headers)
         return await self._gateway.run(wish.to_task(pictures), request.context())
 
     def _check_texts(self, text: str | list[str]) -> list[TextItem]:

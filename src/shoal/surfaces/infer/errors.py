@@ -79,8 +79,8 @@ def _body_error_type(cause: RequestError) -> str:
 
 def _field_error_type(reason: str) -> str:
     """Return the framework's name for the expected type: string_type for "Expected `str`, got `int`"."""
-    wanted = reason.partition("`")[2].partition("`")[0].partition(" |")[0]
-    return _KINDS.get(wanted, "value_error")
+    expected = reason.partition("`")[2].partition("`")[0].partition(" |")[0]
+    return _KINDS.get(expected, "value_error")
 
 
 def _value_at(found: Any, steps: Sequence[str | int]) -> Any:

@@ -10,42 +10,42 @@ from shoal.http.images import ImageReader
 from shoal.types import Image
 
 
-def check_count(given: Sequence[str | bytes], limit: int) -> None:
+def check_count(sources: Sequence[str | bytes], limit: int) -> None:
     """Raise EmptyInput for no pictures, or TooManyInputs for more than `limit`."""
-    if not given:
+    if not sources:
         raise EmptyInput("`image` is an empty list; send at least one picture.", param="image")
-    if len(given) > limit:
+    if len(sources) > limit:
         raise TooManyInputs(
             f"`image` holds more than the {limit} pictures that one request may; split it.", param="image"
         )
 
 
 async def read_images(
-    pictures: ImageReader, given: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
+    pictures: ImageReader, sources: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
 ) -> list[Image]:
     """Read all pictures, in the order of the request.
 
     Raises what `ImageReader.read` raises. The error of an invalid picture begins with the original's message, and gives
     the picture's index among all pictures.
     """
-    places = [place for place, each in enumerate(given) if isinstance(each, str)]
+    places = [place for place, each in enumerate(sources) if isinstance(each, str)]
     try:
-        uploaded = [_read_upload(pictures, each, place, len(given)) for place, each in enumerate(given)]
-        texts = [each for each in given if isinstance(each, str)]
+        uploaded = [_read_upload(pictures, each, place, len(sources)) for place, each in enumerate(sources)]
+        texts = [each for each in sources if isinstance(each, str)]
         try:
             found = iter(await pictures.read(texts, deadline=deadline, headers=headers))
         except RequestError as error:
-            raise _renumber(error, places, len(given)) from None
+            raise _renumber(error, places, len(sources)) from None
     except (InvalidValue, EmptyInput) as error:
         raise _to_image_error(error) from None
     return [next(found) if each is None else each for each in uploaded]
 
 
-def _read_upload(pictures: ImageReader, given: str | bytes, place: int, count: int) -> Image | None:
-    if isinstance(given, str):
+def _read_upload(pictures: ImageReader, source: str | bytes, place: int, count: int) -> Image | None:
+    if isinstance(source, str):
         return None
     try:
-        return pictures.read_upload(given)
+        return pictures.read_upload(source)
     except InvalidValue as error:
         raise (error.at_input(place) if count > 1 else error) from None
 

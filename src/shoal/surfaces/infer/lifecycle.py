@@ -31,47 +31,47 @@ class LifecycleEndpoints:
         self._decode_name = BodyDecoder(wire.NamedRequest)
 
     async def load(self, request: Request) -> Reply:
-        asked = await self._decode_load(request.body)
-        name = model_jobs.check_source(asked.model_name, "model_name")
-        return await self._load(request, asked, name, f"Model {name}")
+        body = await self._decode_load(request.body)
+        name = model_jobs.check_source(body.model_name, "model_name")
+        return await self._load(request, body, name, f"Model {name}")
 
     async def load_clip(self, request: Request) -> Reply:
-        asked = await self._decode_clip(request.body)
-        return await self._load(request, asked, models.to_source(asked), models.format_title(asked))
+        body = await self._decode_clip(request.body)
+        return await self._load(request, body, models.to_source(body), models.format_title(body))
 
     async def load_any(self, request: Request) -> Reply:
-        asked = await self._decode_any(request.body)
-        title = models.format_title(asked) if asked.pretrained else f"Model {asked.model_name}"
-        return await self._load(request, asked, models.to_source(asked), title)
+        body = await self._decode_any(request.body)
+        title = models.format_title(body) if body.pretrained else f"Model {body.model_name}"
+        return await self._load(request, body, models.to_source(body), title)
 
     async def _load(
         self,
         request: Request,
-        asked: wire.LoadRequest | wire.LoadClipRequest | wire.LoadAnyRequest,
+        body: wire.LoadRequest | wire.LoadClipRequest | wire.LoadAnyRequest,
         name: str,
         title: str,
     ) -> Reply:
         wait = model_jobs.should_wait(request)
-        job = model_jobs.get_lifecycle(self._gateway).load(name, model_jobs.load_options(asked.backend, asked.text_in))
+        job = model_jobs.get_lifecycle(self._gateway).load(name, model_jobs.load_options(body.backend, body.text_in))
         reply = await model_jobs.await_job(request, job, wait=wait)
         return reply or _message_reply(f"{title} {'loaded successfully' if job.changed else 'is already loaded'}.")
 
     async def unload(self, request: Request) -> Reply:
-        asked = await self._decode_name(request.body)
-        name = await models.resolve_name(self._gateway, asked)
+        body = await self._decode_name(request.body)
+        name = await models.resolve_name(self._gateway, body)
         wait = model_jobs.should_wait(request)
         job = model_jobs.get_lifecycle(self._gateway).unload(name)
         reply = await model_jobs.await_job(request, job, wait=wait)
         what = "unloaded successfully" if job.changed else "is not loaded"
-        return reply or _message_reply(f"{models.format_title(asked)} {what}.")
+        return reply or _message_reply(f"{models.format_title(body)} {what}.")
 
     async def delete(self, request: Request) -> Reply:
-        asked = await self._decode_name(request.body)
-        name = await models.resolve_name(self._gateway, asked)
+        body = await self._decode_name(request.body)
+        name = await models.resolve_name(self._gateway, body)
         wait = model_jobs.should_wait(request)
         job = model_jobs.get_lifecycle(self._gateway).delete(name)
         reply = await model_jobs.await_job(request, job, wait=wait)
-        return reply or _message_reply(f"{models.format_title(asked)} deleted successfully.")
+        return reply or _message_reply(f"{models.format_title(body)} deleted successfully.")
 
     async def list_loaded(self, request: Request) -> Reply:
         silent = find_unresponsive(self._gateway)

@@ -26,52 +26,54 @@ class ModelReference(Protocol):
     def pretrained(self) -> str | None: ...
 
 
-def format_title(asked: ModelReference) -> str:
+def format_title(reference: ModelReference) -> str:
     """Format a model's name as the original does, which mentions the checkpoint even if there is none."""
-    return f"Model {asked.model_name} with checkpoint {asked.pretrained}"
+    return f"Model {reference.model_name} with checkpoint {reference.pretrained}"
 
 
-def to_source(asked: ModelReference) -> str:
+def to_source(reference: ModelReference) -> str:
     """Return the source to load: `NAME/CHECKPOINT` for a pair, else the name. Raises InvalidValue."""
-    name = _strip_prefix(asked.model_name)
-    return model_jobs.check_source(f"{name}/{asked.pretrained}" if asked.pretrained else name, "model_name")
+    name = _strip_prefix(reference.model_name)
+    return model_jobs.check_source(f"{name}/{reference.pretrained}" if reference.pretrained else name, "model_name")
 
 
-async def resolve_name(gateway: Gateway, asked: ModelReference) -> str:
+async def resolve_name(gateway: Gateway, reference: ModelReference) -> str:
     """Return the pair's name if a model is served or stored under it, else the bare name. Raises InvalidValue."""
-    name, pair = model_jobs.check_model_name(_strip_prefix(asked.model_name), "model_name"), _pair_name(asked)
+    name, pair = model_jobs.check_model_name(_strip_prefix(reference.model_name), "model_name"), _pair_name(reference)
     if pair and (gateway.registry.get(pair) or pair in {each.name for each in await list_models(gateway)}):
         return pair
     return name
 
 
-def find_model(gateway: Gateway, asked: ModelReference) -> ModelCard:
+def find_model(gateway: Gateway, reference: ModelReference) -> ModelCard:
     """Find the model served under the pair's name, else the bare name.
 
     Raises InvalidValue with the original's message.
     """
-    name, pair = model_jobs.check_model_name(_strip_prefix(asked.model_name), "model_name"), _pair_name(asked)
+    name, pair = model_jobs.check_model_name(_strip_prefix(reference.model_name), "model_name"), _pair_name(reference)
     try:
         return gateway.model(pair if pair and gateway.registry.get(pair) else name)
     except ModelNotFound:
         raise InvalidValue(
-            f"{format_title(asked)} is not loaded. Load the model first using /load_model.", param="model_name"
+            f"{format_title(reference)} is not loaded. Load the model first using /load_model.", param="model_name"
         ) from None
 
 
-async def find_embedder(gateway: Gateway, request: Request, asked: ModelReference, *modalities: Modality) -> ModelCard:
+async def find_embedder(
+    gateway: Gateway, request: Request, reference: ModelReference, *modalities: Modality
+) -> ModelCard:
     """Find the requested model, and check that it embeds these modalities if its facts are known.
 
     For pictures, the model is woken first so that they are. Raises InvalidValue and Unsupported, with the original's
     messages.
     """
-    card = find_model(gateway, asked)
+    card = find_model(gateway, reference)
     if "image" in modalities:
         card = await default_models.wake_model(gateway, request, card)
     facts = card.facts
     for modality in modalities if facts is not None else ():
         if facts is not None and ("embed" not in facts.tasks or modality not in facts.modalities):
-            raise Unsupported(f"{format_title(asked)} does not support {modality} inference.", param="model_name")
+            raise Unsupported(f"{format_title(reference)} does not support {modality} inference.", param="model_name")
     return card
 
 
@@ -80,7 +82,7 @@ def _strip_prefix(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
-def _pair_name(asked: ModelReference) -> str:
+def _pair_name(reference: ModelReference) -> str:
     """Return the name of the pair, or "" if there is none."""
-    pair = f"{_strip_prefix(asked.model_name)}/{asked.pretrained}"
-    return pair if asked.pretrained and is_name(pair) else ""
+    pair = f"{_strip_prefix(reference.model_name)}/{reference.pretrained}"
+    return pair if reference.pretrained and is_name(pair) else ""

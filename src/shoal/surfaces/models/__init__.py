@@ -146,22 +146,22 @@ class _ModelEndpoints:
         return model_jobs.json_reply(*hide_addresses(request, [get_entry(self._gateway, request.parameter)]))
 
     async def download(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body or b"{}")
-        if asked.model is None:
+        payload = await self._decode.decode_async(request.body or b"{}")
+        if payload.model is None:
             return await self.list(request)
         request.require_access("admin")
-        request.model = model_jobs.get_lifecycle(self._gateway).download(model_jobs.check_source(asked.model)).model
+        request.model = model_jobs.get_lifecycle(self._gateway).download(model_jobs.check_source(payload.model)).model
         return model_jobs.json_reply(wire.Done())
 
     async def load(self, request: Request) -> Reply:
-        asked = await self._decode_name.decode_async(request.body)
-        name = model_jobs.check_source(asked.model)
+        payload = await self._decode_name.decode_async(request.body)
+        name = model_jobs.check_source(payload.model)
         request.model = model_jobs.get_lifecycle(self._gateway).load(name).model
         return model_jobs.json_reply(wire.Done())
 
     async def unload(self, request: Request) -> Reply:
-        asked = await self._decode_name.decode_async(request.body)
-        name = model_jobs.check_model_name(asked.model)
+        payload = await self._decode_name.decode_async(request.body)
+        name = model_jobs.check_model_name(payload.model)
         request.model = (await model_jobs.start_unload(self._gateway, name)).model
         return model_jobs.json_reply(wire.Done())
 
@@ -225,18 +225,18 @@ def _encode_event(event: Event) -> bytes:
         data = _to_router_status(data)
     elif event.name == "download_progress":
         data = {event.model: {"done": data.get("done") or 0, "total": data.get("total") or 0}}
-    said: dict[str, Any] = {"model": event.model, "event": event.name}
-    return b"data: %b\n\n" % _ENCODE.encode({**said, "data": data} if data else said)
+    fields: dict[str, Any] = {"model": event.model, "event": event.name}
+    return b"data: %b\n\n" % _ENCODE.encode({**fields, "data": data} if data else fields)
 
 
 def _to_router_status(data: dict[str, Any]) -> dict[str, Any]:
     """Convert a status to the router's, which has no state for failed models."""
     word = str(data.get("status", ""))
-    told: dict[str, Any] = {"status": "unloaded" if word == "failed" else word}
+    status: dict[str, Any] = {"status": "unloaded" if word == "failed" else word}
     if word == "failed":
-        told["failed"] = True
+        status["failed"] = True
     if data.get("error"):
-        told["error"] = data["error"]
+        status["error"] = data["error"]
     if word == "loading" and data.get("stage"):
-        told["progress"] = {"stages": [data["stage"]], "current": data["stage"], "value": data.get("fraction") or 0.0}
-    return told
+        status["progress"] = {"stages": [data["stage"]], "current": data["stage"], "value": data.get("fraction") or 0.0}
+    return status

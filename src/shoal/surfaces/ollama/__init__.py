@@ -18,7 +18,7 @@ from shoal.http.request import JSON, Options, Reply, Request
 from shoal.http.streaming import open_stream_body
 from shoal.surfaces.ollama import wire as wire
 from shoal.surfaces.ollama.chat_replies import ENCODE, LineEncoder
-from shoal.surfaces.ollama.chat_requests import chat_task, generate_task, parse_keep_alive
+from shoal.surfaces.ollama.chat_requests import chat_task, generate_task, parse_extras, parse_keep_alive
 from shoal.surfaces.ollama.models import NDJSON, ModelCatalog, ModelTransfers, find_model, find_or_load
 from shoal.surfaces.shared import batch_headers, default_models, model_jobs, vector_encoding
 from shoal.surfaces.shared.generation import HEADER_DOCS, prompt_headers
@@ -234,18 +234,19 @@ class _GenerateEndpoint(Generic[A]):
         self._heartbeat_s = options.heartbeat_s
         self._kind = kind
         long, also = ("messages", ()) if kind == "chat" else ("prompt", ("system", "images"))
-        self._decode: ExtrasDecoder[A] = ExtrasDecoder(request, "ollama", long, also=also)
+        self._decode: ExtrasDecoder[A] = ExtrasDecoder(request, "ollama", long, also=also, raw=("options",))
         self._task = task
 
     async def __call__(self, request: Request) -> Reply:
-        asked, _ = await self._decode(request.body)
-        keep_alive = parse_keep_alive(asked.keep_alive)
-        if _is_empty(asked):
-            return await self._load_or_unload(request, asked, unload=keep_alive == 0)
-        model, adapter = await find_or_load(self._gateway, request, asked.model, "generate")
-        stream = asked.stream is not False
-        task = self._task(asked, model, adapter, stream=stream)
-        lines = await self._start_answer(request, asked, model)
+        payload, fields = await self._decode(request.body)
+        keep_alive = parse_keep_alive(payload.keep_alive)
+        if _is_empty(payload):
+            return await self._load_or_unload(request, payload, unload=keep_alive == 0)
+        model, adapter = await find_or_load(self._gateway, request, payload.model, "generate")
+        stream = payload.stream is not False
+        extras = parse_extras(fields.get("options"))
+        task = self._task(payload, model, adapter, stream=stream, extras=extras)
+        lines = await self._start_answer(request, payload, model)
         chunks = self._gateway.stream(task, request.context())
         if stream:
             body = await open_stream_body(chunks, lines, self._heartbeat_s, request_id=request.id)
@@ -255,34 +256,34 @@ class _GenerateEndpoint(Generic[A]):
                 lines.gather(chunk)
         return Reply(200, [JSON, *prompt_headers(lines)], lines.encode_whole())
 
-    async def _load_or_unload(self, request: Request, asked: A, *, unload: bool) -> Reply:
+    async def _load_or_unload(self, request: Request, payload: A, *, unload: bool) -> Reply:
         """Only load or unload the model. Unloading requires admin access."""
         if unload:
-            model, _ = find_model(self._gateway, asked.model, "generate")
+            model, _ = find_model(self._gateway, payload.model, "generate")
             request.require_access("admin")
-            lines = LineEncoder(self._kind, asked.model, request, request.started)
+            lines = LineEncoder(self._kind, payload.model, request, request.started)
             model_jobs.get_lifecycle(self._gateway).try_sleep(model)
             return Reply(200, [JSON], lines.encode_empty("unload"))
-        model, _ = await find_or_load(self._gateway, request, asked.model, "generate")
-        lines = await self._start_answer(request, asked, model)
+        model, _ = await find_or_load(self._gateway, request, payload.model, "generate")
+        lines = await self._start_answer(request, payload, model)
         card = self._gateway.model(model)
         if card.state != "ready":
             raise card.refusal()
         return Reply(200, [JSON], lines.encode_empty("load"))
 
-    async def _start_answer(self, request: Request, asked: A, model: str) -> LineEncoder:
+    async def _start_answer(self, request: Request, payload: A, model: str) -> LineEncoder:
         """Wake the model and start its answer, which reports the load time separately."""
         request.model, request.items = model, 1
         ctx = request.context()
         request.handed_over = False  # only the HTTP layer counts failures to wake
         await self._gateway.wake(model, ctx)
-        return LineEncoder(self._kind, asked.model, request, time.monotonic())
+        return LineEncoder(self._kind, payload.model, request, time.monotonic())
 
 
-def _is_empty(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> bool:
-    if isinstance(asked, wire.OllamaChatRequest):
-        return not asked.messages
-    return not (asked.prompt or asked.images)
+def _is_empty(payload: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> bool:
+    if isinstance(payload, wire.OllamaChatRequest):
+        return not payload.messages
+    return not (payload.prompt or payload.images)
 
 
 class _Embeddings:
@@ -293,19 +294,19 @@ class _Embeddings:
         self._decode_one = decoder.Decoder(wire.OllamaEmbeddingsRequest, "ollama")
 
     async def embed_many(self, request: Request) -> Reply:
-        asked = await self._decode_many.decode_async(request.body)
-        parse_keep_alive(asked.keep_alive)
-        inputs = asked.input if isinstance(asked.input, list) else [asked.input] if asked.input else []
+        payload = await self._decode_many.decode_async(request.body)
+        parse_keep_alive(payload.keep_alive)
+        inputs = payload.input if isinstance(payload.input, list) else [payload.input] if payload.input else []
         check_count(inputs, "input", self._limit)
         result = None
         if inputs:
             result = await self._embed(
-                request, asked.model, inputs, truncate=asked.truncate, dimensions=asked.dimensions
+                request, payload.model, inputs, truncate=payload.truncate, dimensions=payload.dimensions
             )
         else:
-            await self._find_model(request, asked.model)
+            await self._find_model(request, payload.model)
         tail = b'],"model":%b,"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
-            ENCODE(asked.model),
+            ENCODE(payload.model),
             round((time.monotonic() - request.started) * 1e9),
             sum(result.tokens) if result is not None else 0,
         )
@@ -317,14 +318,14 @@ class _Embeddings:
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
     async def embed_one(self, request: Request) -> Reply:
-        asked = await self._decode_one.decode_async(request.body)
-        parse_keep_alive(asked.keep_alive)
-        model = await self._find_model(request, asked.model)
-        if not asked.prompt:
+        payload = await self._decode_one.decode_async(request.body)
+        parse_keep_alive(payload.keep_alive)
+        model = await self._find_model(request, payload.model)
+        if not payload.prompt:
             return Reply(200, [JSON], b'{"embedding":[]}')
         card = await default_models.wake_model(self._gateway, request, self._gateway.model(model))
         normalize = card.facts is None or card.facts.normalized
-        result = await self._embed(request, asked.model, [asked.prompt], normalize=normalize)
+        result = await self._embed(request, payload.model, [payload.prompt], normalize=normalize)
         numbers = vector_encoding.encode_numbers(vector_encoding.to_contiguous(result.vectors)[0])
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], b'{"embedding":%b}' % numbers)
 

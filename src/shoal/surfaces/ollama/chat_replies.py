@@ -178,8 +178,8 @@ class LineEncoder:
         if self._kind == "generate":
             # /api/generate takes no tools, so there are no calls.
             return ENCODE(wire.OllamaGenerateAnswer(response=line.text, thinking=thinking, **shared))
-        said = wire.OllamaSaid(role="assistant", content=line.text, thinking=thinking, tool_calls=line.calls or None)
-        return ENCODE(wire.OllamaChatAnswer(message=said, **shared))
+        message = wire.OllamaSaid(role="assistant", content=line.text, thinking=thinking, tool_calls=line.calls or None)
+        return ENCODE(wire.OllamaChatAnswer(message=message, **shared))
 
 
 def _to_ns(seconds: float) -> int:

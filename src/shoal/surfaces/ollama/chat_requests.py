@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.generation.sampling import is_neutral
 from shoal.durations import parse_duration
 from shoal.errors import InvalidValue, Unsupported
 from shoal.http.json.extras import check_depth
+from shoal.sampling_fields import UNSUPPORTED_FIELDS
 from shoal.surfaces.ollama import wire
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
 
@@ -18,46 +20,67 @@ _JSON = msgspec.json.Encoder()
 _NAMES = {"repetition_penalty": "repeat_penalty"}
 _LEVELS = ("low", "medium", "high", "max")
 _MAX_SHOWN = 64
-OFF_VALUES = {"typical_p": 1, "tfs_z": 1, "mirostat": 0}
-"""Options that no model here supports, with the value that turns each off."""
+UNSUPPORTED_OPTIONS = {
+    name: neutral for name, neutral in UNSUPPORTED_FIELDS.items() if name not in wire.OllamaOptions.__struct_fields__
+}
+"""Options that no model here supports, with the values that have no effect."""
+
+_OPTIONS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 # The first base64 characters of each file type.
 _IMAGES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "UklGR": "webp", "R0lGOD": "gif"}
 
 
-def chat_task(asked: wire.OllamaChatRequest, model: str, adapter: str, *, stream: bool) -> Generate:
+def parse_extras(raw: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
+    """Return those of the raw `options` that are in UNSUPPORTED_OPTIONS and would change the answer. Only a remote
+    server may support them; it does not receive those without effect, which it may reject."""
+    options = (_OPTIONS.decode(raw) if raw is not None else None) or {}
+    return {
+        name: options[name]
+        for name in options.keys() & UNSUPPORTED_OPTIONS.keys()
+        if not is_neutral(options[name], UNSUPPORTED_OPTIONS[name])
+    }
+
+
+def chat_task(
+    payload: wire.OllamaChatRequest, model: str, adapter: str, *, stream: bool, extras: dict[str, msgspec.Raw]
+) -> Generate:
     """Build the task of a conversation with at least one message."""
     return Generate(
         model=model,
         adapter=adapter,
-        messages=_to_messages(asked.messages or []),
-        sampling=_to_sampling(asked),
+        messages=_to_messages(payload.messages or []),
+        sampling=_to_sampling(payload),
         names=_NAMES,
+        extras=extras,
         stream=stream,
-        tools=[_to_tool(each) for each in asked.tools or []],
-        template_kwargs=_thinking_kwargs(asked.think),
-        include_reasoning=asked.think is not False,
+        tools=[_to_tool(each) for each in payload.tools or []],
+        template_kwargs=_thinking_kwargs(payload.think),
+        include_reasoning=payload.think is not False,
     )
 
 
-def generate_task(asked: wire.OllamaGenerateRequest, model: str, adapter: str, *, stream: bool) -> Generate:
+def generate_task(
+    payload: wire.OllamaGenerateRequest, model: str, adapter: str, *, stream: bool, extras: dict[str, msgspec.Raw]
+) -> Generate:
     """Build the task of a prompt: a conversation of one turn, or the unchanged prompt with `raw`."""
-    _check_generate(asked)
+    _check_generate(payload)
     messages = []
-    if not asked.raw:
-        if asked.system:
-            messages.append(Message(role="system", content=asked.system))
-        messages.append(Message(role="user", content=_to_content(asked.prompt or "", asked.images, "images")))
+    if not payload.raw:
+        if payload.system:
+            messages.append(Message(role="system", content=payload.system))
+        messages.append(Message(role="user", content=_to_content(payload.prompt or "", payload.images, "images")))
     return Generate(
         model=model,
         adapter=adapter,
-        prompts=[asked.prompt or ""] if asked.raw else [],
+        prompts=[payload.prompt or ""] if payload.raw else [],
         messages=messages,
-        sampling=_to_sampling(asked),
+        sampling=_to_sampling(payload),
         names=_NAMES,
+        extras=extras,
         stream=stream,
-        template_kwargs=_thinking_kwargs(asked.think),
-        include_reasoning=asked.think is not False,
+        template_kwargs=_thinking_kwargs(payload.think),
+        include_reasoning=payload.think is not False,
     )
 
 
@@ -74,28 +97,28 @@ def parse_keep_alive(keep_alive: float | str | None) -> float | None:
     return float("inf") if found < 0 else found
 
 
-def _check_generate(asked: wire.OllamaGenerateRequest) -> None:
-    if asked.suffix:
+def _check_generate(payload: wire.OllamaGenerateRequest) -> None:
+    if payload.suffix:
         raise Unsupported("'suffix' is not supported: put what is to be filled in into the prompt.", param="suffix")
-    if asked.raw and (asked.system or asked.template or asked.context):
+    if payload.raw and (payload.system or payload.template or payload.context):
         raise InvalidValue("raw mode does not support template, system, or context; leave them out.", param="raw")
-    if asked.template:
+    if payload.template:
         raise Unsupported(
             "'template' is not supported: send a prompt that is filled in already, with raw=true.", param="template"
         )
-    if asked.context:
+    if payload.context:
         raise Unsupported("'context' is not supported: send the earlier turns to /api/chat.", param="context")
-    if asked.raw and asked.images:
+    if payload.raw and payload.images:
         raise Unsupported("'images' are not supported with raw=true: leave one of the two out.", param="images")
 
 
 # Messages
 
 
-def _to_messages(given: Sequence[wire.OllamaMessage]) -> list[Message]:
+def _to_messages(messages: Sequence[wire.OllamaMessage]) -> list[Message]:
     open_calls: list[ToolCall] = []
     made, count = [], 0
-    for at, each in enumerate(given):
+    for at, each in enumerate(messages):
         calls = []
         for call in each.tool_calls or []:
             count += 1
@@ -148,8 +171,8 @@ def _to_url(image: str, where: str) -> str:
     return f"data:image/{kind};base64,{image}"
 
 
-def _to_tool(given: wire.OllamaTool) -> Tool:
-    of = given.function
+def _to_tool(tool: wire.OllamaTool) -> Tool:
+    of = tool.function
     check_depth(of.parameters or {}, "tools")
     return Tool(name=of.name, description=of.description or "", parameters=of.parameters or {})
 
@@ -157,11 +180,8 @@ def _to_tool(given: wire.OllamaTool) -> Tool:
 # Sampling
 
 
-def _to_sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sampling:
-    options = asked.options or wire.OllamaOptions()
-    for name, off in OFF_VALUES.items():
-        if getattr(options, name) not in (None, off):
-            raise Unsupported(f"'options.{name}' is not supported: leave it out, or send {off}.", param="options")
+def _to_sampling(payload: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> Sampling:
+    options = payload.options or wire.OllamaOptions()
     top_k, seed = _to_int(options.top_k), _to_int(options.seed)
     stop = [options.stop] if isinstance(options.stop, str) else options.stop or []
     return Sampling(
@@ -175,8 +195,8 @@ def _to_sampling(asked: wire.OllamaChatRequest | wire.OllamaGenerateRequest) -> 
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         repetition_penalty=options.repeat_penalty,
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        guide=_to_guide(asked.format),
+        logprobs=(payload.top_logprobs or 0) if payload.logprobs else None,
+        guide=_to_guide(payload.format),
     )
 
 
@@ -190,15 +210,15 @@ def _positive_or_none(number: int | None) -> int | None:
     return number if number is not None and number > 0 else None
 
 
-def _to_guide(given: str | dict[str, Any] | None) -> Guide | None:
-    match given:
+def _to_guide(value: str | dict[str, Any] | None) -> Guide | None:
+    match value:
         case None | "":
             return None
         case "json":
             return Guide(kind="json_object", field="format")
         case dict():
-            check_depth(given, "format")
-            return Guide(kind="json_schema", value=_JSON.encode(given).decode(), field="format")
+            check_depth(value, "format")
+            return Guide(kind="json_schema", value=_JSON.encode(value).decode(), field="format")
         case _:
             raise InvalidValue("'format' is neither \"json\" nor a JSON schema; send one of the two.", param="format")
 

@@ -159,8 +159,8 @@ class ModelCatalog:
         return FOREVER if left is None else format_timestamp(time.time_ns() + round(left * 1e9))
 
     async def show(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        name = _require_name(asked.model, asked.name)
+        payload = await self._decode.decode_async(request.body)
+        name = _require_name(payload.model, payload.name)
         return model_jobs.json_reply(_describe_model(await self._find_listing(name)))
 
     async def _find_listing(self, name: str) -> Listing:
@@ -190,28 +190,28 @@ class ModelTransfers:
 
     async def pull(self, request: Request) -> Reply:
         """Download a model and load it: the client uses it next, maybe without the right to load it."""
-        asked = await self._decode_pull.decode_async(request.body)
-        name, form = self._source(_require_name(asked.model, asked.name))
+        payload = await self._decode_pull.decode_async(request.body)
+        name, form = self._source(_require_name(payload.model, payload.name))
         job = model_jobs.get_lifecycle(self._gateway).load(name)
         check = partial(self._check_form, job, form)
-        if asked.stream is False:
+        if payload.stream is False:
             await model_jobs.await_job(request, job, wait=True)
             check()
             return model_jobs.json_reply(wire.OllamaProgress(status="success"))
         request.handed_over, request.model = True, job.model
         return Reply(200, [NDJSON], stream_progress(job, check))
 
-    def _source(self, asked: str) -> tuple[str, str]:
+    def _source(self, reference: str) -> tuple[str, str]:
         """Return what to load for a name, and the quantization in it. Raises InvalidValue."""
-        plain = strip_tag(asked)
+        plain = strip_tag(reference)
         if self._gateway.registry.get(plain) is None and (meant := _match_model(self._gateway, plain)):
             return meant, ""
         name, form = split_quantization(plain)
         name = LIBRARY.get(name, name)
         if is_library_name(name, self._schemes):
             raise InvalidValue(
-                f"'{asked[:_MAX_SHOWN]}' is a name of Ollama's library, which models are not pulled from here: name a "
-                "repository of the Hugging Face hub, as hf.co/org/name",
+                f"'{reference[:_MAX_SHOWN]}' is a name of Ollama's library, which models are not pulled from here: "
+                "name a repository of the Hugging Face hub, as hf.co/org/name",
                 param="model",
             )
         return model_jobs.check_source(name), form
@@ -228,8 +228,8 @@ class ModelTransfers:
             )
 
     async def delete(self, request: Request) -> Reply:
-        asked = await self._decode_name.decode_async(request.body)
-        name = _require_name(asked.model, asked.name)
+        payload = await self._decode_name.decode_async(request.body)
+        name = _require_name(payload.model, payload.name)
         job = model_jobs.get_lifecycle(self._gateway).delete(model_jobs.check_model_name(strip_tag(name)))
         await model_jobs.await_job(request, job, wait=True)
         if not job.changed:
@@ -243,15 +243,15 @@ async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator
     A disconnect ends the stream, not the load.
     """
     yield _encode_line(wire.OllamaProgress(status="pulling manifest"))
-    told: wire.OllamaProgress | None = None
+    previous: wire.OllamaProgress | None = None
     over = asyncio.create_task(job.over.wait())
     try:
         while not over.done():
             now = _to_progress(job)
-            if now != told and now.status:
-                if full := _complete_bar(told, now):
+            if now != previous and now.status:
+                if full := _complete_bar(previous, now):
                     yield _encode_line(full)
-                told = now
+                previous = now
                 yield _encode_line(now)
             await asyncio.wait({over}, timeout=_POLL_INTERVAL_S)
     finally:
@@ -263,7 +263,7 @@ async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator
     except ShoalError as error:
         yield _encode_line(wire.OllamaError(error=redact(error.message)))
         return
-    if full := _complete_bar(told, None):
+    if full := _complete_bar(previous, None):
         yield _encode_line(full)
     yield _encode_line(wire.OllamaProgress(status="success"))
 
@@ -281,12 +281,12 @@ def _complete_bar(last: wire.OllamaProgress | None, now: wire.OllamaProgress | N
 
 
 def _to_progress(job: Job) -> wire.OllamaProgress:
-    said = wire.OllamaProgress(status=job.stage)
+    progress = wire.OllamaProgress(status=job.stage)
     if job.total:
         # Clients draw one progress bar per digest.
-        said.digest = "sha256:" + _hash(job.model, job.stage)
-        said.total, said.completed = int(job.total), int(job.done or 0)
-    return said
+        progress.digest = "sha256:" + _hash(job.model, job.stage)
+        progress.total, progress.completed = int(job.total), int(job.done or 0)
+    return progress
 
 
 def _encode_line(value: wire.OllamaProgress | wire.OllamaError) -> bytes:

@@ -48,9 +48,6 @@ class OllamaOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     top_k: Whole | None = None
     top_p: float | None = None
     min_p: float | None = None
-    typical_p: Annotated[float, Meta(description="Only 1, which is off.")] | None = None
-    tfs_z: Annotated[float, Meta(description="Only 1, which is off.")] | None = None
-    mirostat: Annotated[float, Meta(description="Only 0, which is off.")] | None = None
     seed: Annotated[Whole, Meta(description="Below 0: any.")] | None = None
     num_predict: (
         Annotated[Whole, Meta(description="Most tokens of the answer; 0 and below: as many as fit.")] | None

@@ -206,11 +206,11 @@ class _ModelEndpoints:
         return model_jobs.json_reply(*hide_addresses(request, [get_entry(self._gateway, request.parameter)]))
 
     async def download(self, request: Request) -> Reply:
-        asked = await self._decode_model.decode_async(request.body or b"{}")
-        if asked.model is None:
+        payload = await self._decode_model.decode_async(request.body or b"{}")
+        if payload.model is None:
             return await self.list(request)
         request.require_access("admin")
-        name = model_jobs.check_source(asked.model)
+        name = model_jobs.check_source(payload.model)
         wait = model_jobs.should_wait(request)
         job = model_jobs.get_lifecycle(self._gateway).download(name)
         return await model_jobs.await_job(request, job, wait=wait) or model_jobs.json_reply(
@@ -218,10 +218,12 @@ class _ModelEndpoints:
         )
 
     async def load(self, request: Request) -> Reply:
-        asked = await self._decode_settings.decode_async(request.body or b"{}")
+        payload = await self._decode_settings.decode_async(request.body or b"{}")
         name = model_jobs.check_source(request.parameter)
         wait = model_jobs.should_wait(request)
-        job = model_jobs.get_lifecycle(self._gateway).load(name, model_jobs.load_options(asked.backend, asked.text_in))
+        job = model_jobs.get_lifecycle(self._gateway).load(
+            name, model_jobs.load_options(payload.backend, payload.text_in)
+        )
         return await model_jobs.await_job(request, job, wait=wait) or model_jobs.json_reply(
             wire.Managed(model=job.model)
         )

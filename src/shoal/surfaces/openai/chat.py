@@ -34,70 +34,70 @@ class Chat:
         self._decode: ExtrasDecoder[wire.ChatRequest] = ExtrasDecoder(wire.ChatRequest, "openai", "messages")
 
     async def __call__(self, request: Request) -> Reply:
-        asked, extras = await self._decode(request.body)
-        model, adapter = self._gateway.resolve(asked.model or "")
-        task = build_task(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
-        said = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "chatcmpl-")
-        old = bool(asked.functions) and not asked.tools
-        usage = wants_usage(asked)
+        payload, extras = await self._decode(request.body)
+        model, adapter = self._gateway.resolve(payload.model or "")
+        task = build_task(payload, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        header = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "chatcmpl-")
+        old = bool(payload.functions) and not payload.tools
+        usage = wants_usage(payload)
         return await generate_reply(
             self._gateway,
             request,
             task,
-            frames=partial(ChatEvents, said, request, choices=task.choices, include_usage=usage, old=old),
-            body=partial(encode_body, said=said, logprobs=bool(asked.logprobs), old=old),
+            frames=partial(ChatEvents, header, request, choices=task.choices, include_usage=usage, old=old),
+            body=partial(encode_body, header=header, logprobs=bool(payload.logprobs), old=old),
             heartbeat_s=self._heartbeat_s,
         )
 
 
 def build_task(
-    asked: wire.ChatRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
+    payload: wire.ChatRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
 ) -> Generate:
     """Build the task. Raises InvalidValue, WrongType and Unsupported, with the field at fault."""
-    tools = to_tools(asked.tools) or [to_tool(each, "functions") for each in asked.functions or ()]
-    if asked.tool_choice is None and not asked.tools:
-        mode, name = to_tool_selection(asked.function_call, tools, "function_call")
+    tools = to_tools(payload.tools) or [to_tool(each, "functions") for each in payload.functions or ()]
+    if payload.tool_choice is None and not payload.tools:
+        mode, name = to_tool_selection(payload.function_call, tools, "function_call")
     else:
-        mode, name = to_tool_selection(asked.tool_choice, tools, "tool_choice")
-    most = asked.max_completion_tokens
+        mode, name = to_tool_selection(payload.tool_choice, tools, "tool_choice")
+    most = payload.max_completion_tokens
     if most is None:
-        most = asked.max_tokens
+        most = payload.max_tokens
     if most == 0:
-        field = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+        field = "max_tokens" if payload.max_completion_tokens is None else "max_completion_tokens"
         raise InvalidValue(f"'{field}' is 0; an answer has at least one token.", param=field)
     return Generate(
         model=model,
-        messages=to_messages(asked.messages),
-        n=asked.n or 1,
-        sampling=to_sampling(asked, max_tokens=most, logprobs=_requested_logprobs(asked), guide=to_guide(asked)),
-        stream=bool(asked.stream),
+        messages=to_messages(payload.messages),
+        n=payload.n or 1,
+        sampling=to_sampling(payload, max_tokens=most, logprobs=_requested_logprobs(payload), guide=to_guide(payload)),
+        stream=bool(payload.stream),
         tools=tools,
         tool_choice=mode,
         tool_name=name,
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        continue_final=bool(asked.continue_final_message),
-        add_generation_prompt=_adds_generation_prompt(asked),
-        template_kwargs=_template_kwargs(asked),
-        include_reasoning=asked.include_reasoning is not False,
+        parallel_tool_calls=payload.parallel_tool_calls is not False,
+        continue_final=bool(payload.continue_final_message),
+        add_generation_prompt=_adds_generation_prompt(payload),
+        template_kwargs=_template_kwargs(payload),
+        include_reasoning=payload.include_reasoning is not False,
         adapter=adapter,
         raw=raw,
         extras=extras,
     )
 
 
-def _requested_logprobs(asked: wire.ChatRequest) -> int | None:
-    if asked.logprobs:
-        return asked.top_logprobs or 0
-    if asked.top_logprobs:
+def _requested_logprobs(payload: wire.ChatRequest) -> int | None:
+    if payload.logprobs:
+        return payload.top_logprobs or 0
+    if payload.top_logprobs:
         raise InvalidValue("'top_logprobs' needs 'logprobs': true beside it.", param="top_logprobs")
     return None
 
 
-def _adds_generation_prompt(asked: wire.ChatRequest) -> bool:
+def _adds_generation_prompt(payload: wire.ChatRequest) -> bool:
     """Whether the template begins a new answer. It does not if the last message is to be continued."""
-    if not asked.continue_final_message:
-        return asked.add_generation_prompt is not False
-    if asked.add_generation_prompt:
+    if not payload.continue_final_message:
+        return payload.add_generation_prompt is not False
+    if payload.add_generation_prompt:
         raise InvalidValue(
             "'continue_final_message' and 'add_generation_prompt' exclude each other; send one of them.",
             param="continue_final_message",
@@ -105,19 +105,19 @@ def _adds_generation_prompt(asked: wire.ChatRequest) -> bool:
     return False
 
 
-def _template_kwargs(asked: wire.ChatRequest) -> dict[str, Any]:
-    given = asked.chat_template_kwargs or {}
-    check_depth(given, "chat_template_kwargs")
-    return given if asked.reasoning_effort is None else {"reasoning_effort": asked.reasoning_effort, **given}
+def _template_kwargs(payload: wire.ChatRequest) -> dict[str, Any]:
+    kwargs = payload.chat_template_kwargs or {}
+    check_depth(kwargs, "chat_template_kwargs")
+    return kwargs if payload.reasoning_effort is None else {"reasoning_effort": payload.reasoning_effort, **kwargs}
 
 
-def encode_body(answer: Answer, *, said: AnswerHeader, logprobs: bool, old: bool) -> bytes:
+def encode_body(answer: Answer, *, header: AnswerHeader, logprobs: bool, old: bool) -> bytes:
     """Encode the whole answer. `old` writes the call as `function_call`, the predecessor of `tool_calls`."""
     return ENCODE(
         wire.ChatCompletion(
-            id=said.id,
-            created=said.created,
-            model=said.model,
+            id=header.id,
+            created=header.created,
+            model=header.model,
             choices=[_to_choice(each, logprobs=logprobs, old=old) for each in answer.choices],
             usage=to_usage(answer.usage or Usage()),
             timings=to_timings(answer),
@@ -171,9 +171,9 @@ class ChatEvents(CompletionEvents):
     reason."""
 
     def __init__(
-        self, said: AnswerHeader, request: Request, *, choices: int, include_usage: bool, old: bool = False
+        self, header: AnswerHeader, request: Request, *, choices: int, include_usage: bool, old: bool = False
     ) -> None:
-        super().__init__(said, "chat.completion.chunk", request, choices=choices, include_usage=include_usage)
+        super().__init__(header, "chat.completion.chunk", request, choices=choices, include_usage=include_usage)
         self._old = old
         self._texts: dict[int, bytes] = {}  # bytes before a text delta, by choice that has begun
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self.tail
@@ -187,19 +187,19 @@ class ChatEvents(CompletionEvents):
 
     def _encode_choice_chunk(self, chunk: Chunk) -> bytes:
         index = chunk.index
-        told: list[bytes] = []
+        events: list[bytes] = []
         if index not in self._texts:
             self._texts[index] = b'%b{"index":%d,"delta":{"content":' % (self.head, index)
-            told.append(self._encode_event(index, _ROLE))
+            events.append(self._encode_event(index, _ROLE))
         deltas = self._encode_deltas(chunk)
         if deltas:
             logprobs = ENCODE(to_logprobs(chunk.logprobs)) if chunk.logprobs else b"null"
-            told += [self._encode_event(index, delta) for delta in deltas[:-1]]
-            told.append(self._encode_event(index, deltas[-1], logprobs))
+            events += [self._encode_event(index, delta) for delta in deltas[:-1]]
+            events.append(self._encode_event(index, deltas[-1], logprobs))
         if chunk.finish_reason is not None:
             reason = ENCODE(_finish_reason(chunk.finish_reason, old=self._old))
-            told.append(self.finish_choice(self._encode_event(index, b"{}", reason=reason)))
-        return b"".join(told)
+            events.append(self.finish_choice(self._encode_event(index, b"{}", reason=reason)))
+        return b"".join(events)
 
     def _encode_deltas(self, chunk: Chunk) -> list[bytes]:
         deltas = []

@@ -46,23 +46,23 @@ class Completions:
 
     async def __call__(self, request: Request) -> Reply:
         try:
-            asked, extras = await self._decode(request.body)
+            payload, extras = await self._decode(request.body)
         except FieldError as error:
             if not (error.missing and error.at == "prompt" and has_messages(request.body)):
                 raise
             return await self._chat(request)
-        prompts = parse_prompts(asked.prompt, self._max_inputs)
-        model, adapter = self._gateway.resolve(asked.model or "")
-        task = build_task(asked, prompts, model, adapter, raw=(DIALECT, request.body), extras=extras)
-        said = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "cmpl-")
-        usage = wants_usage(asked)
+        prompts = parse_prompts(payload.prompt, self._max_inputs)
+        model, adapter = self._gateway.resolve(payload.model or "")
+        task = build_task(payload, prompts, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        header = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "cmpl-")
+        usage = wants_usage(payload)
         try:
             return await generate_reply(
                 self._gateway,
                 request,
                 task,
-                frames=partial(TextEvents, said, request, choices=task.choices, include_usage=usage),
-                body=partial(encode_body, said=said, logprobs=asked.logprobs is not None),
+                frames=partial(TextEvents, header, request, choices=task.choices, include_usage=usage),
+                body=partial(encode_body, header=header, logprobs=payload.logprobs is not None),
                 heartbeat_s=self._heartbeat_s,
             )
         except RequestError as error:  # engines use the field name of chat completions
@@ -87,30 +87,30 @@ def has_messages(body: bytes) -> bool:
     return is_set(_SHAPE.decode(body).messages)
 
 
-def parse_prompts(given: str | list[Any], limit: int) -> list[TextItem]:
+def parse_prompts(prompts: str | list[Any], limit: int) -> list[TextItem]:
     """Parse prompts: texts or lists of token ids, one entry each. One bare list of ids is one prompt.
 
     Raises EmptyInput, WrongType and TooManyInputs.
     """
-    if isinstance(given, str):
-        return [given]
-    if not given:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not prompts:
         raise EmptyInput("'prompt' is an empty list; send at least one text.", param="prompt")
-    kinds = set(map(type, given))
+    kinds = set(map(type, prompts))
     if len(kinds) > 1:
         raise WrongType("'prompt' mixes texts and token ids; send one kind a request.", param="prompt")
     if int in kinds:
-        given = [given]
-    if len(given) > limit:
+        prompts = [prompts]
+    if len(prompts) > limit:
         raise TooManyInputs(f"'prompt' holds more than {limit} entries; split the request.", param="prompt")
-    if list in kinds and not all(given):
-        at = next(at for at, each in enumerate(given) if not each)
+    if list in kinds and not all(prompts):
+        at = next(at for at, each in enumerate(prompts) if not each)
         raise EmptyInput(f"'prompt[{at}]' is an empty list; leave it out or send token ids.", param="prompt")
-    return cast(list[TextItem], given)
+    return cast(list[TextItem], prompts)
 
 
 def build_task(
-    asked: wire.CompletionRequest,
+    payload: wire.CompletionRequest,
     prompts: list[TextItem],
     model: str,
     adapter: str,
@@ -119,10 +119,10 @@ def build_task(
     extras: dict[str, msgspec.Raw],
 ) -> Generate:
     """Build the task. Raises InvalidValue, TooManyInputs, WrongType and Unsupported, with the field at fault."""
-    if asked.suffix:
+    if payload.suffix:
         raise Unsupported("'suffix' is not supported: no model here inserts text; leave it out.", param="suffix")
-    n = asked.n or 1
-    best_of = asked.best_of
+    n = payload.n or 1
+    best_of = payload.best_of
     made, field = max((n, "n"), (best_of or 0, "best_of"), key=itemgetter(0))
     if len(prompts) * made > MAX_CHOICES:
         raise TooManyInputs(
@@ -132,7 +132,7 @@ def build_task(
         )
     if best_of is not None and best_of < n:
         raise InvalidValue(f"'best_of' is {best_of} and 'n' is {n}; it cannot be less.", param="best_of")
-    if best_of is not None and best_of > n and asked.stream:
+    if best_of is not None and best_of > n and payload.stream:
         raise InvalidValue("'best_of' cannot be streamed: which answer is best shows at the end.", param="best_of")
     return Generate(
         model=model,
@@ -140,26 +140,26 @@ def build_task(
         n=n,
         best_of=best_of,
         sampling=to_sampling(
-            asked,
-            max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
-            logprobs=asked.logprobs,
-            guide=to_guide(asked),
+            payload,
+            max_tokens=DEFAULT_MAX_TOKENS if payload.max_tokens is None else payload.max_tokens,
+            logprobs=payload.logprobs,
+            guide=to_guide(payload),
         ),
-        stream=bool(asked.stream),
-        echo=bool(asked.echo),
+        stream=bool(payload.stream),
+        echo=bool(payload.echo),
         adapter=adapter,
         raw=raw,
         extras=extras,
     )
 
 
-def encode_body(answer: Answer, *, said: AnswerHeader, logprobs: bool) -> bytes:
+def encode_body(answer: Answer, *, header: AnswerHeader, logprobs: bool) -> bytes:
     """Encode the whole answer."""
     return ENCODE(
         wire.TextCompletion(
-            id=said.id,
-            created=said.created,
-            model=said.model,
+            id=header.id,
+            created=header.created,
+            model=header.model,
             choices=[_to_choice(each, logprobs=logprobs) for each in answer.choices],
             usage=to_usage(answer.usage or Usage()),
             timings=to_timings(answer),
@@ -178,34 +178,34 @@ def _to_choice(choice: Choice, *, logprobs: bool) -> wire.TextChoice:
 
 def to_logprobs(tokens: list[TokenLogprob], offset: int = 0) -> tuple[wire.TextLogprobs, int]:
     """Convert tokens that begin `offset` characters into the text. Also returns the offset after them."""
-    told = wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    logprobs = wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for each in tokens:
-        told.tokens.append(each.token)
-        told.token_logprobs.append(to_finite_logprob(each.logprob))
+        logprobs.tokens.append(each.token)
+        logprobs.token_logprobs.append(to_finite_logprob(each.logprob))
         likeliest = {top.token: to_finite_logprob(top.logprob) for top in each.top}
-        told.top_logprobs.append({**likeliest, each.token: to_finite_logprob(each.logprob)})
-        told.text_offset.append(offset)
+        logprobs.top_logprobs.append({**likeliest, each.token: to_finite_logprob(each.logprob)})
+        logprobs.text_offset.append(offset)
         offset += len(each.token)
-    return told, offset
+    return logprobs, offset
 
 
 class TextEvents(CompletionEvents):
-    def __init__(self, said: AnswerHeader, request: Request, *, choices: int, include_usage: bool) -> None:
-        super().__init__(said, "text_completion", request, choices=choices, include_usage=include_usage)
+    def __init__(self, header: AnswerHeader, request: Request, *, choices: int, include_usage: bool) -> None:
+        super().__init__(header, "text_completion", request, choices=choices, include_usage=include_usage)
         self._offsets: dict[int, int] = {}
 
     def _encode_choice_chunk(self, chunk: Chunk) -> bytes:
-        told = b""
+        data = b""
         text = chunk.reasoning + chunk.text
         if text or chunk.logprobs:
             logprobs = b"null"
             if chunk.logprobs:
                 found, self._offsets[chunk.index] = to_logprobs(chunk.logprobs, self._offsets.get(chunk.index, 0))
                 logprobs = ENCODE(found)
-            told = self._encode_event(chunk.index, ENCODE(text), logprobs)
+            data = self._encode_event(chunk.index, ENCODE(text), logprobs)
         if chunk.finish_reason is not None:
-            told += self.finish_choice(self._encode_event(chunk.index, b'""', reason=ENCODE(chunk.finish_reason)))
-        return told
+            data += self.finish_choice(self._encode_event(chunk.index, b'""', reason=ENCODE(chunk.finish_reason)))
+        return data
 
     def _encode_event(self, index: int, text: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
         choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, reason)

@@ -24,19 +24,19 @@ class ToolSelection(NamedTuple):
     name: str = ""
 
 
-def to_messages(given: Sequence[wire.ChatMessage]) -> list[Message]:
+def to_messages(messages: Sequence[wire.ChatMessage]) -> list[Message]:
     arguments = ArgumentsLimit("messages")
-    return [_to_message(message, f"messages[{at}]", arguments) for at, message in enumerate(given)]
+    return [_to_message(message, f"messages[{at}]", arguments) for at, message in enumerate(messages)]
 
 
-def to_content(given: str | Sequence[wire.ContentPart] | None, where: str) -> str | list[Part] | None:
+def to_content(content: str | Sequence[wire.ContentPart] | None, where: str) -> str | list[Part] | None:
     """Convert content to a text or parts. A single text part becomes a text, which more templates support.
 
     `where` is the place in the body.
     """
-    if given is None or isinstance(given, str):
-        return given
-    parts = [to_part(each, f"{where}[{at}]") for at, each in enumerate(given)]
+    if content is None or isinstance(content, str):
+        return content
+    parts = [to_part(each, f"{where}[{at}]") for at, each in enumerate(content)]
     return parts[0].text if len(parts) == 1 and parts[0].type == "text" else parts
 
 
@@ -57,9 +57,9 @@ def to_part(part: wire.ContentPart, where: str) -> Part:
     raise Unsupported(f"'{where}' is of type {part.type[:64]!r}; send text and image_url parts.", param=field)
 
 
-def to_tools(given: Sequence[wire.ToolDefinition] | None) -> list[Tool]:
+def to_tools(definitions: Sequence[wire.ToolDefinition] | None) -> list[Tool]:
     tools = []
-    for at, each in enumerate(given or ()):
+    for at, each in enumerate(definitions or ()):
         if each.type != "function":
             raise Unsupported(
                 f"'tools[{at}]' is of type {each.type[:64]!r}; only functions can be offered.", param="tools"
@@ -82,54 +82,54 @@ def to_tool(function: wire.FunctionDefinition, field: str) -> Tool:
 
 
 def to_tool_selection(
-    asked: str | wire.NamedTool | wire.FunctionName | None, tools: Sequence[Tool], field: str
+    choice: str | wire.NamedTool | wire.FunctionName | None, tools: Sequence[Tool], field: str
 ) -> ToolSelection:
     """Convert `tool_choice`, or the older `function_call`, and check it against the tools."""
-    if asked is None:
+    if choice is None:
         return ToolSelection()
-    if isinstance(asked, wire.NamedTool):
-        if asked.type != "function":
-            raise Unsupported(f"'{field}' is of type {asked.type[:64]!r}; name a function.", param=field)
-        if asked.function is None:
+    if isinstance(choice, wire.NamedTool):
+        if choice.type != "function":
+            raise Unsupported(f"'{field}' is of type {choice.type[:64]!r}; name a function.", param=field)
+        if choice.function is None:
             raise WrongType(f"Missing required field '{field}.function'.", param=field)
-        asked = asked.function
-    if isinstance(asked, wire.FunctionName):
-        if asked.name not in {tool.name for tool in tools}:
-            raise InvalidValue(f"'{field}' names {asked.name[:64]!r}, which is not among the tools.", param=field)
-        return ToolSelection("function", asked.name)
-    match asked:
+        choice = choice.function
+    if isinstance(choice, wire.FunctionName):
+        if choice.name not in {tool.name for tool in tools}:
+            raise InvalidValue(f"'{field}' names {choice.name[:64]!r}, which is not among the tools.", param=field)
+        return ToolSelection("function", choice.name)
+    match choice:
         case "auto" | "none":
-            return ToolSelection(asked)
+            return ToolSelection(choice)
         case "required" if tools:
             return ToolSelection("required")
         case "required":
             raise InvalidValue(f"'{field}' requires a tool, and there are none; send 'tools'.", param=field)
         case _:
-            raise WrongType(f"'{field}' is {asked[:64]!r}; send none, auto, required or one function.", param=field)
+            raise WrongType(f"'{field}' is {choice[:64]!r}; send none, auto, required or one function.", param=field)
 
 
-def _to_message(given: wire.ChatMessage, where: str, arguments: ArgumentsLimit) -> Message:
-    calls = [_to_call(each, at, arguments) for at, each in enumerate(given.tool_calls or ())]
-    role, call_id = given.role, given.tool_call_id
-    if given.function_call is not None:
-        called = given.function_call
+def _to_message(message: wire.ChatMessage, where: str, arguments: ArgumentsLimit) -> Message:
+    calls = [_to_call(each, at, arguments) for at, each in enumerate(message.tool_calls or ())]
+    role, call_id = message.role, message.tool_call_id
+    if message.function_call is not None:
+        called = message.function_call
         calls.append(ToolCall(id=f"call_{called.name}", name=called.name, arguments=arguments.check(called.arguments)))
     if role == "function" and call_id is None:
         # The predecessor of "tool" had no ids: only the function's name links an answer to its call.
-        call_id = f"call_{given.name or ''}"
-    content = to_content(given.content, f"{where}.content")
-    if content is None and given.refusal is not None:
-        content = given.refusal
+        call_id = f"call_{message.name or ''}"
+    content = to_content(message.content, f"{where}.content")
+    if content is None and message.refusal is not None:
+        content = message.refusal
     if content is None and role != "assistant":
         raise WrongType(f"'{where}.content' is missing; only an assistant's message may have none.", param="messages")
     if content is None and not calls:
         content = ""
-    reasoning = given.reasoning_content if given.reasoning_content is not None else given.reasoning
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     return Message(
-        role=role, content=content, name=given.name, tool_calls=calls, tool_call_id=call_id, reasoning=reasoning
+        role=role, content=content, name=message.name, tool_calls=calls, tool_call_id=call_id, reasoning=reasoning
     )
 
 
-def _to_call(given: wire.SentToolCall, at: int, arguments: ArgumentsLimit) -> ToolCall:
-    called = given.function
-    return ToolCall(id=given.id or f"call_{at}", name=called.name, arguments=arguments.check(called.arguments))
+def _to_call(call: wire.SentToolCall, at: int, arguments: ArgumentsLimit) -> ToolCall:
+    called = call.function
+    return ToolCall(id=call.id or f"call_{at}", name=called.name, arguments=arguments.check(called.arguments))

@@ -64,27 +64,27 @@ class Embeddings:
         self._decode = decoder.Decoder(self.request, "openai", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        if not (asked.model or self._any_model):
+        payload = await self._decode.decode_async(request.body)
+        if not (payload.model or self._any_model):
             raise InvalidValue("'model' is empty; name a model of GET /v1/models.", param="model")
-        extended = _is_extended(asked)
+        extended = _is_extended(payload)
         if extended:
-            _check_supported(asked)
-        inputs = _parse_inputs(asked, self._limit)
+            _check_supported(payload)
+        inputs = _parse_inputs(payload, self._limit)
         kinds = set(map(type, inputs))
-        card, name, role = await self._resolve_model(request, asked.model or "")
+        card, name, role = await self._resolve_model(request, payload.model or "")
         token_headers: Headers = []
         if list in kinds:
             inputs, token_headers = await token_ids.resolve_token_ids(inputs, name, card, self._token_ids)
-        written = _VectorFormat(asked, request)
+        written = _VectorFormat(payload, request)
         kind = vector_kinds.main_kind(card)
         if ImageReference in kinds:
             input_parsing.check_modalities(self._gateway, card.name, inputs)
         if extended:
-            task = _build_task(asked, card, role, kind)
+            task = _build_task(payload, card, role, kind)
         else:
             task = Embed(
-                model=card.name, inputs=(), input_type=role, dimensions=asked.dimensions or None, outputs=(kind,)
+                model=card.name, inputs=(), input_type=role, dimensions=payload.dimensions or None, outputs=(kind,)
             )
         if kind == "multi":
             written.check_numbers()
@@ -95,7 +95,7 @@ class Embeddings:
                 "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
             )
         result, tokens = await embed_inputs(
-            self._gateway, self._pictures, request, task, inputs, asked.image_download_headers
+            self._gateway, self._pictures, request, task, inputs, payload.image_download_headers
         )
         if result.multi_vectors:
             matrices.check_matrices(result.multi_vectors, "input")
@@ -128,71 +128,73 @@ class Embeddings:
             return self._gateway.model("")
 
 
-def _is_extended(asked: EmbeddingsRequest) -> bool:
+def _is_extended(payload: EmbeddingsRequest) -> bool:
     """Whether the request has fields beyond OpenAI's own. One struct comparison replaces a check of each field."""
-    plain = type(asked)(  # the decoder's own subtype: structs of two types are never equal
-        model=asked.model,
-        input=asked.input,
-        encoding_format=asked.encoding_format,
-        dimensions=asked.dimensions,
-        user=asked.user,
+    plain = type(payload)(  # the decoder's own subtype: structs of two types are never equal
+        model=payload.model,
+        input=payload.input,
+        encoding_format=payload.encoding_format,
+        dimensions=payload.dimensions,
+        user=payload.user,
     )
-    return asked.dimensions == 0 or asked != plain
+    return payload.dimensions == 0 or payload != plain
 
 
-def _check_supported(asked: EmbeddingsRequest) -> None:
-    if asked.late_chunking:
+def _check_supported(payload: EmbeddingsRequest) -> None:
+    if payload.late_chunking:
         raise Unsupported(
             "'late_chunking' is not supported: leave it out, and embed each chunk by itself.", param="late_chunking"
         )
-    if asked.dimensions == 0 and asked.modality is None:
+    if payload.dimensions == 0 and payload.modality is None:
         raise decoder.FieldError(
             "'dimensions' is invalid: expected `int` >= 1.", at="dimensions", reason="Expected `int` >= 1"
         )
-    if asked.add_special_tokens is False:
+    if payload.add_special_tokens is False:
         raise Unsupported(
             "'add_special_tokens' cannot be false for texts: send token ids, which are used as they are.",
             param="add_special_tokens",
         )
 
 
-def _parse_inputs(asked: EmbeddingsRequest, limit: int) -> list[Input]:
+def _parse_inputs(payload: EmbeddingsRequest, limit: int) -> list[Input]:
     """Parse `input` or `messages`.
 
     Raises WrongType if both are missing, InvalidValue if both are there, and what `input_parsing` raises.
     """
-    if asked.messages is None:
-        if asked.input is None:
+    if payload.messages is None:
+        if payload.input is None:
             raise decoder.FieldError(
                 "Missing required field 'input'.", at="input", reason="Field required", missing=True
             )
-        return input_parsing.parse_inputs(asked.input, limit, asked.modality)
-    if asked.input is not None:
+        return input_parsing.parse_inputs(payload.input, limit, payload.modality)
+    if payload.input is not None:
         raise InvalidValue("Both 'input' and 'messages' are there; send one of them.", param="messages")
-    if asked.modality is not None:
+    if payload.modality is not None:
         raise InvalidValue("'modality' is of 'input': the parts of 'messages' say what they are.", param="modality")
-    return input_parsing.parse_messages(asked.messages)
+    return input_parsing.parse_messages(payload.messages)
 
 
-def _build_task(asked: EmbeddingsRequest, card: ModelCard, suffix: str | None, kind: VectorKind) -> Embed:
+def _build_task(payload: EmbeddingsRequest, card: ModelCard, suffix: str | None, kind: VectorKind) -> Embed:
     """Build the task without its inputs. `suffix` is the role from the end of the model's name."""
-    whole = truncation.check_token_limit(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
-    wanted = truncation.merge_truncate_fields(asked.truncate, asked.truncation)
+    whole = truncation.check_token_limit(card, payload.truncate_prompt_tokens, "truncate_prompt_tokens")
+    mode = truncation.merge_truncate_fields(payload.truncate, payload.truncation)
     side = truncation.merge_fields(
-        truncation_side=asked.truncation_side, truncation_direction=asked.truncation_direction
+        truncation_side=payload.truncation_side, truncation_direction=payload.truncation_direction
     )
-    truncate, direction = truncation.parse_truncation(wanted, cast(Literal["left", "right"] | None, side))
-    purpose = input_types.resolve_purpose(asked.task, card) if asked.task is not None else input_types.Role()
-    role = input_types.normalize_role(asked.input_type) if asked.input_type is not None else suffix
+    truncate, direction = truncation.parse_truncation(mode, cast(Literal["left", "right"] | None, side))
+    purpose = input_types.resolve_purpose(payload.task, card) if payload.task is not None else input_types.Role()
+    role = input_types.normalize_role(payload.input_type) if payload.input_type is not None else suffix
     normalize = truncation.merge_fields(
-        normalize=asked.normalize, normalized=asked.normalized, use_activation=asked.use_activation
+        normalize=payload.normalize, normalized=payload.normalized, use_activation=payload.use_activation
     )
     # Infinity's client always sends `modality`, and 0 for vectors of full length.
-    dimensions = truncation.merge_fields(dimensions=asked.dimensions or None, output_dimension=asked.output_dimension)
+    dimensions = truncation.merge_fields(
+        dimensions=payload.dimensions or None, output_dimension=payload.output_dimension
+    )
     return Embed(
         model=card.name,
         inputs=(),
-        prompt_name=asked.prompt_name if asked.prompt_name is not None else purpose.prompt_name,
+        prompt_name=payload.prompt_name if payload.prompt_name is not None else purpose.prompt_name,
         input_type=role if role is not None else purpose.input_type,
         truncate=whole if truncate is None else truncate,
         truncation_direction=direction,
@@ -205,19 +207,19 @@ def _build_task(asked: EmbeddingsRequest, card: ModelCard, suffix: str | None, k
 class _VectorFormat:
     """The requested output format: the type of numbers, written as JSON, base64 or raw bytes."""
 
-    def __init__(self, asked: EmbeddingsRequest, request: Request) -> None:
-        kind = asked.embedding_type
+    def __init__(self, payload: EmbeddingsRequest, request: Request) -> None:
+        kind = payload.embedding_type
         if isinstance(kind, list):
             if len(kind) != 1:
                 raise Unsupported(
                     "'embedding_type' can name one type here; POST /v2/embed takes several.", param="embedding_type"
                 )
             (kind,) = kind
-        self._precision: Precision = asked.output_dtype or "float"
+        self._precision: Precision = payload.output_dtype or "float"
         if kind is not None and kind != "base64":
-            truncation.merge_fields(output_dtype=asked.output_dtype, embedding_type=kind)
+            truncation.merge_fields(output_dtype=payload.output_dtype, embedding_type=kind)
             self._precision = kind
-        form = asked.encoding_format
+        form = payload.encoding_format
         if kind == "base64" and form not in (None, "base64"):
             raise InvalidValue(
                 f"'encoding_format' {form} and 'embedding_type' base64 contradict each other; send one of them.",
@@ -228,7 +230,7 @@ class _VectorFormat:
         self._bytes = form == "bytes_only" or (
             form is None and not self._base64 and _BINARY in accept and _accepts_bytes(accept)
         )
-        self._dtype = _DTYPES[asked.embed_dtype == "float16", asked.endianness == "big"]
+        self._dtype = _DTYPES[payload.embed_dtype == "float16", payload.endianness == "big"]
         self.whole = self._precision in ("int8", "uint8")
 
     def check_numbers(self) -> None:

@@ -46,7 +46,7 @@ class CompletionEvents:
 
     def __init__(
         self,
-        said: AnswerHeader,
+        header: AnswerHeader,
         object_name: str,
         request: Request,
         *,
@@ -63,7 +63,7 @@ class CompletionEvents:
         self._pieces = 0
         self._done = False
         head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":['
-        self.head = head % (ENCODE(said.id), ENCODE(object_name), said.created, ENCODE(said.model))
+        self.head = head % (ENCODE(header.id), ENCODE(object_name), header.created, ENCODE(header.model))
         self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def encode_chunk(self, chunk: Chunk) -> bytes:
@@ -113,17 +113,17 @@ class CompletionEvents:
         return self._release() + self.head + tail
 
 
-def wants_usage(asked: wire.Sampled) -> bool:
+def wants_usage(payload: wire.Sampled) -> bool:
     """Whether a stream ends with a usage event. Raises InvalidValue, as OpenAI does, for stream options without a
     stream."""
-    if asked.stream_options is None:
+    if payload.stream_options is None:
         return False
-    if not asked.stream:
+    if not payload.stream:
         raise InvalidValue(
             "'stream_options' is only allowed when 'stream' is true; set it, or leave the options out.",
             param="stream_options",
         )
-    return bool(asked.stream_options.include_usage)
+    return bool(payload.stream_options.include_usage)
 
 
 def to_usage(usage: Usage) -> wire.CompletionUsage:

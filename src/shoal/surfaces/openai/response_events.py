@@ -94,10 +94,10 @@ class Output:
             item = self._open[-1]
         item.parts.append(text)
         item.logprobs += logprobs
-        said = {**_locate(item), "delta": text}
+        fields = {**_locate(item), "delta": text}
         if kind == "message":
-            said["logprobs"] = _to_logprobs(logprobs)
-        yield f"response.{_PART[kind]}.delta", said
+            fields["logprobs"] = _to_logprobs(logprobs)
+        yield f"response.{_PART[kind]}.delta", fields
 
     def _add_call(self, delta: ToolDelta) -> Iterator[Event]:
         item = next((each for each in self._open if each.call == delta.index), None)
@@ -106,8 +106,8 @@ class Output:
             item = self._open[-1]
         if delta.arguments:
             item.parts.append(delta.arguments)
-            said = {"item_id": item.id, "output_index": item.number, "delta": delta.arguments}
-            yield "response.function_call_arguments.delta", said
+            fields = {"item_id": item.id, "output_index": item.number, "delta": delta.arguments}
+            yield "response.function_call_arguments.delta", fields
 
     def _begin(self, kind: Kind, delta: ToolDelta | None = None) -> Iterator[Event]:
         """Begin a new item, after finishing an open text item. Several calls may be open at once."""
@@ -127,13 +127,13 @@ class Output:
         text = "".join(item.parts)
         item.status = status
         if item.kind == "function_call":
-            said = {"item_id": item.id, "output_index": item.number, "name": item.name, "arguments": text}
-            yield "response.function_call_arguments.done", said
+            fields = {"item_id": item.id, "output_index": item.number, "name": item.name, "arguments": text}
+            yield "response.function_call_arguments.done", fields
         else:
-            said = {**_locate(item), "text": text}
+            fields = {**_locate(item), "text": text}
             if item.kind == "message":
-                said["logprobs"] = _to_logprobs(item.logprobs)
-            yield f"response.{_PART[item.kind]}.done", said
+                fields["logprobs"] = _to_logprobs(item.logprobs)
+            yield f"response.{_PART[item.kind]}.done", fields
             yield "response.content_part.done", {**_locate(item), "part": item.to_part()}
         yield "response.output_item.done", {"output_index": item.number, "item": item.to_wire()}
 
@@ -159,45 +159,45 @@ class ResponseEvents:
         if chunk.raw is not None:
             self._raw = True
             return chunk.raw[1]
-        told = self._begin()
+        data = self._begin()
         if chunk.usage is None:
-            told += b"".join(self._encode_event(event) for event in self._output.push(chunk))
+            data += b"".join(self._encode_event(event) for event in self._output.push(chunk))
         if chunk.finish_reason is not None:
             self._reason = chunk.finish_reason
-            told += b"".join(self._encode_event(event) for event in self._output.close(_to_status(chunk.finish_reason)))
-        return told
+            data += b"".join(self._encode_event(event) for event in self._output.close(_to_status(chunk.finish_reason)))
+        return data
 
     def encode_error(self, error: ShoalError) -> bytes:
-        said = describe_error(error)
+        detail = describe_error(error)
         if self._raw:
             # The upstream numbered its own events; this one does not continue their numbers.
-            alone = {"code": said.code or said.type, "message": said.message, "param": said.param}
+            alone = {"code": detail.code or detail.type, "message": detail.message, "param": detail.param}
             return self._encode_event(("error", alone))
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
-        failure = wire.ResponseFailure(code=code, message=said.message)
-        told = self._begin() + b"".join(self._encode_event(event) for event in self._output.stop())
+        failure = wire.ResponseFailure(code=code, message=detail.message)
+        data = self._begin() + b"".join(self._encode_event(event) for event in self._output.stop())
         output = self._output.to_wire()
         response = msgspec.structs.replace(self._response, status="failed", error=failure, output=output)
-        return told + self._encode_event(("response.failed", {"response": response}))
+        return data + self._encode_event(("response.failed", {"response": response}))
 
     def encode_end(self) -> bytes:
         if self._raw:
             return b""
-        told = self._begin()
+        data = self._begin()
         response = _finish_response(self._response, self._output, self._reason, self._usage or Usage())
-        return told + self._encode_event((f"response.{response.status}", {"response": response}))
+        return data + self._encode_event((f"response.{response.status}", {"response": response}))
 
     def _begin(self) -> bytes:
         if self._number:
             return b""
-        said = {"response": self._response}
-        return self._encode_event(("response.created", said)) + self._encode_event(("response.in_progress", said))
+        fields = {"response": self._response}
+        return self._encode_event(("response.created", fields)) + self._encode_event(("response.in_progress", fields))
 
     def _encode_event(self, event: Event) -> bytes:
-        name, said = event
+        name, fields = event
         number, self._number = self._number, self._number + 1
-        told = ENCODE({"type": name, "sequence_number": number, **said})
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), told)
+        data = ENCODE({"type": name, "sequence_number": number, **fields})
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 def encode_body(begun: wire.Response, answer: Answer) -> bytes:

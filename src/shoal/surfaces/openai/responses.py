@@ -37,11 +37,11 @@ class Responses:
         self._decode: ExtrasDecoder[wire.ResponsesRequest] = ExtrasDecoder(wire.ResponsesRequest, "openai", "input")
 
     async def __call__(self, request: Request) -> Reply:
-        asked, extras = await self._decode(request.body)
-        model, adapter = self._gateway.resolve(asked.model or "")
-        task = build_task(asked, model, adapter, raw=(DIALECT, request.body), extras=extras)
-        said = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "resp_")
-        begun = start_response(asked, said)
+        payload, extras = await self._decode(request.body)
+        model, adapter = self._gateway.resolve(payload.model or "")
+        task = build_task(payload, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        header = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "resp_")
+        begun = start_response(payload, header)
         return await generate_reply(
             self._gateway,
             request,
@@ -53,33 +53,33 @@ class Responses:
 
 
 def build_task(
-    asked: wire.ResponsesRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
+    payload: wire.ResponsesRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
 ) -> Generate:
     """Build the task. Raises EmptyInput, InvalidValue, WrongType and Unsupported, with the field at fault."""
-    _refuse_stored_state(asked)
-    if asked.max_output_tokens == 0:
+    _refuse_stored_state(payload)
+    if payload.max_output_tokens == 0:
         raise InvalidValue("'max_output_tokens' is 0; an answer has at least one token.", param="max_output_tokens")
-    tools = [_to_tool(each, at) for at, each in enumerate(asked.tools or ())]
-    mode, name = _to_tool_selection(asked.tool_choice, tools)
-    logprobs = asked.top_logprobs
-    if logprobs is None and _LOGPROBS in (asked.include or ()):
+    tools = [_to_tool(each, at) for at, each in enumerate(payload.tools or ())]
+    mode, name = _to_tool_selection(payload.tool_choice, tools)
+    logprobs = payload.top_logprobs
+    if logprobs is None and _LOGPROBS in (payload.include or ()):
         logprobs = 0
-    effort = asked.reasoning.effort if asked.reasoning is not None else None
+    effort = payload.reasoning.effort if payload.reasoning is not None else None
     return Generate(
         model=model,
-        messages=to_messages(asked),
+        messages=to_messages(payload),
         sampling=Sampling(
-            max_tokens=None if asked.max_output_tokens == -1 else asked.max_output_tokens,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
+            max_tokens=None if payload.max_output_tokens == -1 else payload.max_output_tokens,
+            temperature=payload.temperature,
+            top_p=payload.top_p,
             logprobs=logprobs,
-            guide=_to_guide(asked.text),
+            guide=_to_guide(payload.text),
         ),
-        stream=bool(asked.stream),
+        stream=bool(payload.stream),
         tools=tools,
         tool_choice=mode,
         tool_name=name,
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        parallel_tool_calls=payload.parallel_tool_calls is not False,
         template_kwargs={} if effort is None else {"reasoning_effort": effort},
         adapter=adapter,
         raw=raw,
@@ -87,36 +87,36 @@ def build_task(
     )
 
 
-def _refuse_stored_state(asked: wire.ResponsesRequest) -> None:
+def _refuse_stored_state(payload: wire.ResponsesRequest) -> None:
     """Refuse fields that refer to stored state, and automatic truncation. Raises Unsupported."""
     refused = {
-        "previous_response_id": asked.previous_response_id is not None,
-        "conversation": to_json_bytes(asked.conversation) is not None,
-        "prompt": to_json_bytes(asked.prompt) is not None,
+        "previous_response_id": payload.previous_response_id is not None,
+        "conversation": to_json_bytes(payload.conversation) is not None,
+        "prompt": to_json_bytes(payload.prompt) is not None,
     }
     for name, given in refused.items():
         if given:
             raise Unsupported(
                 f"'{name}' is not supported: nothing is kept here; send the whole conversation as 'input'.", param=name
             )
-    if asked.background:
+    if payload.background:
         raise Unsupported(
             "'background' is not supported: an answer is not kept to be fetched later; leave it out, and wait for the "
             "answer or set 'stream' to true.",
             param="background",
         )
-    if asked.truncation == "auto":
+    if payload.truncation == "auto":
         raise Unsupported("'truncation' is the operator's to set here; send disabled, or nothing.", param="truncation")
 
 
-def to_messages(asked: wire.ResponsesRequest) -> list[Message]:
-    messages = [Message(role="system", content=asked.instructions)] if asked.instructions else []
-    if not asked.input:
+def to_messages(payload: wire.ResponsesRequest) -> list[Message]:
+    messages = [Message(role="system", content=payload.instructions)] if payload.instructions else []
+    if not payload.input:
         raise EmptyInput("'input' is empty; send a text, or at least one item.", param="input")
-    if isinstance(asked.input, str):
-        return [*messages, Message(role="user", content=asked.input)]
+    if isinstance(payload.input, str):
+        return [*messages, Message(role="user", content=payload.input)]
     thought, arguments = "", ArgumentsLimit("input")
-    for at, item in enumerate(asked.input):
+    for at, item in enumerate(payload.input):
         where = f"input[{at}]"
         kind = item.type or ("message" if item.role is not None else "")
         match kind:
@@ -170,21 +170,19 @@ def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
         messages.append(Message(role="assistant", tool_calls=[call], reasoning=thought or None))
 
 
-def _to_tool(given: wire.ResponseTool, at: int) -> Tool:
-    if given.type != "function":
-        raise Unsupported(
-            f"'tools[{at}]' is of type {given.type[:64]!r}; only functions can be offered.", param="tools"
-        )
-    if not given.name:
+def _to_tool(tool: wire.ResponseTool, at: int) -> Tool:
+    if tool.type != "function":
+        raise Unsupported(f"'tools[{at}]' is of type {tool.type[:64]!r}; only functions can be offered.", param="tools")
+    if not tool.name:
         raise WrongType(f"Missing required field 'tools[{at}].name'.", param="tools")
-    return to_tool(given.to_definition(), "tools")
+    return to_tool(tool.to_definition(), "tools")
 
 
-def _to_tool_selection(asked: str | wire.ResponseToolName | None, tools: list[Tool]) -> ToolSelection:
-    if not isinstance(asked, wire.ResponseToolName):
-        return to_tool_selection(asked, tools, "tool_choice")
-    name = wire_chat.FunctionName(name=asked.name or "")
-    return to_tool_selection(wire_chat.NamedTool(type=asked.type, function=name), tools, "tool_choice")
+def _to_tool_selection(choice: str | wire.ResponseToolName | None, tools: list[Tool]) -> ToolSelection:
+    if not isinstance(choice, wire.ResponseToolName):
+        return to_tool_selection(choice, tools, "tool_choice")
+    name = wire_chat.FunctionName(name=choice.name or "")
+    return to_tool_selection(wire_chat.NamedTool(type=choice.type, function=name), tools, "tool_choice")
 
 
 def _to_guide(text: wire.TextOptions | None) -> Guide | None:
@@ -199,7 +197,7 @@ def _to_guide(text: wire.TextOptions | None) -> Guide | None:
     return msgspec.structs.replace(guide, field="text")
 
 
-def start_response(asked: wire.ResponsesRequest, said: AnswerHeader) -> wire.Response:
+def start_response(payload: wire.ResponsesRequest, header: AnswerHeader) -> wire.Response:
     """Build the initial response: the request's fields, without any of the answer."""
     tools: list[Any] = [
         {
@@ -209,28 +207,28 @@ def start_response(asked: wire.ResponsesRequest, said: AnswerHeader) -> wire.Res
             "parameters": each.parameters or {},
             "strict": bool(each.strict),
         }
-        for each in asked.tools or ()
+        for each in payload.tools or ()
     ]
-    form = asked.text.format if asked.text is not None and asked.text.format is not None else None
-    chosen: Any = asked.tool_choice or "auto"
-    effort = asked.reasoning.effort if asked.reasoning is not None else None
+    form = payload.text.format if payload.text is not None and payload.text.format is not None else None
+    chosen: Any = payload.tool_choice or "auto"
+    effort = payload.reasoning.effort if payload.reasoning is not None else None
     return wire.Response(
-        id=said.id,
-        created_at=said.created,
+        id=header.id,
+        created_at=header.created,
         status="in_progress",
-        instructions=asked.instructions,
-        max_output_tokens=asked.max_output_tokens,
-        metadata=asked.metadata or {},
-        model=said.model,
+        instructions=payload.instructions,
+        max_output_tokens=payload.max_output_tokens,
+        metadata=payload.metadata or {},
+        model=header.model,
         output=[],
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        parallel_tool_calls=payload.parallel_tool_calls is not False,
         reasoning={"effort": effort, "summary": None},
-        temperature=asked.temperature,
+        temperature=payload.temperature,
         text={"format": _to_plain(form) if form is not None else {"type": "text"}},
         tool_choice=_to_plain(chosen),
         tools=tools,
-        top_p=asked.top_p,
-        user=asked.user,
+        top_p=payload.top_p,
+        user=payload.user,
     )
 
 
@@ -238,5 +236,5 @@ def _to_plain(value: Any) -> Any:
     """Convert to plain JSON values, without null fields."""
     if isinstance(value, str):
         return value
-    told = cast(dict[str, Any], msgspec.json.decode(ENCODE(value)))
-    return {name: each for name, each in told.items() if each is not None}
+    plain = cast(dict[str, Any], msgspec.json.decode(ENCODE(value)))
+    return {name: each for name, each in plain.items() if each is not None}

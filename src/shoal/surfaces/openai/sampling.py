@@ -30,62 +30,66 @@ _ENCODE = msgspec.json.Encoder()
 _TOO_MANY = "%s and %s both say what the answer must look like; send one of them."
 
 
-def to_sampling(asked: wire.Sampled, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None) -> Sampling:
+def to_sampling(
+    payload: wire.Sampled, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None
+) -> Sampling:
     """Convert all sampling fields of a request."""
     return Sampling(
         max_tokens=None if max_tokens == -1 else max_tokens,
-        min_tokens=asked.min_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=-1 if asked.top_k == 0 else asked.top_k,
-        min_p=asked.min_p,
-        seed=asked.seed,
-        stop=_parse_stops(asked.stop),
-        stop_token_ids=asked.stop_token_ids or [],
-        include_stop=asked.include_stop_str_in_output,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty,
-        length_penalty=asked.length_penalty,
-        logit_bias=_parse_biases(to_json_bytes(asked.logit_bias)),
+        min_tokens=payload.min_tokens,
+        temperature=payload.temperature,
+        top_p=payload.top_p,
+        top_k=-1 if payload.top_k == 0 else payload.top_k,
+        min_p=payload.min_p,
+        seed=payload.seed,
+        stop=_parse_stops(payload.stop),
+        stop_token_ids=payload.stop_token_ids or [],
+        include_stop=payload.include_stop_str_in_output,
+        presence_penalty=payload.presence_penalty,
+        frequency_penalty=payload.frequency_penalty,
+        repetition_penalty=payload.repetition_penalty,
+        length_penalty=payload.length_penalty,
+        logit_bias=_parse_biases(to_json_bytes(payload.logit_bias)),
         logprobs=logprobs,
-        bad_words=asked.bad_words or [],
-        ignore_eos=asked.ignore_eos,
-        skip_special_tokens=asked.skip_special_tokens,
+        bad_words=payload.bad_words or [],
+        ignore_eos=payload.ignore_eos,
+        skip_special_tokens=payload.skip_special_tokens,
         guide=guide,
     )
 
 
-def to_guide(asked: wire.Sampled) -> Guide | None:
+def to_guide(payload: wire.Sampled) -> Guide | None:
     """Return the guide of a request, from any of its fields. Raises InvalidValue if there are two."""
     found: dict[str, Guide | None] = {
-        "response_format": None if asked.response_format is None else format_guide(asked.response_format),
-        "guided_json": schema_guide(to_json_bytes(asked.guided_json), "guided_json"),
-        "guided_regex": _text_guide("regex", asked.guided_regex),
-        "guided_choice": _choice_guide(asked.guided_choice),
-        "guided_grammar": _text_guide("grammar", asked.guided_grammar),
-        "structured_outputs": None if asked.structured_outputs is None else _structured_guide(asked.structured_outputs),
+        "response_format": None if payload.response_format is None else format_guide(payload.response_format),
+        "guided_json": schema_guide(to_json_bytes(payload.guided_json), "guided_json"),
+        "guided_regex": _text_guide("regex", payload.guided_regex),
+        "guided_choice": _choice_guide(payload.guided_choice),
+        "guided_grammar": _text_guide("grammar", payload.guided_grammar),
+        "structured_outputs": None
+        if payload.structured_outputs is None
+        else _structured_guide(payload.structured_outputs),
     }
     return _single_guide(found)
 
 
-def format_guide(asked: wire.ResponseFormat) -> Guide | None:
+def format_guide(response_format: wire.ResponseFormat) -> Guide | None:
     """Return the guide of a `response_format`; None for text."""
-    match asked.type:
+    match response_format.type:
         case "text":
             return None
         case "json_object":
             return Guide(kind="json_object")
         case "structural_tag":
-            return Guide(kind="structural_tag", value=_ENCODE.encode(asked).decode())
+            return Guide(kind="structural_tag", value=_ENCODE.encode(response_format).decode())
         case _:
-            return named_schema(to_json_bytes(asked.json_schema), "response_format.json_schema")
+            return named_schema(to_json_bytes(response_format.json_schema), "response_format.json_schema")
 
 
 def named_schema(raw: bytes | None, name: str) -> Guide:
     """Return the guide of `{"name", "schema", ...}`, found at `name` in the body."""
-    said = _decode(raw, name, _NAMED) if raw is not None else _NamedSchema()
-    guide = schema_guide(to_json_bytes(said.schema), name)
+    wrapper = _decode(raw, name, _NAMED) if raw is not None else _NamedSchema()
+    guide = schema_guide(to_json_bytes(wrapper.schema), name)
     if guide is None:
         raise WrongType(f"'{name}.schema' is missing; send the schema of the answer.", param=name.partition(".")[0])
     return guide
@@ -105,46 +109,46 @@ def schema_guide(raw: bytes | None, name: str) -> Guide | None:
     return Guide(kind="json_schema", value=raw.decode())
 
 
-def _parse_stops(given: str | list[str] | None) -> list[str]:
+def _parse_stops(stops: str | list[str] | None) -> list[str]:
     """Return the stop texts, without empty ones. Those would end every answer at once, and clients send them for form
     fields that users left empty."""
-    texts = [given] if isinstance(given, str) else given or []
+    texts = [stops] if isinstance(stops, str) else stops or []
     return [text for text in texts if text]
 
 
 def _parse_biases(raw: bytes | None) -> dict[int, float]:
     if raw is None:
         return {}
-    given: dict[str, float] = _decode(raw, "logit_bias", _BIASES)
-    if len(given) > MAX_BIASES:
+    biases: dict[str, float] = _decode(raw, "logit_bias", _BIASES)
+    if len(biases) > MAX_BIASES:
         raise InvalidValue(f"'logit_bias' names more than {MAX_BIASES} tokens; send fewer.", param="logit_bias")
-    for token, bias in given.items():
+    for token, bias in biases.items():
         if not _ID.fullmatch(token):
             raise InvalidValue(f"'logit_bias' names {token[:64]!r}; its names are token ids.", param="logit_bias")
         if not -100 <= bias <= 100:
             raise InvalidValue(f"'logit_bias' of {token} is {bias:g}; send -100 to 100.", param="logit_bias")
-    return {int(token): bias for token, bias in given.items()}
+    return {int(token): bias for token, bias in biases.items()}
 
 
-def _structured_guide(asked: wire.StructuredOutputs) -> Guide | None:
+def _structured_guide(outputs: wire.StructuredOutputs) -> Guide | None:
     name = "structured_outputs"
     found = {
-        f"{name}.json": schema_guide(to_json_bytes(asked.json), name),
-        f"{name}.regex": _text_guide("regex", asked.regex),
-        f"{name}.choice": _choice_guide(asked.choice),
-        f"{name}.grammar": _text_guide("grammar", asked.grammar),
-        f"{name}.json_object": Guide(kind="json_object") if asked.json_object else None,
-        f"{name}.structural_tag": _text_guide("structural_tag", asked.structural_tag),
+        f"{name}.json": schema_guide(to_json_bytes(outputs.json), name),
+        f"{name}.regex": _text_guide("regex", outputs.regex),
+        f"{name}.choice": _choice_guide(outputs.choice),
+        f"{name}.grammar": _text_guide("grammar", outputs.grammar),
+        f"{name}.json_object": Guide(kind="json_object") if outputs.json_object else None,
+        f"{name}.structural_tag": _text_guide("structural_tag", outputs.structural_tag),
     }
     return _single_guide(found)
 
 
 def _single_guide(found: dict[str, Guide | None]) -> Guide | None:
-    given = {name: guide for name, guide in found.items() if guide is not None}
-    if len(given) > 1:
-        one, other, *_ = given
+    guides = {name: guide for name, guide in found.items() if guide is not None}
+    if len(guides) > 1:
+        one, other, *_ = guides
         raise InvalidValue(_TOO_MANY % (f"'{one}'", f"'{other}'"), param=other.partition(".")[0])
-    for name, guide in given.items():
+    for name, guide in guides.items():
         return msgspec.structs.replace(guide, field=name.partition(".")[0])
     return None
 

@@ -110,7 +110,7 @@ class RerankEndpoint:
         self._gateway = gateway
         self._limit = limit
         # A null counts as absent, except that it still selects the dialect.
-        asked: Any = msgspec.defstruct(
+        request_type: Any = msgspec.defstruct(
             "RerankRequest",
             [
                 ("top_k", MaybeTop | msgspec.UnsetType, msgspec.UNSET),
@@ -119,20 +119,20 @@ class RerankEndpoint:
             bases=(wire.RerankRequest,),
             kw_only=True,
         )
-        self._decode: decoder.Decoder[Any] = decoder.Decoder(asked, "rerank", limit)
+        self._decode: decoder.Decoder[Any] = decoder.Decoder(request_type, "rerank", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        voyage = asked.top_k is not msgspec.UNSET
-        infinity = asked.raw_scores is not msgspec.UNSET
-        query = ranking.parse_query(asked.query)
-        documents = ranking.parse_rank_texts(asked.documents, "documents", self._limit)
-        _check_supported(asked)
-        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
-        result = await run_task(self._gateway, request, _build_task(asked, card, query, documents))
-        shown = not (voyage or infinity) if asked.return_documents is None else asked.return_documents
+        payload = await self._decode.decode_async(request.body)
+        voyage = payload.top_k is not msgspec.UNSET
+        infinity = payload.raw_scores is not msgspec.UNSET
+        query = ranking.parse_query(payload.query)
+        documents = ranking.parse_rank_texts(payload.documents, "documents", self._limit)
+        _check_supported(payload)
+        card = await default_models.find_default_model(self._gateway, request, payload.model, "rerank")
+        result = await run_task(self._gateway, request, _build_task(payload, card, query, documents))
+        shown = not (voyage or infinity) if payload.return_documents is None else payload.return_documents
         scores = result.scores[:, 0]
-        most = truncation.merge_fields(top_n=asked.top_n or None, top_k=(asked.top_k or None) if voyage else None)
+        most = truncation.merge_fields(top_n=payload.top_n or None, top_k=(payload.top_k or None) if voyage else None)
         order = ranking.sort_descending(scores, cast(int | None, most))
 
         def entry(place: int) -> dict[str, Any]:
@@ -149,27 +149,27 @@ class RerankEndpoint:
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
 
-def _check_supported(asked: wire.RerankRequest) -> None:
-    if asked.rank_fields not in (None, [], ["text"]):
+def _check_supported(payload: wire.RerankRequest) -> None:
+    if payload.rank_fields not in (None, [], ["text"]):
         raise Unsupported(
             "'rank_fields' can only be [\"text\"]: join the fields of a document into its 'text'.", param="rank_fields"
         )
-    if asked.return_embeddings:
+    if payload.return_embeddings:
         raise Unsupported("'return_embeddings' is not supported: POST /v1/embeddings.", param="return_embeddings")
-    if asked.max_tokens_per_query:
+    if payload.max_tokens_per_query:
         raise Unsupported(
             "'max_tokens_per_query' is not supported: leave it out, or cut the query before.",
             param="max_tokens_per_query",
         )
 
 
-def _build_task(asked: wire.RerankRequest, card: ModelCard, query: str, documents: list[str]) -> Rerank:
-    whole = truncation.check_token_limit(card, asked.truncate_prompt_tokens, "truncate_prompt_tokens")
-    wanted = truncation.merge_truncate_fields(asked.truncate, asked.truncation)
+def _build_task(payload: wire.RerankRequest, card: ModelCard, query: str, documents: list[str]) -> Rerank:
+    whole = truncation.check_token_limit(card, payload.truncate_prompt_tokens, "truncate_prompt_tokens")
+    mode = truncation.merge_truncate_fields(payload.truncate, payload.truncation)
     most = cast(
         int | None,
         truncation.merge_fields(
-            max_tokens_per_doc=asked.max_tokens_per_doc or None, max_doc_length=asked.max_doc_length or None
+            max_tokens_per_doc=payload.max_tokens_per_doc or None, max_doc_length=payload.max_doc_length or None
         ),
     )
     return ranking.build_task(
@@ -177,9 +177,9 @@ def _build_task(asked: wire.RerankRequest, card: ModelCard, query: str, document
         query,
         documents,
         raw=ranking.wants_raw_scores(
-            asked.raw_scores if isinstance(asked.raw_scores, bool) else None, asked.use_activation
+            payload.raw_scores if isinstance(payload.raw_scores, bool) else None, payload.use_activation
         ),
-        cut=truncation.parse_truncation(whole if wanted is None else wanted),
+        cut=truncation.parse_truncation(whole if mode is None else mode),
         most=ranking.resolve_document_tokens(card, most),
     )
 

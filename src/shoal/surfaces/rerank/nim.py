@@ -23,11 +23,11 @@ class RankingEndpoint:
         self._decode = decoder.Decoder(wire.RankingRequest, "rerank", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        query = ranking.parse_query(asked.query)
-        passages = ranking.parse_rank_texts(asked.passages, "passages", self._limit)
-        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
-        task = ranking.build_task(card, query, passages, raw=True, cut=truncation.parse_truncation(asked.truncate))
+        payload = await self._decode.decode_async(request.body)
+        query = ranking.parse_query(payload.query)
+        passages = ranking.parse_rank_texts(payload.passages, "passages", self._limit)
+        card = await default_models.find_default_model(self._gateway, request, payload.model, "rerank")
+        task = ranking.build_task(card, query, passages, raw=True, cut=truncation.parse_truncation(payload.truncate))
         result = await run_task(self._gateway, request, task)
         logits = result.scores[:, 0]
         listed = await ranking.encode_results(

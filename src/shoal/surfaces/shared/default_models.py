@@ -68,16 +68,16 @@ def is_sparse(facts: ModelFacts) -> bool:
     return "sparse" in facts.vectors and "dense" not in facts.vectors
 
 
-async def find_model(gateway: Gateway, request: Request, name: str | None, wanted: ModelRequirement) -> ModelCard:
+async def find_model(gateway: Gateway, request: Request, name: str | None, requirement: ModelRequirement) -> ModelCard:
     """Find the named model, or the route's default. Wake it if its facts are unknown.
 
-    Raises Unsupported for a model that does not fit `wanted`, ModelNotFound, and the reason why a model cannot answer
-    now.
+    Raises Unsupported for a model that does not fit `requirement`, ModelNotFound, and the reason why a model cannot
+    answer now.
     """
-    card = gateway.model(name) if name else _find_default(gateway, wanted)
+    card = gateway.model(name) if name else _find_default(gateway, requirement)
     card = await wake_model(gateway, request, card)
-    if card.facts is not None and not wanted.fits(card.facts):
-        raise wanted.build_refusal(card.name, card.facts)
+    if card.facts is not None and not requirement.fits(card.facts):
+        raise requirement.build_refusal(card.name, card.facts)
     return card
 
 
@@ -86,8 +86,8 @@ async def find_default_model(gateway: Gateway, request: Request, name: str | Non
 
     Raises ModelNotFound, and the reason why a model cannot answer now.
     """
-    wanted = "" if name is None or name == NOT_SPECIFIED else name
-    card = gateway.registry.find(wanted, task).card()
+    model_name = "" if name is None or name == NOT_SPECIFIED else name
+    card = gateway.registry.find(model_name, task).card()
     request.model = card.name
     return await wake_model(gateway, request, card)
 
@@ -130,15 +130,15 @@ def wait_context(request: Request) -> Context:
     return Context(id=request.id, deadline=request.deadline, client=request.client)
 
 
-def _find_default(gateway: Gateway, wanted: ModelRequirement) -> ModelCard:
-    """Return the task's default model if it fits `wanted`, else the first model that does."""
+def _find_default(gateway: Gateway, requirement: ModelRequirement) -> ModelCard:
+    """Return the task's default model if it fits `requirement`, else the first model that does."""
     try:
-        card = gateway.registry.find("", wanted.task).card()
+        card = gateway.registry.find("", requirement.task).card()
     except ModelNotFound:
         if gateway.models():
-            raise Unsupported(wanted.refusal, param="model") from None
+            raise Unsupported(requirement.refusal, param="model") from None
         raise
-    if card.facts is None or wanted.fits(card.facts):
+    if card.facts is None or requirement.fits(card.facts):
         return card
-    others = (each for each in gateway.models() if each.facts is not None and wanted.fits(each.facts))
+    others = (each for each in gateway.models() if each.facts is not None and requirement.fits(each.facts))
     return next(others, card)

@@ -165,11 +165,11 @@ class PromptRemarks(Protocol):
     def ignored(self) -> tuple[str, ...]: ...
 
 
-def prompt_headers(said: PromptRemarks | None) -> Headers:
+def prompt_headers(remarks: PromptRemarks | None) -> Headers:
     """Return the headers that report left-out messages and ignored fields."""
     made: Headers = []
-    if said is not None and said.cut:
-        made.append((b"x-shoal-prompt-cut", b"%d" % said.cut))
-    if said is not None and said.ignored:
-        made.append((b"x-shoal-ignored", ", ".join(said.ignored).encode()))
+    if remarks is not None and remarks.cut:
+        made.append((b"x-shoal-prompt-cut", b"%d" % remarks.cut))
+    if remarks is not None and remarks.ignored:
+        made.append((b"x-shoal-ignored", ", ".join(remarks.ignored).encode()))
     return made

@@ -37,40 +37,41 @@ class ImageReference:
 Input: TypeAlias = TextItem | ImageReference
 
 
-def parse_inputs(asked: str | list[Any], limit: int, modality: Modalities | None = None) -> list[Input]:
+def parse_inputs(inputs: str | list[Any], limit: int, modality: Modalities | None = None) -> list[Input]:
     """Parse an `input` field into its inputs, in order. One bare list of ids is one input.
 
     `modality` says whether plain strings are texts or pictures.
 
     Raises WrongType, EmptyInput, TooManyInputs, InvalidValue.
     """
-    if isinstance(asked, str):
-        asked = [asked]
-    if not asked:
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if not inputs:
         raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
-    kinds = set(map(type, asked))
+    kinds = set(map(type, inputs))
     if kinds == {int}:
-        asked = [asked]
+        inputs = [inputs]
     elif int in kinds:
         raise _mixed_error()
-    check_count(asked, "input", limit)
+    check_count(inputs, "input", limit)
     if modality is not None:
-        asked = _apply_modality(asked, modality)
+        inputs = _apply_modality(inputs, modality)
     if InputObject in kinds:
-        asked = [
-            parse_part(each, f"input[{at}]") if isinstance(each, InputObject) else each for at, each in enumerate(asked)
+        inputs = [
+            parse_part(each, f"input[{at}]") if isinstance(each, InputObject) else each
+            for at, each in enumerate(inputs)
         ]
-    if len(set(map(type, asked)) - {ImageReference}) > 1:
+    if len(set(map(type, inputs)) - {ImageReference}) > 1:
         raise _mixed_error()
-    if not all(asked):
-        at = next(at for at, each in enumerate(asked) if not each)
+    if not all(inputs):
+        at = next(at for at, each in enumerate(inputs) if not each)
         raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
-    return cast(list[Input], asked)
+    return cast(list[Input], inputs)
 
 
-def parse_texts(asked: str | list[Any], limit: int) -> list[TextItem]:
+def parse_texts(inputs: str | list[Any], limit: int) -> list[TextItem]:
     """Parse an `input` field that cannot hold objects, as `parse_inputs` does."""
-    return cast(list[TextItem], parse_inputs(asked, limit))
+    return cast(list[TextItem], parse_inputs(inputs, limit))
 
 
 def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
@@ -99,36 +100,36 @@ def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
     return found
 
 
-def parse_part(asked: InputObject, place: str) -> str | ImageReference:
+def parse_part(part: InputObject, place: str) -> str | ImageReference:
     """Parse an object into its text or picture. `place` is its field in the request.
 
     Raises WrongType and InvalidValue.
     """
     field = place.partition("[")[0]
-    links = [(name, link) for name in ("image", "image_url") if (link := getattr(asked, name)) is not None]
-    if not links and asked.text is None:
+    links = [(name, link) for name in ("image", "image_url") if (link := getattr(part, name)) is not None]
+    if not links and part.text is None:
         raise WrongType(f"'{place}' has no 'text' and no 'image'; send an object with one of them.", param=field)
-    if len(links) + (asked.text is not None) > 1:
+    if len(links) + (part.text is not None) > 1:
         raise InvalidValue(
             f"'{place}' has several of 'text', 'image' and 'image_url'; send one of them, since no model here joins "
             "them to one vector.",
             param=field,
         )
-    if asked.type is not None and (asked.type in _TEXT_TYPES) != (asked.text is not None):
-        raise WrongType(f"'{place}' is of the type {asked.type} and holds something else.", param=field)
-    if asked.text is not None:
-        return asked.text
+    if part.type is not None and (part.type in _TEXT_TYPES) != (part.text is not None):
+        raise WrongType(f"'{place}' is of the type {part.type} and holds something else.", param=field)
+    if part.text is not None:
+        return part.text
     ((name, link),) = links
     return to_image_reference(link, f"{place}.{name}")
 
 
-def to_image_reference(asked: str | ImageLink, place: str) -> ImageReference:
-    return ImageReference(asked, place) if isinstance(asked, str) else ImageReference(asked.url, f"{place}.url")
+def to_image_reference(link: str | ImageLink, place: str) -> ImageReference:
+    return ImageReference(link, place) if isinstance(link, str) else ImageReference(link.url, f"{place}.url")
 
 
-def check_count(asked: Sequence[Any], field: str, limit: int) -> None:
+def check_count(entries: Sequence[Any], field: str, limit: int) -> None:
     """Raise TooManyInputs if a field holds more than `limit` entries."""
-    if len(asked) > limit:
+    if len(entries) > limit:
         raise TooManyInputs(
             f"'{field}' holds more than the {limit} entries that one request may hold; split it.", param=field
         )
@@ -188,19 +189,19 @@ def count_text_tokens(inputs: Sequence[TextItem | Image], tokens: Sequence[int])
     return sum(count for each, count in zip(inputs, tokens, strict=True) if not isinstance(each, Image))
 
 
-def _apply_modality(asked: list[Any], modality: Modalities) -> list[Any]:
+def _apply_modality(inputs: list[Any], modality: Modalities) -> list[Any]:
     """Turn plain strings into pictures where `modality` says so; objects carry their own type."""
-    kinds = modality if isinstance(modality, list) else [modality] * len(asked)
-    if len(kinds) != len(asked):
+    kinds = modality if isinstance(modality, list) else [modality] * len(inputs)
+    if len(kinds) != len(inputs):
         raise InvalidValue(
-            f"'modality' names {len(kinds)} inputs of {len(asked)}: send one for each, or one for all.",
+            f"'modality' names {len(kinds)} inputs of {len(inputs)}: send one for each, or one for all.",
             param="modality",
         )
-    if any(kind == "image" and isinstance(each, list) for each, kind in zip(asked, kinds, strict=True)):
+    if any(kind == "image" and isinstance(each, list) for each, kind in zip(inputs, kinds, strict=True)):
         raise WrongType("'input' holds token ids, and its 'modality' is image: send pictures.", param="input")
     return [
         ImageReference(each, f"input[{at}]") if kind == "image" and isinstance(each, str) else each
-        for at, (each, kind) in enumerate(zip(asked, kinds, strict=True))
+        for at, (each, kind) in enumerate(zip(inputs, kinds, strict=True))
     ]
 
 

@@ -47,8 +47,8 @@ def strip_role_suffix(gateway: Gateway, name: str) -> tuple[str, str | None]:
     Return the name unchanged and None if that name is itself served, or if no such model is.
     """
     if gateway.registry.get(name) is None:
-        for suffix, said in _SUFFIXES.items():
+        for suffix, role in _SUFFIXES.items():
             base = name.removesuffix(suffix)
             if base != name and gateway.registry.get(base) is not None:
-                return base, said
+                return base, role
     return name, None

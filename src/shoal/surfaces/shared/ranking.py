@@ -23,28 +23,28 @@ DOCUMENTS_A_UNIT = 100
 """Documents per search unit: Cohere counts a query with up to this many documents as one."""
 
 
-def parse_rank_texts(given: Sequence[str | RankText], field: str, limit: int) -> list[str]:
+def parse_rank_texts(texts: Sequence[str | RankText], field: str, limit: int) -> list[str]:
     """Parse a list of texts to rank. Empty texts are allowed.
 
     Raises EmptyInput for an empty list, TooManyInputs, and Unsupported for an image.
     """
-    if not given:
+    if not texts:
         raise EmptyInput(f"'{field}' is an empty list; send at least one text.", param=field)
-    check_count(given, field, limit)
-    return [parse_text(each, f"{field}[{at}]") for at, each in enumerate(given)]
+    check_count(texts, field, limit)
+    return [parse_text(each, f"{field}[{at}]") for at, each in enumerate(texts)]
 
 
-def parse_text(given: str | RankText, field: str) -> str:
-    if isinstance(given, str):
-        return given
-    if is_set(given.image):
+def parse_text(text: str | RankText, field: str) -> str:
+    if isinstance(text, str):
+        return text
+    if is_set(text.image):
         raise Unsupported(f"'{field}' has an image; only texts can be ranked here.", param=field.partition("[")[0])
-    return given.text
+    return text.text
 
 
-def parse_query(given: str | RankText) -> str:
+def parse_query(text: str | RankText) -> str:
     """Parse the query. Raises EmptyInput if it is blank, and Unsupported for an image."""
-    query = parse_text(given, "query")
+    query = parse_text(text, "query")
     if not query.strip():
         raise EmptyInput("'query' is empty; send a text.", param="query")
     return query

@@ -38,17 +38,17 @@ _loading = threading.Lock()
 
 
 async def resolve_token_ids(
-    given: list[Input], name: str, card: ModelCard, policy: Literal["accept", "refuse"]
+    inputs: list[Input], name: str, card: ModelCard, policy: Literal["accept", "refuse"]
 ) -> tuple[list[Input], Headers]:
     """Return the inputs for the model, and a header that says how token ids were used. `name` is as requested.
 
     Raises Unsupported if the meaning of the ids is unknown, and InvalidValue for ids that the table does not have.
     """
-    ids = [each for each in given if isinstance(each, list)]
+    ids = [each for each in inputs if isinstance(each, list)]
     if not ids:
-        return given, []
+        return inputs, []
     if card.facts is not None and card.facts.knows_token_ids:
-        return given, _build_header(b"taken")
+        return inputs, _build_header(b"taken")
     if name in TABLES:
         return list(await asyncio.to_thread(_decode, ids, TABLES[name])), _build_header(b"decoded")
     if policy == "refuse":
@@ -58,7 +58,7 @@ async def resolve_token_ids(
             "that the model's own tokenizer made, the operator sets token_ids to accept)",
             param="input",
         )
-    return given, _build_header(b"taken")
+    return inputs, _build_header(b"taken")
 
 
 def _build_header(how: bytes) -> Headers:

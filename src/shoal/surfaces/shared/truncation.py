@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 
-def parse_truncation(asked: bool | str | None, side: str | None = None) -> tuple[bool | None, Direction]:
+def parse_truncation(value: bool | str | None, side: str | None = None) -> tuple[bool | None, Direction]:
     """Parse a flag or a word ("NONE", "START", "END") into whether to cut, and at which end.
 
     None leaves it to the model's setting whether to cut.
     """
     direction: Direction = "left" if side == "left" else "right"
-    if isinstance(asked, str):
-        return asked != "NONE", "left" if asked == "START" else direction
-    return asked, direction
+    if isinstance(value, str):
+        return value != "NONE", "left" if value == "START" else direction
+    return value, direction
 
 
 def fits(card: ModelCard, limit: int) -> bool:
@@ -60,14 +60,14 @@ def merge_truncate_fields(truncate: bool | str | None, truncation: bool | None) 
     return truncation if truncate is None else truncate
 
 
-def merge_fields(**given: object) -> object:
+def merge_fields(**fields: object) -> object:
     """Merge several names of one field and return its value, or None if all are absent.
 
     Raises InvalidValue if two of them differ.
     """
-    said = {name: value for name, value in given.items() if value is not None}
-    values = list(said.values())
+    present = {name: value for name, value in fields.items() if value is not None}
+    values = list(present.values())
     if any(value != values[0] for value in values[1:]):
-        names = " and ".join(f"'{name}'" for name in said)
-        raise InvalidValue(f"{names} mean the same and differ; send one of them.", param=next(iter(said)))
+        names = " and ".join(f"'{name}'" for name in present)
+        raise InvalidValue(f"{names} mean the same and differ; send one of them.", param=next(iter(present)))
     return values[0] if values else None

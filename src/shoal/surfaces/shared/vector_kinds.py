@@ -33,8 +33,8 @@ def check_late_interaction(task: Embed, normalize: str = "normalize") -> None:
 
     `normalize` is the dialect's name for that field. Raises Unsupported for other dimensions or no normalization.
     """
-    for name, asked in (("dimensions", task.dimensions is not None), (normalize, not task.normalize)):
-        if asked:
+    for name, is_changed in (("dimensions", task.dimensions is not None), (normalize, not task.normalize)):
+        if is_changed:
             raise Unsupported(
                 f"'{name}' changes nothing about vectors of late interaction, which the model {task.model!r} gives: "
                 "leave it out.",

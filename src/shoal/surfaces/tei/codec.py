@@ -32,18 +32,18 @@ class TeiCodec:
         self._decoded = decoder.Decoder(wire.TeiDecodeRequest, "tei", options.max_inputs)
 
     async def tokenize(self, request: Request) -> Reply:
-        asked = await self._tokenized.decode_async(request.body)
-        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        payload = await self._tokenized.decode_async(request.body)
+        texts = [payload.inputs] if isinstance(payload.inputs, str) else payload.inputs
         if not texts:
             raise EmptyInput("`inputs` cannot be empty", param="inputs")
         replies.check_count(len(texts), self._limit)
         if not all(texts):
             raise EmptyInput(replies.EMPTY_INPUT, param="inputs")
-        card = await self._find_model(request, asked.model)
-        special = asked.add_special_tokens is not False
+        card = await self._find_model(request, payload.model)
+        special = payload.add_special_tokens is not False
         async with self._gateway.using_codec(card.name, default_models.wait_context(request)) as codec:
-            tokens = await codec.tokenize(texts, add_special_tokens=special, prompt_name=asked.prompt_name)
-        prompt = _prompt_text(card.facts, asked.prompt_name)
+            tokens = await codec.tokenize(texts, add_special_tokens=special, prompt_name=payload.prompt_name)
+        prompt = _prompt_text(card.facts, payload.prompt_name)
         spans = []
         for text, each in zip(texts, tokens, strict=True):
             spans.append(_to_byte_offsets(prompt + text, each))
@@ -51,16 +51,16 @@ class TeiCodec:
         return Reply(200, [JSON], await vector_encoding.encode_arrays(spans, orjson.dumps))
 
     async def decode(self, request: Request) -> Reply:
-        asked = await self._decoded.decode_async(request.body)
-        kinds = set(map(type, asked.ids))
+        payload = await self._decoded.decode_async(request.body)
+        kinds = set(map(type, payload.ids))
         if len(kinds) > 1:
             raise WrongType("'ids' mixes ids and lists of ids; send one kind.", param="ids")
-        ids = cast(list[list[int]], asked.ids if list in kinds else [asked.ids])
+        ids = cast(list[list[int]], payload.ids if list in kinds else [payload.ids])
         replies.check_count(len(ids), self._limit)
         if not all(ids):
             raise EmptyInput("Input validation error: `input_ids` cannot be empty", param="ids")
-        card = await self._find_model(request, asked.model)
-        skip = asked.skip_special_tokens is not False
+        card = await self._find_model(request, payload.model)
+        skip = payload.skip_special_tokens is not False
         async with self._gateway.using_codec(card.name, default_models.wait_context(request)) as codec:
             texts = await codec.decode(ids, skip_special_tokens=skip)
         return Reply(

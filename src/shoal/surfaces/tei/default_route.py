@@ -89,8 +89,8 @@ class TeiDefault:
 
         The first failure fails the request, and no later group of instances starts.
         """
-        asked = await self._vertex.decode_async(request.body)
-        instances = [memoryview(each) for each in asked.instances[: self._limit]]
+        payload = await self._vertex.decode_async(request.body)
+        instances = [memoryview(each) for each in payload.instances[: self._limit]]
         if not instances:
             raise EmptyInput("`instances` cannot be empty", param="instances")
         for at, each in enumerate(instances):
@@ -99,7 +99,7 @@ class TeiDefault:
                 raise decoder.FieldError(
                     f"'{place}' is invalid: expected `object`.", at=place, reason="Expected `object`"
                 )
-        replies.check_count(len(asked.instances), self._limit)
+        replies.check_count(len(payload.instances), self._limit)
         pieces = [b'{"predictions":[']
         size = 0
         for some in _group_instances(instances, self._at_once):

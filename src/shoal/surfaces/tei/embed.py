@@ -42,21 +42,21 @@ class TeiEmbed:
         self._sentences = decoder.Decoder(wire.TeiSentences, "tei", limit)
 
     async def embed(self, request: Request) -> Reply:
-        asked = await self._dense.decode_async(request.body)
-        normalize = asked.normalize is not False
-        if asked.dimensions == 0:
+        payload = await self._dense.decode_async(request.body)
+        normalize = payload.normalize is not False
+        if payload.dimensions == 0:
             raise InvalidValue("Input validation error: `dimensions` should be positive", param="dimensions")
-        inputs = _parse_inputs(asked.inputs, self._limit)
-        wanted = default_models.NORMALIZED if normalize else default_models.DENSE
-        card = await default_models.find_model(self._gateway, request, asked.model, wanted)
+        inputs = _parse_inputs(payload.inputs, self._limit)
+        requirement = default_models.NORMALIZED if normalize else default_models.DENSE
+        card = await default_models.find_model(self._gateway, request, payload.model, requirement)
         task = Embed(
             model=card.name,
             inputs=inputs,
-            prompt_name=asked.prompt_name,
-            truncate=asked.truncate,
-            truncation_direction=replies.parse_direction(asked.truncation_direction),
+            prompt_name=payload.prompt_name,
+            truncate=payload.truncate,
+            truncation_direction=replies.parse_direction(payload.truncation_direction),
             normalize=normalize,
-            dimensions=asked.dimensions,
+            dimensions=payload.dimensions,
         )
         result = await run_task(self._gateway, request, task)
         vectors = vector_encoding.to_contiguous(result.vectors)
@@ -77,15 +77,15 @@ class TeiEmbed:
 
     async def similarity(self, request: Request) -> Reply:
         """Return the cosine similarity of each sentence with the source."""
-        asked = await self._comparison.decode_async(request.body)
-        compared = await self._sentences.decode_async(bytes(asked.inputs))
+        payload = await self._comparison.decode_async(request.body)
+        compared = await self._sentences.decode_async(bytes(payload.inputs))
         if not compared.sentences:
             raise EmptyInput("`inputs.sentences` cannot be empty", param="inputs")
         inputs: list[TextItem] = [compared.source_sentence, *compared.sentences]
         replies.check_count(len(inputs), self._limit)
         _check_not_empty(inputs)
-        parameters = asked.parameters or wire.TeiSimilarityParameters()
-        card = await default_models.find_model(self._gateway, request, asked.model, default_models.DENSE)
+        parameters = payload.parameters or wire.TeiSimilarityParameters()
+        card = await default_models.find_model(self._gateway, request, payload.model, default_models.DENSE)
         task = Embed(
             model=card.name,
             inputs=inputs,
@@ -103,19 +103,19 @@ class TeiEmbed:
         return _build_reply(request, card, inputs, result, body)
 
     async def _embed_kind(
-        self, request: Request, kind: VectorKind, wanted: default_models.ModelRequirement
+        self, request: Request, kind: VectorKind, requirement: default_models.ModelRequirement
     ) -> tuple[ModelCard, list[TextItem], Embedded]:
-        asked = await self._other.decode_async(request.body)
-        inputs = _parse_inputs(asked.inputs, self._limit)
-        card = await default_models.find_model(self._gateway, request, asked.model, wanted)
+        payload = await self._other.decode_async(request.body)
+        inputs = _parse_inputs(payload.inputs, self._limit)
+        card = await default_models.find_model(self._gateway, request, payload.model, requirement)
         if kind == "tokens":
             matrices.check_inputs(card, inputs, "inputs")
         task = Embed(
             model=card.name,
             inputs=inputs,
-            prompt_name=asked.prompt_name,
-            truncate=asked.truncate,
-            truncation_direction=replies.parse_direction(asked.truncation_direction),
+            prompt_name=payload.prompt_name,
+            truncate=payload.truncate,
+            truncation_direction=replies.parse_direction(payload.truncation_direction),
             outputs=(kind,),
         )
         return card, inputs, await run_task(self._gateway, request, task)
@@ -133,9 +133,9 @@ def _name_sentence(error: ShoalError) -> ShoalError:
     return error.with_message(f"{f'sentences[{place - 1}]' if place else 'source_sentence'}: {message}")
 
 
-def _parse_inputs(given: str | list[Any], limit: int) -> list[TextItem]:
+def _parse_inputs(inputs: str | list[Any], limit: int) -> list[TextItem]:
     """Parse texts and lists of ids, in any mixture. One bare list of ids is one input, also if it is empty."""
-    items: list[Any] = [given] if isinstance(given, str) else given
+    items: list[Any] = [inputs] if isinstance(inputs, str) else inputs
     kinds = set(map(type, items))
     if int in kinds or not items:
         if len(kinds) > 1:

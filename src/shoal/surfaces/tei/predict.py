@@ -35,36 +35,36 @@ class TeiPredict:
         self._decode = decoder.Decoder(wire.TeiPredictRequest, "tei", options.max_inputs)
 
     async def predict(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        inputs, batch = _parse_inputs(asked.inputs)
+        payload = await self._decode.decode_async(request.body)
+        inputs, batch = _parse_inputs(payload.inputs)
         replies.check_count(len(inputs), self._limit)
         if not all(each if isinstance(each, str) else any(each) for each in inputs):
             raise EmptyInput(replies.EMPTY_INPUT, param="inputs")
-        card = await default_models.find_model(self._gateway, request, asked.model, default_models.CLASSIFY)
+        card = await default_models.find_model(self._gateway, request, payload.model, default_models.CLASSIFY)
         task = Classify(
             model=card.name,
             inputs=inputs,
             raw_scores=True,
-            truncate=asked.truncate,
-            truncation_direction=replies.parse_direction(asked.truncation_direction),
+            truncate=payload.truncate,
+            truncation_direction=replies.parse_direction(payload.truncation_direction),
         )
         result = await run_task(self._gateway, request, task)
-        scores = scoring.apply_activation(result.scores, raw=bool(asked.raw_scores))
+        scores = scoring.apply_activation(result.scores, raw=bool(payload.raw_scores))
         labels = card.facts.labels if card.facts is not None else ()
         body = await _encode(scores, labels, batch=batch)
         return Reply(200, replies.build_headers(request, card, replies.count_characters(inputs), result), body)
 
 
-def _parse_inputs(given: str | list[str | list[str]]) -> tuple[list[str | TextPair], bool]:
+def _parse_inputs(inputs: str | list[str | list[str]]) -> tuple[list[str | TextPair], bool]:
     """Return the inputs, and whether they are a batch. Raises WrongType for neither text, pair nor batch."""
-    if isinstance(given, str):
-        return [given], False
-    if not given or any(isinstance(each, str) for each in given):
-        texts = [each for each in given if isinstance(each, str)]
-        if len(texts) != len(given):
+    if isinstance(inputs, str):
+        return [inputs], False
+    if not inputs or any(isinstance(each, str) for each in inputs):
+        texts = [each for each in inputs if isinstance(each, str)]
+        if len(texts) != len(inputs):
             raise WrongType(f"inputs: texts and lists of texts are mixed, {_FORMS}", param="inputs")
         return [_to_item(texts)], False
-    return [_to_item(each) for each in given if isinstance(each, list)], True
+    return [_to_item(each) for each in inputs if isinstance(each, list)], True
 
 
 def _to_item(texts: list[str]) -> str | TextPair:

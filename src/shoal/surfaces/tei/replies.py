@@ -38,8 +38,8 @@ def check_count(count: int, limit: int) -> None:
         raise TooManyInputs(f"batch size {count} > maximum allowed batch size {limit}")
 
 
-def parse_direction(given: str | None) -> Direction:
-    return "left" if given is not None and given.lower() == "left" else "right"
+def parse_direction(direction: str | None) -> Direction:
+    return "left" if direction is not None and direction.lower() == "left" else "right"
 
 
 def count_characters(inputs: Sequence[str | Sequence[Any]]) -> int:

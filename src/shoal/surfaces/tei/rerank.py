@@ -25,11 +25,11 @@ class TeiRerank:
         self._decode = decoder.Decoder(wire.TeiRerankRequest, "tei", options.max_inputs)
 
     async def rerank_texts(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        query, texts = asked.query, asked.texts
+        payload = await self._decode.decode_async(request.body)
+        query, texts = payload.query, payload.texts
         if not texts:
             raise EmptyInput("`texts` cannot be empty", param="texts")
-        card = await default_models.find_model(self._gateway, request, asked.model, default_models.RERANK)
+        card = await default_models.find_model(self._gateway, request, payload.model, default_models.RERANK)
         replies.check_count(len(texts), self._max_inputs)
         if not query and not all(texts):
             raise EmptyInput(replies.EMPTY_INPUT, param="texts")
@@ -38,13 +38,13 @@ class TeiRerank:
             queries=[query],
             documents=texts,
             raw_scores=True,
-            truncate=asked.truncate,
-            truncation_direction=replies.parse_direction(asked.truncation_direction),
+            truncate=payload.truncate,
+            truncation_direction=replies.parse_direction(payload.truncation_direction),
         )
         result = await run_task(self._gateway, request, task)
-        scores = scoring.apply_activation(result.scores, raw=bool(asked.raw_scores))[:, 0]
+        scores = scoring.apply_activation(result.scores, raw=bool(payload.raw_scores))[:, 0]
         count = len(query) * len(texts) + sum(map(len, texts))
-        body = await _encode(scores, texts if asked.return_text else None)
+        body = await _encode(scores, texts if payload.return_text else None)
         return Reply(200, replies.build_headers(request, card, count, result), body)
 
 

@@ -94,21 +94,21 @@ class _ScoreEndpoint:
         self._decode = decoder.Decoder(wire.ScoreRequest, "scoring", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        left, right = self._parse_sides(asked)
+        payload = await self._decode.decode_async(request.body)
+        left, right = self._parse_sides(payload)
         if len(left) not in (1, len(right)):
             raise InvalidValue(
                 f"{len(left)} texts are to be scored with {len(right)}: send one, or as many, on the first side."
             )
-        card = await default_models.find_default_model(self._gateway, request, asked.model, "rerank")
+        card = await default_models.find_default_model(self._gateway, request, payload.model, "rerank")
         truncate, direction = truncation.parse_prompt_truncation(
-            card, asked.truncate_prompt_tokens, asked.truncation_side
+            card, payload.truncate_prompt_tokens, payload.truncation_side
         )
         task = Rerank(
             model=card.name,
             queries=left,
             documents=right,
-            raw_scores=asked.use_activation is False,
+            raw_scores=payload.use_activation is False,
             truncate=truncate,
             truncation_direction=direction,
         )
@@ -119,16 +119,18 @@ class _ScoreEndpoint:
         )
         return score_replies.build_reply(request, "score", card.name, listed, result)
 
-    def _parse_sides(self, asked: wire.ScoreRequest) -> tuple[list[str], list[str]]:
-        given = {name for pair in _SIDES for name in pair if getattr(asked, name) is not None}
+    def _parse_sides(self, payload: wire.ScoreRequest) -> tuple[list[str], list[str]]:
+        names = {name for pair in _SIDES for name in pair if getattr(payload, name) is not None}
         for left, right in _SIDES:
-            if given == {left, right}:
-                return self._parse_texts(getattr(asked, left), left), self._parse_texts(getattr(asked, right), right)
+            if names == {left, right}:
+                return self._parse_texts(getattr(payload, left), left), self._parse_texts(
+                    getattr(payload, right), right
+                )
         pairs = ", ".join(f"'{left}' and '{right}'" for left, right in _SIDES)
-        raise WrongType(f"Two sides are needed, and no more: send {pairs}.", param=min(given, default="text_1"))
+        raise WrongType(f"Two sides are needed, and no more: send {pairs}.", param=min(names, default="text_1"))
 
-    def _parse_texts(self, given: str | list[str], name: str) -> list[str]:
-        return ranking.parse_rank_texts([given] if isinstance(given, str) else given, name, self._limit)
+    def _parse_texts(self, texts: str | list[str], name: str) -> list[str]:
+        return ranking.parse_rank_texts([texts] if isinstance(texts, str) else texts, name, self._limit)
 
 
 class _ClassifyEndpoint:
@@ -138,16 +140,16 @@ class _ClassifyEndpoint:
         self._decode = decoder.Decoder(wire.ClassifyRequest, "scoring", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        inputs = self._parse_inputs(asked.input)
-        card = await default_models.find_default_model(self._gateway, request, asked.model, "classify")
+        payload = await self._decode.decode_async(request.body)
+        inputs = self._parse_inputs(payload.input)
+        card = await default_models.find_default_model(self._gateway, request, payload.model, "classify")
         truncate, direction = truncation.parse_prompt_truncation(
-            card, asked.truncate_prompt_tokens, asked.truncation_side
+            card, payload.truncate_prompt_tokens, payload.truncation_side
         )
         task = Classify(
             model=card.name,
             inputs=inputs,
-            raw_scores=ranking.wants_raw_scores(asked.raw_scores, asked.use_activation),
+            raw_scores=ranking.wants_raw_scores(payload.raw_scores, payload.use_activation),
             truncate=truncate,
             truncation_direction=direction,
         )
@@ -165,24 +167,24 @@ class _ClassifyEndpoint:
             order = ranking.sort_descending(row)
             return [{"score": row[at], "label": labels[at] if at < len(labels) else f"LABEL_{at}"} for at in order]
 
-        if asked.raw_scores is not None:  # always sent by Infinity's client
+        if payload.raw_scores is not None:  # always sent by Infinity's client
             listed = await ranking.encode_results(range(len(inputs)), scores_by_label)
             return score_replies.build_reply(request, "classify", card.name, listed, result, "classify")
         listed = await ranking.encode_results(range(len(inputs)), entry)
         return score_replies.build_reply(request, "classify", card.name, listed, result)
 
-    def _parse_inputs(self, given: str | list[str | list[str]]) -> list[str | TextPair]:
-        items = [given] if isinstance(given, str) else given
+    def _parse_inputs(self, inputs: str | list[str | list[str]]) -> list[str | TextPair]:
+        items = [inputs] if isinstance(inputs, str) else inputs
         if not items:
             raise EmptyInput("'input' is an empty list; send at least one text.", param="input")
         check_count(items, "input", self._limit)
         return [_to_item(each, at) for at, each in enumerate(items)]
 
 
-def _to_item(given: str | list[str], at: int) -> str | TextPair:
-    match given:
+def _to_item(item: str | list[str], at: int) -> str | TextPair:
+    match item:
         case str() | [str()]:
-            text = given if isinstance(given, str) else given[0]
+            text = item if isinstance(item, str) else item[0]
             if not text:
                 raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
             return text

@@ -32,34 +32,34 @@ class Pooling:
         self._decode = decoder.Decoder(PoolingRequest, "scoring", limit)
 
     async def __call__(self, request: Request) -> Reply:
-        asked = await self._decode.decode_async(request.body)
-        inputs = input_parsing.parse_texts(asked.input, self._limit)
-        card = await self._find_model(request, asked)
+        payload = await self._decode.decode_async(request.body)
+        inputs = input_parsing.parse_texts(payload.input, self._limit)
+        card = await self._find_model(request, payload)
         result: Result
-        if asked.task == "classify" or (asked.task is None and not _can_embed(card)):
-            result = await run_task(self._gateway, request, _build_classify(asked, card, inputs))
+        if payload.task == "classify" or (payload.task is None and not _can_embed(card)):
+            result = await run_task(self._gateway, request, _build_classify(payload, card, inputs))
             rows: Array = result.scores
             token_rows: list[Array] = []
         else:
-            result = await run_task(self._gateway, request, _build_embed(asked, card, inputs))
+            result = await run_task(self._gateway, request, _build_embed(payload, card, inputs))
             rows, token_rows = result.vectors, result.token_vectors or result.multi_vectors
             matrices.check_matrices(token_rows, "input")
-        base64 = asked.encoding_format == "base64"
+        base64 = payload.encoding_format == "base64"
         body = await (
             _encode_token_rows(token_rows, base64=base64) if token_rows else _encode_rows(rows, base64=base64)
         )
         return score_replies.build_reply(request, "pool", card.name, body, result)
 
-    async def _find_model(self, request: Request, asked: PoolingRequest) -> ModelCard:
+    async def _find_model(self, request: Request, payload: PoolingRequest) -> ModelCard:
         """Find the named model, else the task's default.
 
         Without a task, it is the default for embedding, or for classification if no model embeds.
         """
-        default: TaskKind = "classify" if asked.task == "classify" else "embed"
+        default: TaskKind = "classify" if payload.task == "classify" else "embed"
         try:
-            return await default_models.find_default_model(self._gateway, request, asked.model, default)
+            return await default_models.find_default_model(self._gateway, request, payload.model, default)
         except (ModelNotFound, ModelNotReady):
-            if asked.model or asked.task is not None:
+            if payload.model or payload.task is not None:
                 raise
         return await default_models.find_default_model(self._gateway, request, None, "classify")
 
@@ -68,43 +68,47 @@ def _can_embed(card: ModelCard) -> bool:
     return card.facts is None or "embed" in card.facts.tasks
 
 
-def _build_classify(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Classify:
+def _build_classify(payload: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Classify:
     texts: list[str | TextPair] = [each for each in inputs if isinstance(each, str)]
     if len(texts) != len(inputs):
         raise InvalidValue("Token ids cannot be classified; send texts.", param="input")
-    truncate, direction = truncation.parse_prompt_truncation(card, asked.truncate_prompt_tokens, asked.truncation_side)
+    truncate, direction = truncation.parse_prompt_truncation(
+        card, payload.truncate_prompt_tokens, payload.truncation_side
+    )
     return Classify(
         model=card.name,
         inputs=texts,
-        raw_scores=asked.use_activation is False,
+        raw_scores=payload.use_activation is False,
         truncate=truncate,
         truncation_direction=direction,
     )
 
 
-def _build_embed(asked: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Embed:
-    truncate, direction = truncation.parse_prompt_truncation(card, asked.truncate_prompt_tokens, asked.truncation_side)
-    kind = _choose_kind(asked, card)
+def _build_embed(payload: PoolingRequest, card: ModelCard, inputs: list[TextItem]) -> Embed:
+    truncate, direction = truncation.parse_prompt_truncation(
+        card, payload.truncate_prompt_tokens, payload.truncation_side
+    )
+    kind = _choose_kind(payload, card)
     task = Embed(
         model=card.name,
         inputs=inputs,
         truncate=truncate,
         truncation_direction=direction,
-        normalize=asked.use_activation is not False,
-        dimensions=asked.dimensions,
+        normalize=payload.use_activation is not False,
+        dimensions=payload.dimensions,
         outputs=(kind,),
     )
     if kind == "multi":
         vector_kinds.check_late_interaction(task, "use_activation")
-    elif kind == "tokens" and asked.dimensions is not None:
+    elif kind == "tokens" and payload.dimensions is not None:
         raise Unsupported("'dimensions' is not for vectors of tokens: leave it out.", param="dimensions")
     if kind != "dense":
         matrices.check_inputs(card, inputs, "input")
     return task
 
 
-def _choose_kind(asked: PoolingRequest, card: ModelCard) -> VectorKind:
-    if asked.task != "token_embed":
+def _choose_kind(payload: PoolingRequest, card: ModelCard) -> VectorKind:
+    if payload.task != "token_embed":
         return vector_kinds.main_kind(card)
     return "multi" if card.facts is not None and "multi" in card.facts.vectors else "tokens"
 

@@ -183,6 +183,8 @@ class TestAttempts:
     async def test_others(self, replica: Replica, error: BaseException | None, heard: bool, failures: int) -> None:
         ended(replica, error, heard=heard)
         assert replica.failures == failures
+        if isinstance(error, UpstreamRefused):
+            assert error.server == replica.client.base  # which is hidden from clients
         assert replica.is_usable(time.monotonic())
 
     async def test_a_whole_answer_may_take_its_time(self, replica: Replica) -> None:
@@ -233,8 +235,9 @@ class TestFailingOver:
         runner = runner_of(*pair)
         for server in pair:
             server.on("/chat/completions", answer({"error": "no"}, status))
-        with pytest.raises(UpstreamRefused):
+        with pytest.raises(UpstreamRefused) as caught:
             await chunks_of(runner, asked())
+        assert caught.value.server in [server.base for server in pair]
         assert sum(len(server.requests) for server in pair) == 1
         await runner.aclose()
 

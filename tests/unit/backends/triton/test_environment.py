@@ -103,7 +103,7 @@ def test_the_first_that_fits_is_taken() -> None:
         "later": DEBIAN,
     }
     there = {"3.12": Path("/opt/py/lib/libpython3.12.so.1.0"), "/usr/bin/python3.11": MULTIARCH}
-    found = find_interpreter(["gone", *known], asked=known.get, located=lambda answers: there.get(answers.version))
+    found = find_interpreter(["gone", *known], query=known.get, located=lambda answers: there.get(answers.version))
     assert found == Interpreter("/opt/py/bin/python3.12", "3.12", there["3.12"])
 
 
@@ -111,13 +111,13 @@ def test_without_libpython_it_says_what_to_install() -> None:
     """What was looked at, and the way out on Debian, with pyenv and with uv."""
     known = {"new": InterpreterInfo("3.14", "/new"), "static": InterpreterInfo("3.11", "/static")}
     with pytest.raises(SetupError) as caught:
-        find_interpreter(known, asked=known.get, located=lambda answers: None)
+        find_interpreter(known, query=known.get, located=lambda answers: None)
     message = caught.value.message
     assert "new is Python 3.14; static has no libpython3.11.so.1.0" in message
     assert "apt-get install libpython3." in message
     assert "PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3." in message
     with pytest.raises(SetupError, match="no such Python on PATH"):
-        find_interpreter([], asked=known.get, located=lambda answers: None)
+        find_interpreter([], query=known.get, located=lambda answers: None)
 
 
 def test_offline_builds_nothing(tmp_path: Path) -> None:

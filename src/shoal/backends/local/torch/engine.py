@@ -47,7 +47,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         raise ConfigError(
             f"the engine torch runs a model's folder, and {graph.name} is none; use another engine", param="engine"
         )
-    ports = tuple(Port(given, np.dtype(np.int64), (None, None)) for given in spec.inputs)
+    ports = tuple(Port(input_name, np.dtype(np.int64), (None, None)) for input_name in spec.inputs)
     loaded = await asyncio.to_thread(_load, graph, spec, ports, options)
     network, device = loaded.network, loaded.device
     positions = min(options.max_length, network.positions or options.max_length)

@@ -33,11 +33,11 @@ def find_parts(spec: TextSpec) -> PartsSpec:
     """
     parts = spec.parts or PartsSpec()
     dense = spec.dimension and spec.score is None
-    said = tuple(module.partition(":")[0] for module in spec.modules) if dense else ()
+    module_kinds = tuple(module.partition(":")[0] for module in spec.modules) if dense else ()
     there = tuple(step.kind for step in parts.after) if dense else ()
     heads = spec.sparse is not None or spec.multi is not None
     by_token = spec.sparse is not None and spec.sparse.per == "token"
-    if said != there or (heads and spec.parts is None) or (by_token and parts.token_weights is None):
+    if module_kinds != there or (heads and spec.parts is None) or (by_token and parts.token_weights is None):
         raise ModelFileError(
             "does not say where the parts of the model lie, which an engine that runs its folder needs; pull the model "
             "again",

@@ -81,20 +81,20 @@ class Heads:
         if spec.multi is not None:
             self._multi = [*(_load_module(folder, step, device) for step in parts.late), normalize]
 
-    def compute(self, tokens: Tensor, mask: Tensor, pooling_mask: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-        """Return the `wanted` outputs, f32, of token vectors [b, l, width]. The masks are integers [b, l]."""
+    def compute(self, tokens: Tensor, mask: Tensor, pooling_mask: Tensor, outputs: set[str]) -> dict[str, Tensor]:
+        """Return the `outputs`, f32, of token vectors [b, l, width]. The masks are integers [b, l]."""
         spec = self._spec
         found: dict[str, Tensor] = {}
-        if wanted & {spec.sentence_embedding, spec.pooled}:
+        if outputs & {spec.sentence_embedding, spec.pooled}:
             found |= self._dense(tokens, pooling_mask)
-        if spec.sparse is not None and spec.sparse.output in wanted and self._sparse is not None:
+        if spec.sparse is not None and spec.sparse.output in outputs and self._sparse is not None:
             found[spec.sparse.output] = self._sparse(tokens).squeeze(-1) * mask
-        if spec.multi is not None and spec.multi.output in wanted:
+        if spec.multi is not None and spec.multi.output in outputs:
             vectors = tokens
             for module in self._multi:
                 vectors = module(vectors)
             found[spec.multi.output] = vectors.float()
-        if spec.tokens and spec.tokens in wanted:
+        if spec.tokens and spec.tokens in outputs:
             found[spec.tokens] = tokens.float()
         return found
 

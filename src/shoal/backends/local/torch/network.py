@@ -81,14 +81,14 @@ class Network:
 
         self._here.stop = stop
         mask = feeds["attention_mask"]
-        given = {name: feeds[name] for name in _INPUT_NAMES if name in feeds and name in self._takes}
+        inputs = {name: feeds[name] for name in _INPUT_NAMES if name in feeds and name in self._takes}
         if mask.all():
-            given.pop("attention_mask")
+            inputs.pop("attention_mask")
         else:
-            given["attention_mask"] = _fill_empty_rows(mask)
+            inputs["attention_mask"] = _fill_empty_rows(mask)
         pooling_mask = feeds.get("pooling_mask", mask)
         with torch.inference_mode():
-            placed = {name: self._to_device(array) for name, array in given.items()}
+            placed = {name: self._to_device(array) for name, array in inputs.items()}
             masks = self._to_device(mask), self._to_device(pooling_mask)
             answer = self._model(**placed)
             return self._read_outputs(answer, masks, set(outputs))
@@ -104,13 +104,13 @@ class Network:
         if self.device != "cpu":
             torch.cuda.empty_cache()
 
-    def _read_outputs(self, answer: Any, masks: tuple[Tensor, Tensor], wanted: set[str]) -> dict[str, Tensor]:
+    def _read_outputs(self, answer: Any, masks: tuple[Tensor, Tensor], outputs: set[str]) -> dict[str, Tensor]:
         spec = self._spec
         if spec.score is not None:
             return {spec.score.output: answer.logits.float()}
         if spec.sparse is not None and spec.sparse.per == "vocabulary":
             return {spec.sparse.output: self._heads.splade_weights(answer.logits, masks[0])}
-        return self._heads.compute(answer.last_hidden_state, *masks, wanted)
+        return self._heads.compute(answer.last_hidden_state, *masks, outputs)
 
     def _to_device(self, array: Any) -> Tensor:
         import torch
@@ -172,7 +172,7 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
         kind = transformers.AutoModelForTextEncoding if halved else transformers.AutoModel
         optional = "pooler."  # nothing reads the pooler here, and many embedders come without
     try:
-        model, told = kind.from_pretrained(
+        model, loading_info = kind.from_pretrained(
             place,
             config=config,
             local_files_only=True,
@@ -183,9 +183,9 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
         )
     except Exception as error:  # transformers does not catch what its model classes raise
         raise _load_error(error) from error
-    missing = [name for name in told["missing_keys"] if not optional or optional not in name]
-    if missing or told["mismatched_keys"]:
-        wrong = sorted([*missing, *(str(key[0]) for key in told["mismatched_keys"])])
+    missing = [name for name in loading_info["missing_keys"] if not optional or optional not in name]
+    if missing or loading_info["mismatched_keys"]:
+        wrong = sorted([*missing, *(str(key[0]) for key in loading_info["mismatched_keys"])])
         raise ModelFileError(
             f"{len(wrong)} tensors are missing or of another shape than config.json says; fetch the model again",
             file="model.safetensors",

@@ -93,10 +93,10 @@ def image_endpoint(endpoint: Endpoint) -> Endpoint:
 
 def check_pair(text: Embedder, image: Embedder) -> None:
     """Raise ConfigError if two towers are not of one model, as an interrupted load may leave them."""
-    told = [
+    identities = [
         [one.parameters.get(f"shoal_{key}") for key in ("name", "source", "space", "image")] for one in (text, image)
     ]
-    if image.style != "pixels" or told[0] != told[1]:
+    if image.style != "pixels" or identities[0] != identities[1]:
         raise ConfigError(
             f"{text.name} and {image.name} on Triton are not the two towers of one model: load it through Shoal again"
         )
@@ -124,8 +124,8 @@ class _ImageProbe(PipelineWrapper):
     """A pipeline of pictures that replaces each of the probe's texts with a picture."""
 
     def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
-        told = [_without_truncation(task) for task, _ in items]
-        return self._pipeline.prepare(list(zip(told, probe_images(), strict=True)))
+        tasks = [_without_truncation(task) for task, _ in items]
+        return self._pipeline.prepare(list(zip(tasks, probe_images(), strict=True)))
 
 
 def _without_truncation(task: BatchTask) -> BatchTask:

@@ -81,8 +81,8 @@ class _MeanPipeline(PipelineWrapper):
     """A late-interaction pipeline that returns the mean of a text's vectors as its dense one."""
 
     def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
-        asked = [(msgspec.structs.replace(cast(Embed, task), outputs=("multi",)), item) for task, item in items]
-        return self._pipeline.prepare(asked)
+        multi_items = [(msgspec.structs.replace(cast(Embed, task), outputs=("multi",)), item) for task, item in items]
+        return self._pipeline.prepare(multi_items)
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | CountedRow | ShoalError]:
         return [_mean(each) for each in self._pipeline.finish(outputs, batch)]

@@ -235,11 +235,11 @@ def compute_space(target: TritonTarget, embedder: Embedder, pipeline: ServedPipe
     Name and version stand for the weights, so a new version is a new space; weights replaced under one version are not
     detected.
     """
-    told = [
+    identity = [
         target.endpoints[0].model,
         embedder.version,
         embedder.style,
         [(port.name, port.datatype) for port in (*embedder.inputs, *embedder.outputs)],
         msgspec.to_builtins(pipeline.spec),
     ]
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]

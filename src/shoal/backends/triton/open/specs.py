@@ -54,8 +54,8 @@ def find_spec(target: TritonTarget, embedder: Embedder) -> SpecSource:
         spec = spec_from_parameters(written)
         own = override_prompts(target.name, spec, table)
         if own != spec and space:
-            told = [space, sorted(own.prompts.items()), own.default_prompt_name]
-            space = hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+            identity = [space, sorted(own.prompts.items()), own.default_prompt_name]
+            space = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
         if table.tokenizer is None:
             folder = _written_folder(target, embedder)
         else:

@@ -116,13 +116,13 @@ def read_labels(config: JsonFile) -> tuple[str, ...]:
     labels = config.object("id2label")
     if len(labels) > _MOST_LABELS:
         raise config.refuse("id2label", f"must name at most {_MOST_LABELS} labels, not {len(labels)}")
-    wanted = [str(index) for index in range(len(labels))]
-    if not labels or any(index not in labels for index in wanted):
+    indices = [str(index) for index in range(len(labels))]
+    if not labels or any(index not in labels for index in indices):
         raise config.refuse("id2label", "must name the labels 0, 1, 2, ... without a gap")
-    for name in map(labels.get, wanted):
+    for name in map(labels.get, indices):
         if isinstance(name, bool) or not isinstance(name, str | int | float):
             raise config.refuse("id2label", f"must name labels by strings, not {name!r}")
-    names = tuple(str(labels[index]) for index in wanted)
+    names = tuple(str(labels[index]) for index in indices)
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
         raise config.refuse("id2label", f"names the label {twice!r} twice: nobody could tell their scores apart")

@@ -61,12 +61,12 @@ def read_heads(
 
 def longest(late: Late | None, stated: list[Length]) -> list[Length]:
     """Return the stated lengths; if late interaction has its own for queries and documents, the larger of the two."""
-    given = (
+    lengths = (
         [] if late is None else [length for length in (late.query_length, late.document_length) if length is not None]
     )
-    if len(given) == 2:
-        return [max(given)]
-    return [max([min(stated), *given])] if stated else []
+    if len(lengths) == 2:
+        return [max(lengths)]
+    return [max([min(stated), *lengths])] if stated else []
 
 
 def with_markers(prompts: dict[str, str], markers: dict[str, str]) -> dict[str, str]:

@@ -134,19 +134,19 @@ def _resize(config: JsonFile, size: int) -> tuple[Literal["", "shortest", "squas
         return "squash", 0
     if isinstance(stated, dict) and set(stated) != {"shortest_edge"}:
         raise config.refuse("size", f"{stated!r} is not supported; a shortest_edge or height and width are")
-    given = stated if isinstance(stated, dict) else {"shortest_edge": stated}
-    return "shortest", config.with_data({"size": given["shortest_edge"]}).integer("size", least=1)
+    edges = stated if isinstance(stated, dict) else {"shortest_edge": stated}
+    return "shortest", config.with_data({"size": edges["shortest_edge"]}).integer("size", least=1)
 
 
 def _sides(config: JsonFile, key: str) -> tuple[int, int]:
     """Return height and width, from an object with both, a list of them, or one number for both."""
     stated = config.data.get(key)
-    given: Any = [stated, stated]
+    values: Any = [stated, stated]
     if isinstance(stated, list) and len(stated) == 2:
-        given = stated
+        values = stated
     elif isinstance(stated, dict) and set(stated) == {"height", "width"}:
-        given = [stated["height"], stated["width"]]
-    sides = [side for side in given if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        values = [stated["height"], stated["width"]]
+    sides = [side for side in values if isinstance(side, int) and not isinstance(side, bool) and side > 0]
     if len(sides) != 2:
         raise config.refuse(key, f"must hold a height and a width in pixels, not {stated!r}")
     return sides[0], sides[1]

@@ -107,10 +107,10 @@ def _modes(config: JsonFile) -> tuple[PoolingMode, ...]:
     if named is None:
         flagged = tuple(mode for key, mode in FLAGS.items() if config.boolean(key, False))
         return flagged or ("mean",)
-    wanted = [named] if isinstance(named, str) else named
-    if not isinstance(wanted, list) or not wanted or any(mode not in MODES for mode in wanted):
+    modes = [named] if isinstance(named, str) else named
+    if not isinstance(modes, list) or not modes or any(mode not in MODES for mode in modes):
         raise config.refuse("pooling_mode", f"unknown pooling {named!r}; Shoal knows {', '.join(MODES)}")
-    return tuple(wanted)
+    return tuple(modes)
 
 
 def _layer_norm(folder: Path, entry: Entry) -> LayerNorm:

@@ -194,10 +194,10 @@ def _refuse_other_architectures(vision: JsonFile, text: JsonFile) -> None:
 
 
 def _refuse_variation(section: JsonFile, plain: _Plain) -> None:
-    for name, (wanted, default) in plain.items():
-        given = section.data.get(name, default)
-        if given != wanted and (given or wanted):
-            raise _foreign_error(section, name, repr(given))
+    for name, (expected, default) in plain.items():
+        value = section.data.get(name, default)
+        if value != expected and (value or expected):
+            raise _foreign_error(section, name, repr(value))
 
 
 def _foreign_error(section: JsonFile, key: str, what: str) -> ModelFileError:

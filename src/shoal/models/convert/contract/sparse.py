@@ -69,8 +69,8 @@ def plain_splade(folder: Path, config: JsonFile) -> Splade | None:
     saved = read_object(folder, "config_sentence_transformers.json")
     tokenizer = read_object(folder, "tokenizer_config.json")
     names = [config.data.get("_name_or_path"), tokenizer.data.get("name_or_path") if tokenizer else None]
-    said = saved is not None and saved.data.get("model_type") == "SparseEncoder"
-    if not said and not any(isinstance(name, str) and "splade" in name.lower() for name in names):
+    is_sparse_encoder = saved is not None and saved.data.get("model_type") == "SparseEncoder"
+    if not is_sparse_encoder and not any(isinstance(name, str) and "splade" in name.lower() for name in names):
         return None
     return Splade(tied=is_tied(config))
 

@@ -123,12 +123,12 @@ def _to_triple(value: Any) -> Any:
 def _size(config: JsonFile, key: str) -> tuple[int, int]:
     """Return (height, width), from one number or two."""
     stated = config.data.get(key)
-    given = [stated, stated] if isinstance(stated, int) else stated
-    if isinstance(given, tuple | list) and len(given) == 1:
-        given = [*given, *given]
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    sides = [stated, stated] if isinstance(stated, int) else stated
+    if isinstance(sides, tuple | list) and len(sides) == 1:
+        sides = [*sides, *sides]
+    if not isinstance(sides, tuple | list) or len(sides) != 2:
         raise config.refuse(key, f"must be a height and a width, not {stated!r}")
-    height, width = (config.with_data({key: side}).integer(key, least=1) for side in given)
+    height, width = (config.with_data({key: side}).integer(key, least=1) for side in sides)
     return height, width
 
 

@@ -113,10 +113,10 @@ class Weights:
         """Return the tensor as float32. Raises ModelFileError if it is absent or of another shape."""
         return _float32(*self._get_floats(name, shape))
 
-    def rows(self, name: str, shape: tuple[int, ...], wanted: npt.NDArray[np.int64]) -> Floats:
-        """Return `get(name, shape)[wanted]`, without reading the other rows."""
+    def rows(self, name: str, shape: tuple[int, ...], indices: npt.NDArray[np.int64]) -> Floats:
+        """Return `get(name, shape)[indices]`, without reading the other rows."""
         data, dtype = self._get_floats(name, shape)
-        return _float32(data[wanted], dtype)
+        return _float32(data[indices], dtype)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise the errors of `get`, without reading the data."""
@@ -132,10 +132,10 @@ class Weights:
             raise ModelFileError(f"must be a matrix, not of shape {list(shape)}", file=self.where, key=name)
         return shape[0], shape[1]
 
-    def table_rows(self, name: str, wanted: npt.NDArray[np.int64] | slice) -> Floats:
+    def table_rows(self, name: str, indices: npt.NDArray[np.int64] | slice) -> Floats:
         """Return rows of such a matrix as float32."""
         data, dtype = self._get_any(name)
-        return _float32(data[wanted], dtype)
+        return _float32(data[indices], dtype)
 
     def number(self, name: str) -> float:
         """Return the only float of a tensor of any shape. Raises as `get` does."""

@@ -165,10 +165,10 @@ def write_graph(
         graph.nodes,
         "shoal",
         [
-            helper.make_tensor_value_info(given, INT64, ["b", "l"]) if isinstance(given, str) else _floats(given)
-            for given in inputs
+            helper.make_tensor_value_info(tensor, INT64, ["b", "l"]) if isinstance(tensor, str) else _floats(tensor)
+            for tensor in inputs
         ],
-        [_floats(given) for given in outputs],
+        [_floats(tensor) for tensor in outputs],
     )
     _store(list(graph.constants.values()), proto.initializer, external, progress)
     model = helper.make_model(
@@ -179,10 +179,10 @@ def write_graph(
     return BuiltGraph(graph.parameters(), tuple(file.name for file in (path, external) if file is not None))
 
 
-def _floats(given: tuple[str, Sequence[int | str]]) -> ValueInfoProto:
+def _floats(tensor: tuple[str, Sequence[int | str]]) -> ValueInfoProto:
     from onnx import helper
 
-    name, axes = given
+    name, axes = tensor
     return helper.make_tensor_value_info(name, FLOAT, ["b", *axes])
 
 

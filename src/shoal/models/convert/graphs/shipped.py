@@ -135,19 +135,19 @@ class _Adapter:
         """Make every input int64 [b, l] under the name that pipelines feed; return those names."""
         encoder, fed = self._contract.encoder, list[str]()
         for port in self._shape.inputs:
-            wanted = "token_type_ids" if port.name in SEGMENTS else port.name
-            if wanted not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
+            name = "token_type_ids" if port.name in SEGMENTS else port.name
+            if name not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
                 raise self._refuse("is an input that no text embedding model has", port.name)
-            if wanted == "position_ids" and (encoder is None or encoder.position_offset):
+            if name == "position_ids" and (encoder is None or encoder.position_offset):
                 raise self._refuse("positions of this family are not known to start at 0", port.name)
             if port.type not in _INTEGERS:
                 raise self._refuse("must be of integers", port.name)
             if any(port.shape):
                 why = f"has the fixed shape {list(port.shape)}; export it again with dynamic axes"
                 raise self._refuse(why, port.name)
-            if (wanted, INT64) != (port.name, port.type):
-                _adapt(self._model, port, wanted)
-            fed.append(wanted)
+            if (name, INT64) != (port.name, port.type):
+                _adapt(self._model, port, name)
+            fed.append(name)
         for needed in ("input_ids", "attention_mask"):
             if needed not in fed:
                 raise self._refuse("the graph has no such input", needed)
@@ -332,15 +332,15 @@ def _locations(tensor: Any) -> list[str]:
     return [entry.value for entry in tensor.external_data if entry.key == "location"]
 
 
-def _adapt(model: ModelProto, port: _Port, wanted: str) -> None:
-    """Let readers of `port` read a Cast of the input `wanted` instead."""
+def _adapt(model: ModelProto, port: _Port, name: str) -> None:
+    """Let readers of `port` read a Cast of the input `name` instead."""
     from onnx import helper
 
     inner = f"shoal/{port.name}"
     _rename(model, port.name, inner)
-    model.graph.node.insert(0, helper.make_node("Cast", [wanted], [inner], to=port.type))
+    model.graph.node.insert(0, helper.make_node("Cast", [name], [inner], to=port.type))
     value = next(value for value in model.graph.input if value.name == port.name)
-    value.name, value.type.tensor_type.elem_type = wanted, INT64
+    value.name, value.type.tensor_type.elem_type = name, INT64
 
 
 def _rename(model: ModelProto, old: str, new: str) -> None:

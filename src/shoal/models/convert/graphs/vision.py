@@ -83,8 +83,8 @@ def _attend_probe(layers: Layers, tower: ImageTower, value: str) -> str:
     weights.check(probe, (1, 1, hidden))
 
     def query() -> Floats:
-        asked = weights.get(matrix, shape)[:hidden] @ weights.get(probe, (1, 1, hidden))[0, 0]
-        scaled = (asked + weights.get(bias, shape[:1])[:hidden]) / np.float32(math.sqrt(size))
+        projected = weights.get(matrix, shape)[:hidden] @ weights.get(probe, (1, 1, hidden))[0, 0]
+        scaled = (projected + weights.get(bias, shape[:1])[:hidden]) / np.float32(math.sqrt(size))
         return np.ascontiguousarray(scaled.reshape(1, tower.heads, 1, size), np.float32)
 
     def map_value(name: str, order: list[int], part: slice) -> str:
@@ -95,8 +95,8 @@ def _attend_probe(layers: Layers, tower: ImageTower, value: str) -> str:
 
     key = map_value("head.attention.key", KEY_ORDER, slice(hidden, 2 * hidden))
     content = map_value("head.attention.value", QUERY_ORDER, slice(2 * hidden, 3 * hidden))
-    asked = layers.graph.weight("head.query", (1, tower.heads, 1, size), query)
-    return layers.attend(asked, key, content, None, "head.attention.out_proj")
+    head_query = layers.graph.weight("head.query", (1, tower.heads, 1, size), query)
+    return layers.attend(head_query, key, content, None, "head.attention.out_proj")
 
 
 def _patches(layers: Layers, tower: ImageTower, *, bias: bool) -> str:

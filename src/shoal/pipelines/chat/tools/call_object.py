@@ -135,19 +135,19 @@ class CallObject:
         self._extent = Extent()
 
     def _begin_value(self, char: str, at: int) -> int:
-        wanted = self._classify_value()
+        kind = self._classify_value()
         if char == "{" and self._key == "function" and not self._name:
             self._inner += 1
             self._expect = "key or }"
             return at + 1
-        if char == "{" and wanted == "arguments" and self._name:
+        if char == "{" and kind == "arguments" and self._name:
             self._begin_call()
             self._streaming = True
             self._extent = Extent()
             self._expect = "value"
             return at
         if char in '"{[':
-            if (wanted == "name" and char != '"') or (wanted == "arguments" and char == "["):
+            if (kind == "name" and char != '"') or (kind == "arguments" and char == "["):
                 self.broken = True
                 return at
             self._begin_capture("value")
@@ -188,12 +188,12 @@ class CallObject:
             self._expect = ":"
             return
         self._expect = ", or }"
-        wanted = "" if streamed else self._classify_value()
-        if wanted == "name":
+        kind = "" if streamed else self._classify_value()
+        if kind == "name":
             self._name = _decode_string(captured) or ""
             usable = 0 < len(self._name) <= MAX_NAME and self._name.isprintable()
             self.broken = not usable or (self._known is not None and self._name not in self._known)
-        elif wanted == "arguments":
+        elif kind == "arguments":
             self._early = _to_object_text(captured)
             self.broken = self._early is None
         if self._name and self._early is not None and not self.sent and not self.broken:
