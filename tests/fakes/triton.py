@@ -24,7 +24,8 @@ from google.protobuf.message import Message
 
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.client import EMPTY_FINAL, FINAL, SERVICE
+from shoal.backends.triton.client import SERVICE
+from shoal.backends.triton.infer_stream import EMPTY_FINAL, FINAL
 from shoal.types import Array
 from tests.fakes import triton_codec
 
@@ -105,7 +106,7 @@ class FakeTriton:
     """`mode`: "explicit", "poll" or "none". `empty_final` False: it ignores the wish for empty final answers.
     `unwrapped`: it streams plain answers, as MLServer. `typed`: it answers typed contents, as Dynamo.
     `repository_first`: it reads a model's name from field 1 of load and unload, as KServe. `key`: metadata that it
-    expects, for a restricted API.
+    expects, for a restricted API. `after_error`: a stream stays open after an error until this is set.
     """
 
     mode: str = "explicit"
@@ -124,6 +125,7 @@ class FakeTriton:
     cancelled: int = 0
     port: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    after_error: asyncio.Event | None = None
     _server: grpc.aio.Server | None = None
     _called: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -228,6 +230,8 @@ class FakeTriton:
             if error.accepted:  # what the server itself refuses comes without a flag
                 last.infer_response.parameters[FINAL].bool_param = True
             yield last
+            if self.after_error is not None:
+                await self.after_error.wait()
 
     def _found(self, name: str) -> FakeModel:
         model = self.models.get(name)

@@ -277,12 +277,11 @@ async def test_a_tool(house: House, client: Client, kind: Kind) -> None:
 
 @roads
 @streams
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "bls"], ids=str)
+@kinds
 async def test_an_error_before_the_first_token(
     house: House, client: Client, kind: Kind, road: str, stream: bool
 ) -> None:
-    """A status and a body of its own, streamed or not; the next request is answered. Of a model that another one calls,
-    Triton 2.51 now and then dies of such an error, with any client."""
+    """A status and a body of its own, streamed or not; the next request is answered."""
     asked = house.says(kind, TEXT, fails=0)
     if kind.told == "guide":  # this engine fails by dying alone: see the end of this file
         asked.fields["structured_outputs"] = {"regex": "(unclosed"}
@@ -302,7 +301,7 @@ async def test_an_error_before_the_first_token(
 async def test_an_error_in_mid_stream(house: House, client: Client, kind: Kind) -> None:
     """What came before it is told; then the error, no reason as if all were well, and no [DONE]. A model that answers
     in one piece, or is asked for one, fails before it began. The embedded engine fails by dying alone: see the end of
-    this file. Of a model that another one calls, Triton 2.51 loses such an error, or hangs."""
+    this file. Of a model that another one calls, Triton 2.51 loses such an error."""
     asked = house.says(kind, TEXT, fails=2)
     with pytest.raises(openai.InternalServerError):
         await chat(client, kind, asked.words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -88,14 +89,15 @@ class GrpcChatClient:
         request.CopyFrom(self._head)
         codec.add_input(request, TEXT, "BYTES", np.full(self._shape, prompt, dtype=object))
         try:
-            async for part in self._client.stream_infer(request, time.monotonic() + REQUEST_TIMEOUT_S):
-                found = codec.read_outputs(part)
-                if any(found[OUTPUT].flat):
-                    answer.arrivals.append(time.perf_counter())
-                if "num_output_tokens" in found:
-                    answer.counted = (answer.counted or 0) + int(found["num_output_tokens"].sum())
-                if "num_input_tokens" in found:
-                    answer.prompt_tokens = int(found["num_input_tokens"].flat[0])
+            async with aclosing(self._client.stream_infer(request, time.monotonic() + REQUEST_TIMEOUT_S)) as parts:
+                async for part in parts:
+                    found = codec.read_outputs(part)
+                    if any(found[OUTPUT].flat):
+                        answer.arrivals.append(time.perf_counter())
+                    if "num_output_tokens" in found:
+                        answer.counted = (answer.counted or 0) + int(found["num_output_tokens"].sum())
+                    if "num_input_tokens" in found:
+                        answer.prompt_tokens = int(found["num_input_tokens"].flat[0])
         except ShoalError as error:
             answer.error = error.message
         answer.ended = time.perf_counter()

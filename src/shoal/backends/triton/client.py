@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal.backends.base.grpc_channel import CHANNEL_OPTIONS, ChannelOptions
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.errors import infer_error, rpc_error, stream_error
+from shoal.backends.triton.errors import infer_error, rpc_error
+from shoal.backends.triton.infer_stream import EMPTY_FINAL, InferStream
 from shoal.errors import DeadlineExceeded, TransportFailed
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -27,9 +28,6 @@ SERVICE = "/inference.GRPCInferenceService/"
 LONG_CALLS = 80
 """Maximum streams at a time on one connection: HTTP/2 servers and proxies often allow 100 calls, and further ones wait
 unseen. The rest is for short calls."""
-
-EMPTY_FINAL = "triton_enable_empty_final_response"
-FINAL = "triton_final_response"
 
 OPTIONS: ChannelOptions = (
     *CHANNEL_OPTIONS,
@@ -106,37 +104,15 @@ class Client:
         finally:
             line._long_calls -= 1
 
-    async def stream_infer(
-        self, request: pb.ModelInferRequest, deadline: float
-    ) -> AsyncGenerator[pb.ModelInferResponse]:
-        """Yield the responses to one request, on its own stream, until the one marked final, an error, or the end of
-        the stream. Responses without outputs, which only mark the end, are left out. Closing the generator cancels the
-        request.
+    def stream_infer(self, request: pb.ModelInferRequest, deadline: float) -> InferStream:
+        """Send one request on its own stream and return the stream of its responses, which the caller closes.
 
         Raises as the other calls do, and TransportFailed if the connection breaks in mid-stream.
         """
         request.parameters[EMPTY_FINAL].bool_param = True
-        with self.long_call() as line:
-            call = line._stream_call(request, deadline)
-            try:
-                while (answer := await call.read()) is not grpc.aio.EOF:
-                    if answer.error_message:  # final regardless of its flag: no response follows it
-                        raise stream_error(answer.error_message)
-                    response = answer.infer_response
-                    # Read before yielding: the reader owns the response from then on.
-                    parameter = response.parameters.get(FINAL)
-                    final = parameter is not None and parameter.bool_param
-                    if response.outputs:
-                        yield response
-                    if final:
-                        return
-            except grpc.aio.AioRpcError as error:
-                raise rpc_error(error) from error
-            except asyncio.CancelledError as error:
-                self._check_open(error)
-                raise
-            finally:
-                call.cancel()
+        with ExitStack() as line:
+            call = line.enter_context(self.long_call())._stream_call(request, deadline)
+            return InferStream(call, self._check_open, line.pop_all().close)
 
     async def server_live(self, *, deadline: float) -> bool:
         """Return whether the server is up. ServerReady would be False after any model failed to load."""

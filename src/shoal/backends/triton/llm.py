@@ -18,6 +18,7 @@ from shoal.backends.base.presence import PresenceMixin
 from shoal.backends.triton import engine
 from shoal.backends.triton.engine import Endpoint
 from shoal.backends.triton.errors import ModelGone
+from shoal.backends.triton.infer_stream import InferStream
 from shoal.backends.triton.llm_answer import Answer
 from shoal.backends.triton.llm_request import Adapter, GenerationRequest, ModelTokenizer, RequestBuilder
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
@@ -157,6 +158,8 @@ class TritonGenerator(PresenceMixin):
                     piece = answer.read(response)
                     if piece is not None:
                         over = piece.finish_reason is not None
+                        if over and isinstance(responses, InferStream):
+                            responses.mark_over()  # the reader may leave now
                         yield piece
             over = True
             if (last := answer.end()) is not None:
@@ -242,7 +245,7 @@ class TritonGenerator(PresenceMixin):
 
 def _read_responses(
     endpoint: Endpoint, schema: LlmSchema, request: ModelInferRequest, deadline: float
-) -> AsyncGenerator[ModelInferResponse]:
+) -> InferStream | AsyncGenerator[ModelInferResponse]:
     if schema.decoupled:
         return endpoint.client.stream_infer(request, deadline)
     return _one_response(endpoint, request, deadline)

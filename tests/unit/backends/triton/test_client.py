@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from shoal.backends.triton import codec
+from shoal.backends.triton import codec, infer_stream
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.client import EMPTY_FINAL, OPTIONS, Client, Tls
+from shoal.backends.triton.client import OPTIONS, Client, Tls
 from shoal.backends.triton.errors import ModelGone
+from shoal.backends.triton.infer_stream import EMPTY_FINAL, InferStream
 from shoal.errors import DeadlineExceeded, InputRejected, OutOfMemory, SetupError, TransportFailed, UpstreamFailed
 from tests.fakes import certificates, triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, embedder, empty, reply
@@ -62,7 +64,8 @@ def stream_model(triton: FakeTriton, answer: Any, name: str = "llm") -> FakeMode
 
 async def collect(client: Client, request: pb.ModelInferRequest, seconds: float = FOREVER) -> list[int]:
     """The numbers that a streaming model answered."""
-    answers = [answer async for answer in client.stream_infer(request, soon(seconds))]
+    async with aclosing(client.stream_infer(request, soon(seconds))) as stream:
+        answers = [answer async for answer in stream]
     return [int(codec.read_outputs(answer)["n"][0]) for answer in answers]
 
 
@@ -336,6 +339,62 @@ async def test_leaving_a_stream_cancels_it_on_the_server(triton: FakeTriton, cli
     assert [codec.read_outputs(await anext(stream))["n"][0] for _ in range(3)] == [1, 2, 3]
     await stream.aclose()
     await asyncio.wait_for(triton.left.wait(), 30)
+
+
+async def last_then(triton: FakeTriton, client: Client, ends: asyncio.Event, *, fails: bool) -> InferStream:
+    """A stream that has said its last word, an error or a final response, and ends when `ends` is set."""
+
+    async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
+        if not fails:
+            yield number(request, 1, final=True)
+            await ends.wait()
+            return
+        triton.after_error = ends
+        raise Refused("boom")
+
+    stream_model(triton, answer)
+    stream = client.stream_infer(pb.ModelInferRequest(model_name="llm"), soon())
+    if fails:
+        with pytest.raises(UpstreamFailed, match="boom"):
+            await anext(stream)
+    else:
+        assert codec.read_outputs(await anext(stream))["n"] == [1]
+    return stream
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_that_is_over_ends_by_itself(triton: FakeTriton, client: Client, fails: bool) -> None:
+    """tritonserver may crash when a call is cancelled while it ends. Until then it counts as a stream."""
+    ends = asyncio.Event()
+    stream = await last_then(triton, client, ends, fails=fails)
+    await stream.aclose()
+    await stream.aclose()
+    await client.server_live(deadline=soon())  # a cancellation would have arrived before it
+    assert (triton.cancelled, client._long_calls) == (0, 1)
+    ends.set()
+    await asyncio.gather(*infer_stream._ENDING)
+    assert client._long_calls == 0
+    assert triton.cancelled == 0
+
+
+async def test_a_stream_that_never_ends_is_cancelled(
+    triton: FakeTriton, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infer_stream, "END_S", 0.01)
+    stream = await last_then(triton, client, asyncio.Event(), fails=False)
+    await stream.aclose()
+    await asyncio.wait_for(triton.left.wait(), 30)
+    await asyncio.gather(*infer_stream._ENDING)
+    assert client._long_calls == 0
+
+
+async def test_closing_the_client_ends_what_was_left_to_end(triton: FakeTriton, client: Client) -> None:
+    stream = await last_then(triton, client, asyncio.Event(), fails=False)
+    await stream.aclose()
+    await client.aclose()
+    await asyncio.wait_for(triton.left.wait(), 30)
+    await asyncio.gather(*infer_stream._ENDING)
+    assert client._long_calls == 0
 
 
 async def test_mlservers_unwrapped_stream_is_read_too(triton: FakeTriton, client: Client) -> None:

@@ -14,6 +14,7 @@ import pytest
 from shoal.backends.base import backoff
 from shoal.backends.triton import client as client_module
 from shoal.backends.triton import engine as engine_module
+from shoal.backends.triton import infer_stream
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
@@ -292,6 +293,27 @@ class TestLeaving:
         told = model.script.ids if kind in ("tokens", "llmapi") else []
         await until(lambda: model.script.cancelled == told)
         assert generator.ready()
+
+    async def test_the_end_of_an_answer_is_not_cancelled(self, bench: Bench) -> None:
+        """A reader leaves at the finish reason, before the stream has ended: see `infer_stream`."""
+        model, ends = talker("vllm"), asyncio.Event()
+        answer: Callable[..., Any] = model.answer
+
+        async def lingers(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+            async for response in answer(request):
+                yield response
+            await ends.wait()
+
+        model.answer = lingers
+        generator = await bench.open(model)
+        async with aclosing(generator.generate(PROMPT, Sampling(), soon())) as pieces:
+            while not (await anext(pieces)).finish_reason:
+                pass
+        assert await generator.endpoint.client.server_live(deadline=soon().deadline)  # a cancellation would be there
+        assert bench.triton.cancelled == 0
+        ends.set()
+        await asyncio.gather(*infer_stream._ENDING)
+        assert bench.triton.cancelled == 0
 
     async def test_an_ensembles_engine_is_told(self, bench: Bench) -> None:
         """Triton cancels no running step of an ensemble: the part that ends generations by their id is asked to."""
