@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import numpy as np
@@ -245,19 +244,19 @@ async def test_the_first_failed_instance_speaks() -> None:
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse", "/predict", "/"])
 async def test_large_answers_leave_the_loop_free(path: str) -> None:
-    """2,048 inputs: while they are written, others have their turn every few milliseconds."""
+    """2,048 inputs: while they are written, others have their turns."""
     inputs: Any = [f"word{at} and {at}" for at in range(2048)]
     if path == "/predict":
         inputs = [[text] for text in inputs]
     async with family() as server:
         names = {"/": CLASSIFIER} if path == "/" else {}
-        gaps: list[float] = []
+        turns = 0
 
         async def ticking() -> None:
+            nonlocal turns
             while True:
-                before = time.perf_counter()
                 await asyncio.sleep(0)
-                gaps.append(time.perf_counter() - before)
+                turns += 1
 
         body = {"inputs": inputs} if path != "/" else {"inputs": [[each] for each in inputs], "model": names["/"]}
         ticker = asyncio.create_task(ticking())
@@ -266,7 +265,7 @@ async def test_large_answers_leave_the_loop_free(path: str) -> None:
         await asyncio.gather(ticker, return_exceptions=True)
     assert len(answer.json()) == 2048
     assert answer.pieces >= 8
-    assert len(gaps) > 20
+    assert turns > 20
 
 
 async def test_a_large_body_of_pairs() -> None:

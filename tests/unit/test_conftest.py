@@ -100,9 +100,7 @@ async def test_blocking_in_shoal_fails() -> None:
 
 async def test_blocking_in_a_test_is_its_own_affair() -> None:
     """Only Shoal's frames are judged, so a test may prepare its files plainly."""
-    begun = time.monotonic()
     time.sleep(0.001)  # noqa: ASYNC251
-    assert time.monotonic() > begun
 
 
 def _shoal_file() -> str:

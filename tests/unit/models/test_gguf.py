@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tokenizers import Tokenizer
 
 from shoal.errors import ModelFileError
 from shoal.models.gguf import Gguf, build_settings, read_gguf, write_settings
+from tests.work import count_lines
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TINY = FIXTURES / "tiny_llama.gguf"
@@ -134,14 +134,12 @@ class TestHeader:
         with pytest.raises(ModelFileError):
             read_gguf(tmp_path / "x.gguf")
 
-    def test_a_hundred_thousand_dimensions(self, tmp_path: Path) -> None:
-        """They are refused by their number, which takes no time."""
-        tensor = text("t") + struct.pack("<I", 100_000) + b"\xff" * 800_000 + struct.pack("<IQ", 0, 0)
+    def test_two_million_dimensions(self, tmp_path: Path) -> None:
+        """They are refused by their number. Their product would take longer than a test may."""
+        tensor = text("t") + struct.pack("<I", 2_000_000) + b"\xff" * 16_000_000 + struct.pack("<IQ", 0, 0)
         (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor)
-        began = time.process_time()
-        with pytest.raises(ModelFileError, match="t: has 100000 dimensions"):
+        with pytest.raises(ModelFileError, match="t: has 2000000 dimensions"):
             read_gguf(tmp_path / "x.gguf")
-        assert time.process_time() - began < 1
 
     @pytest.mark.parametrize(
         ("tensors", "pairs", "rest"),
@@ -157,12 +155,14 @@ class TestHeader:
         """A file of zeros behind a header that promises more is refused before it is read."""
         head = b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + rest
         (tmp_path / "x.gguf").write_bytes(head + bytes(10_000_000))
-        began = time.process_time()
-        with pytest.raises(ModelFileError, match="a length of"):
-            read_gguf(tmp_path / "x.gguf")
-        assert time.process_time() - began < 1
 
-    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120, deadline=2000)
+        def refused() -> None:
+            with pytest.raises(ModelFileError, match="a length of"):
+                read_gguf(tmp_path / "x.gguf")
+
+        assert count_lines(refused) < 2000
+
+    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120)
     @given(
         flips=st.lists(st.tuples(st.integers(0, HEADER - 1), st.integers(0, 7)), max_size=6),
         cut=st.none() | st.integers(0, HEADER),
@@ -179,7 +179,7 @@ class TestHeader:
             assert len(model.cache_heads) <= 2**15
             assert json.dumps(build_settings(model))
 
-    @hypothesis_settings(max_examples=120, deadline=2000)
+    @hypothesis_settings(max_examples=120)
     @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
     def test_values_of_another_type(self, changes: dict[str, Any]) -> None:
         """Wherever one stands, it is refused by its key or does not matter."""

@@ -396,9 +396,7 @@ def _inside(runner: Any) -> int:
 
 def _until(true: Callable[[], bool]) -> None:
     """It comes true in another thread."""
-    end = time.monotonic() + 30
     while not true():
-        assert time.monotonic() < end
         time.sleep(0.005)
 
 

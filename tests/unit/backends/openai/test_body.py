@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -150,19 +149,10 @@ class TestAnswers:
         "part", [b'\\"', b'"model" ', b'"model":"\\', b'"', b'"a', b"{", b'{"model" ', b"\\", b'"model"   ']
     )
     def test_the_work_grows_with_the_size_alone(self, part: bytes) -> None:
-        """Of an event that is no JSON, and made to be read again and again: sixteen times the bytes, not 256 times
-        the processor's time."""
-
-        def seconds(count: int) -> float:
-            data = b'data: "model" "' + part * count
-            took = []
-            for _ in range(5):
-                began = time.process_time()
-                assert ModelNameRewriter("mine")(data) == data
-                took.append(time.process_time() - began)
-            return min(took)
-
-        assert seconds(16_000) < 64 * seconds(1000) + 1e-3
+        """Of an event that is no JSON, and made to be read again and again: with the square of these megabytes it would
+        take hours, longer than a test may."""
+        data = b'data: "model" "' + part * 500_000
+        assert ModelNameRewriter("mine")(data) == data
 
     def test_a_string_without_end_ends_the_search(self) -> None:
         data = b'{"x":"' + b'\\"' * 3 + b',"model":"up"}'

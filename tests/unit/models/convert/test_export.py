@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,12 +104,10 @@ time.sleep(600)
 """
     )
     stop = Stop()
-    begin = time.monotonic()
     with pytest.raises(Cancelled):
         run(tmp_path, stop=stop, progress=lambda *_: stop.set())
     child = int((tmp_path / "pid").read_text())
     while not _gone(child):  # it was killed, but nobody here waits for a grandchild
-        assert time.monotonic() - begin < 50
         os.sched_yield()
 
 
@@ -142,9 +139,7 @@ time.sleep(600)
         pid = int((tmp_path / "pid").read_text())
         assert not _gone(pid)
         parent.kill()
-    begin = time.monotonic()
     while not _gone(pid):
-        assert time.monotonic() - begin < 50
         os.sched_yield()
 
 
