@@ -11,6 +11,7 @@ CLIENTS_OLD := .venv-clients-old
 LOWEST := .venv-lowest
 VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LOWEST)
 BIN := $(VENV)/bin
+UV := $(VENV)/bin/uv
 TORCH := 2.13.0
 WORKERS := 3
 ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/backends/tei_grpc \
@@ -112,12 +113,12 @@ proto: setup
 
 # Versions with the hashes of their files, for Python 3.11 and newer, without the name of any index. `lowest` takes the
 # oldest version that pyproject.toml allows of what Shoal itself needs, and the newest of everything else that goes with it.
-COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
 	--config-file requirements/uv.toml --custom-compile-command "make lock"
 RUNTIME := pyproject.toml --extra local --extra ort --extra llm
 HASHED = $(COMPILE) --generate-hashes --no-emit-package torch --no-emit-package torchvision $(ARGS) --output-file
 
-lock: $(VENV)/bin/uv
+lock: $(UV)
 	$(HASHED) requirements/serve.txt $(RUNTIME) --group build
 	$(HASHED) requirements/dev.txt $(RUNTIME) --group dev --constraints requirements/serve.txt
 	$(HASHED) requirements/parity.txt $(RUNTIME) --group parity --constraints requirements/dev.txt
@@ -125,6 +126,7 @@ lock: $(VENV)/bin/uv
 	$(HASHED) requirements/clients.txt pyproject.toml --group clients --constraints requirements/serve.txt
 	$(HASHED) requirements/clients-old.txt pyproject.toml --group clients-old --constraints requirements/serve.txt
 	$(HASHED) requirements/node.txt --group node
+	$(HASHED) requirements/uv.txt --group uv
 	mkdir -p build
 	$(COMPILE) --resolution lowest-direct $(RUNTIME) --no-annotate --output-file build/lowest.txt
 	$(HASHED) requirements/lowest.txt $(RUNTIME) --group dev --constraints build/lowest.txt
@@ -144,8 +146,13 @@ clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(call locked,<bin>,<name>): exactly the files that requirements/<name>.txt names; then Shoal itself, from here.
-locked = $(1)/python -m pip install --require-hashes --requirement requirements/$(2).txt
+# $(call locked,<bin>,<name>): exactly the files that requirements/<name>.txt names; then Shoal itself, from here. uv does
+# it in a tenth of pip's time, but does not know an index that pip is told of; where it fails, pip does it.
+LOCKED = --require-hashes --requirement requirements/$(2).txt
+define locked
+{ ! $(1)/python -m pip config list | grep -q index-url && $(UV) pip install --python $(1)/python $(LOCKED) $(3); } || \
+	$(1)/python -m pip install --no-compile $(LOCKED) $(3)
+endef
 shoal = $(1)/python -m pip install --no-deps --no-build-isolation --editable .
 
 $(addsuffix /bin/python,$(VENVS)):
@@ -156,35 +163,36 @@ $(addsuffix /bin/python,$(VENVS)):
 		"On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(@D:/bin=)
 
-$(VENV)/.installed: pyproject.toml requirements/serve.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml requirements/serve.txt | $(UV)
 	$(call locked,$(@D)/bin,serve)
 	$(call shoal,$(@D)/bin)
 	@touch $@
 
-$(VENV)/bin/uv: | $(VENV)/bin/python
-	$(@D)/python -m pip install "uv>=0.9"
+$(UV): requirements/uv.txt | $(VENV)/bin/python
+	$(@D)/python -m pip install --no-compile --require-hashes --requirement $<
+	@touch $@
 
 $(VENV)/.developer: requirements/dev.txt | $(VENV)/.installed
 	$(call locked,$(@D)/bin,dev)
 	@touch $@
 
 $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed $(LOWEST)/.installed: .venv-%/.installed: \
-		pyproject.toml requirements/%.txt | .venv-%/bin/python
+		pyproject.toml requirements/%.txt | .venv-%/bin/python $(UV)
 	$(call locked,$(@D)/bin,$*)
 	$(call shoal,$(@D)/bin)
 	@touch $@
 
 # PyTorch first, in the build that the index of this machine has, with what that build needs; the rest must not change it.
-$(PARITY)/.installed: pyproject.toml requirements/parity.txt | $(PARITY)/bin/python
-	$(@D)/bin/python -m pip install torch==$(TORCH)
-	$(call locked,$(@D)/bin,parity) --no-deps
+$(PARITY)/.installed: pyproject.toml requirements/parity.txt | $(PARITY)/bin/python $(UV)
+	$(@D)/bin/python -m pip install --no-compile torch==$(TORCH)
+	$(call locked,$(@D)/bin,parity,--no-deps)
 	$(call shoal,$(@D)/bin)
 	@touch $@
 
 # torchvision of an index is built with CUDA and does not load beside a PyTorch without it: === leaves out builds such as
 # 2.13.0+cpu, wherever they lie. 6 GB on the disk.
-$(CONVERT)/.installed: pyproject.toml requirements/convert.txt | $(CONVERT)/bin/python
-	$(@D)/bin/python -m pip install torch===$(TORCH) torchvision
-	$(call locked,$(@D)/bin,convert) --no-deps
+$(CONVERT)/.installed: pyproject.toml requirements/convert.txt | $(CONVERT)/bin/python $(UV)
+	$(@D)/bin/python -m pip install --no-compile torch===$(TORCH) torchvision
+	$(call locked,$(@D)/bin,convert,--no-deps)
 	$(call shoal,$(@D)/bin)
 	@touch $@

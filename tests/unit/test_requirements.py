@@ -26,6 +26,7 @@ LOCKS = {
     "clients": ((), "clients"),
     "clients-old": ((), "clients-old"),
     "node": (None, "node"),
+    "uv": (None, "uv"),
 }
 """Of each lock file: the extras of Shoal (None: Shoal itself is not in it), and the dependency group."""
 
