@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -46,8 +47,7 @@ class Decoder(Generic[T]):
         self._strict: msgspec.json.Decoder[T] = self._lenient
         self._known: frozenset[str] | None = None
         if not partial and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            strict: Any = msgspec.defstruct(kind.__name__, [], bases=(kind,), kw_only=True, forbid_unknown_fields=True)
-            self._strict = msgspec.json.Decoder(strict)
+            self._strict = _build_strict_decoder(kind)
             self._known = frozenset(kind.__struct_encode_fields__)
             self._elsewhere = UnsupportedFields(surface, self._known)
         self._logged: set[str] = set()
@@ -96,6 +96,13 @@ class Decoder(Generic[T]):
             if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
                 self._logged.add(name)
                 log.info("%s: the field %.64r is not known and was ignored", self._surface, name)
+
+
+@cache
+def _build_strict_decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(
+        msgspec.defstruct(kind.__name__, [], bases=(kind,), kw_only=True, forbid_unknown_fields=True)
+    )
 
 
 LARGE = 65_536

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.http.json.complexity import check_values, count_pieces, count_pieces_async
 from shoal.http.json.decoder import LARGE, to_request_error
+from shoal.http.json.raw_fields import raw_fields_decoder
 
 log = logging.getLogger("shoal.http")
 
@@ -66,11 +68,9 @@ class ExtrasDecoder(Generic[T]):
         self._raw = tuple(raw)
         self._known = frozenset(kind.__struct_encode_fields__)
         self._most = len(self._known) + MAX_UNKNOWN_FIELDS
-        types = get_type_hints(kind)
-        self._decoded = frozenset(name for name, each in types.items() if msgspec.Raw not in get_args(each))
+        self._decoded = _decoded_fields(kind)
         self._may_be_long = (long, *also)
-        fields: list[Any] = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self._may_be_long]
-        self._peek = msgspec.json.Decoder(msgspec.defstruct("Peek", fields))
+        self._peek = raw_fields_decoder(*self._may_be_long)
         self._logged: set[str] = set()
 
     async def __call__(self, body: bytes) -> tuple[T, dict[str, msgspec.Raw]]:
@@ -124,6 +124,12 @@ class ExtrasDecoder(Generic[T]):
         if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
             self._logged.add(name)
             log.info("%s: the field %.64r is not known here", self._surface, name)
+
+
+@cache
+def _decoded_fields(kind: Any) -> frozenset[str]:
+    """Return the fields of a struct whose values are decoded with it."""
+    return frozenset(name for name, each in get_type_hints(kind).items() if msgspec.Raw not in get_args(each))
 
 
 def to_json_bytes(raw: msgspec.Raw | msgspec.UnsetType | None) -> bytes | None:

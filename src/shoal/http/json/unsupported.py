@@ -13,6 +13,7 @@ import msgspec
 
 from shoal.core.generation.sampling import is_neutral
 from shoal.errors import Unsupported
+from shoal.http.json.raw_fields import raw_fields_decoder
 
 _CUT: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right",), "truncation_side": ("right",)}
 _VLLM: Mapping[str, tuple[Any, ...]] = {
@@ -40,8 +41,7 @@ class UnsupportedFields:
 
     def __init__(self, dialect: str, known: frozenset[str]) -> None:
         self._neutral = {name: values for name, values in KNOWN_FIELDS.get(dialect, {}).items() if name not in known}
-        fields: list[Any] = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self._neutral]
-        self._decode = msgspec.json.Decoder(msgspec.defstruct("Elsewhere", fields))
+        self._decode = raw_fields_decoder(*self._neutral)
 
     def check(self, body: bytes) -> None:
         """Raise Unsupported, or msgspec's error for invalid JSON. Other fields are skipped, however large."""

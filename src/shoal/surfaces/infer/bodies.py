@@ -15,6 +15,7 @@ from shoal.errors import InvalidValue, Malformed, WrongType
 from shoal.http import multipart
 from shoal.http.json import decoder
 from shoal.http.json.complexity import check_values
+from shoal.http.json.raw_fields import raw_fields_decoder
 from shoal.http.request import Request
 from shoal.surfaces.infer.errors import InvalidBody, UnknownField
 
@@ -38,8 +39,7 @@ class BodyDecoder(Generic[T]):
     def __init__(self, kind: type[T], limit: int = 0) -> None:
         self._limit = limit
         self._decode = decoder.Decoder(kind, "infer", limit)
-        raw: list[Any] = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_encode_fields__]
-        self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("Raw", raw))
+        self._raw = raw_fields_decoder(*kind.__struct_encode_fields__)
 
     async def __call__(self, body: bytes) -> T:
         """Decode a body. Raises InvalidBody, Malformed, TooManyInputs and, for too long headers, InvalidValue."""
@@ -66,7 +66,7 @@ class BodyDecoder(Generic[T]):
         at = error.at if isinstance(error, decoder.FieldError) else ""
         field = re.split(r"[.\[]", at)[0]
         try:
-            raw = getattr(self._raw.decode(body), field, msgspec.Raw())
+            raw = getattr(self._raw.decode(body), field, msgspec.UNSET) or msgspec.Raw()
             if not 0 < len(memoryview(raw)) <= _MAX_DECODED_BYTES:
                 return None
             return {field: msgspec.json.decode(raw)}

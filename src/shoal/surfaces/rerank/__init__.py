@@ -99,6 +99,13 @@ def _rerank_operation(path: str, gateway: Gateway, options: Options) -> Operatio
     )
 
 
+class _RerankRequest(wire.RerankRequest, kw_only=True):
+    """A null counts as absent, except that it still selects the dialect."""
+
+    top_k: MaybeTop | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
+    raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET  # type: ignore[assignment]
+
+
 class RerankEndpoint:
     """Ranks `documents`, and replies as Voyage if there is a `top_k`, else as Jina.
 
@@ -109,17 +116,7 @@ class RerankEndpoint:
     def __init__(self, gateway: Gateway, limit: int) -> None:
         self._gateway = gateway
         self._limit = limit
-        # A null counts as absent, except that it still selects the dialect.
-        request_type: Any = msgspec.defstruct(
-            "RerankRequest",
-            [
-                ("top_k", MaybeTop | msgspec.UnsetType, msgspec.UNSET),
-                ("raw_scores", bool | None | msgspec.UnsetType, msgspec.UNSET),
-            ],
-            bases=(wire.RerankRequest,),
-            kw_only=True,
-        )
-        self._decode: decoder.Decoder[Any] = decoder.Decoder(request_type, "rerank", limit)
+        self._decode = decoder.Decoder(_RerankRequest, "rerank", limit)
 
     async def __call__(self, request: Request) -> Reply:
         payload = await self._decode.decode_async(request.body)

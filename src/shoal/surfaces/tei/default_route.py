@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -40,6 +40,12 @@ class _Shape(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class _TeiVertexRequest(wire.TeiVertexRequest, kw_only=True):
+    """Instances are not decoded here, but split into bodies."""
+
+    instances: list[msgspec.Raw]  # type: ignore[assignment]
+
+
 class _ClassificationParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that huggingface_hub sends as `parameters` of a text classification, and for no other task."""
 
@@ -72,11 +78,7 @@ class TeiDefault:
         self._shape = decoder.Decoder(_Shape, "tei", options.max_inputs, partial=True)
         self._parameters = msgspec.json.Decoder(_ClassificationParameters)
         self._at_once = max(1, min(MAX_CONCURRENT_INPUTS, options.max_queue_items // QUEUE_DIVISOR))
-        # Instances are not decoded here, but split into bodies.
-        shell: Any = msgspec.defstruct(
-            "TeiVertexRequest", [("instances", list[msgspec.Raw])], bases=(wire.TeiVertexRequest,), kw_only=True
-        )
-        self._vertex: decoder.Decoder[Any] = decoder.Decoder(shell, "tei", options.max_inputs)
+        self._vertex = decoder.Decoder(_TeiVertexRequest, "tei", options.max_inputs)
         self._embed, self._embed_sparse, self._predict = embed, embed_sparse, predict
         self._similarity, self._rerank = similarity, rerank
 

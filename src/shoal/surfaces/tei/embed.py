@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 
+class _TeiSimilarityRequest(wire.TeiSimilarityRequest, kw_only=True):
+    """The object that `inputs` is gets decoded by itself, so that errors name its own fields."""
+
+    inputs: msgspec.Raw  # type: ignore[assignment]
+
+
 class TeiEmbed:
     """The endpoints that return or compare vectors."""
 
@@ -31,14 +37,7 @@ class TeiEmbed:
         self._gateway = gateway
         self._dense = decoder.Decoder(wire.TeiEmbedRequest, "tei", limit)
         self._other = decoder.Decoder(wire.TeiInputsRequest, "tei", limit)
-        # The object that `inputs` is gets decoded by itself, so that errors name its own fields.
-        shell: Any = msgspec.defstruct(
-            "TeiSimilarityRequest",
-            [("inputs", msgspec.Raw)],
-            bases=(wire.TeiSimilarityRequest,),
-            kw_only=True,
-        )
-        self._comparison: decoder.Decoder[Any] = decoder.Decoder(shell, "tei", limit)
+        self._comparison = decoder.Decoder(_TeiSimilarityRequest, "tei", limit)
         self._sentences = decoder.Decoder(wire.TeiSentences, "tei", limit)
 
     async def embed(self, request: Request) -> Reply:
