@@ -40,6 +40,14 @@ def app_of(**options: Any) -> Application:
 OPERATIONS = [route.operation for route in app_of().routes.all]
 
 
+@pytest.fixture(scope="module")
+def documented() -> dict[str, Any]:
+    """The paths of /openapi.json, as it is served."""
+    (shown,) = [each for each in OPERATIONS if each.path == "/openapi.json"]
+    paths: dict[str, Any] = asyncio.run(call(app_of(), shown, LOCAL)).json()["paths"]
+    return paths
+
+
 async def call(
     app: Application,
     operation: Operation,
@@ -72,12 +80,10 @@ async def provoked(operation: Operation) -> AsyncIterator[tuple[str, Answer]]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
-async def test_refusals_are_declared(operation: Operation) -> None:
+async def test_refusals_are_declared(operation: Operation, documented: dict[str, Any]) -> None:
     """Without a key, from a foreign Host, with a body that is too much, compressed, late or wrong: status and content
     type of the answer are in the document, and an answer without a body is declared without one."""
-    (shown,) = [each for each in OPERATIONS if each.path == "/openapi.json"]
-    paths = (await call(app_of(), shown, LOCAL)).json()["paths"]
-    declared = paths[to_openapi_path(operation.path)][operation.method.lower()]["responses"]
+    declared = documented[to_openapi_path(operation.path)][operation.method.lower()]["responses"]
     walked = 0
     async for what, answer in provoked(operation):
         assert 400 <= answer.status < 500, what
