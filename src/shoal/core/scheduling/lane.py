@@ -323,7 +323,7 @@ class Lane:
             if self._parts:  # they wait for another replica, which sends no signal when it is usable
                 self._schedule_pump(LOOK_AGAIN_S)
             return False
-        replica = free[0] if len(free) == 1 else min(free, key=Replica.load)
+        replica = self.replicas.choose(free, now)
         share = max(1, sum(map(Replica.idle_cores, free))) if self._planner.items > 1 else 1
         facts = replica.facts
         decision, late = self._planner.take(facts, now, share=share, behind=replica.backlog_s(now))

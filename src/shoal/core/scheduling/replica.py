@@ -45,6 +45,7 @@ class Replica:
         self._cost = OnlineCost(self._stated.cost)
         self._most_tokens: int | None = None
         self.ejection = Ejection()
+        self.last_start = 0.0
         self._gone_until = 0.0
         self._held_until = 0.0
         self._suspects = 0
@@ -107,6 +108,7 @@ class Replica:
     def start(self, now: float, seconds: float = 0.0) -> SlotLease:
         """Take a slot for a batch that is predicted to take `seconds`; `end` gives the slot back."""
         running = len(self._leases)
+        self.last_start = now
         lease = SlotLease(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
         for other in self._leases:
             other.shared = True

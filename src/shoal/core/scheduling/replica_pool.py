@@ -41,6 +41,18 @@ class ReplicaPool(list[Replica]):
         """Seconds until to check again when no replica is free; None if the end of a batch triggers the check."""
         return min([again for each in self if (again := each.next_check_s(now)) is not None], default=None)
 
+    def choose(self, free: Sequence[Replica], now: float) -> Replica:
+        """Choose one of the free replicas, at least one, for a new batch: the one that answers soonest.
+
+        One on trial goes first: under little load the others are always free, so it would never be tried again, and
+        would be missing when they fail. Without a healthy replica they take turns, to find one that is well again.
+        """
+        if len(free) == 1:
+            return free[0]
+        if not any(replica.is_healthy(now) for replica in self):
+            return min(free, key=lambda replica: (replica.running, replica.last_start))
+        return min(free, key=lambda replica: (not replica.ejection.on_trial, replica.load()))
+
     def pick(self, free: Sequence[Replica], retries: RetryState, now: float) -> Replica | None:
         """Pick the replica for a part of a failed batch.
 

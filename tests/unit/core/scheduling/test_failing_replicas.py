@@ -93,6 +93,63 @@ def test_it_is_tried_again_with_one_batch_at_a_time_and_comes_back(virtual: Run[
     virtual(main)
 
 
+def test_it_comes_back_under_little_load_too(virtual: Run[None]) -> None:
+    """One request at a time, for which the other replica is free and faster: it is tried nevertheless, and answers
+    when the other one fails."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, FakeScript(delay_ms=5, max_batch_size=4))
+        breaks(engine(lane, 0))
+        await load(lane, 60)
+        assert states(lane) == ["ejected", "in_service"]
+        mend(engine(lane, 0))
+        await asyncio.sleep(FIRST_PAUSE_S)
+        assert right(await lane.run(embed("a"), context()), ["a"])
+        await until(lambda: states(lane) == ["in_service", "in_service"])
+        broken = breaks(engine(lane, 1))
+        for number in range(4 * MAX_FAILURES):
+            assert right(await lane.run(embed(f"b {number}"), context()), [f"b {number}"])
+        assert len(broken) == MAX_FAILURES
+
+    virtual(main)
+
+
+def test_a_replica_that_fails_its_trial_loses_no_request(virtual: Run[None]) -> None:
+    """The one request it is tried with is answered by the other one; its pauses grow."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, FakeScript(delay_ms=5, max_batch_size=4))
+        broken = breaks(engine(lane, 0))
+        await load(lane, 60)
+        before = len(broken)
+        for number in range(80):
+            assert right(await lane.run(embed(f"text {number}"), context()), [f"text {number}"])
+            await asyncio.sleep(FIRST_PAUSE_S / 8)
+        assert len(broken) == before + 3  # after about 1, 3 and 7 s
+
+    virtual(main)
+
+
+def test_all_ejected_take_turns(virtual: Run[None]) -> None:
+    """One of them is well again, the slower one: of two requests in a row it answers one, and then all."""
+
+    async def main() -> None:
+        lane = make_lane(SLOW, FakeScript(delay_ms=5, max_batch_size=4))
+        for number in (0, 1):
+            breaks(engine(lane, number))
+            for _ in range(MAX_FAILURES):
+                lane.replicas[number].ejection.record_failure(asyncio.get_running_loop().time())
+        assert states(lane) == ["ejected", "ejected"]
+        mend(engine(lane, 0))
+        first = await gathered(*[lane.run(embed("a"), context())])
+        second = await gathered(*[lane.run(embed("b"), context())])
+        assert [isinstance(each, Exception) for each in (*first, *second)].count(True) <= 1
+        for number in range(10):
+            assert right(await lane.run(embed(f"text {number}"), context()), [f"text {number}"])
+
+    virtual(main)
+
+
 def test_all_bad_means_all_are_used(virtual: Run[None]) -> None:
     """Nothing is ejected for good: as soon as they answer, requests are answered."""
 
