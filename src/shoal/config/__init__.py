@@ -27,6 +27,10 @@ from shoal.config.settings import BY_NAME, MODEL_KEYS, SETTINGS, ModelTable, Set
 from shoal.errors import ConfigError
 
 FILE_NAME = "shoal.toml"
+
+CLOSE = 0.75
+"""How similar a name must be to be suggested for another one: a wrong suggestion is worse than none."""
+
 MODELS = "models"
 """Key of the models to serve: arguments, SHOAL_MODELS or tables of the file, with the precedence of a setting."""
 
@@ -278,7 +282,7 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
         if setting is None or setting.env != variable:
             if name not in (MODELS, AS, "config"):
                 # Only a warning: others may own such a variable, and a pod cannot unset inherited ones.
-                near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.75)
+                near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=CLOSE)
                 warnings += [f"{variable} is not a setting: did you mean {BY_NAME[near[0]].env}?"] if near else []
             continue
         value = [part.strip() for part in text.split(",") if part.strip()] if setting.repeatable else text
@@ -299,9 +303,7 @@ def _from_file(document: Mapping[str, Any], file: Path | None) -> _LayerValues:
 
 def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) -> Any:
     if key not in known:
-        names = [*known, MODELS, AS] if known is BY_NAME else known
-        near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
+        hint = _hint(known, key.replace("-", "_"), value)
         raise ConfigError(f"{where}: {key} is not a setting here: {hint}", param=key)
     # In the file, text is not converted: `port = "80"` is a mistake worth reporting.
     if isinstance(value, str) and not isinstance(
@@ -309,6 +311,23 @@ def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) ->
     ):
         raise ConfigError(f"{where}: {key}: must be {known[key].wording}, not text in quotes", param=key)
     return convert(known[key], value, f"{where}: {key}")
+
+
+def _hint(known: Mapping[str, Setting], key: str, value: Any) -> str:
+    """Return advice on a key of the file, with `_` for `-`, that is not spelled as the known ones."""
+    at_top = known is BY_NAME
+    if key in known:
+        return f"did you mean {key}?"
+    if at_top and key in MODEL_KEYS:
+        return 'it is a key of one model: put it into its table, [models."name"]'
+    if not at_top and key in BY_NAME:
+        return "it is a setting of the whole server: put it above all tables"
+    near = difflib.get_close_matches(key, [*known, MODELS, AS] if at_top else known, n=1, cutoff=CLOSE)
+    if near:
+        return f"did you mean {near[0]}?"
+    if at_top and isinstance(value, dict):
+        return 'the only tables are those of models, [models."name"]; settings stand above them'
+    return "docs/settings.md lists them all"
 
 
 def _choose_preset(flag: str | None, environ: Mapping[str, str], key: Any, file: Path | None) -> Preset | None:

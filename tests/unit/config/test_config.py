@@ -313,7 +313,9 @@ class TestModels:
                 '[models."a"]\nbackendss = ["x"]',
                 'shoal.toml: [models."a"]: backendss is not a setting here: did you mean backends?',
             ),
-            ('[models."a"]\nport = 1', "port is not a setting here"),
+            ('[models."a"]\nport = 1', "port is not a setting here: it is a setting of the whole server"),
+            ('[models."a"]\nmax_batch = 1', "max_batch is not a setting here: did you mean max_batch_"),
+            ('[models."a"]\nnonsense = {a = 1}', "nonsense is not a setting here: docs/settings.md lists them all"),
             (
                 '[models."a"]\ndefault_for = ["sing"]',
                 "default_for: must be a list, each one of classify, embed, generate, ",
@@ -329,6 +331,24 @@ class TestModels:
     )
     def test_mistakes_in_a_table_name_it(self, tmp_path: Path, text: str, expected: str) -> None:
         """File, table and key are in the message."""
+        assert expected in refused(text, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ('default = "x"', "default is not a setting here: docs/settings.md lists them all"),
+            ("timeout = 5", "timeout is not a setting here: docs/settings.md lists them all"),
+            ("[defaults]\nport = 1", "defaults is not a setting here: the only tables are those of models"),
+            ("[server]\nport = 1", "server is not a setting here: the only tables are those of models"),
+            ('[model."a"]\nbackends = ["fake:"]', "model is not a setting here: did you mean models?"),
+            ('tokenizer = "x"', "tokenizer is not a setting here: it is a key of one model"),
+            ('default_for = ["embed"]', "default_for is not a setting here: it is a key of one model"),
+            ("default-for = []", "default-for is not a setting here: it is a key of one model"),
+            ("prot = 1", "prot is not a setting here: did you mean port?"),
+        ],
+    )
+    def test_hints_for_a_wrong_key(self, tmp_path: Path, text: str, expected: str) -> None:
+        """They lead to the place where a key belongs, or to a name that is nearly the same; never to another one."""
         assert expected in refused(text, tmp_path)
 
     def test_a_table_may_describe_a_remote_model(self, tmp_path: Path) -> None:
