@@ -88,7 +88,7 @@ async def collect(
 
 
 def text_of(generator: TritonGenerator, found: list[Piece]) -> str:
-    if generator.facts.gives == "cumulative":
+    if generator.facts.output_mode == "cumulative":
         return found[-1].text
     return "".join(piece.text for piece in found)
 

@@ -202,7 +202,7 @@ async def test_answers_about_models_are_declared() -> None:
             assert answer.status == status, (path, answer.body)
             check(made, made["paths"][path][method.lower()], answer)
             for job in life.lifecycle.jobs():
-                await job.over.wait()
+                await job.done_event.wait()
 
 
 def commands() -> list[list[str]]:

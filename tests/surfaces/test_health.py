@@ -85,7 +85,7 @@ async def test_a_model_whose_work_has_ended() -> None:
 async def test_a_sleeping_model_can_answer() -> None:
     """It wakes for a request, so that the server is healthy and ready."""
     server = serve()
-    server.model.resting = True
+    server.model.is_sleeping = True
     server.model.transition("unload")
     assert (await server.call("GET", "/health")).status == 200
     answer = await server.call("GET", "/health/ready")

@@ -28,7 +28,7 @@ async def statuses(life: Living) -> dict[str, Any]:
 async def ended(life: Living) -> None:
     """Wait for every job, whatever becomes of it."""
     for job in life.lifecycle.jobs():
-        await job.over.wait()
+        await job.done_event.wait()
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

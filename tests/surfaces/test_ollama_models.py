@@ -190,7 +190,7 @@ class TestModels:
 
 async def ended(life: Living) -> None:
     for job in life.lifecycle.jobs():
-        await job.over.wait()
+        await job.done_event.wait()
 
 
 class TestLife:

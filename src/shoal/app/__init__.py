@@ -63,7 +63,7 @@ class RunningModels:
     async def wait_until_loaded(self) -> None:
         """Return when every model is ready or has failed, and every server that offers models was asked for them once;
         never raises for a model's sake."""
-        events = [*(job.over for job in self.loading), *self.asked]
+        events = [*(job.done_event for job in self.loading), *self.asked]
         await asyncio.gather(*(event.wait() for event in events))
 
 

@@ -49,14 +49,14 @@ class Discovery:
         self._registry = registry
         self._outcomes: dict[str, str] = {}
         self._joined = False
-        registry.waiting[self._place] = "it was not asked yet"
+        registry.pending_sources[self._place] = "it was not asked yet"
         registry.first_answers.expect(self._place)
 
     async def run(self) -> None:
         """Look again and again; never returns."""
-        waiting = self._registry.waiting
+        waiting = self._registry.pending_sources
         while True:
-            self._registry.reported_places.discard(self._place)
+            self._registry.answered_sources.discard(self._place)
             try:
                 await self._discover()
                 waiting.pop(self._place, None)
@@ -84,9 +84,9 @@ class Discovery:
                 self._outcomes[name] = outcome
                 logger.info("%s of %s %s", name, self._place, outcome)
         if not self._joined and jobs:
-            self._registry.waiting[self._place] = "its models are loading"
-            self._registry.reported_places.add(self._place)
-            await asyncio.gather(*(job.over.wait() for job in jobs))
+            self._registry.pending_sources[self._place] = "its models are loading"
+            self._registry.answered_sources.add(self._place)
+            await asyncio.gather(*(job.done_event.wait() for job in jobs))
         self._joined = True
 
     def _serve(self, found: ServedModel, jobs: list[Job]) -> str:

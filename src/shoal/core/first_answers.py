@@ -14,26 +14,26 @@ class FirstAnswers:
     """
 
     def __init__(self) -> None:
-        self._awaited: set[str] = set()
-        self._arrived = asyncio.Event()
+        self._pending: set[str] = set()
+        self._next_answer = asyncio.Event()
 
     def expect(self, source: str) -> None:
-        self._awaited.add(source)
+        self._pending.add(source)
 
     def settle(self, source: str) -> None:
         """Record the first answer of a source and wake all waiters. Later answers have no effect."""
-        if source in self._awaited:
-            self._awaited.remove(source)
-            self._arrived.set()
-            self._arrived = asyncio.Event()
+        if source in self._pending:
+            self._pending.remove(source)
+            self._next_answer.set()
+            self._next_answer = asyncio.Event()
 
     async def wait(self, seconds: float) -> bool:
         """Wait until the next source settles. Returns False if none is awaited, or none settles in time."""
-        if not self._awaited:
+        if not self._pending:
             return False
         try:
             async with asyncio.timeout(seconds):
-                await self._arrived.wait()
+                await self._next_answer.wait()
         except TimeoutError:
             return False
         return True

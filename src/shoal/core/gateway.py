@@ -80,7 +80,7 @@ class Gateway:
         self.registry = registry
         self.draining = False
         self.lifecycle = lifecycle
-        self.waiting = registry.waiting
+        self.waiting = registry.pending_sources
         self._observer = observer or Observer()
         self._counts = observer if isinstance(observer, Counts) else Counts()
         registry.subscribe(self._forget)
@@ -210,7 +210,7 @@ class Gateway:
         model = self.registry.find(name)
         model.enter()
         try:
-            if model.resting and self.lifecycle is not None:
+            if model.is_sleeping and self.lifecycle is not None:
                 await self.lifecycle.wake(model, ctx)
             yield _get_codec(model)
         finally:
@@ -225,7 +225,7 @@ class Gateway:
         """Wait until the model is awake, for uses other than a task. Raises ModelNotFound and the errors of
         Lifecycle.wake."""
         model = self.registry.find(name)
-        if model.resting and self.lifecycle is not None:
+        if model.is_sleeping and self.lifecycle is not None:
             model.enter()
             try:
                 await self.lifecycle.wake(model, ctx)
@@ -331,7 +331,7 @@ def _get_codec(model: Model) -> TextCodec:
 def _get_runner(model: Model, task: Task, kind: TaskKind) -> Runner | None:
     """Return the model's runner, or None while it sleeps. Rejects an unsupported task at once if the facts are
     known."""
-    runner = None if model.resting else model.ready_runner()
+    runner = None if model.is_sleeping else model.ready_runner()
     facts = runner.facts if runner is not None else model.facts
     if facts is not None:
         _check_task(model.name, task, kind, facts)

@@ -59,11 +59,11 @@ class EngineFacts:
 
     `slots`: batches it can hold in flight; `parallel`: how many of them it computes in parallel (0: all), so that a
     burst spreads over free cores but is not split for a serial engine. `max_batch_size`: items per batch;
-    `max_batch_tokens`: padded tokens per batch (None: no limit). `padded`: True if a batch costs its longest item times
-    its items, False if it costs the sum of its items. `length_buckets`, `size_buckets`: ascending sizes to which a
-    batch is padded so that compiled kernels are reused; empty: any size is equally good. A length above the last bucket
-    is used as it is. `merges`: the engine computes concurrent batches as one, so an error of one batch may be caused by
-    another.
+    `max_batch_tokens`: padded tokens per batch (None: no limit). `pads_batches`: True if a batch costs its longest item
+    times its items, False if it costs the sum of its items. `length_buckets`, `size_buckets`: ascending sizes to which
+    a batch is padded so that compiled kernels are reused; empty: any size is equally good. A length above the last
+    bucket is used as it is. `merges`: the engine computes concurrent batches as one, so an error of one batch may be
+    caused by another.
     """
 
     name: str
@@ -73,7 +73,7 @@ class EngineFacts:
     parallel: int = 0
     max_batch_size: int = 64
     max_batch_tokens: int | None = None
-    padded: bool = True
+    pads_batches: bool = True
     length_buckets: tuple[int, ...] = ()
     size_buckets: tuple[int, ...] = ()
     merges: bool = False
@@ -352,7 +352,7 @@ class Prompt:
     """The text a model continues, and its token ids if there is a tokenizer (`tokens` is then their number).
 
     `cut`: messages dropped by an opt-in truncation policy. `ignored`: request fields left out because the model does
-    not support them. `opened`: the text ends inside a reasoning block, so the answer begins there.
+    not support them. `ends_in_reasoning`: the text ends inside a reasoning block, so the answer begins there.
     """
 
     text: str
@@ -360,7 +360,7 @@ class Prompt:
     tokens: int | None = None
     cut: int = 0
     ignored: tuple[str, ...] = ()
-    opened: bool = False
+    ends_in_reasoning: bool = False
 
 
 class Piece(msgspec.Struct):
@@ -386,15 +386,15 @@ class GeneratorFacts:
 
     `parameters`: names of the Sampling fields it supports; `stop` is optional, since text after a stop sequence is cut
     off anyway. `top_logprobs`: maximum alternatives reported beside the chosen token, None: unlimited. `wants_ids`: it
-    reads token ids, so a tokenizer is required. `gives`: the content of its pieces. `context_tokens`: prompt and answer
-    together, None if unknown. `adapters`: see ModelFacts.
+    reads token ids, so a tokenizer is required. `output_mode`: the content of its pieces. `context_tokens`: prompt and
+    answer together, None if unknown. `adapters`: see ModelFacts.
     """
 
     name: str
     parameters: frozenset[str]
     top_logprobs: int | None = None
     wants_ids: bool = False
-    gives: Literal["delta", "cumulative", "ids"] = "delta"
+    output_mode: Literal["delta", "cumulative", "ids"] = "delta"
     context_tokens: int | None = None
     adapters: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -69,9 +69,10 @@ class Model:
     """A served name and, once loaded, its runner.
 
     `plan`: how to load it again (None: nothing loads it). `required`: named at startup, so readiness depends on it.
-    `resting`: falling asleep, asleep or waking; requests wait for it. `inflight`: requests being answered or waiting
-    for it to wake. `last_used`: when it was loaded or last became idle, on Lifecycle's clock; `idle` is called with the
-    model when it becomes idle. `crashed`: when its process last died, on the same clock. `note`: see ModelCard.
+    `is_sleeping`: falling asleep, asleep or waking; requests wait for it. `inflight`: requests being answered or
+    waiting for it to wake. `last_used`: when it was loaded or last became idle, on Lifecycle's clock; `idle` is called
+    with the model when it becomes idle. `crashed`: when its process last died, on the same clock. `note`: see
+    ModelCard.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Model:
     error: ShoalError | None = None
     plan: Plan | None = None
     required: bool = True
-    resting: bool = False
+    is_sleeping: bool = False
     inflight: int = 0
     last_used: float = 0.0
     crashed: float = -math.inf
@@ -105,13 +106,13 @@ class Model:
 
     def can_answer(self) -> bool:
         """Whether a request would be answered, by the runner or after waking."""
-        if self.resting:
+        if self.is_sleeping:
             return True
         return self.state == "ready" and self.runner is not None and self.runner.ready()
 
     def mark_loaded(self, runner: Runner) -> None:
         self.runner, self.error, self.facts = runner, None, runner.facts
-        self.resting, self.note = False, ""
+        self.is_sleeping, self.note = False, ""
         self.transition("loaded")
 
     def mark_failed(self, error: ShoalError) -> None:
@@ -141,39 +142,39 @@ class Model:
             error,
             self.default_for,
             self.note,
-            self.resting,
+            self.is_sleeping,
             self.state == "failed" and self.runner is not None,
         )
 
 
 class Registry:
     """Models by name and alias, in the order in which they were first named. A name identifies one model. Errors about
-    an unloaded model say that it is unloaded. `waiting`: servers named at startup whose models are unknown, or, for
-    those in `reported_places`, still loading, with the reason. `first_answers`: servers named at startup whose first
-    answer requests wait for.
+    an unloaded model say that it is unloaded. `pending_sources`: servers named at startup whose models are unknown, or,
+    for those in `answered_sources`, still loading, with the reason. `first_answers`: servers named at startup whose
+    first answer requests wait for.
 
     A model that is loaded again keeps its place in the order: otherwise requests without a name would get another
     model, with another vector space. A model that a client requested and that never loaded has no place to keep.
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[str, str] = {}
-        self.reported_places: set[str] = set()
+        self.pending_sources: dict[str, str] = {}
+        self.answered_sources: set[str] = set()
         self.first_answers = FirstAnswers()
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
-        self._places: dict[str, int] = {}
-        self._saved_places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
+        self._saved_positions: dict[str, int] = {}
         self._count = count()
         self._unloaded: dict[str, str] = {}
-        self._removed: list[Callable[[str], None]] = []
+        self._removal_callbacks: list[Callable[[str], None]] = []
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
 
     def subscribe(self, removed: Callable[[str], None]) -> None:
         """Call `removed` with the name of each model that is removed from now on."""
-        self._removed.append(removed)
+        self._removal_callbacks.append(removed)
 
     def add(self, model: Model) -> None:
         """Serve a model. Raises AddressError when one of its names is taken."""
@@ -182,10 +183,10 @@ class Registry:
                 raise AddressError(
                     f"the name {name!r} is served twice: give one of them another name with NAME=ADDRESS"
                 )
-        place = self._places[model.name] = (
-            self._saved_places[model.name] if model.name in self._saved_places else next(self._count)
+        place = self._positions[model.name] = (
+            self._saved_positions[model.name] if model.name in self._saved_positions else next(self._count)
         )
-        behind = [each for each in self if self._places[each.name] > place]
+        behind = [each for each in self if self._positions[each.name] > place]
         self._models[model.name] = model
         for each in behind:
             self._models[each.name] = self._models.pop(each.name)
@@ -209,12 +210,12 @@ class Registry:
 
     def remove(self, model: Model) -> None:
         self._models.pop(model.name, None)
-        place = self._places.pop(model.name, None)
+        place = self._positions.pop(model.name, None)
         if place is not None and (model.required or model.facts is not None):
-            self._saved_places[model.name] = place
+            self._saved_positions[model.name] = place
         for name in (model.name, *model.aliases):
             self._names.pop(name, None)
-        for removed in self._removed:
+        for removed in self._removal_callbacks:
             removed(model.name)
 
     def get(self, name: str) -> Model | None:
@@ -227,7 +228,7 @@ class Registry:
         model = self._names.get(name) if name else self._default(task)
         if model is not None:
             return model
-        if self.waiting.keys() - self.reported_places:
+        if self.pending_sources.keys() - self.answered_sources:
             raise ModelNotReady(self._not_ready_message(name, task), param="model", retry_after=2.0)
         raise ModelNotFound(self._not_found_message(name, task), param="model")
 
@@ -258,7 +259,7 @@ class Registry:
     def _not_ready_message(self, name: str, task: TaskKind) -> str:
         meant = f"the model {name[:LONGEST_SHOWN]!r}" if name else f"a model that can {task}"
         places = "; ".join(
-            f"{place}: {reason}" for place, reason in self.waiting.items() if place not in self.reported_places
+            f"{place}: {reason}" for place, reason in self.pending_sources.items() if place not in self.answered_sources
         )
         return f"{meant} may be on a server that is not there yet ({places}): try again soon"
 

@@ -68,7 +68,7 @@ class Load:
         tasks = [asyncio.create_task(work) for work in self._work]
         await asyncio.sleep(self.seen.seconds)
         parts = [pending for pending in self.lane._requests if pending.traffic == "bulk"]
-        self.seen.bulk_items += sum(BULK_INPUTS - pending.left for pending in parts)
+        self.seen.bulk_items += sum(BULK_INPUTS - pending.unfinished for pending in parts)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -120,7 +120,7 @@ class Strings(PipelineContract):
 
     @pytest.fixture
     def facts(self) -> EngineFacts:
-        return EngineFacts(name="e", inputs=("text",), outputs=("embedding",), size_buckets=(8,), padded=False)
+        return EngineFacts(name="e", inputs=("text",), outputs=("embedding",), size_buckets=(8,), pads_batches=False)
 
     @pytest.fixture
     def width(self) -> int:

@@ -320,9 +320,9 @@ async def test_only_models_named_at_start_count_for_readiness() -> None:
     gate, _ = gateway(Embedder())
     gate.registry.add(Model("later", required=False))
     assert gate.ready()
-    gate.registry.add(sleeper := Model("sleeper", resting=True))
+    gate.registry.add(sleeper := Model("sleeper", is_sleeping=True))
     assert gate.ready()
-    sleeper.resting = False
+    sleeper.is_sleeping = False
     assert not gate.ready()
 
 

@@ -55,7 +55,7 @@ def test_a_name_means_one_model(clash: Model) -> None:
 def test_a_server_that_is_not_there_may_have_it() -> None:
     """Whatever is not served, by name or as a default; what is served is found as ever."""
     names = registry(talks := ready("talks", talks=True))
-    names.waiting["openai+http://there"] = "connection refused"
+    names.pending_sources["openai+http://there"] = "connection refused"
     asked: list[tuple[str, TaskKind, str]] = [
         ("x", "generate", "the model 'x'"),
         ("", "embed", "a model that can embed"),
@@ -66,7 +66,7 @@ def test_a_server_that_is_not_there_may_have_it() -> None:
         why = "openai+http://there: connection refused"
         assert str(caught.value) == f"{meant} may be on a server that is not there yet ({why}): try again soon"
     assert names.find("talks") is names.find("", "generate") is talks
-    names.waiting.clear()
+    names.pending_sources.clear()
     with pytest.raises(ModelNotFound):
         names.find("x")
 
@@ -212,7 +212,7 @@ def test_a_sleeper_keeps_its_facts() -> None:
     sleeper, talks = ready("sleeper"), ready("talks", talks=True)
     for happening in ("unload", "closed"):
         sleeper.transition(happening)
-    facts, sleeper.runner, sleeper.resting = sleeper.facts, None, True
+    facts, sleeper.runner, sleeper.is_sleeping = sleeper.facts, None, True
     names = registry(sleeper, talks)
     assert (names.find(""), names.find("", "generate")) == (sleeper, talks)
     card = sleeper.card()
@@ -244,7 +244,7 @@ def test_a_sleeper_says_that_it_sleeps() -> None:
     assert model.card().status_text == "loading"
     model.mark_loaded(Embedder())
     assert model.card().status_text == "ready"
-    model.resting = True
+    model.is_sleeping = True
     model.transition("unload")
     assert model.card().status_text == "sleeping"
     model.transition("closed")

@@ -31,7 +31,7 @@ class ReefEngine(PresenceMixin):
             slots=2,  # one batch more than the server computes at once
             parallel=1,
             max_batch_size=256,
-            padded=False,
+            pads_batches=False,
         )
         self._client, self._model, self._dimension = client, model, dimension
         self._presence = Presence(self.facts.name, logger, look=self._look, admit=self._look, serving=True)

@@ -27,7 +27,7 @@ def build_generation_options(
 ) -> GenerationOptions:
     """Build the options. `recommended`: sampling defaults from the model's own files, which the model's table
     overrides. Raises ConfigError for invalid sampling defaults."""
-    able = facts.parameters | APPLIED_BY_SHOAL | (TOKEN_ID_FIELDS if facts.gives == "ids" else frozenset())
+    able = facts.parameters | APPLIED_BY_SHOAL | (TOKEN_ID_FIELDS if facts.output_mode == "ids" else frozenset())
     where = f'[models."{name}".sampling]'
     try:
         defaults = parse_sampling_defaults({**recommended, **table.sampling}, able, name)

@@ -292,7 +292,7 @@ class FakeEngine:
             slots=script.slots,
             parallel=script.parallel,
             max_batch_size=script.max_batch_size,
-            padded=bool(script.padded),
+            pads_batches=bool(script.padded),
             length_buckets=(4, 8, 16, 32, 64, 128, 256, 512),
             cost=CostModel(max(script.delay_ms / 1e3, 1e-5), max(script.token_us / 1e6, 1e-9)),
         )

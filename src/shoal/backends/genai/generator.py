@@ -77,7 +77,7 @@ class GenaiGenerator:
             parameters=PARAMETERS | ({"guide"} if opened.guided else frozenset()),
             top_logprobs=0,
             wants_ids=True,
-            gives="ids",
+            output_mode="ids",
             context_tokens=min(limits, default=None),
             details={
                 "engine": f"openvino-genai {opened.version}",

@@ -57,7 +57,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         precision=options.precision if options.precision in VARIANTS else "f32",
         max_batch_size=options.max_batch_size,
         max_batch_tokens=options.max_batch_tokens,
-        padded=any(port.has_length for port in ports),
+        pads_batches=any(port.has_length for port in ports),
         details={
             "engine": f"onnxruntime {loaded.version}",
             "device": loaded.device,

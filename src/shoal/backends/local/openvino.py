@@ -40,7 +40,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         slots=compiled.streams,
         max_batch_size=options.max_batch_size,
         max_batch_tokens=options.max_batch_tokens,
-        padded=bool(lengths),
+        pads_batches=bool(lengths),
         length_buckets=lengths,
         size_buckets=sizes,
         precision=options.precision if variant else compiled.precision,

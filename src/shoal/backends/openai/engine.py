@@ -90,7 +90,7 @@ class UpstreamEngine(PresenceMixin):
             slots=slots,
             max_batch_size=MAX_BATCH_SIZE,
             max_batch_tokens=MAX_BATCH_TOKENS,
-            padded=False,
+            pads_batches=False,
             merges=True,
             precision="",
             details={"server": client.base, "routes": [each.path for each in self._calls]},

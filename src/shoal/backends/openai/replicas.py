@@ -78,7 +78,7 @@ class Replica(Ejection):
         await self._presence.aclose()
 
     async def _end_ejection(self) -> None:
-        self.until = 0.0
+        self.ejected_until = 0.0
 
 
 class Attempt:

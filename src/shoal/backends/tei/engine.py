@@ -130,7 +130,7 @@ class TeiEngine(PresenceMixin):
             parallel=1,  # its device computes one batch at a time
             max_batch_size=min(most, self._refused or most),
             max_batch_tokens=info.max_batch_tokens,
-            padded=False,
+            pads_batches=False,
             merges=True,
             precision=info.dtype,
             cost=COST,

@@ -219,7 +219,7 @@ def build_facts(name: str, embedder: Embedder) -> EngineFacts:
         # Without a mask padding would change the vectors: each text is sent alone.
         max_batch_size=(embedder.max_batch_size or DEFAULT_BATCH_SIZE) if embedder.has_mask else 1,
         length_buckets=(embedder.length,) if embedder.length else (),
-        padded=embedder.style == "tokens",
+        pads_batches=embedder.style == "tokens",
         merges=True,
         precision=embedder.precision,
         details={"instances": embedder.instances, "version": embedder.version},

@@ -122,7 +122,7 @@ class TritonGenerator(PresenceMixin):
             parameters=schema.parameters,
             top_logprobs=None if schema.family == "vllm" else 0,
             wants_ids=schema.family == "tokens",
-            gives=schema.gives,
+            output_mode=schema.gives,
             context_tokens=context_tokens or schema.context_tokens,
             adapters=tuple(adapters or ()),
             details={"schema": schema.family, "version": schema.version, "instances": schema.instances},

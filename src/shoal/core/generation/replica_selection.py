@@ -17,7 +17,7 @@ LONGEST_PAUSE_S = 60.0
 @dataclass(slots=True)
 class _Replica:
     running: int = 0
-    picked: int = 0
+    last_pick: int = 0
     ejection: Ejection = field(default_factory=lambda: Ejection(first_s=PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
     def can_take(self, now: float) -> bool:
@@ -35,15 +35,15 @@ class ReplicaSelector:
         self._replicas = [_Replica() for _ in range(count)]
         self._patience_s = patience_s
         self._clock = clock
-        self._turn = 0
+        self._picks = 0
 
     def pick(self, there: Sequence[int]) -> int:
         """Pick one of the replicas in `there`, which must not be empty."""
         now = self._clock()
         fit = [at for at in there if self._replicas[at].can_take(now)] or there
-        at = min(fit, key=lambda at: (self._replicas[at].running, self._replicas[at].picked))
-        self._turn += 1
-        self._replicas[at].picked = self._turn
+        at = min(fit, key=lambda at: (self._replicas[at].running, self._replicas[at].last_pick))
+        self._picks += 1
+        self._replicas[at].last_pick = self._picks
         return at
 
     def begin(self, at: int) -> float:

@@ -133,7 +133,7 @@ class GenerationRunner:
         self._facts = facts
         self._selector = ReplicaSelector(len(generators), options.patience_s, clock)
         self._generator_facts = generators[0].facts
-        self._reported: set[str] = set()
+        self._logged_names: set[str] = set()
 
     @property
     def facts(self) -> ModelFacts:
@@ -184,8 +184,8 @@ class GenerationRunner:
     def _report_ignored(self, names: Sequence[str]) -> None:
         """Log each name once: every answer already lists it in a header."""
         for name in names:
-            if name not in self._reported:
-                self._reported.add(name)
+            if name not in self._logged_names:
+                self._logged_names.add(name)
                 logger.warning("%s cannot honour %r and answers without it", self.options.model, name)
 
     def _resolve_sampling(self, task: Generate, ignored: list[str]) -> Sampling:
@@ -198,7 +198,7 @@ class GenerationRunner:
         able = (
             self._generator_facts.parameters
             | APPLIED_BY_SHOAL
-            | (TOKEN_ID_FIELDS if self._generator_facts.gives == "ids" else frozenset())
+            | (TOKEN_ID_FIELDS if self._generator_facts.output_mode == "ids" else frozenset())
         )
         sampling = merge_sampling(
             requested, self.options.sampling, able, self.options.ignore, task.names, ignored=ignored
@@ -280,7 +280,9 @@ class GenerationRunner:
             tally.answers.append(answers)
             choice_task = msgspec.structs.replace(task, sampling=own)
             for number in range(each):
-                answer = _Answer(self.pipeline.decoder(choice_task, prompt, len(choices), self._generator_facts.gives))
+                answer = _Answer(
+                    self.pipeline.decoder(choice_task, prompt, len(choices), self._generator_facts.output_mode)
+                )
                 answers.append(answer)
                 if seed is not None:
                     choice_task = msgspec.structs.replace(

@@ -27,10 +27,10 @@ class StreamLimit:
     def __init__(self, limit: int = 256, queued: int = 1024, clock: Callable[[], float] = time.monotonic) -> None:
         self.free = limit
         self.waiting = 0
-        self._queued = queued
+        self._max_queued = queued
         self._clock = clock
-        self._handed: deque[float] = deque(maxlen=max(limit, LEAST_HANDED))
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._handovers: deque[float] = deque(maxlen=max(limit, LEAST_HANDED))
+        self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
     async def permit(self, ctx: Context) -> AsyncIterator[None]:
@@ -49,7 +49,7 @@ class StreamLimit:
         self._check_room(ctx)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting += 1
-        self._waiting.setdefault(ctx.client, deque()).append(place)
+        self._waiters.setdefault(ctx.client, deque()).append(place)
         try:
             async with asyncio.timeout(ctx.remaining(self._clock())):
                 await asyncio.shield(place)
@@ -61,18 +61,18 @@ class StreamLimit:
             raise
 
     def _check_room(self, ctx: Context) -> None:
-        mine = len(self._waiting.get(ctx.client, ()))
+        mine = len(self._waiters.get(ctx.client, ()))
         now = self._clock()
         seconds = self._estimate_wait_s(ctx.client, now)
-        if self.waiting >= self._queued:
+        if self.waiting >= self._max_queued:
             raise Overloaded(
-                f"no place is free, nor one to wait for it (max_queued_streams is {self._queued}): try again later",
+                f"no place is free, nor one to wait for it (max_queued_streams is {self._max_queued}): try again later",
                 retry_after=wait_before_retry(seconds / (self.waiting + 1)),
             )
-        if mine and mine >= self._queued // 2:
+        if mine and mine >= self._max_queued // 2:
             raise Overloaded(
-                f"this client has its half of max_queued_streams ({mine} of {self._queued}) waiting for a place: wait "
-                "for answers before asking for more",
+                f"this client has its half of max_queued_streams ({mine} of {self._max_queued}) waiting for a place: "
+                "wait for answers before asking for more",
                 retry_after=wait_before_retry(seconds / (mine + 1)),
             )
         left = LATE_PART * ctx.remaining(now)
@@ -85,11 +85,11 @@ class StreamLimit:
 
     def _estimate_wait_s(self, client: str, now: float) -> float:
         """Estimate the seconds until this client gets one more slot, clients in turn; 0 while the pace is unknown."""
-        handed = self._handed
+        handed = self._handovers
         if len(handed) != handed.maxlen:
             return 0.0
-        turns = len(self._waiting.get(client, ())) + 1
-        before = sum(min(len(queue), turns) for name, queue in self._waiting.items() if name != client)
+        turns = len(self._waiters.get(client, ())) + 1
+        before = sum(min(len(queue), turns) for name, queue in self._waiters.items() if name != client)
         pace = max((handed[-1] - handed[0]) / (len(handed) - 1), (now - handed[0]) / len(handed))
         return (before + turns) * pace
 
@@ -98,23 +98,23 @@ class StreamLimit:
         if place.done():
             self._leave()
             return
-        queue = self._waiting[client]
+        queue = self._waiters[client]
         queue.remove(place)
         self.waiting -= 1
         if not queue:
-            del self._waiting[client]
+            del self._waiters[client]
 
     def _leave(self) -> None:
         """Hand the slot to the client at the head of the rotation, and move that client to the end."""
-        if not self._waiting:
+        if not self._waiters:
             self.free += 1
-            self._handed.clear()
+            self._handovers.clear()
             return
-        self._handed.append(self._clock())
-        client, queue = next(iter(self._waiting.items()))
+        self._handovers.append(self._clock())
+        client, queue = next(iter(self._waiters.items()))
         place = queue.popleft()
         self.waiting -= 1
-        del self._waiting[client]
+        del self._waiters[client]
         if queue:
-            self._waiting[client] = queue
+            self._waiters[client] = queue
         place.set_result(None)

@@ -19,16 +19,16 @@ class StreamTimeout:
     `abort` ends the block with another error.
     """
 
-    __slots__ = ("_between_s", "_end", "_loop", "_since", "_task", "_timer", "_wait_s", "_why")
+    __slots__ = ("_between_s", "_deadline", "_error", "_loop", "_since", "_task", "_timer", "_wait_s")
 
     def __init__(self, first_s: float, between_s: float, total_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._wait_s = first_s
         self._between_s = between_s
-        self._end = self._loop.time() + total_s
+        self._deadline = self._loop.time() + total_s
         self._since: float | None = None
         self._task: asyncio.Task[object] | None = None
-        self._why: ShoalError | None = None
+        self._error: ShoalError | None = None
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(self._next_check_s(), self._check)
@@ -36,16 +36,16 @@ class StreamTimeout:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._timer.cancel()
-        if self._why and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
-            raise self._why from None
+        if self._error and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
+            raise self._error from None
 
     def start_wait(self) -> None:
         """Start a wait in the current task. Raises DeadlineExceeded when the total time is up, and the error passed to
         `abort`."""
-        if self._why is not None:
-            raise self._why
+        if self._error is not None:
+            raise self._error
         self._since = now = self._loop.time()
-        if now >= self._end:
+        if now >= self._deadline:
             raise DeadlineExceeded(_TOTAL)
         self._task = asyncio.current_task(self._loop)
 
@@ -59,8 +59,8 @@ class StreamTimeout:
 
     def abort(self, error: ShoalError) -> None:
         """End the current wait with this error, or raise it when the next one starts."""
-        if self._why is None:
-            self._why = error
+        if self._error is None:
+            self._error = error
             if self._since is not None and self._task is not None:
                 self._task.cancel()
 
@@ -68,17 +68,17 @@ class StreamTimeout:
         """Seconds until the timer must check again: nothing can time out sooner."""
         now = self._loop.time()
         since = self._since if self._since is not None else now
-        return max(0.0, min(since + self._wait_s, self._end) - now)
+        return max(0.0, min(since + self._wait_s, self._deadline) - now)
 
     def _check(self) -> None:
         now = self._loop.time()
         if self._since is not None and self._task is not None:
-            if now >= self._end:
-                self._why = DeadlineExceeded(_TOTAL)
+            if now >= self._deadline:
+                self._error = DeadlineExceeded(_TOTAL)
             elif now - self._since >= self._wait_s:
                 words = f"the model was silent for {self._wait_s:g} s: try again, or ask for less"
-                self._why = DeadlineExceeded(words)
-            if self._why is not None:
+                self._error = DeadlineExceeded(words)
+            if self._error is not None:
                 self._task.cancel()
                 return
         # After the deadline the reader may hold the stream: the next `start_wait` raises.

@@ -30,18 +30,18 @@ class _Watcher:
     """Queues events; newer progress of a model replaces unread progress of the same model."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str | int, Event] = {}
-        self.news = asyncio.Event()
-        self.over = False
-        self._put = 0
+        self.events: dict[str | int, Event] = {}
+        self.has_events = asyncio.Event()
+        self.is_closed = False
+        self._count = 0
 
     def put(self, event: Event) -> None:
-        self._put += 1
-        self.waiting[event.model if event.name == "download_progress" else self._put] = event
-        if len(self.waiting) > MAX_WAITING:
-            self.over = True
-            self.waiting.clear()
-        self.news.set()
+        self._count += 1
+        self.events[event.model if event.name == "download_progress" else self._count] = event
+        if len(self.events) > MAX_WAITING:
+            self.is_closed = True
+            self.events.clear()
+        self.has_events.set()
 
 
 class Events:
@@ -54,26 +54,26 @@ class Events:
 
     def publish(self, event: Event) -> None:
         for watcher in self._watchers:
-            if not watcher.over:
+            if not watcher.is_closed:
                 watcher.put(event)
 
     async def watch(self) -> AsyncGenerator[Event]:
         """Yield events from the first `anext` on. Ends when `close` is called or the reader falls too far behind."""
         watcher = _Watcher()
-        watcher.over = self._closed
+        watcher.is_closed = self._closed
         self._watchers.add(watcher)
         try:
-            while watcher.waiting or not watcher.over:
-                if watcher.waiting:
-                    yield watcher.waiting.pop(next(iter(watcher.waiting)))
+            while watcher.events or not watcher.is_closed:
+                if watcher.events:
+                    yield watcher.events.pop(next(iter(watcher.events)))
                 else:
-                    watcher.news.clear()
-                    await watcher.news.wait()
+                    watcher.has_events.clear()
+                    await watcher.has_events.wait()
         finally:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
         self._closed = True
         for watcher in self._watchers:
-            watcher.over = True
-            watcher.news.set()
+            watcher.is_closed = True
+            watcher.has_events.set()

@@ -21,13 +21,13 @@ logger = logging.getLogger("shoal.core")
 @dataclass(slots=True, eq=False)
 class ActiveJob:
     """A job that has not ended. `plan`: what to load or download; `model`: the model being loaded, once started;
-    `keep`: register the model as failed if it fails to load; `reason`: why the job was stopped."""
+    `keep_failed`: register the model as failed if it fails to load; `reason`: why the job was stopped."""
 
     job: Job
     plan: Plan | None = None
     model: Model | None = None
     at_start: bool = False
-    keep: bool = False
+    keep_failed: bool = False
     reason: ShoalError | None = None
     task: asyncio.Task[None] = field(init=False, repr=False)
 
@@ -94,7 +94,7 @@ class JobQueue:
 
 async def _run_after(before: Sequence[ActiveJob], act: JobFunction, work: ActiveJob) -> None:
     for other in before:
-        await other.job.over.wait()
+        await other.job.done_event.wait()
     await act(work)
 
 

@@ -43,7 +43,7 @@ class Job:
     created: float = field(default_factory=time.time)
     finished: float | None = None
     changed: bool = True
-    over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    done_event: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the job ends, whatever the outcome."""
 
     @property
@@ -56,13 +56,13 @@ class Job:
     async def wait(self) -> None:
         """Wait for the job to end. Raises its `error`: the cause of the failure, Conflict when an unload or delete
         cancelled it, Unavailable when the server shut down. Cancelling the wait does not affect the job."""
-        await self.over.wait()
+        await self.done_event.wait()
         if self.error is not None:
             raise copy(self.error)  # every waiter adds its frames to what it raises
 
     def end(self, state: JobState, error: ShoalError | None = None) -> None:
         self.state, self.error, self.finished = state, error, time.time()
-        self.over.set()
+        self.done_event.set()
 
 
 class Jobs:

@@ -92,7 +92,9 @@ class Lifecycle:
         self._check_open()
         model = self._register(plan, required)
         self._startup_plans[plan.name] = plan
-        return self._start_job(ActiveJob(Job("load", plan.name), plan, model, at_start=True, keep=True), self._load)
+        return self._start_job(
+            ActiveJob(Job("load", plan.name), plan, model, at_start=True, keep_failed=True), self._load
+        )
 
     def load(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
         """Load a model. Returns a finished job with changed=False if it is loaded, and the running job if it is
@@ -189,7 +191,7 @@ class Lifecycle:
         """
         try:
             async with asyncio.timeout(ctx.remaining(self._clock())):
-                while model.resting:
+                while model.is_sleeping:
                     await self._ensure_wake_job(model).wait()
         except TimeoutError:
             if model.note == _NO_ROOM:
@@ -224,7 +226,7 @@ class Lifecycle:
         model = self._registry.find(name)
         if model.state == "ready" and model.plan is not None and not model.inflight and model.name not in self._queue:
             self._put_to_sleep(model)
-        return model.resting
+        return model.is_sleeping
 
     async def aclose(self) -> None:
         """Cancel jobs and close runners, without unloading models from a server that others use. Idempotent."""
@@ -235,7 +237,7 @@ class Lifecycle:
         works = list(self._queue)
         self._queue.stop(works, Unavailable("the server is shutting down: ask again when it is back", retry_after=1.0))
         for work in works:
-            await work.job.over.wait()
+            await work.job.done_event.wait()
         self._model_status.events.close()
         await close_all(*(model.runner.aclose for model in self._registry if model.runner is not None))
 
@@ -322,12 +324,12 @@ class Lifecycle:
         if model is not None and model.state == "loading":
             self._memory.free(model)
             model.note = ""
-            if work.keep:
+            if work.keep_failed:
                 model.mark_failed(error)
             else:
                 model.transition("rest")
                 model.error = None if stopped else error
-                if not model.resting:
+                if not model.is_sleeping:
                     self._registry.remove(model)
         if not stopped and work.plan is not None and self._registry.get(name) is None:
             self._model_status.record_failure(work.plan, error)
@@ -350,7 +352,7 @@ class Lifecycle:
         if model.state == "failed" and model.runner is not None:
             await self._close_broken(model, model.runner)
         if model.state != "loading":
-            work.keep = model.state == "failed"  # it was registered before, so a failed retry must not remove it
+            work.keep_failed = model.state == "failed"  # it was registered before, so a failed retry must not remove it
             model.error = None
             model.transition("load")
             self._model_status.publish_status(model.name)
@@ -363,7 +365,7 @@ class Lifecycle:
                 )
                 model.plan = work.plan = plan
                 if not await self._reserve_memory(model, plan, work, report):
-                    model.resting, model.note = True, ""
+                    model.is_sleeping, model.note = True, ""
                     model.transition("rest")
                     return
                 runner = await self._loader.open(plan, report)
@@ -427,7 +429,7 @@ class Lifecycle:
         before = works[: works.index(work)]
         stopped = self._cancel_jobs(before, ("load", "wake", "download"), name)
         for other in before:
-            await other.job.over.wait()
+            await other.job.done_event.wait()
         unloaded = await self._remove_model(work)
         removed = await self._loader.remove(name)
         work.job.changed = stopped or unloaded or removed
@@ -441,7 +443,7 @@ class Lifecycle:
         model = work.model = self._registry.get(name)
         if model is None:
             return False
-        model.resting = False
+        model.is_sleeping = False
         if model.state == "unloaded":
             self._registry.remove(model)
             return True
@@ -470,14 +472,14 @@ class Lifecycle:
     def _mark_closed(self, model: Model) -> None:
         model.runner, model.note = None, ""
         model.transition("closed")
-        if not model.resting:
+        if not model.is_sleeping:
             self._registry.remove(model)
         self._memory.free(model)
 
     # Sleep and wake
 
     def _put_to_sleep(self, model: Model) -> None:
-        model.resting = True
+        model.is_sleeping = True
         model.transition("unload")
         self._start_job(ActiveJob(Job("sleep", model.name)), partial(self._sleep, model))
 

@@ -24,11 +24,11 @@ class MemoryPool:
     ) -> None:
         self.bounds = bounds
         self._keep_alive_s = keep_alive_s
-        self._working = working
+        self._has_job = working
         self._put_to_sleep = put_to_sleep
         self._clock = clock
-        self._held: dict[Model, int] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._sizes: dict[Model, int] = {}
+        self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -37,11 +37,11 @@ class MemoryPool:
         are busy. Unless it returned True, try again after `wait_for_change`."""
         out = choose_evictions(self._loaded_models(), size, self.bounds)
         if out is None:
-            self._held[model] = size
+            self._sizes[model] = size
             return True
-        for each in [each for each in self._held if each.name in out]:
+        for each in [each for each in self._sizes if each.name in out]:
             self._put_to_sleep(each)
-        return False if any(each.state == "unloading" for each in self._held) else None
+        return False if any(each.state == "unloading" for each in self._sizes) else None
 
     def fits(self, size: int) -> bool:
         """Whether a model of that size fits now, without putting another to sleep."""
@@ -49,7 +49,7 @@ class MemoryPool:
 
     def free(self, model: Model) -> None:
         """Release the model's memory."""
-        self._held.pop(model, None)
+        self._sizes.pop(model, None)
         self.notify()
 
     def mark_idle(self, model: Model) -> None:
@@ -58,7 +58,7 @@ class MemoryPool:
 
     def notify(self) -> None:
         """Wake all waiters after something was released or ended, and arm the keep-alive timer."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiters = self._waiters, []
         for each in waiting:
             if not each.done():
                 each.set_result(None)
@@ -67,7 +67,7 @@ class MemoryPool:
 
     async def wait_for_change(self) -> None:
         """Wait until something may have changed."""
-        self._waiting.append(news := asyncio.get_running_loop().create_future())
+        self._waiters.append(news := asyncio.get_running_loop().create_future())
         await news
 
     def seconds_until_sleep(self, model: Model) -> float | None:
@@ -84,20 +84,20 @@ class MemoryPool:
             self._timer.cancel()
 
     def _loaded_models(self) -> list[LoadedModel]:
-        return [self._to_loaded_model(model, size) for model, size in self._held.items()]
+        return [self._to_loaded_model(model, size) for model, size in self._sizes.items()]
 
     def _to_loaded_model(self, model: Model, size: int) -> LoadedModel:
         if model.state == "unloading":
             return LoadedModel(model.name, size, "leaving")
         # A broken model also holds memory, and releases it like any other.
-        idle = model.state in ("ready", "failed") and not model.inflight and not self._working(model.name)
+        idle = model.state in ("ready", "failed") and not model.inflight and not self._has_job(model.name)
         return LoadedModel(model.name, size, "idle" if idle else "busy", model.last_used)
 
     def _expire(self) -> None:
         out, again = find_expired(self._loaded_models(), self._clock(), self._keep_alive_s)
         # Busy models set the timer again when they become idle.
         self._timer = None if again is None else asyncio.get_running_loop().call_later(again, self._expire)
-        for each in [each for each in self._held if each.name in out]:
+        for each in [each for each in self._sizes if each.name in out]:
             self._put_to_sleep(each)
 
 

@@ -70,7 +70,7 @@ class Permit(msgspec.Struct):
     flow: tuple[str, TrafficClass]
     items: int
     tokens: int
-    held: bool = True
+    is_held: bool = True
 
 
 @dataclass(slots=True)
@@ -104,18 +104,18 @@ class _Demand:
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
-        self._at = 0.0
-        self._asked = self._left = 0.0
+        self._updated_at = 0.0
+        self._requested_items = self._released_items = 0.0
 
     def record(self, now: float, *, requested: int = 0, left: int = 0) -> None:
-        part = exp((self._at - now) / self._memory)
-        self._asked = self._asked * part + requested
-        self._left = self._left * part + left
-        self._at = now
+        part = exp((self._updated_at - now) / self._memory)
+        self._requested_items = self._requested_items * part + requested
+        self._released_items = self._released_items * part + left
+        self._updated_at = now
 
     def is_overloaded(self) -> bool:
         """Whether clearly more items are requested than released."""
-        return self._asked > OVERLOAD * self._left
+        return self._requested_items > OVERLOAD * self._released_items
 
 
 class Admission:
@@ -147,22 +147,22 @@ class Admission:
         self._clock = clock
         self._drain = drain
         self._jitter = jitter
-        self._all = _AdmittedCounts()
+        self._total = _AdmittedCounts()
         self._classes: dict[TrafficClass, _AdmittedCounts] = {name: _AdmittedCounts() for name in WEIGHTS}
         self._flows: dict[tuple[str, TrafficClass], _AdmittedCounts] = {}
-        self._left: deque[tuple[float, int]] = deque()
-        self._left_items = 0
-        self._standing = [_SustainedDelay(part * max_queue_s, max_queue_s) for part in (1.0, OVERLOAD_PART)]
+        self._releases: deque[tuple[float, int]] = deque()
+        self._released_items = 0
+        self._sustained_delays = [_SustainedDelay(part * max_queue_s, max_queue_s) for part in (1.0, OVERLOAD_PART)]
         self._demand = _Demand(max_queue_s / 2) if max_queue_s else None
-        self._true = self._estimated = 1.0
+        self._true_tokens = self._estimated_tokens = 1.0
 
     @property
     def items(self) -> int:
-        return self._all.items
+        return self._total.items
 
     @property
     def tokens(self) -> int:
-        return self._all.tokens
+        return self._total.tokens
 
     def admit(self, client: str, traffic: TrafficClass, items: int, tokens: int, deadline: float = inf) -> Permit:
         """Take a permit. Raises Overloaded, with `retry_after` derived from the rate at which items are released."""
@@ -173,7 +173,7 @@ class Admission:
         mine = own.items if own is not None else 0
         kept = self.max_items // RESERVED_PART if traffic == "bulk" else 0
         most = self.max_items - kept
-        inside = self._all.items
+        inside = self._total.items
         if inside and inside + items > most:
             but = f", {kept} of them kept for interactive requests" if kept else ""
             raise Overloaded(
@@ -197,18 +197,18 @@ class Admission:
     def correct(self, permit: Permit, tokens: int) -> None:
         """Replace the permit's estimate with the true token count; never rejects. The estimates of the other requests
         are assumed to be off by the same ratio."""
-        if permit.held:
-            self._true = ESTIMATE_DECAY * self._true + tokens
-            self._estimated = ESTIMATE_DECAY * self._estimated + permit.tokens
-            for each in (self._all, self._classes[permit.flow[1]], self._flows[permit.flow]):
+        if permit.is_held:
+            self._true_tokens = ESTIMATE_DECAY * self._true_tokens + tokens
+            self._estimated_tokens = ESTIMATE_DECAY * self._estimated_tokens + permit.tokens
+            for each in (self._total, self._classes[permit.flow[1]], self._flows[permit.flow]):
                 each.tokens += tokens - permit.tokens
             permit.tokens = tokens
 
     def release(self, permit: Permit) -> None:
         """Release the permit; a second call does nothing."""
-        if not permit.held:
+        if not permit.is_held:
             return
-        permit.held = False
+        permit.is_held = False
         own = self._flows[permit.flow]
         self._count(permit.flow, own, -1, -permit.items, -permit.tokens)
         if not own.requests:
@@ -216,14 +216,14 @@ class Admission:
         now = self._clock()
         if self._demand is not None and permit.flow[1] == "interactive":
             self._demand.record(now, left=permit.items)
-        self._left.append((now, permit.items))
-        self._left_items += permit.items
+        self._releases.append((now, permit.items))
+        self._released_items += permit.items
         self._forget()
 
     def _count(
         self, flow: tuple[str, TrafficClass], own: _AdmittedCounts, requests: int, items: int, tokens: int
     ) -> None:
-        for each in (self._all, self._classes[flow[1]], own):
+        for each in (self._total, self._classes[flow[1]], own):
             each.requests += requests
             each.items += items
             each.tokens += tokens
@@ -248,7 +248,7 @@ class Admission:
         lane = self._classes["interactive"]
         queue = self._estimate_seconds(self._add_other_classes(lane.tokens, "interactive")) or 0.0
         few = lane.requests < FEW_REQUESTS
-        always, tight = self._standing
+        always, tight = self._sustained_delays
         bounds = ((always, True, "max_queue_ms"), (tight, overloaded, "under overload; a part of max_queue_ms"))
         for standing, counts, name in bounds:
             # Observed for few requests too, so that a drained queue is noticed.
@@ -273,21 +273,23 @@ class Admission:
 
     def _add_other_classes(self, tokens: float, traffic: TrafficClass) -> float:
         """Add to `tokens` of one class the tokens of other classes that run in between, by weight."""
-        others = self._all.tokens - self._classes[traffic].tokens
+        others = self._total.tokens - self._classes[traffic].tokens
         return tokens + min(others, tokens * sum(WEIGHTS.values()) / WEIGHTS[traffic] - tokens)
 
     def _estimate_seconds(self, tokens: float) -> float | None:
-        return self._drain(tokens * self._true / self._estimated, tokens * self._all.items / max(self._all.tokens, 1))
+        return self._drain(
+            tokens * self._true_tokens / self._estimated_tokens, tokens * self._total.items / max(self._total.tokens, 1)
+        )
 
     def _forget(self) -> None:
         horizon = self._clock() - RATE_WINDOW_S
-        while self._left and self._left[0][0] < horizon:
-            self._left_items -= self._left.popleft()[1]
+        while self._releases and self._releases[0][0] < horizon:
+            self._released_items -= self._releases.popleft()[1]
 
     def _retry_after(self, excess: int) -> float:
         """Seconds until `excess` items are released at the recent rate; from 1 s when the rate is unknown."""
         self._forget()
-        if not self._left_items:
+        if not self._released_items:
             return wait_before_retry(1.0, self._jitter)
-        span = max(self._clock() - self._left[0][0], 0.1)
-        return wait_before_retry(excess * span / self._left_items, self._jitter)
+        span = max(self._clock() - self._releases[0][0], 0.1)
+        return wait_before_retry(excess * span / self._released_items, self._jitter)

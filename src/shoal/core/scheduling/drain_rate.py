@@ -20,13 +20,14 @@ LEAST_BATCHES = 3
 
 
 class FinishedBatch(NamedTuple):
-    """A batch on a replica with `facts`: its items, true tokens and `padded` tokens. `full`: no more items fitted."""
+    """A batch on a replica with `facts`: its items, true tokens and `padded_tokens`. `is_full`: no more items
+    fitted."""
 
     facts: EngineFacts
     items: int
     tokens: int
-    padded: int
-    full: bool
+    padded_tokens: int
+    is_full: bool
 
 
 class DrainRate:
@@ -35,18 +36,18 @@ class DrainRate:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._mark: float | None = None
-        self._seen = 0
-        self._actual = self._predicted = 0.0
-        self._tokens = self._padded = 1.0
+        self._batches = 0
+        self._actual_s = self._predicted_s = 0.0
+        self._tokens = self._padded_tokens = 1.0
 
     @property
     def is_known(self) -> bool:
-        return self._seen >= LEAST_BATCHES
+        return self._batches >= LEAST_BATCHES
 
     @property
     def pace(self) -> float:
         """Ratio of measured to predicted seconds."""
-        return self._actual / self._predicted if self._predicted else 1.0
+        return self._actual_s / self._predicted_s if self._predicted_s else 1.0
 
     def record_batch(self, now: float, batch: FinishedBatch, cores: int, *, saturated: bool) -> None:
         """Record a batch that ended on one of `cores`. `saturated`: all of them have work now.
@@ -54,20 +55,20 @@ class DrainRate:
         The time between two batches counts only if all cores had work throughout.
         """
         self._tokens = DECAY * self._tokens + batch.tokens
-        self._padded = DECAY * self._padded + batch.padded
+        self._padded_tokens = DECAY * self._padded_tokens + batch.padded_tokens
         if self._mark is not None and cores:
-            seconds = batch.facts.cost.seconds(batch.padded)
-            if batch.full:  # charge its share of a predicted full batch
-                most = self._full_batch_tokens(batch.facts, batch.padded / batch.items)
-                seconds = batch.padded * batch.facts.cost.seconds(round(most)) / most
-            self._actual = DECAY * self._actual + (now - self._mark) * cores
-            self._predicted = DECAY * self._predicted + seconds
-            self._seen += 1
+            seconds = batch.facts.cost.seconds(batch.padded_tokens)
+            if batch.is_full:  # charge its share of a predicted full batch
+                most = self._full_batch_tokens(batch.facts, batch.padded_tokens / batch.items)
+                seconds = batch.padded_tokens * batch.facts.cost.seconds(round(most)) / most
+            self._actual_s = DECAY * self._actual_s + (now - self._mark) * cores
+            self._predicted_s = DECAY * self._predicted_s + seconds
+            self._batches += 1
         self._mark = now if saturated else None
 
     def seconds(self, tokens: float, items: float, replicas: Iterable[EngineFacts]) -> float:
         """Seconds that these replicas together need for `tokens` tokens in `items` items."""
-        padding = self._padded / self._tokens
+        padding = self._padded_tokens / self._tokens
         each = padding * tokens / max(items, 1.0)
         rate = least = 0.0
         for facts in replicas:

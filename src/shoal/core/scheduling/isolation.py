@@ -36,17 +36,17 @@ class RetryBudget:
     """Bounds engine calls that are retries: when everything fails, retries only add load."""
 
     def __init__(self, replicas: int) -> None:
-        self._most = self._left = RETRY_RESERVE * replicas
+        self._capacity = self._remaining = RETRY_RESERVE * replicas
 
     def earn(self) -> None:
         """Record a successful call."""
-        self._left = min(self._most, self._left + RETRY_RATIO)
+        self._remaining = min(self._capacity, self._remaining + RETRY_RATIO)
 
     def spend(self) -> bool:
         """Count one retry if the budget allows it; returns whether it does."""
-        if self._left < 1:
+        if self._remaining < 1:
             return False
-        self._left -= 1
+        self._remaining -= 1
         return True
 
 
@@ -54,12 +54,12 @@ class RetryState(msgspec.Struct):
     """The retries of one failed batch and all its parts.
 
     `calls`: extra engine calls left; 2 log2(n) + 2 suffice to find one bad item. `first`: the replica on which the
-    batch failed before it was tried on another one. `judged`: it failed on both.
+    batch failed before it was tried on another one. `failed_twice`: it failed on both.
     """
 
     calls: int
     first: object | None = None
-    judged: bool = False
+    failed_twice: bool = False
 
     @classmethod
     def of(cls, items: int) -> RetryState:

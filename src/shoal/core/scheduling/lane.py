@@ -65,7 +65,7 @@ _NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
 class _InFlightBatch(msgspec.Struct, eq=False):
     """One batch on one replica; `facts` are the replica's when the batch started.
 
-    Set when the engine call returns: `padded`, the padded tokens computed; `seconds`, the duration of the call;
+    Set when the engine call returns: `padded_tokens`, the padded tokens computed; `seconds`, the duration of the call;
     `own_seconds`, that duration without the wait behind another batch.
     """
 
@@ -78,7 +78,7 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     lease: SlotLease
     facts: EngineFacts
     task: asyncio.Task[None] | None = None
-    padded: int = 0
+    padded_tokens: int = 0
     seconds: float = 0.0
     own_seconds: float = 0.0
     finish_seconds: float = 0.0
@@ -428,9 +428,11 @@ class Lane:
             inputs, output_names, prepared[0].params, max([item.deadline for item in run.items])
         )
         run.seconds = self._clock() - started
-        run.own_seconds = started + run.seconds - max(started, run.lease.began)
-        run.padded = (
-            max([array.size for array in inputs.values()]) if facts.padded else sum([item.cost for item in prepared])
+        run.own_seconds = started + run.seconds - max(started, run.lease.started)
+        run.padded_tokens = (
+            max([array.size for array in inputs.values()])
+            if facts.pads_batches
+            else sum([item.cost for item in prepared])
         )
         # Start the slot's next batch before writing this one's answers: that occupies the event loop, and the engine
         # would idle meanwhile.
@@ -448,7 +450,7 @@ class Lane:
         now, items = self._clock(), run.items
         serving = self.replicas.serving_replicas(now)
         tokens = sum([item.cost for item in items])
-        batch = FinishedBatch(run.facts, len(items), tokens, run.padded, run.flush == "full")
+        batch = FinishedBatch(run.facts, len(items), tokens, run.padded_tokens, run.flush == "full")
         cores = sum([replica.cores for replica in serving])
         self._drain.record_batch(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
 
@@ -479,9 +481,9 @@ class Lane:
         return rows
 
     def _learn(self, run: _InFlightBatch) -> None:
-        run.replica.record_batch(run.padded, run.own_seconds)
+        run.replica.record_batch(run.padded_tokens, run.own_seconds)
         self.replicas.retry_budget.earn()
-        self._report(run, run.padded, run.seconds, None)
+        self._report(run, run.padded_tokens, run.seconds, None)
 
     def _report(self, run: _InFlightBatch, padded: int, seconds: float, error: str | None) -> None:
         self._observer.batched(
@@ -562,7 +564,7 @@ class Lane:
                     pending.fail_at(index, error)
                 continue
             if step == "singles":
-                item.alone, item.traffic = True, "bulk"
+                item.runs_alone, item.traffic = True, "bulk"
             self._coalescer.add(item)
             self._planner.add(item, now)
 

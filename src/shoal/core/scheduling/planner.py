@@ -50,7 +50,7 @@ LOOK_AGAIN_S = 0.05
 
 
 class Entry(msgspec.Struct, eq=False):
-    """One item in the queue. `cost` is in tokens; `alone` keeps a possibly bad item out of batches with others."""
+    """One item in the queue. `cost` is in tokens; `runs_alone` keeps a possibly bad item out of batches with others."""
 
     cost: int
     group: Hashable
@@ -59,7 +59,7 @@ class Entry(msgspec.Struct, eq=False):
     request: Hashable
     arrived: float
     deadline: float
-    alone: bool = False
+    runs_alone: bool = False
     queued: bool = False
     sequence: int = 0
 
@@ -116,7 +116,7 @@ class _Flow(Generic[E]):
         self.queues: dict[tuple[Hashable, int], deque[E]] = {}
 
     def push(self, entry: E, bucket: int) -> None:
-        key = (entry.group, -entry.sequence if entry.alone else bucket)
+        key = (entry.group, -entry.sequence if entry.runs_alone else bucket)
         self.queues.setdefault(key, deque()).append(entry)
 
     def head(self, key: tuple[Hashable, int]) -> E | None:
@@ -136,7 +136,7 @@ class _Flow(Generic[E]):
 class _Branch(Generic[E]):
     """A class or a client: children in a heap by virtual time. Only the top child is ever modified."""
 
-    __slots__ = ("aside", "children", "floor", "heap", "key", "vtime")
+    __slots__ = ("children", "floor", "heap", "key", "skipped", "vtime")
 
     def __init__(self, key: Hashable, vtime: float) -> None:
         self.key = key
@@ -144,7 +144,7 @@ class _Branch(Generic[E]):
         self.floor = 0.0
         self.children: dict[Hashable, _Branch[E] | _Flow[E]] = {}
         self.heap: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
-        self.aside: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
+        self.skipped: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
 
     def charge_top(self, tokens: float, sequence: int) -> None:
         """Advance the virtual time of the top child, which was served `tokens`."""
@@ -164,22 +164,22 @@ class _Branch(Generic[E]):
         if tokens:
             self.floor = max(self.floor, vtime)
         child.vtime = vtime + tokens
-        self.aside.append((child.vtime, sequence, child))
+        self.skipped.append((child.vtime, sequence, child))
 
     def restore(self) -> None:
-        for item in self.aside:
+        for item in self.skipped:
             heapq.heappush(self.heap, item)
-        self.aside.clear()
+        self.skipped.clear()
 
 
 @dataclass(slots=True)
 class _Class(Generic[E]):
-    """A traffic class. `served`: when it was last served. `since`: when it last became non-empty."""
+    """A traffic class. `last_served`: when it was last served. `since`: when it last became non-empty."""
 
     root: _Branch[E]
     weight: int
     vtime: float = 0.0
-    served: float = 0.0
+    last_served: float = 0.0
     since: float = 0.0
     items: int = 0
 
@@ -195,14 +195,14 @@ class _Draft(msgspec.Struct, Generic[E]):
     tokens: int = 0
     waste: dict[int, int] = msgspec.field(default_factory=dict)
     limited: bool = False
-    full: bool = False
+    is_full: bool = False
 
     def fits(self, cost: int, length: int) -> bool:
         """Whether one more item keeps a non-empty batch within every limit; a negative answer sets `limited`."""
         facts = self.facts
         size = len(self.entries) + 1
         tokens = self.tokens + cost
-        if facts.padded:
+        if facts.pads_batches:
             tokens = round_up(size, facts.size_buckets) * max(length, self.length)
         most = min(self.limits.max_batch_tokens, facts.max_batch_tokens or self.limits.max_batch_tokens)
         roomy = size <= min(self.limits.max_batch_size, facts.max_batch_size) and tokens <= most
@@ -223,11 +223,11 @@ class _Draft(msgspec.Struct, Generic[E]):
         self.tokens += entry.cost
 
     def is_closed(self, portion: float) -> bool:
-        return self.full or (bool(self.entries) and (self.entries[0].alone or self.tokens >= portion))
+        return self.is_full or (bool(self.entries) and (self.entries[0].runs_alone or self.tokens >= portion))
 
     def _padding(self, length: int) -> int:
         """Padding tokens that an item of this length adds: to its own row, or to all others if it is the longest."""
-        if not self.facts.padded:
+        if not self.facts.pads_batches:
             return 0
         return self.length - length if length < self.length else len(self.entries) * (length - self.length)
 
@@ -235,7 +235,7 @@ class _Draft(msgspec.Struct, Generic[E]):
 class Planner(Generic[E]):
     """The queue of one lane, which picks the next batch. Not thread-safe; the caller passes the time as `now`.
 
-    An entry that arrives at an empty queue is `_lone`, outside of any flow, until another one arrives.
+    An entry that arrives at an empty queue is `_single_entry`, outside of any flow, until another one arrives.
     """
 
     def __init__(self, limits: Limits, length_buckets: Sequence[int] = ()) -> None:
@@ -249,8 +249,8 @@ class Planner(Generic[E]):
         self._arrivals: deque[E] = deque()
         self._sequence = count(1)
         self._interactive_seen = float("-inf")
-        self._parked: list[_Branch[E]] = []
-        self._lone: E | None = None
+        self._skipping_branches: list[_Branch[E]] = []
+        self._single_entry: E | None = None
 
     def add(self, entry: E, now: float) -> None:
         """Queue one entry until it is taken or discarded."""
@@ -262,12 +262,12 @@ class Planner(Generic[E]):
             lane.vtime = max(lane.vtime, self._virtual_now())
         lane.items += 1
         if self.items:
-            if self._lone is not None:
-                self._enter_flow(self._lone)
-                self._lone = None
+            if self._single_entry is not None:
+                self._enter_flow(self._single_entry)
+                self._single_entry = None
             self._enter_flow(entry)
         else:
-            self._lone = entry
+            self._single_entry = entry
         self.items += 1
         self.tokens += entry.cost
         self._arrivals.append(entry)
@@ -299,8 +299,8 @@ class Planner(Generic[E]):
         until = self._arrivals[0].arrived + self.limits.max_wait_time_ms / 1000
         if now < until and self.items < self._max_items(facts) and self.tokens < self.limits.max_batch_tokens:
             return Wait(until), expired
-        if self._lone is not None:
-            return self._take_lone(self._lone, facts, now, behind)
+        if self._single_entry is not None:
+            return self._take_lone(self._single_entry, facts, now, behind)
         draft = self._fill(facts, now, share, behind, expired)
         if draft is None:
             # Every examined entry has expired. If others remain, nothing else would wake the lane.
@@ -314,7 +314,7 @@ class Planner(Generic[E]):
         lane = self._classes[entry.traffic]
         self._remove(entry)
         lane.vtime += entry.cost / lane.weight
-        lane.served = now
+        lane.last_served = now
         if entry.deadline <= now or (behind and entry.deadline < now + behind + facts.cost.seconds(entry.cost)):
             return Wait(None), [entry]
         full = self._max_items(facts) == 1
@@ -333,7 +333,7 @@ class Planner(Generic[E]):
         hasty: list[E] = []
         for name in self._class_order(now):
             lane = self._classes[name]
-            draft.seconds, draft.full = self._seconds_for(name, draft, now), False
+            draft.seconds, draft.is_full = self._seconds_for(name, draft, now), False
             while lane.root.heap and looked < SCAN_LIMIT and not draft.is_closed(portion):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
@@ -344,14 +344,14 @@ class Planner(Generic[E]):
                     self._pass_over(lane.root, client, flow)
                     continue
                 entry = self._serve(lane, client, flow, key)
-                lane.served = now
+                lane.last_served = now
                 if entry.deadline <= now:
                     expired.append(entry)
                 elif entry.deadline < now + behind + self._predict_seconds(facts, draft, entry):
                     hasty.append(entry)
                 else:
                     draft.add(entry, round_up(entry.cost, facts.length_buckets))
-        if self._parked:
+        if self._skipping_branches:
             self._restore()
         if hasty and not (draft.entries or behind):
             # The slot would stay idle, so run one: an overestimating cost model must be able to correct itself.
@@ -373,12 +373,12 @@ class Planner(Generic[E]):
         same = flow.head(own)
         if same is not None:
             # An item that does not fit without padding does not fit with it either, so no other flow is searched.
-            draft.full = not draft.fits(same.cost, draft.length)
-            return None if draft.full else own
+            draft.is_full = not draft.fits(same.cost, draft.length)
+            return None if draft.is_full else own
         best: tuple[Hashable, int] | None = None
         distance = 0
         for key, entry in flow.heads():
-            if entry.alone or entry.group != leader.group:
+            if entry.runs_alone or entry.group != leader.group:
                 continue
             length = round_up(entry.cost, draft.facts.length_buckets)
             apart = abs(length - draft.length)
@@ -404,28 +404,28 @@ class Planner(Generic[E]):
         elif client.heap:
             lane.root.charge_top(entry.cost, next(self._sequence))
         else:
-            self._parked.append(lane.root)
+            self._skipping_branches.append(lane.root)
             lane.root.set_top_aside(entry.cost)
         return entry
 
     def _pass_over(self, root: _Branch[E], client: _Branch[E], flow: _Flow[E]) -> None:
         """Skip a flow with no matching entry until `_restore`, or drop it if it is empty."""
         if flow.queues:
-            self._parked.append(client)
+            self._skipping_branches.append(client)
             client.set_top_aside()
         else:
             client.drop_top()
         if not client.heap:
-            if client.aside:
-                self._parked.append(root)
+            if client.skipped:
+                self._skipping_branches.append(root)
                 root.set_top_aside()
             else:
                 root.drop_top()
 
     def _restore(self) -> None:
-        for branch in self._parked:
+        for branch in self._skipping_branches:
             branch.restore()
-        self._parked.clear()
+        self._skipping_branches.clear()
 
     def _seconds_for(self, name: TrafficClass, draft: _Draft[E], now: float) -> float:
         """Like `longest_batch_s`, but shorter for bulk items that share the lane with interactive ones."""
@@ -460,7 +460,7 @@ class Planner(Generic[E]):
         starved = [
             n
             for n in busy
-            if (now - max(self._classes[n].served, self._classes[n].since)) * 1000 > self.limits.max_age_ms
+            if (now - max(self._classes[n].last_served, self._classes[n].since)) * 1000 > self.limits.max_age_ms
         ]
         by_time = sorted(busy, key=lambda name: self._classes[name].vtime)
         return starved[:1] + [name for name in by_time if name not in starved[:1]]
@@ -500,8 +500,8 @@ class Planner(Generic[E]):
 
     def _remove(self, entry: E) -> None:
         entry.queued = False
-        if entry is self._lone:
-            self._lone = None
+        if entry is self._single_entry:
+            self._single_entry = None
         self.items -= 1
         self.tokens -= entry.cost
         self._classes[entry.traffic].items -= 1

@@ -55,23 +55,23 @@ class Preparer:
         held: Callable[[], int],
     ) -> None:
         self._pipeline = pipeline
-        self._most_held = pipeline.max_held_items if isinstance(pipeline, BoundedPipeline) else inf
-        self._held = held
-        self._light = pipeline.work == "light"
-        self._heavy = pipeline.work == "heavy"
+        self._max_held = pipeline.max_held_items if isinstance(pipeline, BoundedPipeline) else inf
+        self._count_held = held
+        self._is_light = pipeline.work == "light"
+        self._is_heavy = pipeline.work == "heavy"
         self._threads = threads
         self._deliver = deliver
-        self._waiting: dict[TrafficClass, deque[RequestState]] = {"interactive": deque(), "bulk": deque()}
-        self._large: deque[RequestState] = deque()
-        self._fresh: deque[RequestState] = deque()
+        self._queues: dict[TrafficClass, deque[RequestState]] = {"interactive": deque(), "bulk": deque()}
+        self._large_queue: deque[RequestState] = deque()
+        self._new_requests: deque[RequestState] = deque()
         self._jobs = 0
         self._large_jobs = 0
-        self._scheduled = False
+        self._is_scheduled = False
 
     def add(self, pending: RequestState) -> None:
         self._put(pending)
-        if pending.traffic == "interactive" and not (self._light or self._heavy):
-            self._fresh.append(pending)
+        if pending.traffic == "interactive" and not (self._is_light or self._is_heavy):
+            self._new_requests.append(pending)
         self._schedule()
 
     def record_dispatched(self, pending: RequestState, items: int) -> None:
@@ -81,17 +81,17 @@ class Preparer:
             self.add(pending)
 
     def resume(self) -> None:
-        if self._large:
+        if self._large_queue:
             self._schedule()
 
     def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _put(self, pending: RequestState) -> None:
-        large = self._heavy or (not self._light and pending.estimates[pending.cursor] > JOB_TOKENS)
-        (self._large if large else self._waiting[pending.traffic]).append(pending)
+        large = self._is_heavy or (not self._is_light and pending.estimates[pending.cursor] > JOB_TOKENS)
+        (self._large_queue if large else self._queues[pending.traffic]).append(pending)
         pending.waiting = True
 
     def _pop(self, queue: deque[RequestState]) -> RequestState:
@@ -100,27 +100,27 @@ class Preparer:
         return pending
 
     def _tick(self) -> None:
-        self._scheduled = False
-        if self._light:
+        self._is_scheduled = False
+        if self._is_light:
             job, _ = self._collect(inf)
             if job:
-                if any(self._waiting.values()):
+                if any(self._queues.values()):
                     self._schedule()
                 self._finish(job, self._prepare(job))
             return
         inline = INLINE_TOKENS
         threads = self._threads.count
-        most_large = threads if self._heavy else max(1, threads - 1)
-        while self._large and self._jobs < threads and self._large_jobs < most_large and self._has_room():
-            pending = self._pop(self._large)
+        most_large = threads if self._is_heavy else max(1, threads - 1)
+        while self._large_queue and self._jobs < threads and self._large_jobs < most_large and self._has_room():
+            pending = self._pop(self._large_queue)
             if not pending.done and (job := _take_items(pending, 1)[0]):
                 self._large_jobs += 1
                 self._submit(job, large=True)
                 self._put_back(pending)
         while self._jobs < threads:
-            job, tokens = self._collect(JOB_TOKENS) if any(self._waiting.values()) else ([], 0)
+            job, tokens = self._collect(JOB_TOKENS) if any(self._queues.values()) else ([], 0)
             if not job:
-                self._fresh.clear()
+                self._new_requests.clear()
                 return
             if tokens <= inline:
                 inline -= tokens
@@ -130,22 +130,22 @@ class Preparer:
         self._prepare_short(inline)
 
     def _has_room(self) -> bool:
-        return self._large_jobs + self._held() < self._most_held
+        return self._large_jobs + self._count_held() < self._max_held
 
     def _prepare_short(self, inline: int) -> None:
         """Prepare new, short items inline while all threads are busy."""
         job: list[tuple[RequestState, int]] = []
-        while self._fresh and len(job) < JOB_ITEMS:
-            pending = self._fresh[0]
+        while self._new_requests and len(job) < JOB_ITEMS:
+            pending = self._new_requests[0]
             if not _can_prepare_more(pending) or _next_tokens(pending) > INLINE_TOKENS:
-                self._fresh.popleft()
+                self._new_requests.popleft()
                 continue
             piece, tokens = _take_items(pending, JOB_ITEMS - len(job), inline)
             if not piece:
                 break  # over this tick's inline limit: the next tick prepares it
             inline -= tokens
             job += piece
-        if self._fresh:
+        if self._new_requests:
             self._schedule()
         if job:
             self._finish(job, self._prepare(job))
@@ -162,7 +162,7 @@ class Preparer:
         """
         job: list[tuple[RequestState, int]] = []
         tokens = 0
-        for queue in self._waiting.values():
+        for queue in self._queues.values():
             for _ in range(len(queue)):
                 if len(job) == JOB_ITEMS:
                     return job, tokens
@@ -189,7 +189,7 @@ class Preparer:
         return outcomes, time.perf_counter() - started
 
     def _run_pipeline(self, job: list[tuple[RequestState, int]]) -> list[Prepared | ShoalError]:
-        outcomes = self._pipeline.prepare([(pending.task, pending.asked[index]) for pending, index in job])
+        outcomes = self._pipeline.prepare([(pending.task, pending.task_items[index]) for pending, index in job])
         if len(outcomes) != len(job):
             raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
         return outcomes

@@ -21,13 +21,13 @@ BUSY_PAUSE_S = 0.1
 class SlotLease(msgspec.Struct, eq=False):
     """A batch on the replica.
 
-    `began`: the estimated start of its computation: when it was sent, or when an earlier batch ended if it `waits` for
-    a core. `shared`: another batch was in flight at the same time. `suspect`: it has the replica to itself, because a
-    recent batch crashed it or failed in company. `seconds`: its predicted duration.
+    `started`: the estimated start of its computation: when it was sent, or when an earlier batch ended if it
+    `waits_for_core`. `shared`: another batch was in flight at the same time. `suspect`: it has the replica to itself,
+    because a recent batch crashed it or failed in company. `seconds`: its predicted duration.
     """
 
-    began: float
-    waits: bool
+    started: float
+    waits_for_core: bool
     shared: bool = False
     suspect: bool = False
     seconds: float = 0.0
@@ -40,14 +40,14 @@ class Replica:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._leases: list[SlotLease] = []
-        self._stated = engine.facts
-        self.cores = self._stated.parallel or self._stated.slots
-        self._cost = OnlineCost(self._stated.cost)
-        self._most_tokens: int | None = None
+        self._engine_facts = engine.facts
+        self.cores = self._engine_facts.parallel or self._engine_facts.slots
+        self._cost = OnlineCost(self._engine_facts.cost)
+        self._max_batch_tokens: int | None = None
         self.ejection = Ejection()
         self.last_start = 0.0
-        self._gone_until = 0.0
-        self._held_until = 0.0
+        self._unreachable_until = 0.0
+        self._paused_until = 0.0
         self._suspects = 0
         self._facts: EngineFacts | None = None
 
@@ -59,35 +59,35 @@ class Replica:
     @property
     def facts(self) -> EngineFacts:
         stated = self.engine.facts
-        if stated is not self._stated:
-            if stated.cost != self._stated.cost:
+        if stated is not self._engine_facts:
+            if stated.cost != self._engine_facts.cost:
                 self._cost = OnlineCost(stated.cost)
-            self._stated = stated
+            self._engine_facts = stated
             self.cores = stated.parallel or stated.slots
             self._facts = None
         if self._facts is None:
-            most = self._most_tokens if self._most_tokens is not None else stated.max_batch_tokens
+            most = self._max_batch_tokens if self._max_batch_tokens is not None else stated.max_batch_tokens
             self._facts = replace(stated, cost=self._cost.model, max_batch_tokens=most)
         return self._facts
 
     def is_usable(self, now: float) -> bool:
         """Whether the replica is reachable and ready. It may still be ejected, which matters only if others are not."""
-        return now >= self._gone_until and self.engine.ready()
+        return now >= self._unreachable_until and self.engine.ready()
 
     def is_healthy(self, now: float) -> bool:
         return self.is_usable(now) and self.ejection.is_healthy(now)
 
     def status(self, now: float) -> ReplicaStatus:
-        return self.ejection.status(self._stated.name, now, present=self.is_usable(now))
+        return self.ejection.status(self._engine_facts.name, now, present=self.is_usable(now))
 
     def is_free(self, now: float) -> bool:
-        return len(self._leases) < self._slots and now >= self._held_until and self.is_usable(now)
+        return len(self._leases) < self._slots and now >= self._paused_until and self.is_usable(now)
 
     def next_check_s(self, now: float) -> float | None:
         """Seconds until to check again whether it is free; None if the end of a batch triggers the check."""
         if self.running >= self._slots:
             return None
-        ends = max(self.ejection.until, self._held_until)
+        ends = max(self.ejection.ejected_until, self._paused_until)
         return ends - now if ends > now else LOOK_AGAIN_S
 
     def idle_cores(self) -> int:
@@ -102,7 +102,7 @@ class Replica:
         """Predicted seconds that a batch sent now waits for the batches before it."""
         if len(self._leases) < self.cores:
             return 0.0
-        first = min(max(0.0, lease.began + lease.seconds - now) for lease in self._leases[: self.cores])
+        first = min(max(0.0, lease.started + lease.seconds - now) for lease in self._leases[: self.cores])
         return first + sum(lease.seconds for lease in self._leases[self.cores :]) / self.cores
 
     def start(self, now: float, seconds: float = 0.0) -> SlotLease:
@@ -120,8 +120,8 @@ class Replica:
         if lease.suspect:
             self._suspects -= 1
         for each in islice(self._leases, self.cores):
-            if each.waits:
-                each.began, each.waits = now, False
+            if each.waits_for_core:
+                each.started, each.waits_for_core = now, False
 
     def record_batch(self, tokens: int, seconds: float) -> None:
         """Record a successful batch: learn its cost and reset the ejection state.
@@ -132,7 +132,7 @@ class Replica:
         self._cost.observe(tokens, seconds)
         self._facts = None
         self.ejection.record_success()
-        self._gone_until = 0.0
+        self._unreachable_until = 0.0
 
     def record_crash(self, items: int) -> None:
         """Record a crash of the replica's process while a batch of `items` ran.
@@ -147,19 +147,19 @@ class Replica:
 
     @property
     def _slots(self) -> int:
-        return 1 if self._suspects else self._stated.slots
+        return 1 if self._suspects else self._engine_facts.slots
 
     def mark_unreachable(self, now: float) -> None:
         """Eject a replica that could not be reached, longer each time."""
         self.ejection.record_failure(now, gone=True)
-        self._gone_until = self.ejection.until
+        self._unreachable_until = self.ejection.ejected_until
 
     def pause(self, now: float, seconds: float | None) -> None:
         """Send no work for `seconds` (BUSY_PAUSE_S if None), because the replica's own queue is full."""
-        self._held_until = max(self._held_until, now + (BUSY_PAUSE_S if seconds is None else seconds))
+        self._paused_until = max(self._paused_until, now + (BUSY_PAUSE_S if seconds is None else seconds))
 
     def shrink(self, tokens: int) -> None:
         """Limit batches to half of `tokens`, the size of a batch that ran out of memory."""
-        known = self._most_tokens if self._most_tokens is not None else tokens
-        self._most_tokens = max(min(known, tokens) // 2, LEAST_TOKENS)
+        known = self._max_batch_tokens if self._max_batch_tokens is not None else tokens
+        self._max_batch_tokens = max(min(known, tokens) // 2, LEAST_TOKENS)
         self._facts = None

@@ -59,7 +59,7 @@ class ReplicaPool(list[Replica]):
         Avoids the replica on which the batch failed as long as another healthy one exists. Returns None if that one is
         busy: the part waits for it.
         """
-        others = [replica for replica in free if replica is not retries.first] if not retries.judged else free
+        others = [replica for replica in free if replica is not retries.first] if not retries.failed_twice else free
         if not others and retries.first is not None and self._has_other(retries.first, now):
             return None
         return min(others or free, key=Replica.load)
@@ -70,7 +70,7 @@ class ReplicaPool(list[Replica]):
         Returns whether to try the batch on the other one. If it fails there too, and that replica answered its last
         batch, an input is at fault and the first replica's failure is taken back.
         """
-        if not isinstance(error, EngineFailed) or retries.judged:
+        if not isinstance(error, EngineFailed) or retries.failed_twice:
             return False
         if retries.first is None:
             if not self._has_other(replica, now):
@@ -78,7 +78,7 @@ class ReplicaPool(list[Replica]):
             replica.ejection.record_failure(now)
             retries.first = replica
             return self.retry_budget.spend()
-        retries.judged = True
+        retries.failed_twice = True
         if isinstance(retries.first, Replica) and retries.first is not replica:
             if not replica.ejection.failures:
                 retries.first.ejection.undo_failure()

@@ -55,7 +55,7 @@ class Item(Entry, eq=False, kw_only=True):
 class RequestState:
     """A request from admission to its answer: collects rows in any order and sets its future exactly once.
 
-    `asked` are the items of its task, `estimates` their token counts as estimated by `Pipeline.estimate`.
+    `task_items` are the items of its task, `estimates` their token counts as estimated by `Pipeline.estimate`.
     The preparer owns three fields. `cursor`: number of items handed out for preparation. `ahead`: those of them that
     are not dispatched to an engine yet. `waiting`: whether the request is in a queue of the preparer.
     """
@@ -69,19 +69,19 @@ class RequestState:
         "_sets",
         "ahead",
         "arrived",
-        "asked",
         "cached",
         "ctx",
         "cursor",
         "estimates",
         "future",
         "items",
-        "left",
         "prepare_seconds",
         "task",
+        "task_items",
         "tokens",
         "traffic",
         "truncated",
+        "unfinished",
         "waiting",
     )
 
@@ -96,7 +96,7 @@ class RequestState:
         estimates: list[int],
     ) -> None:
         self.task = task
-        self.asked = task_items
+        self.task_items = task_items
         self.ctx = ctx
         self.traffic = traffic
         self.arrived = now
@@ -106,8 +106,8 @@ class RequestState:
         self.cursor = 0
         self.ahead = 0
         self.waiting = False
-        self.left = len(task_items)
-        self.tokens = [0] * self.left
+        self.unfinished = len(task_items)
+        self.tokens = [0] * self.unfinished
         self.truncated = 0
         self.prepare_seconds = 0.0
         self.cached = 0
@@ -171,8 +171,8 @@ class RequestState:
             if self._array is None:
                 self._array = np.empty((len(self.tokens), row.shape[0]), dtype=row.dtype)
             self._array[index] = row
-        self.left -= 1
-        if not self.left:
+        self.unfinished -= 1
+        if not self.unfinished:
             self.future.set_result(self._build_result(space))
 
     def _record_batch(self, ran: BatchRecord) -> None:

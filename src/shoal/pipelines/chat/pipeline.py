@@ -240,7 +240,7 @@ class TextChatPipeline:
             variables=task.template_kwargs,
         )
         opened = self.options.reasoning == "think" and text.rstrip().endswith(OPEN)
-        return replace(self._tokenize(text, "messages"), opened=opened)
+        return replace(self._tokenize(text, "messages"), ends_in_reasoning=opened)
 
     def _build_prompt(self, item: TextItem) -> Prompt:
         if isinstance(item, str):
@@ -306,7 +306,7 @@ class TextChatPipeline:
                 guided = "{"
         return AnswerFormat(
             reasoning=self.options.reasoning == "think",
-            opened=prompt.opened,
+            opened=prompt.ends_in_reasoning,
             parser=parser,
             guided=guided,
             plain=plain,

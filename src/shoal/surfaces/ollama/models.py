@@ -244,7 +244,7 @@ async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator
     """
     yield _encode_line(wire.OllamaProgress(status="pulling manifest"))
     previous: wire.OllamaProgress | None = None
-    over = asyncio.create_task(job.over.wait())
+    over = asyncio.create_task(job.done_event.wait())
     try:
         while not over.done():
             now = _to_progress(job)

@@ -325,7 +325,7 @@ class TestRoom:
         assert fresh.facts.context_tokens == 96
         assert fresh.facts.details["kv_cache_tokens"] == 96
         assert fresh.facts.details["kv_cache_mb"] == 0.0
-        assert fresh.facts.gives == "ids"
+        assert fresh.facts.output_mode == "ids"
         assert isinstance(fresh, Breakable)
         typed: TextGenerator = fresh
         assert typed.ready()

@@ -149,7 +149,12 @@ class TestBatches:
 
     async def test_facts(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         facts = engine.facts
-        assert (facts.name, facts.slots, facts.max_batch_size, facts.padded) == ("emb-0", 2, MAX_BATCH_SIZE, False)
+        assert (facts.name, facts.slots, facts.max_batch_size, facts.pads_batches) == (
+            "emb-0",
+            2,
+            MAX_BATCH_SIZE,
+            False,
+        )
         with pytest.raises(InternalError, match="no output 'x'"):
             await engine.infer(batch("a"), ["x"], {}, time.monotonic() + 10)
 

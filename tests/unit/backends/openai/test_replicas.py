@@ -316,7 +316,7 @@ class TestWatching:
             fleet.replicas[0].record_failure(1e9, gone=True)
             await server.start()
             await until(fleet, ready=True)
-            assert fleet.replicas[0].until == 0.0
+            assert fleet.replicas[0].ejected_until == 0.0
             await runner.aclose()
 
     async def test_one_that_a_request_finds_gone_is_checked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ class TestLimits:
             facts = engine.facts
             assert (facts.slots, facts.max_batch_size) == expected
             assert facts.slots * facts.max_batch_size <= permits
-            assert (facts.max_batch_tokens, facts.padded, facts.parallel) == (999, False, 1)
+            assert (facts.max_batch_tokens, facts.pads_batches, facts.parallel) == (999, False, 1)
             await close(engine)
 
     async def test_two_calls_in_flight_by_default(self, engine: TeiEngine) -> None:

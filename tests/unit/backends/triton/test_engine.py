@@ -468,9 +468,9 @@ def embedder_of(**fields: Any) -> Embedder:
     ("fields", "expected"),
     [
         ({"max_batch_size": 16, "instances": 3}, {"slots": 4, "parallel": 3, "max_batch_size": 1}),
-        ({"max_batch_size": 16, "style": "text"}, {"slots": 2, "max_batch_size": 16, "padded": False}),
-        ({"max_batch_size": 0, "style": "nim"}, {"max_batch_size": DEFAULT_BATCH_SIZE, "padded": False}),
-        ({"max_batch_size": 8, "length": 128}, {"length_buckets": (128,), "padded": True}),
+        ({"max_batch_size": 16, "style": "text"}, {"slots": 2, "max_batch_size": 16, "pads_batches": False}),
+        ({"max_batch_size": 0, "style": "nim"}, {"max_batch_size": DEFAULT_BATCH_SIZE, "pads_batches": False}),
+        ({"max_batch_size": 8, "length": 128}, {"length_buckets": (128,), "pads_batches": True}),
     ],
 )
 def test_facts_follow_the_configuration(fields: dict[str, Any], expected: dict[str, Any]) -> None:

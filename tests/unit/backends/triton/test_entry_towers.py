@@ -133,7 +133,7 @@ class TestRead:
             assert (found.style, found.dimension, found.max_batch_size) == ("pixels", 4, 64)
             assert [port.name for port in (*found.inputs, *found.outputs)] == ["pixel_values", "image_embeds"]
             assert (found.version, found.batch, found.has_mask) == ("2", "config", True)
-            assert not build_facts("m", found).padded
+            assert not build_facts("m", found).pads_batches
 
     def test_no_larger_batch_than_fits(self, tmp_path: Path) -> None:
         """An older entry may say more."""

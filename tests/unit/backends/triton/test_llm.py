@@ -119,7 +119,7 @@ async def test_every_kind_answers(bench: Bench, kind: Kind, stream: bool) -> Non
     found = await collect(generator, stream=stream, max_tokens=99 if kind != "dynamo" else None)
     if kind == "tokens":
         assert [id for piece in found for id in piece.ids] == words
-    elif generator.facts.gives == "cumulative":
+    elif generator.facts.output_mode == "cumulative":
         assert found[-1].text == "Hello world"
     else:
         assert text_of(found) == "Hello world"
@@ -134,7 +134,7 @@ async def test_every_kind_answers(bench: Bench, kind: Kind, stream: bool) -> Non
 class TestFacts:
     async def test_they_follow_the_schema(self, bench: Bench) -> None:
         facts = (await bench.open(talker("tokens"), adapters={"doll": 7}, context_tokens=128)).facts
-        assert (facts.name, facts.wants_ids, facts.gives, facts.context_tokens) == ("llm-0", True, "ids", 128)
+        assert (facts.name, facts.wants_ids, facts.output_mode, facts.context_tokens) == ("llm-0", True, "ids", 128)
         assert (facts.adapters, facts.details["schema"]) == (("doll",), "tokens")
         assert "top_k" in facts.parameters
 

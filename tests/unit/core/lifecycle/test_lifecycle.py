@@ -358,7 +358,7 @@ def test_unload_lets_requests_finish_and_refuses_new_ones(virtual: Run[None]) ->
         assert house.state("a") == "unloading"
         with pytest.raises(ModelNotReady, match="is unloading"):
             await house.ask("a")
-        assert not job.over.is_set()
+        assert not job.done_event.is_set()
         await job.wait()
         assert [answer.tokens for answer in await asyncio.gather(*calls)] == [[1]] * 3
         assert (house.loads.runners[0].closed, house.state("a"), job.changed) == (1, "gone", True)
@@ -671,7 +671,7 @@ def test_closing_ends_everything(virtual: Run[None], after: float) -> None:
         await asyncio.sleep(after)
         await house.life.aclose()
         await house.life.aclose()
-        assert all(job.over.is_set() for job in jobs)
+        assert all(job.done_event.is_set() for job in jobs)
         assert all(isinstance(job.error, Unavailable) for job in jobs if job.state == "cancelled")
         assert [life.closed >= 1 for life in house.loads.runners] == [True] * len(house.loads.runners)
         assert not house.loads.running

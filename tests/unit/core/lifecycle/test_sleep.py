@@ -336,7 +336,7 @@ def test_without_a_lifecycle_nobody_wakes(virtual: Run[None]) -> None:
     async def main() -> None:
         house = House()
         house.gateway.lifecycle = None
-        house.registry.add(model := Model("m", resting=True))
+        house.registry.add(model := Model("m", is_sleeping=True))
         with pytest.raises(ModelNotReady):
             await house.ask("m")
         await house.gateway.wake("m", context())

@@ -72,7 +72,7 @@ def test_what_an_input_caused_is_taken_back() -> None:
 def test_a_rest_is_no_ejection(seconds: float | None, until: float) -> None:
     one = Ejection()
     one.pause(10.0, seconds)
-    assert (one.until, one.ejections, one.on_trial) == (until, 0, False)
+    assert (one.ejected_until, one.ejections, one.on_trial) == (until, 0, False)
 
 
 def test_states_for_people() -> None:

@@ -171,7 +171,7 @@ def test_parts_of_a_failed_batch_keep_each_replicas_limit(virtual: Run[None]) ->
         calls = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
         await until(lambda: bool(large.running))
         lane.replicas[1].ejection.record_success()
-        lane.replicas[1]._gone_until = 0.0
+        lane.replicas[1]._unreachable_until = 0.0
         small.online = True
         outcomes = await gathered(*calls)
         for text, outcome in zip(texts, outcomes, strict=True):

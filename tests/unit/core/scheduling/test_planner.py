@@ -101,7 +101,7 @@ def test_other_bucket_joins_only_when_padding_is_cheaper_than_a_call() -> None:
 
 def test_unpadded_engines_mix_lengths_freely() -> None:
     """Where a batch costs the sum of its items, length is no reason to part them."""
-    facts = EngineFacts(name="r", inputs=(), outputs=(), padded=False)
+    facts = EngineFacts(name="r", inputs=(), outputs=(), pads_batches=False)
     queue = planner()
     for number, cost in enumerate((64, 8, 32)):
         queue.add(Work(cost=cost, request=number), 0.0)
@@ -120,7 +120,7 @@ def test_alone_means_alone() -> None:
     """An isolated item shares its batch with nobody, in either order."""
     queue = planner()
     queue.add(Work(request=1), 0.0)
-    queue.add(Work(request=2, alone=True), 0.0)
+    queue.add(Work(request=2, runs_alone=True), 0.0)
     queue.add(Work(request=3), 0.0)
     sizes = sorted(len(taken(queue).entries) for _ in range(2))
     assert sizes == [1, 2]
@@ -396,7 +396,7 @@ works = st.builds(
     client=st.sampled_from("abc"),
     request=st.integers(0, 5),
     deadline=st.sampled_from([1e9, 1e9, 1e9, 3.0]),
-    alone=st.sampled_from([False] * 9 + [True]),
+    runs_alone=st.sampled_from([False] * 9 + [True]),
 )
 steps = st.lists(st.one_of(works, st.just("take"), st.just("discard")), max_size=80)
 
@@ -409,7 +409,7 @@ def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
     """Whatever comes, goes and is cancelled: no item is lost, doubled or run after cancel, and limits hold."""
     queue = planner(max_batch_size=size, max_batch_tokens=300, max_batch_ms=5.0)
     facts = EngineFacts(
-        name="r", inputs=(), outputs=(), padded=padded, length_buckets=BUCKETS, size_buckets=(1, 2, 4, 8)
+        name="r", inputs=(), outputs=(), pads_batches=padded, length_buckets=BUCKETS, size_buckets=(1, 2, 4, 8)
     )
     waiting: list[Work] = []
     left: list[Work] = []
@@ -424,7 +424,7 @@ def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
         if len(entries) > 1:
             assert len(entries) <= size
             assert len({entry.group for entry in entries}) == 1
-            assert not any(entry.alone for entry in entries)
+            assert not any(entry.runs_alone for entry in entries)
             longest = max(round_up(entry.cost, BUCKETS) for entry in entries)
             tokens = round_up(len(entries), facts.size_buckets) * longest if padded else sum(e.cost for e in entries)
             assert tokens <= 300

@@ -152,7 +152,7 @@ async def test_texts_that_cannot_be_cut_leave_a_thread_to_the_others() -> None:
     desk.gate.held.pop().set_result(None)
     await until(lambda: len(desk.delivered) == 3)
     assert [len(item) for item in desk.jobs[0]] == [5, 4000, 4000]
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
     assert len(desk.gate.held) == 1
     desk.gate.let_go()
     await until(lambda: len(desk.delivered) == 4)
@@ -168,7 +168,7 @@ async def test_huge_texts_never_take_every_thread() -> None:
     for _ in range(3):
         desk.add(HUGE)
     await until(lambda: len(desk.gate.held) == 1)
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
     assert len(desk.gate.held) == 1
     desk.add("long" * 1000)
     await until(lambda: len(desk.gate.held) == 2)
@@ -208,7 +208,7 @@ async def test_short_texts_wait_for_no_thread() -> None:
     for number in range(JOB_ITEMS + 10):
         desk.add(f"{number}")
     desk.add(*bulk("b", 200))
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
     assert desk.jobs[1] == ["one", *map(str, range(JOB_ITEMS - 1))]
     assert desk.jobs[2] == list(map(str, range(JOB_ITEMS - 1, JOB_ITEMS + 10)))
     assert len(desk.jobs) == 3
@@ -252,7 +252,7 @@ async def test_interactive_goes_before_bulk() -> None:
     ]
     for held in desk.gate.held:
         held.cancel()
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
 
 
 async def test_bulk_is_prepared_only_so_far_ahead() -> None:
@@ -261,14 +261,14 @@ async def test_bulk_is_prepared_only_so_far_ahead() -> None:
     desk.add("a single text, so that jobs and AHEAD do not end together")
     pending = desk.add(*map(str, range(1000)))
     await until(lambda: len(desk.delivered) > AHEAD)
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
     assert len(desk.delivered) == AHEAD + 1
     del desk.delivered[0]
     moved = 0
     while moved < 1000:
         desk.intake.record_dispatched(pending, 1)
         moved += 1
-        await until(lambda: not desk.intake._scheduled)
+        await until(lambda: not desk.intake._is_scheduled)
         assert len(desk.delivered) - moved <= AHEAD
         assert len(desk.delivered) == 1000 or len(desk.delivered) - moved > AHEAD // 2 - 1
     assert [index for _, index, _ in desk.delivered] == list(range(1000))
@@ -305,7 +305,7 @@ async def test_turns_do_not_add_up() -> None:
         desk.intake.record_dispatched(requests[name], JOB_ITEMS)
     assert turns == "ababababababa"
     desk.gate.held[0].cancel()
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
 
 
 async def test_light_work_needs_no_thread() -> None:
@@ -322,7 +322,7 @@ async def test_light_work_needs_no_thread() -> None:
     assert [len(job) for job in desk.jobs] == [JOB_ITEMS, JOB_ITEMS, 175 - 2 * JOB_ITEMS]
     assert not desk.gate.held
     desk.add("gone").future.cancel()
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
     assert len(desk.jobs) == 3
 
 
@@ -345,7 +345,7 @@ async def test_short_work_beside_busy_threads_is_looked_at_once() -> None:
     await until(lambda: len(desk.delivered) == 300)
     assert looked < 300 * 10
     desk.gate.held.pop().cancel()
-    await until(lambda: not desk.intake._scheduled)
+    await until(lambda: not desk.intake._is_scheduled)
 
 
 async def test_requests_that_are_over_are_not_prepared() -> None:

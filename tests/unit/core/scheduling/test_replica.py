@@ -113,9 +113,9 @@ def test_a_batch_begins_when_one_before_it_ends(parallel: int, began: list[float
     turns = [one.start(now) for now in (0.0, 1.0, 2.0)]
     one.end(turns[0], 3.0)
     one.end(turns[1], 5.0)
-    assert [turn.began for turn in turns] == began
+    assert [turn.started for turn in turns] == began
     one.end(turns[2], 9.0)
-    assert one.start(9.5).began == 9.5
+    assert one.start(9.5).started == 9.5
 
 
 def test_cost_is_learnt() -> None:

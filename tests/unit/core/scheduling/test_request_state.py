@@ -79,6 +79,6 @@ async def test_a_row_from_the_cache_counts_only_before_the_answer() -> None:
     assert (request.cached, request.done) == (1, False)
     request.fail(EngineFailed("no"))
     request.put_cached(1, np.ones(2, np.float32), "s")
-    assert (request.cached, request.left) == (1, 1)
+    assert (request.cached, request.unfinished) == (1, 1)
     with pytest.raises(EngineFailed):
         await request.future

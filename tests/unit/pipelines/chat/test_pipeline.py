@@ -320,7 +320,7 @@ class TestReasoning:
     def test_a_prompt_may_open_the_thoughts(self) -> None:
         made = pipeline(DEEPSEEK, reasoning="think")
         prompt = only(made, chat())
-        assert prompt.opened
+        assert prompt.ends_in_reasoning
         decoder = made.decoder(chat(), prompt, 0, "delta")
         (thought, answer) = decoder.push(Piece(text="hm</think>\n\nyes"))
         assert (thought.reasoning, answer.text) == ("hm", "yes")
@@ -328,7 +328,7 @@ class TestReasoning:
     def test_only_where_the_operator_says_that_it_thinks(self) -> None:
         made = pipeline(DEEPSEEK)
         prompt = only(made, chat())
-        assert not prompt.opened
+        assert not prompt.ends_in_reasoning
         assert (
             made.decoder(chat(), prompt, 0, "delta").push(Piece(text="<think>x</think>"))[0].text == "<think>x</think>"
         )

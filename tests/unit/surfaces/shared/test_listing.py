@@ -36,7 +36,7 @@ def test_served_but_not_loaded(state: str) -> None:
 
 def test_asleep() -> None:
     """A model that rests is sleeping, whatever it is about to do."""
-    model = Model(name="m", resting=True, note="making room")
+    model = Model(name="m", is_sleeping=True, note="making room")
     assert listing.build_entry(card(model), ()).status == ModelStatus(value="sleeping", note="making room")
 
 
