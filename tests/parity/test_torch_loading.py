@@ -181,13 +181,13 @@ async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest
         return module._load(tmp_path, spec, ports, given)
 
     found = await asyncio.to_thread(load)
-    assert found.network.precision == ("fp16" if found.checked.agrees else "f32")
-    kept = await asyncio.to_thread(load, checked=found.checked)
+    assert found.network.precision == ("fp16" if found.precision_check.agrees else "f32")
+    kept = await asyncio.to_thread(load, precision_check=found.precision_check)
     assert (kept.network.precision, kept.reason) == (found.network.precision, found.reason)
     monkeypatch.setattr(module, "compare", lambda *_: {"mean_cosine": 0.5})
     exact = await asyncio.to_thread(load)
     assert exact.network.precision == "f32"
-    assert "bf16" in exact.checked.key
+    assert "bf16" in exact.precision_check.key
     assert (await asyncio.to_thread(load, samples=())).reason == "no samples to check 16 bits with"
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("float32", "bfloat16"))

@@ -89,7 +89,7 @@ class ModelLoader:
         return FetchResult(
             changed=stored.manifest.created >= began,
             size=stored.size,
-            source=str(source) if served.bare else "",
+            source=str(source) if served.name_only else "",
         )
 
     async def open(self, plan: Plan, report: ProgressReporter) -> Runner:
@@ -151,7 +151,7 @@ class ModelLoader:
             max_streams=settings.max_streams,
             max_queued_streams=settings.max_queued_streams,
             options=options,
-            resolved=not served.bare,
+            resolved=not served.name_only,
             payload=served,
         )
 
@@ -172,7 +172,7 @@ class ModelLoader:
                 param="model",
             )
         return _resolve_addresses(
-            ServedModel(name=check_name(address.id), addresses=(address,), bare="" if ":" in name else name)
+            ServedModel(name=check_name(address.id), addresses=(address,), name_only="" if ":" in name else name)
         )
 
     def _no_files(self, plan: Plan) -> str:

@@ -116,16 +116,16 @@ class ModelResources:
             settings=self.loaded.for_model(plan.name),
             table=self.table(plan.name),
             options=plan.options,
-            bare=served.bare,
+            name_only=served.name_only,
         )
 
     async def source(self, target: Target) -> Address:
         """The address of a model; for a bare name, that of the model in the store which has it: the one that came from
         that address of the hub, else the newest of that name."""
         address = target.addresses[0]
-        if not target.bare or address.revision:
+        if not target.name_only or address.revision:
             return address
-        found = [one.manifest.address for one in await asyncio.to_thread(self.store.find_by_name, target.bare)]
+        found = [one.manifest.address for one in await asyncio.to_thread(self.store.find_by_name, target.name_only)]
         return address if str(address) in found or not found else parse_source(found[0])
 
     async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:

@@ -71,12 +71,12 @@ class Backends:
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
-        self._made: dict[str, Backend] = {}
+        self._instances: dict[str, Backend] = {}
 
     def __getitem__(self, name: str) -> Backend:
-        if name not in self._made:
-            self._made[name] = backend_class(name)(self._resources)
-        return self._made[name]
+        if name not in self._instances:
+            self._instances[name] = backend_class(name)(self._resources)
+        return self._instances[name]
 
     def for_address(self, address: Address) -> Backend:
         """Return the backend of an address."""
@@ -89,6 +89,6 @@ class Backends:
         return [self[name] for name in FILE_BACKENDS if not backend_class(name).explain_no_files(settings)]
 
     async def aclose(self) -> None:
-        made, self._made = self._made, {}
+        made, self._instances = self._instances, {}
         for backend in reversed(made.values()):
             await backend.aclose()

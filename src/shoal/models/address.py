@@ -74,17 +74,17 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A served name and its replicas. `name` is empty if the models keep their names on the server. `bare`: the name
-    alone if the single address was written without a scheme ("" otherwise); it refers to a model in the store before
-    one on the hub."""
+    """A served name and its replicas. `name` is empty if the models keep their names on the server. `name_only`: the
+    name alone if the single address was written without a scheme ("" otherwise); it refers to a model in the store
+    before one on the hub."""
 
     name: str
     addresses: tuple[Address, ...]
-    bare: str = ""
+    name_only: str = ""
 
     def __str__(self) -> str:
         """Return the text that parses back to this."""
-        addresses = self.bare or ",".join(map(str, self.addresses))
+        addresses = self.name_only or ",".join(map(str, self.addresses))
         return f"{self.name}={addresses}" if self.name else addresses
 
 
@@ -101,13 +101,13 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """How to parse the addresses of a scheme.
 
     `parse` takes the scheme and the text after its colon, and raises an AddressError that says what to write instead.
-    `needs_model`: one server has many models, so a name given to its address requires `#MODEL`. `stands_alone`: the
+    `needs_model`: one server has many models, so a name given to its address requires `#MODEL`. `name_suffices`: the
     scheme's name is an address by itself, without a colon.
     """
 
     parse: Callable[[str, str], Address]
     needs_model: bool = False
-    stands_alone: bool = False
+    name_suffices: bool = False
 
 
 class Grammar:
@@ -132,11 +132,11 @@ class Grammar:
                     raise AddressError(
                         f"{name}={address}: a name needs one model: write {address}#MODEL, or drop the name"
                     )
-            return ServedModel(name=name, addresses=addresses, bare=bare)
+            return ServedModel(name=name, addresses=addresses, name_only=bare)
         ids = {address.id for address in addresses}
         if len(ids) > 1:
             raise AddressError(f"{text}: these addresses have different ids; name them as one model: NAME={text}")
-        return ServedModel(name=_own_name(addresses[0]), addresses=addresses, bare=bare)
+        return ServedModel(name=_own_name(addresses[0]), addresses=addresses, name_only=bare)
 
     def parse_model_address(self, text: str) -> Address:
         """Parse one address. Raises an AddressError that says what to write instead."""
@@ -147,7 +147,7 @@ class Grammar:
         match = _SCHEME.fullmatch(text)
         if match is None:
             name = text.partition("#")[0]
-            if name in self._names and self._scheme(name).stands_alone:
+            if name in self._names and self._scheme(name).name_suffices:
                 return self._scheme(name).parse(name, text.removeprefix(name))
             if text.startswith(("/", ".", "~")):
                 raise AddressError(f"{text} looks like a folder: write file:{text}")

@@ -118,7 +118,7 @@ class _Reader:
     def __init__(self, name: str, data: mmap.mmap) -> None:
         self._name = name
         self._data = data
-        self._at = 4
+        self._offset = 4
 
     def read(self) -> Gguf:
         version = self._scalar("I")
@@ -163,7 +163,7 @@ class _Reader:
             if name == "token_embd.weight":
                 vocabulary = shape[-1]
         step = self._alignment(metadata)
-        begin = -(-self._at // step) * step
+        begin = -(-self._offset // step) * step
         if begin + needed > len(self._data):
             raise self._refuse(f"is cut short: it has {len(self._data)} of {begin + needed} bytes; fetch it again")
         return parameters, vocabulary, tuple(found)
@@ -196,8 +196,8 @@ class _Reader:
         if kind == _STRING:
             return [self._text() for _ in range(count)]
         code = struct.Struct(f"<{count}{self._kind(kind)}")
-        values = list(code.unpack_from(self._data, self._at))
-        self._at += code.size
+        values = list(code.unpack_from(self._data, self._offset))
+        self._offset += code.size
         return values
 
     def _kind(self, kind: int) -> str:
@@ -206,16 +206,16 @@ class _Reader:
         return _SCALARS[kind]
 
     def _scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
-        self._at += struct.calcsize(f"<{code}")
+        (value,) = struct.unpack_from(f"<{code}", self._data, self._offset)
+        self._offset += struct.calcsize(f"<{code}")
         return value
 
     def _text(self) -> str:
         length = self._check_length(self._scalar("Q"), _MOST_BYTES)
-        if self._at + length > len(self._data):
+        if self._offset + length > len(self._data):
             raise struct.error("a text ends behind the file")
-        text = self._data[self._at : self._at + length].decode()
-        self._at += length
+        text = self._data[self._offset : self._offset + length].decode()
+        self._offset += length
         return text
 
     def _check_length(self, length: int, most: int) -> int:

@@ -354,7 +354,7 @@ def _describe(address: Address, fetched: FetchedModel, target: Path, made: _Grap
     files = measure(target, {f"{SOURCE}/{name}": digest for name, digest in fetched.hashes.items()})
     prefix = f"{SOURCE}/"
     published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}
-    if any(map(is_pickle, fetched.published)):
+    if any(map(is_pickle, fetched.published_hashes)):
         text = f"{made.conversion}; PyTorch turned its pickles into safetensors"
         made = msgspec.structs.replace(made, conversion=text)
     return Manifest(
@@ -365,7 +365,7 @@ def _describe(address: Address, fetched: FetchedModel, target: Path, made: _Grap
         revision=fetched.address.revision,
         converter=CONVERTER,
         created=int(time.time()),
-        weights=fetched.published
+        weights=fetched.published_hashes
         or {name: digest for name, digest in (fetched.hashes | published).items() if is_weights(name)},
         files=files,
     )

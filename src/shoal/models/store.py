@@ -87,7 +87,7 @@ class Store:
     def __init__(self, home: Path | str) -> None:
         self._home = Path(home).expanduser().absolute()
         self._models = self._home / "models"
-        self._logged: set[str] = set()
+        self._logged_complaints: set[str] = set()
 
     @property
     def home(self) -> Path:
@@ -246,8 +246,8 @@ class Store:
             damage += complaints
             return found
         for complaint in complaints:
-            if complaint not in self._logged:
-                self._logged.add(complaint)
+            if complaint not in self._logged_complaints:
+                self._logged_complaints.add(complaint)
                 _log.warning("%s", complaint)
         return found
 

@@ -46,7 +46,7 @@ class Heads:
     def __init__(self, spec: TextSpec) -> None:
         self._spec = spec
         self._names: dict[VectorKind, str] = {"dense": spec.pooled}
-        self._plain = (spec.pooled,)
+        self._dense_outputs = (spec.pooled,)
         large: set[str] = set()
         if spec.tokens:
             self._names["tokens"] = spec.tokens
@@ -54,24 +54,24 @@ class Heads:
         if spec.multi is not None:
             self._names["multi"] = spec.multi.output
             large.add(spec.multi.output)
-            self._hidden = np.array(spec.multi.skipped, dtype=np.int64)
+            self._skipped_ids = np.array(spec.multi.skipped, dtype=np.int64)
         if spec.sparse is not None:
             self._names["sparse"] = spec.sparse.output
-            self._unweighed = np.array(spec.sparse.skipped, dtype=np.int64)
+            self._unweighted_ids = np.array(spec.sparse.skipped, dtype=np.int64)
             if spec.sparse.per == "vocabulary":
                 large.add(spec.sparse.output)
-        self._large = large - {spec.pooled}
+        self._large_outputs = large - {spec.pooled}
 
     def outputs(self, kinds: tuple[VectorKind, ...]) -> tuple[str, ...]:
         """Return the names of the outputs that these kinds of vectors are built from."""
         if kinds == PLAIN:
-            return self._plain
+            return self._dense_outputs
         return tuple(sorted({self._names[kind] for kind in kinds}))
 
     def group(self, kinds: tuple[VectorKind, ...]) -> tuple[str, ...]:
         if kinds == PLAIN:
             return ()
-        return tuple(name for name in self.outputs(kinds) if name in self._large)
+        return tuple(name for name in self.outputs(kinds) if name in self._large_outputs)
 
     def rows(
         self, outputs: Tensors, batch: Sequence[Prepared], dense: Sequence[Array | ShoalError]
@@ -107,15 +107,15 @@ class Heads:
             indices = np.flatnonzero(weights)
             return SparseVector(indices.astype(np.int32), weights[indices])
         count = item.extra.tokens
-        return weights_by_id(item.tensors["input_ids"][:count], weights[:count], self._unweighed)
+        return weights_by_id(item.tensors["input_ids"][:count], weights[:count], self._unweighted_ids)
 
     def _multi(self, row: Array, item: Prepared) -> Array:
         spec = self._spec.multi
         assert spec is not None
         ids = item.tensors["input_ids"] if item.extra.query else item.tensors["input_ids"][: item.extra.tokens]
         kept = np.ones(len(ids), dtype=bool)
-        if not item.extra.query and len(self._hidden):
-            kept = ~np.isin(ids, self._hidden)
+        if not item.extra.query and len(self._skipped_ids):
+            kept = ~np.isin(ids, self._skipped_ids)
         if spec.drop_first:
             kept[:1] = False
         return _copy_rows(row[: len(ids)][kept])

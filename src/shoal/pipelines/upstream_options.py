@@ -49,11 +49,11 @@ class Weight(NamedTuple):
 class TruncationPolicy:
     """Decides how texts that are too long are cut. The server cuts them, either as requested (`passes`) or silently, so
     only a token count reveals it. `limit`: where it cuts; 0 if the limit or the count is unknown. `default`: whether to
-    truncate if a request does not say. `counted`: maximum tokens of a text worth counting."""
+    truncate if a request does not say. `max_counted`: maximum tokens of a text worth counting."""
 
     def __init__(self, passes: Passes, *, limit: int, default: bool) -> None:
         self.limit = limit
-        self.counted = limit or _ALL
+        self.max_counted = limit or _ALL
         self._passes = passes
         self._default = default
 
@@ -94,13 +94,13 @@ class TruncationPolicy:
         except UnicodeEncodeError:
             return InvalidValue("the text holds half of a surrogate pair, which UTF-8 cannot carry", param="input")
         if count is None:
-            return Weight(min(self.counted, max(1, size // 3)), max(1, size // BYTES_PER_TOKEN), False)
+            return Weight(min(self.max_counted, max(1, size // 3)), max(1, size // BYTES_PER_TOKEN), False)
         truncated = 0 < self.limit < count.total
         if truncated and not truncate:
             return too_long_error(count.total, count.exact, self.limit)
         if truncated and direction == "left" and "truncation_direction" not in self._passes:
             return Unsupported(_ONLY_RIGHT, param="truncation_direction")
-        tokens = min(self.counted, count.total)
+        tokens = min(self.max_counted, count.total)
         return Weight(max(1, tokens), tokens, truncated)
 
 

@@ -147,7 +147,7 @@ async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) 
     assert 0.0 < found.figures["high_difference"] < 1.0
     assert engine.facts.precision == ("bf16" if found.agrees else "f32")
     kept = replace(found, figures={"high_difference": MAX_FIGURES["high_difference"] * (1 if close else 1.01)})
-    engine = await load_opener("openvino")(graph, name="x", options=replace(options, checked=kept))
+    engine = await load_opener("openvino")(graph, name="x", options=replace(options, precision_check=kept))
     await engine.aclose()
     assert engine.facts.precision == ("bf16" if close else "f32")
     assert "high difference" in engine.facts.details["precision_reason"]
@@ -203,11 +203,11 @@ async def test_a_kept_outcome_is_used_on_the_same_machine_only(graph: Path, cosi
     await first.aclose()
     own = first.facts.details["precision_checked"] or PrecisionCheck("")
     for key in (own.key, "another processor"):
-        options = replace(COLD, samples=SAMPLES, checked=PrecisionCheck(key, figures={"mean_cosine": cosine}))
+        options = replace(COLD, samples=SAMPLES, precision_check=PrecisionCheck(key, figures={"mean_cosine": cosine}))
         engine = await load_opener("openvino")(graph, name="x", options=options)
         await engine.aclose()
         used = engine.facts.details["precision_checked"]
-        assert used == (options.checked if key == own.key and key else first.facts.details["precision_checked"])
+        assert used == (options.precision_check if key == own.key and key else first.facts.details["precision_checked"])
 
 
 async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
@@ -218,7 +218,9 @@ async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
         assert first.facts.details["precision_checked"] is None
         return
     kept = PrecisionCheck(first.facts.details["precision_checked"].key, figures={"mean_cosine": 0.5})
-    second = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES[:1], checked=kept))
+    second = await load_opener("openvino")(
+        graph, name="x", options=replace(COLD, samples=SAMPLES[:1], precision_check=kept)
+    )
     await second.aclose()
     used = second.facts.details["precision_checked"]
     assert used.key != kept.key

@@ -470,7 +470,7 @@ class TestOpening:
         runner = await pushing.loader.open(plan, notes)
         assert (await vectors(runner, "fish")).shape == (1, HIDDEN)
         await pushing.loader.close(plan, runner)
-        assert pushing.host._pushed == {}
+        assert pushing.host._pushed_specs == {}
 
     async def test_what_is_in_the_repository_is_taken_as_it_is(
         self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes

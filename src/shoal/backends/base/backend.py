@@ -28,8 +28,8 @@ NO_SAMPLING: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One model to open: its replicas' addresses and its configuration. `source`: the addresses as one text. `bare`: as
-    in ServedModel. `options`: the load options."""
+    """One model to open: its replicas' addresses and its configuration. `source`: the addresses as one text.
+    `name_only`: as in ServedModel. `options`: the load options."""
 
     name: str
     source: str
@@ -37,7 +37,7 @@ class Target:
     settings: Settings
     table: ModelTable = field(default_factory=ModelTable)
     options: LoadOptions = field(default_factory=LoadOptions)
-    bare: str = ""
+    name_only: str = ""
 
 
 class Resources(Protocol):

@@ -39,13 +39,13 @@ class RequestNotSent(TransportFailed):
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete response. `body` is cut to the requested maximum; `whole` is whether it is complete. `key`: Shoal's
-    own key for that server."""
+    """A complete response. `body` is cut to the requested maximum; `is_complete` is whether it is complete. `key`:
+    Shoal's own key for that server."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    whole: bool = True
+    is_complete: bool = True
     key: bytes = field(default=b"", repr=False)
 
     @property
@@ -55,7 +55,7 @@ class Answer:
     @property
     def has_json_body(self) -> bool:
         """Whether the body is JSON, whatever its content type says."""
-        if not self.whole or not self.body:
+        if not self.is_complete or not self.body:
             return False
         try:
             _RAW.decode(self.body)

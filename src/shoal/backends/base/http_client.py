@@ -71,7 +71,7 @@ class Response:
 
     def __init__(self, response: aiohttp.ClientResponse, where: str, deadline: float, key: bytes = b"") -> None:
         self.key = key
-        self.over = False
+        self.is_finished = False
         self.status = response.status
         self.headers: CIMultiDictProxy[str] = response.headers
         self._response = response
@@ -97,11 +97,11 @@ class Response:
         content = self._response.content
         while len(body) <= most and not content.at_eof():
             body += await content.readany()
-        return Answer(self.status, self.headers, bytes(body[:most]), whole=len(body) <= most, key=self.key)
+        return Answer(self.status, self.headers, bytes(body[:most]), is_complete=len(body) <= most, key=self.key)
 
     def finish(self) -> None:
         """Mark the body as complete. Its end is then read in the background, without delaying the caller."""
-        self.over = True
+        self.is_finished = True
 
 
 class Client:
@@ -151,7 +151,7 @@ class Client:
             answer = await made.read(most if made.status == 200 else MAX_ERROR_BYTES)
         finally:
             self._close_response(response)
-        if made.status == 200 and not answer.whole:
+        if made.status == 200 and not answer.is_complete:
             raise UpstreamFailed(
                 f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
                 " once: ask for less at once"
@@ -170,7 +170,7 @@ class Client:
         try:
             yield made
         finally:
-            if made.over and not self._closed and not response.content.is_eof():
+            if made.is_finished and not self._closed and not response.content.is_eof():
                 self._open.discard(response)
                 task = asyncio.create_task(_drain_response(response), name=f"the end of an answer of {self.base}")
                 self._ending.add(task)

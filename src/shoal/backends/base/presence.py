@@ -39,13 +39,13 @@ class Presence:
         self.reason = "" if serving else "it was not reached yet"
         self._name = name
         self._logger = logger
-        self._look = look
+        self._probe = look
         self._admit = admit
-        self._slow_looks = slow_looks
+        self._slow_checks = slow_looks
         self._closed = False
-        self._running = 0
+        self._calls = 0
         self._idle = asyncio.Event()
-        self._wake = asyncio.Event()
+        self._check_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, look_s: float, again_s: Sequence[float]) -> None:
@@ -56,23 +56,23 @@ class Presence:
     def __enter__(self) -> None:
         if self._closed:
             raise TransportFailed(f"{self._name} is closed: send the request again")
-        self._running += 1
+        self._calls += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, TransportFailed):
             self.mark_lost(error)
-        self._running -= 1
-        if not self._running:
+        self._calls -= 1
+        if not self._calls:
             self._idle.set()
 
     @property
     def check_due(self) -> bool:
         """Whether the next check of a healthy server is due now."""
-        return self._wake.is_set()
+        return self._check_due.is_set()
 
     def check_now(self) -> None:
         """Check a healthy server without waiting for the interval to end."""
-        self._wake.set()
+        self._check_due.set()
 
     def mark_lost(self, error: ShoalError) -> None:
         """Take the server out of service and check it now."""
@@ -89,7 +89,7 @@ class Presence:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        while self._running:
+        while self._calls:
             self._idle.clear()
             await self._idle.wait()
 
@@ -97,7 +97,7 @@ class Presence:
         missed, pauses = 0, retry_pauses(again_s)
         while True:
             await self._pause(look_s if self.ready and not missed else next(pauses))
-            self._wake.clear()  # before the check: a call that fails during it makes the next check due
+            self._check_due.clear()  # before the check: a call that fails during it makes the next check due
             try:
                 await self._check()
                 missed, pauses = 0, retry_pauses(again_s)
@@ -110,14 +110,14 @@ class Presence:
                 self._record_error(InternalError(f"watching the server failed: {error!r}"), missed)
 
     async def _check(self) -> None:
-        await self._look()
+        await self._probe()
         if not self.ready:
             await self._admit()
             self.ready, self.reason = True, ""
             self._logger.info("%s is in service", self._name)
 
     def _record_error(self, error: ShoalError, missed: int) -> None:
-        if self.ready and not isinstance(error, TransportFailed) and missed < self._slow_looks:
+        if self.ready and not isinstance(error, TransportFailed) and missed < self._slow_checks:
             return
         # A server that stays away, with varying messages, is not worth a log line. One that is back but kept out is.
         if not self.ready and error.message != self.reason and not isinstance(error, TransportFailed):
@@ -131,7 +131,7 @@ class Presence:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._wake.wait()
+                await self._check_due.wait()
 
 
 class PresenceMixin:

@@ -25,4 +25,4 @@ def parse(scheme: str, text: str) -> Address:
     return Address(scheme=scheme, model=check_name(model) if model else "", options=tuple(options))
 
 
-SCHEMES = {"fake": Scheme(parse=parse, stands_alone=True)}
+SCHEMES = {"fake": Scheme(parse=parse, name_suffices=True)}

@@ -284,7 +284,7 @@ class FakeEngine:
         self.cancelled = 0
         self._script = script
         self._cores = asyncio.Semaphore(script.parallel or script.slots)
-        self._words = {kind: word_id(getattr(script, kind)) for kind in ("poison", "reject", "nan")}
+        self._trigger_ids = {kind: word_id(getattr(script, kind)) for kind in ("poison", "reject", "nan")}
         self._facts = EngineFacts(
             name=name,
             inputs=("ids",),
@@ -329,15 +329,15 @@ class FakeEngine:
             self.running -= 1
         self._fail_as_scripted(ids)
         rows = np.stack([compute_vector(row[row > 0].tolist(), self._script.dimension) for row in ids])
-        rows[(ids == self._words["nan"]).any(axis=1)] = np.nan
+        rows[(ids == self._trigger_ids["nan"]).any(axis=1)] = np.nan
         return {"embedding": rows}
 
     def _fail_as_scripted(self, ids: Array) -> None:
         if not self.online:
             raise TransportFailed("the replica is gone")
-        if self.broken or (ids == self._words["poison"]).any():
+        if self.broken or (ids == self._trigger_ids["poison"]).any():
             raise EngineFailed("the engine failed and does not say why")
-        if (ids == self._words["reject"]).any():
+        if (ids == self._trigger_ids["reject"]).any():
             raise InputRejected("the engine refused an input")
         if self._script.memory_tokens and ids.size > self._script.memory_tokens:
             raise OutOfMemory(f"{ids.size} tokens do not fit")

@@ -87,7 +87,7 @@ class _Writer:
     def __init__(self, schema: Any) -> None:
         self._schema = schema
         self._rules: dict[str, str] = {}  # names by body
-        self._named: dict[str, str] = {}
+        self._reference_names: dict[str, str] = {}
         self._references: list[str] = []
         self._path: list[str] = []
         self._parts = 0
@@ -208,10 +208,10 @@ class _Writer:
     def _reference(self, pointer: Any) -> str:
         """Return the rule of a reference's target; the target may contain the reference."""
         node = self._target(pointer)
-        if pointer not in self._named:
-            name = self._named[pointer] = f"ref{len(self._named)}"
+        if pointer not in self._reference_names:
+            name = self._reference_names[pointer] = f"ref{len(self._reference_names)}"
             self._references.append(f"{name} ::= {self._below(node, f'$ref {pointer}')}")
-        return self._named[pointer]
+        return self._reference_names[pointer]
 
     def _constants(self, node: Schema) -> str:
         values = node.get("enum", [node.get("const")])

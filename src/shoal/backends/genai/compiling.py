@@ -61,9 +61,9 @@ class GuideChecker:
         self._vocabulary = vocabulary
         self._prepare = prepare
         self._limit_s = LIMIT_S if limit_s is None else limit_s
-        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        self._running: dict[bytes, _PendingTrial] = {}
-        self._turn = asyncio.Lock()
+        self._verdicts: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._trials: dict[bytes, _PendingTrial] = {}
+        self._trial_lock = asyncio.Lock()
         self._child: asyncio.Task[_TrialProcess] | None = None
         self._closed = False
         self.size = 0
@@ -84,23 +84,23 @@ class GuideChecker:
         the errors of `prepare`. A trial that has not begun is cancelled with its last waiting request.
         """
         key = hashlib.sha256(f"{guide.kind}\0{guide.value}".encode()).digest()
-        refused, until = self._known.get(key, ("", 0.0))
+        refused, until = self._verdicts.get(key, ("", 0.0))
         if until < asyncio.get_running_loop().time():
             refused = await self._await_trial(key, guide)
         else:
-            self._known.move_to_end(key)
+            self._verdicts.move_to_end(key)
         if refused:
             raise InvalidValue(refused, param=guide.field)
 
     async def _await_trial(self, key: bytes, guide: Guide) -> str:
         """Return the reason for rejection, or "". Requests for the same guide share one trial."""
-        running = self._running.get(key)
+        running = self._trials.get(key)
         if running is None:
             if self._closed:
                 raise TransportFailed("the model was unloaded while it answered")
-            if len(self._running) >= MAX_WAITING:
+            if len(self._trials) >= MAX_WAITING:
                 raise Overloaded("too many forms of answers are being compiled; try again", retry_after=self._limit_s)
-            running = self._running[key] = _PendingTrial()
+            running = self._trials[key] = _PendingTrial()
             running.task = asyncio.create_task(self._run_trial(key, guide, running), name="guide")
             running.task.add_done_callback(lambda task: self._on_trial_done(key, task))
         running.waiting += 1
@@ -112,27 +112,27 @@ class GuideChecker:
             raise
         finally:
             running.waiting -= 1
-            if not running.waiting and not running.begun:
+            if not running.waiting and not running.has_started:
                 running.task.cancel()
-                self._running.pop(key, None)
+                self._trials.pop(key, None)
 
     def _on_trial_done(self, key: bytes, task: asyncio.Task[str]) -> None:
         if not task.cancelled():
             task.exception()  # mark it as retrieved: no request may be waiting
-        if key in self._running and self._running[key].task is task:
-            del self._running[key]
+        if key in self._trials and self._trials[key].task is task:
+            del self._trials[key]
 
     async def _run_trial(self, key: bytes, guide: Guide, running: _PendingTrial) -> str:
-        async with self._turn:
-            running.begun = True
+        async with self._trial_lock:
+            running.has_started = True
             verdict = await self._get_verdict(guide)
             if not verdict.refused:
                 await self._prepare(guide)
                 self.size += verdict.size
         stands_s = REJECTION_TTL_S if verdict.refused else math.inf
-        self._known[key] = verdict.refused, asyncio.get_running_loop().time() + stands_s
-        if len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        self._verdicts[key] = verdict.refused, asyncio.get_running_loop().time() + stands_s
+        if len(self._verdicts) > MAX_REMEMBERED:
+            self._verdicts.popitem(last=False)
         return verdict.refused
 
     async def _get_verdict(self, guide: Guide) -> Verdict:
@@ -150,7 +150,7 @@ class GuideChecker:
         except asyncio.CancelledError:
             await child.end()
             raise
-        if verdict.worn:
+        if verdict.needs_restart:
             await self._replace(child)
         return verdict
 
@@ -177,7 +177,7 @@ class GuideChecker:
     async def aclose(self) -> None:
         """Cancel all trials and end the process."""
         self._closed = True
-        tasks = [running.task for running in self._running.values()]
+        tasks = [running.task for running in self._trials.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -191,13 +191,13 @@ class GuideChecker:
 
 
 class _PendingTrial:
-    """A trial. `waiting`: number of waiting requests; `begun`: it has left the queue."""
+    """A trial. `waiting`: number of waiting requests; `has_started`: it has left the queue."""
 
     task: asyncio.Task[str]
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.begun = False
+        self.has_started = False
 
 
 class _TrialProcess:

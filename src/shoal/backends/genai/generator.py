@@ -94,12 +94,12 @@ class GenaiGenerator:
         self._trials = GuideChecker(path, opened.vocab_size, self._prepare)
         self._worker = worker
         self._numbers = count(1)
-        self._waiting: dict[int, _PendingOutput] = {}
-        self._broken: ShoalError | None = None
+        self._outputs: dict[int, _PendingOutput] = {}
+        self._failure: ShoalError | None = None
         self._closed = False
-        self._tell_broken: Callable[[ShoalError], None] | None = None
+        self._on_broken: Callable[[ShoalError], None] | None = None
         self._watch = Watch(name, ping=worker.ping, gone=self._on_silent)
-        self._hearing = asyncio.create_task(self._receive(), name=f"genai-{name}")
+        self._receive_task = asyncio.create_task(self._receive(), name=f"genai-{name}")
 
     @property
     def facts(self) -> GeneratorFacts:
@@ -111,12 +111,12 @@ class GenaiGenerator:
         return self._worker.process.pid
 
     def ready(self) -> bool:
-        return self._broken is None and not self._watch.silent
+        return self._failure is None and not self._watch.silent
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
-        self._tell_broken = call
-        if self._broken is not None and not self._closed:  # it died before the callback was registered
-            asyncio.get_running_loop().call_soon(call, self._broken)
+        self._on_broken = call
+        if self._failure is not None and not self._closed:  # it died before the callback was registered
+            asyncio.get_running_loop().call_soon(call, self._failure)
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
@@ -124,13 +124,13 @@ class GenaiGenerator:
         ids = self._check_prompt(prompt, adapter)
         number = next(self._numbers)
         start = _encode_start(Start(id=number, ids=ids, sampling=sampling))
-        if self._broken is None and sampling.guide is not None and "guide" in self._facts.parameters:
+        if self._failure is None and sampling.guide is not None and "guide" in self._facts.parameters:
             await self._try_guide(sampling.guide, ctx)
-        if self._broken is not None:
-            raise copy(self._broken)
+        if self._failure is not None:
+            raise copy(self._failure)
         if self._watch.silent:
             raise TransportFailed("the language model's process does not answer just now: try again soon")
-        arrivals = self._waiting[number] = _PendingOutput()
+        arrivals = self._outputs[number] = _PendingOutput()
         self._worker.enqueue(number, start)
         self._watch.expect_answer()
         ended = False
@@ -147,8 +147,8 @@ class GenaiGenerator:
                 ended = piece.finish_reason is not None
                 yield piece
         finally:
-            self._waiting.pop(number, None)
-            if not ended and self._broken is None:
+            self._outputs.pop(number, None)
+            if not ended and self._failure is None:
                 self._worker.cancel(number)
 
     async def _try_guide(self, guide: Guide, ctx: Context) -> None:
@@ -160,16 +160,16 @@ class GenaiGenerator:
 
     async def _prepare(self, guide: Guide) -> None:
         """Let the model's process compile a guide that passed its trial, while answers continue."""
-        if self._broken is not None:
-            raise copy(self._broken)
+        if self._failure is not None:
+            raise copy(self._failure)
         number = next(self._numbers)
-        arrivals = self._waiting[number] = _PendingOutput()
+        arrivals = self._outputs[number] = _PendingOutput()
         self._worker.enqueue(number, encode_frame(Prepare(id=number, guide=guide)))
         self._watch.expect_answer()
         try:
             await arrivals.next()
         finally:
-            self._waiting.pop(number, None)
+            self._outputs.pop(number, None)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -177,8 +177,8 @@ class GenaiGenerator:
         self._fail_all(TransportFailed("the model was unloaded while it answered"))
         await self._trials.aclose()
         await self._worker.end(CLOSE_S)
-        self._hearing.cancel()
-        await asyncio.gather(self._hearing, return_exceptions=True)
+        self._receive_task.cancel()
+        await asyncio.gather(self._receive_task, return_exceptions=True)
 
     def _check_prompt(self, prompt: Prompt, adapter: str) -> tuple[int, ...]:
         if adapter:
@@ -195,12 +195,12 @@ class GenaiGenerator:
         try:
             while True:
                 for each in decode_produced(await self._worker.read_frame()):
-                    arrivals = self._waiting.get(each.id)
+                    arrivals = self._outputs.get(each.id)
                     if arrivals is not None:
                         arrivals.put(each)
-                self._watch.record_message(owes=bool(self._waiting))
+                self._watch.record_message(owes=bool(self._outputs))
         except (asyncio.IncompleteReadError, OSError):
-            if self._broken is None:  # else this end closed the socket and has set the reason
+            if self._failure is None:  # else this end closed the socket and has set the reason
                 self._mark_broken(await self._worker.crash_error())
         except Exception as unforeseen:  # no reader may wait forever for pieces
             logger.exception("what the process of %s says cannot be read", self._facts.name)
@@ -219,16 +219,16 @@ class GenaiGenerator:
 
     def _mark_broken(self, error: ShoalError) -> None:
         self._watch.close()
-        if self._broken is None:
+        if self._failure is None:
             logger.error("%s: %s", self._facts.name, error.message)
             self._fail_all(error)
-            if self._tell_broken is not None:
-                self._tell_broken(error)
+            if self._on_broken is not None:
+                self._on_broken(error)
 
     def _fail_all(self, error: ShoalError) -> None:
-        if self._broken is None:
-            self._broken = error
-            for arrivals in self._waiting.values():
+        if self._failure is None:
+            self._failure = error
+            for arrivals in self._outputs.values():
                 arrivals.fail(copy(error))
 
 
@@ -252,7 +252,7 @@ class _PendingOutput:
         self._logprobs: list[TokenLogprob] = []
         self._finish: str | None = None
         self._error: ShoalError | None = None
-        self._came = asyncio.Event()
+        self._has_news = asyncio.Event()
 
     def put(self, made: Produced) -> None:
         if made.error is not None:
@@ -263,19 +263,19 @@ class _PendingOutput:
         self._tokens += made.tokens
         self._logprobs += [_logprob(*entry) for entry in made.logprobs]
         self._finish = made.finish
-        self._came.set()
+        self._has_news.set()
 
     def fail(self, error: ShoalError) -> None:
         self._error = error
-        self._came.set()
+        self._has_news.set()
 
     async def next(self) -> Piece:
         """Wait for output and return all since the last call. An error of the answer is raised after its output."""
-        await self._came.wait()
+        await self._has_news.wait()
         if not self._tokens and self._finish is None and self._error is not None:
             raise self._error
         if self._error is None:
-            self._came.clear()
+            self._has_news.clear()
         piece = Piece(ids=self._ids, tokens=self._tokens, logprobs=self._logprobs, finish_reason=self._finish)
         self._ids, self._tokens, self._logprobs = [], 0, []
         return piece

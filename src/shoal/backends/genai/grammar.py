@@ -41,9 +41,9 @@ class GuideCompiler:
     def __init__(self, openvino: Any, genai: Any, tokenizer: Any, vocabulary: int) -> None:
         self._genai = genai
         self._tensor = openvino.Tensor(np.zeros((1, 1), np.int64))
-        self._good: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
+        self._accepted: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
         self._books = threading.Lock()
-        self._trying = threading.Lock()
+        self._trial_lock = threading.Lock()
         with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
             openvino.save_model(_zero_model(openvino, vocabulary), Path(folder, "openvino_model.xml"))
             self._pipeline = genai.LLMPipeline(folder, tokenizer, "CPU", ATTENTION_BACKEND="SDPA")
@@ -52,18 +52,18 @@ class GuideCompiler:
         """Return the library's StructuredOutputConfig. Raises InvalidValue with the fault of the guide."""
         key = (guide.kind, guide.value)
         with self._books:
-            arguments = self._good.get(key)
+            arguments = self._accepted.get(key)
             if arguments is not None:
-                self._good.move_to_end(key)
+                self._accepted.move_to_end(key)
                 return self._genai.StructuredOutputConfig(**arguments)
         arguments = _arguments(guide)
         structured = self._genai.StructuredOutputConfig(**arguments)
-        with self._trying:
+        with self._trial_lock:
             self._generate_tokens(guide, structured, 1)
         with self._books:
-            self._good[key] = arguments
-            if len(self._good) > MAX_REMEMBERED:
-                self._good.popitem(last=False)
+            self._accepted[key] = arguments
+            if len(self._accepted) > MAX_REMEMBERED:
+                self._accepted.popitem(last=False)
         return structured
 
     def prepare(self, guide: Guide, then: Callable[[ShoalError | None], None]) -> None:

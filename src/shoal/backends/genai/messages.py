@@ -114,11 +114,11 @@ class Produced(msgspec.Struct, frozen=True, kw_only=True):
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a guide's trial. `refused`: why it cannot be used, "" if it can. `size`: bytes of memory that the
-    compiled guide occupies. `worn`: the trial process reached its memory limit and ends."""
+    compiled guide occupies. `needs_restart`: the trial process reached its memory limit and ends."""
 
     refused: str = ""
     size: int = 0
-    worn: bool = False
+    needs_restart: bool = False
 
 
 ToWorker: TypeAlias = Open | Start | Prepare | Cancel | Ping

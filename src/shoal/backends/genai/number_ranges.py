@@ -26,15 +26,15 @@ MAX_MULTIPLES = 1000
 class Range(NamedTuple):
     """Lower and upper bound, None if unbounded. `open_*`: the bound is exclusive."""
 
-    least: Decimal | None = None
-    most: Decimal | None = None
-    open_least: bool = False
-    open_most: bool = False
+    lower: Decimal | None = None
+    upper: Decimal | None = None
+    open_lower: bool = False
+    open_upper: bool = False
     step: Decimal | None = None
 
     def __neg__(self) -> Range:
-        least, most = (None if each is None else -each for each in (self.most, self.least))
-        return Range(least, most, self.open_most, self.open_least, self.step)
+        least, most = (None if each is None else -each for each in (self.upper, self.lower))
+        return Range(least, most, self.open_upper, self.open_lower, self.step)
 
 
 def write_integers(bounds: Range) -> str:
@@ -58,14 +58,14 @@ def write_numbers(bounds: Range) -> str:
     if step is not None and _zeros(1 / step) is None:
         return _write_multiples(bounds, step, integers=False)
     bounds = _narrow(bounds)
-    bounds = bounds._replace(least=_round(bounds.least, ROUND_CEILING), most=_round(bounds.most, ROUND_FLOOR))
+    bounds = bounds._replace(lower=_round(bounds.lower, ROUND_CEILING), upper=_round(bounds.upper, ROUND_FLOOR))
     digits = MAX_DIGITS if step is None else min(MAX_DIGITS, -int(step.normalize().as_tuple().exponent))
-    for each in (bounds.least, bounds.most):
+    for each in (bounds.lower, bounds.upper):
         if each is not None:
             whole, fraction = _digits(each)
             digits = min(digits, max(MAX_DIGITS - len(whole), len(fraction)))
     made = _decimals(bounds, digits)
-    if bounds.least is None or bounds.least < 0:
+    if bounds.lower is None or bounds.lower < 0:
         made += [f'"-" {each}' for each in _decimals(-bounds, digits, signed=True)]
     return _alternatives(made)
 
@@ -77,12 +77,12 @@ def _round(bound: Decimal | None, direction: str) -> Decimal | None:
 
 def _narrow(bounds: Range) -> Range:
     """Clamp bounds to +-LARGEST, which few numbers exceed."""
-    if (bounds.least or 0) > LARGEST or (bounds.most or 0) < -LARGEST:
+    if (bounds.lower or 0) > LARGEST or (bounds.upper or 0) < -LARGEST:
         raise InvalidValue(f"no number up to {LARGEST:.0e} is within its bounds: change them")
-    if bounds.least is not None and bounds.least < -LARGEST:
-        bounds = bounds._replace(least=-LARGEST)
-    if bounds.most is not None and bounds.most > LARGEST:
-        bounds = bounds._replace(most=LARGEST)
+    if bounds.lower is not None and bounds.lower < -LARGEST:
+        bounds = bounds._replace(lower=-LARGEST)
+    if bounds.upper is not None and bounds.upper > LARGEST:
+        bounds = bounds._replace(upper=LARGEST)
     return bounds
 
 
@@ -90,12 +90,12 @@ def _multiples_within(bounds: Range, unit: Decimal) -> tuple[int | None, int | N
     """Return the smallest and the largest multiple of `unit` within bounds, in units."""
     bounds = _narrow(bounds)
     least = most = None
-    if bounds.least is not None:
-        edge = Fraction(bounds.least) / Fraction(unit)
-        least = math.ceil(edge) + (bounds.open_least and edge.denominator == 1)
-    if bounds.most is not None:
-        edge = Fraction(bounds.most) / Fraction(unit)
-        most = math.floor(edge) - (bounds.open_most and edge.denominator == 1)
+    if bounds.lower is not None:
+        edge = Fraction(bounds.lower) / Fraction(unit)
+        least = math.ceil(edge) + (bounds.open_lower and edge.denominator == 1)
+    if bounds.upper is not None:
+        edge = Fraction(bounds.upper) / Fraction(unit)
+        most = math.floor(edge) - (bounds.open_upper and edge.denominator == 1)
     return least, most
 
 
@@ -189,18 +189,18 @@ def _digits(value: Decimal) -> tuple[str, str]:
 
 def _decimals(bounds: Range, digits: int, *, signed: bool = False) -> list[str]:
     """Return the numbers >= 0, or > 0 if they get a sign, with at most `digits` digits after the point."""
-    low, open_low = bounds.least, bounds.open_least
+    low, open_low = bounds.lower, bounds.open_lower
     if low is None or low < 0 or (low == 0 and signed):
         low, open_low = Decimal(0), signed
-    high = bounds.most
-    if high is not None and (high < low or (high == low and (open_low or bounds.open_most))):
+    high = bounds.upper
+    if high is not None and (high < low or (high == low and (open_low or bounds.open_upper))):
         return []
     whole, fraction = _digits(low)
     bottom = _Edge(fraction, open_low)
     if high is None:
         return [*_with_fraction(whole, _fraction(bottom, None, digits)), *_wholes(int(whole) + 1, None, digits)]
     high_whole, high_fraction = _digits(high)
-    top = _Edge(high_fraction, bounds.open_most)
+    top = _Edge(high_fraction, bounds.open_upper)
     if whole == high_whole:
         return _with_fraction(whole, _fraction(bottom, top, digits))
     return [

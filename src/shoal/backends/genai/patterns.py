@@ -47,11 +47,11 @@ class Choice(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """`most` None: without limit."""
+    """`maximum` None: without limit."""
 
     node: Node
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
 
 
 Node = Chars | Anchor | Sequence | Choice | Repeat
@@ -93,8 +93,8 @@ def write_node(node: Node, rule: Rule) -> str:
         case Chars():
             return _write_chars(node, rule)
         case Repeat():
-            bounds = f"{{{node.least},{'' if node.most is None else node.most}}}"
-            return '""' if node.most == 0 else f"({write_node(node.node, rule)}){bounds}"
+            bounds = f"{{{node.minimum},{'' if node.maximum is None else node.maximum}}}"
+            return '""' if node.maximum == 0 else f"({write_node(node.node, rule)}){bounds}"
         case Choice():
             return f"({' | '.join(write_node(each, rule) for each in _factor(node.options))})"
         case Sequence():
@@ -150,27 +150,27 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
 
     def parse(self) -> Node:
         node = self._choice()
-        if self._at < len(self._text):
+        if self._position < len(self._text):
             raise self._refusal("a parenthesis too many")
         return node
 
     def _refusal(self, what: str) -> InvalidValue:
-        return InvalidValue(f"its pattern {self._text[:80]!r} has {what} at character {self._at + 1}")
+        return InvalidValue(f"its pattern {self._text[:80]!r} has {what} at character {self._position + 1}")
 
     def _takes(self, text: str) -> bool:
-        found = self._text.startswith(text, self._at)
-        self._at += len(text) if found else 0
+        found = self._text.startswith(text, self._position)
+        self._position += len(text) if found else 0
         return found
 
     def _next(self) -> str:
-        if self._at == len(self._text):
+        if self._position == len(self._text):
             raise self._refusal("nothing more where something must follow,")
-        self._at += 1
-        return self._text[self._at - 1]
+        self._position += 1
+        return self._text[self._position - 1]
 
     def _choice(self) -> Node:
         options = [self._sequence()]
@@ -180,17 +180,17 @@ class _Parser:
 
     def _sequence(self) -> Node:
         parts: list[Node] = []
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
+        while self._position < len(self._text) and self._text[self._position] not in "|)":
             parts.append(self._repeated(self._atom()))
         return Sequence(tuple(parts))
 
     def _repeated(self, node: Node) -> Node:
-        found = _REPEAT.match(self._text, self._at)
+        found = _REPEAT.match(self._text, self._position)
         if found is None:
             return node
         if isinstance(node, Anchor):
             raise self._refusal("a repeated anchor")
-        self._at = found.end()
+        self._position = found.end()
         if found[1]:
             least, most = _BOUNDS[found[1]]
         else:
@@ -219,10 +219,10 @@ class _Parser:
 
     def _group(self) -> Node:
         if self._takes("?") and not self._takes(":"):
-            name = re.compile(r"P?<[A-Za-z_$][\w$]*>").match(self._text, self._at)
+            name = re.compile(r"P?<[A-Za-z_$][\w$]*>").match(self._text, self._position)
             if name is None:
                 raise self._refusal("a lookahead, a lookbehind or a flag, which no grammar can keep,")
-            self._at = name.end()
+            self._position = name.end()
         node = self._choice()
         if not self._takes(")"):
             raise self._refusal("an open parenthesis")
@@ -234,7 +234,7 @@ class _Parser:
         while not self._takes("]"):
             first = self._class_member()
             if self._takes("-"):
-                if self._text.startswith("]", self._at):
+                if self._text.startswith("]", self._position):
                     last = single("-")
                 else:
                     last = self._class_member()
@@ -260,24 +260,24 @@ class _Parser:
         return self._escape() if sign == "\\" else single(sign)
 
     def _escape(self) -> Ranges:
-        numbered = _HEX.match(self._text, self._at)
+        numbered = _HEX.match(self._text, self._position)
         if numbered is not None:
-            self._at = numbered.end()
+            self._position = numbered.end()
             return self._code(int(next(filter(None, numbered.groups())), 16))
         sign = self._next()
         if sign in _CLASSES:
             return _CLASSES[sign]
         if sign in _CONTROLS:
             return single(chr(_CONTROLS[sign]))
-        if sign == "c" and re.match("[A-Za-z]", self._text[self._at :]):
+        if sign == "c" and re.match("[A-Za-z]", self._text[self._position :]):
             return single(chr(ord(self._next()) % 32))
         if sign.isalnum():
             raise self._refusal(f"\\{sign} ({_REFUSED_ESCAPES.get(sign, 'unknown')}), which cannot be kept,")
         return single(sign)
 
     def _code(self, code: int) -> Ranges:
-        if 0xD800 <= code < 0xDC00 and (low := _LOW_HALF.match(self._text, self._at)):
-            self._at = low.end()
+        if 0xD800 <= code < 0xDC00 and (low := _LOW_HALF.match(self._text, self._position)):
+            self._position = low.end()
             code = 0x10000 + (code - 0xD800) * 0x400 + int(low[1], 16) - 0xDC00
         if code > MAX_CODE or 0xD800 <= code < 0xE000:
             raise self._refusal("half a character, or none,")
@@ -329,9 +329,9 @@ def _lengths(node: Node) -> tuple[int, int | None]:
             return 0, 0
         case Repeat():
             least, most = _lengths(node.node)
-            endless = node.most is None or most is None
-            longest = 0 if most == 0 or node.most == 0 else None if endless else (node.most or 0) * (most or 0)
-            return node.least * least, longest
+            endless = node.maximum is None or most is None
+            longest = 0 if most == 0 or node.maximum == 0 else None if endless else (node.maximum or 0) * (most or 0)
+            return node.minimum * least, longest
         case Sequence():
             all_ = [_lengths(each) for each in node.parts]
             return sum(each[0] for each in all_), _total([each[1] for each in all_])
@@ -365,12 +365,12 @@ def _shorten(node: Node, room: int) -> Node:
             return Sequence(tuple(parts))
         case Repeat():
             most = _lengths(node.node)[1]
-            if most is not None and (times := room // most) >= max(node.least, 1):
-                return Repeat(node.node, node.least, times)
-            times = max(node.least, 1)
+            if most is not None and (times := room // most) >= max(node.minimum, 1):
+                return Repeat(node.node, node.minimum, times)
+            times = max(node.minimum, 1)
             if _lengths(node.node)[0] * times > room:
                 return Sequence(())
-            return Repeat(_shorten(node.node, room // times), node.least, times)
+            return Repeat(_shorten(node.node, room // times), node.minimum, times)
     raise AssertionError(node)  # one character and no room
 
 
@@ -393,10 +393,10 @@ def _lengthen(node: Node, need: int) -> Node:
             return Sequence(tuple(parts))
         case Repeat():
             least, most = _lengths(node.node)
-            if least and (node.most is None or -(-need // least) <= node.most):
-                return Repeat(node.node, max(node.least, -(-need // least)), node.most)
-            times = node.most or max(node.least, -(-need // most) if most else 1)
-            return Repeat(_lengthen(node.node, -(-need // times)), times, node.most)
+            if least and (node.maximum is None or -(-need // least) <= node.maximum):
+                return Repeat(node.node, max(node.minimum, -(-need // least)), node.maximum)
+            times = node.maximum or max(node.minimum, -(-need // most) if most else 1)
+            return Repeat(_lengthen(node.node, -(-need // times)), times, node.maximum)
     raise AssertionError(node)  # one character, but more are needed
 
 

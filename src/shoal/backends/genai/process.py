@@ -48,11 +48,11 @@ class Worker:
         self.process = process
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[int, bytes] = {}  # by request number, negative for a Cancel
-        self._some = asyncio.Event()
-        self._tail = bytearray()
-        self._sending = asyncio.create_task(self._send(), name="genai-send")
-        self._collecting = asyncio.create_task(self._collect(), name="genai-output")
+        self._outbox: dict[int, bytes] = {}  # by request number, negative for a Cancel
+        self._has_messages = asyncio.Event()
+        self._output_tail = bytearray()
+        self._send_task = asyncio.create_task(self._send(), name="genai-send")
+        self._collect_task = asyncio.create_task(self._collect(), name="genai-output")
 
     @classmethod
     async def spawn(cls, name: str) -> Worker:
@@ -69,12 +69,12 @@ class Worker:
 
     def enqueue(self, number: int, data: bytes) -> None:
         """Queue the frame of an Open or a Start without waiting. `number`: the request's."""
-        self._waiting[number] = data
-        self._some.set()
+        self._outbox[number] = data
+        self._has_messages.set()
 
     def cancel(self, number: int) -> None:
         """Withdraw a queued Start, or send a Cancel if it was already sent."""
-        if self._waiting.pop(number, None) is None:
+        if self._outbox.pop(number, None) is None:
             self.enqueue(-number, encode_frame(Cancel(id=number)))
 
     def ping(self) -> None:
@@ -101,10 +101,10 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.process.wait()
-        await asyncio.wait([self._collecting], timeout=CLOSE_S)
+        await asyncio.wait([self._collect_task], timeout=CLOSE_S)
         code = self.process.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended ({code})"
-        tail = self._tail[-SHOWN_BYTES:].decode(errors="replace").strip()
+        tail = self._output_tail[-SHOWN_BYTES:].decode(errors="replace").strip()
         if tail:
             logger.error("the last that a language model's process wrote:\n%s", tail)
         return Crashed(f"the language model's process {how}; the log has its last words; load the model again")
@@ -116,7 +116,7 @@ class Worker:
 
     async def end(self, patience_s: float) -> None:
         """Close the socket, which ends the process, and kill it if it still runs after `patience_s` seconds."""
-        self._sending.cancel()
+        self._send_task.cancel()
         self._writer.close()
         if self.process.returncode is None and patience_s:
             with contextlib.suppress(TimeoutError):
@@ -124,16 +124,16 @@ class Worker:
                     await self.process.wait()
         self.kill()
         await self.process.wait()
-        await asyncio.wait([self._collecting], timeout=CLOSE_S)
-        self._collecting.cancel()
-        await asyncio.gather(self._sending, self._collecting, return_exceptions=True)
+        await asyncio.wait([self._collect_task], timeout=CLOSE_S)
+        self._collect_task.cancel()
+        await asyncio.gather(self._send_task, self._collect_task, return_exceptions=True)
 
     async def _send(self) -> None:
         try:
-            while await self._some.wait():
-                self._some.clear()
-                while self._waiting:
-                    self._writer.write(self._waiting.pop(next(iter(self._waiting))))
+            while await self._has_messages.wait():
+                self._has_messages.clear()
+                while self._outbox:
+                    self._writer.write(self._outbox.pop(next(iter(self._outbox))))
                     await self._writer.drain()
         except OSError as error:  # the process is gone: the reader of frames reports it
             logger.debug("a language model's process reads no more: %s", error)
@@ -142,8 +142,8 @@ class Worker:
         """Read the process's output to its end and keep the last part."""
         assert self.process.stdout is not None
         while data := await self.process.stdout.read(KEPT_BYTES):
-            self._tail += data
-            del self._tail[:-KEPT_BYTES]
+            self._output_tail += data
+            del self._output_tail[:-KEPT_BYTES]
 
 
 async def spawn_process(

@@ -57,9 +57,11 @@ def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> No
                 refused, full = OUT_OF_MEMORY_MESSAGE, True
             signal.setitimer(signal.ITIMER_REAL, 0)
             _, after = process_limits.memory_sizes()
-            verdict = Verdict(refused=refused, size=max(0, after - before), worn=full or after - began > WORN_BYTES)
+            verdict = Verdict(
+                refused=refused, size=max(0, after - before), needs_restart=full or after - began > WORN_BYTES
+            )
             _send_verdict(line, verdict)
-            if verdict.worn:
+            if verdict.needs_restart:
                 return
 
 

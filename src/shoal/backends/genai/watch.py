@@ -26,21 +26,21 @@ class Watch:
     def __init__(self, name: str, *, ping: Callable[[], None], gone: Callable[[], None]) -> None:
         self._name = name
         self._ping = ping
-        self._gone = gone
+        self._on_gone = gone
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._looks = 0
+        self._ticks = 0
         self.silent = False
 
     def expect_answer(self) -> None:
         """Record that a message was sent that the process must answer."""
         if self._timer is None:
-            self._looks = 0
+            self._ticks = 0
             self._timer = self._loop.call_later(LOOK_S, self._tick)
 
     def record_message(self, *, owes: bool) -> None:
         """Record a message from the process. `owes`: more answers are due."""
-        self._looks = 0
+        self._ticks = 0
         if self.silent:
             self.silent = False
             logger.warning("%s answers again", self._name)
@@ -54,14 +54,14 @@ class Watch:
             self._timer = None
 
     def _tick(self) -> None:
-        self._looks += 1
-        if self._looks >= GONE_AT:
+        self._ticks += 1
+        if self._ticks >= GONE_AT:
             self._timer = None
-            self._gone()
+            self._on_gone()
             return
         self._timer = self._loop.call_later(LOOK_S, self._tick)
-        if self._looks == PING_AT:
+        if self._ticks == PING_AT:
             self._ping()
-        elif self._looks == SILENT_AT:
+        elif self._ticks == SILENT_AT:
             self.silent = True
             logger.error("%s is out of service: its process does not answer for %g s", self._name, LOOK_S * SILENT_AT)

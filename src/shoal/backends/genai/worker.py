@@ -57,8 +57,8 @@ class MessageSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._heard = bytearray()
-        self._telling = threading.Lock()
+        self._buffer = bytearray()
+        self._send_lock = threading.Lock()
 
     def receive(self) -> ToWorker:
         """Wait for the next message and return it. Raises GatewayGone."""
@@ -79,20 +79,20 @@ class MessageSocket:
     def send(self, data: bytes) -> None:
         """Send a frame, and wait if the gateway is slow to read. Raises GatewayGone."""
         try:
-            with self._telling:
+            with self._send_lock:
                 self._sock.sendall(data)
         except OSError:
             raise GatewayGone from None
 
     def _next(self) -> ToWorker | None:
-        if len(self._heard) < LENGTH.size:
+        if len(self._buffer) < LENGTH.size:
             return None
-        (length,) = LENGTH.unpack_from(self._heard)
+        (length,) = LENGTH.unpack_from(self._buffer)
         end = LENGTH.size + length
-        if len(self._heard) < end:
+        if len(self._buffer) < end:
             return None
-        message: ToWorker = decode_to_worker(self._heard[LENGTH.size : end])
-        del self._heard[:end]
+        message: ToWorker = decode_to_worker(self._buffer[LENGTH.size : end])
+        del self._buffer[:end]
         return message
 
     def _read(self, flags: int = 0) -> None:
@@ -104,19 +104,19 @@ class MessageSocket:
             data = b""
         if not data:
             raise GatewayGone
-        self._heard += data
+        self._buffer += data
 
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer in progress. `rules`: its GenerationConfig; `most`: its maximum tokens; `made`: its ids so far,
-    including the one that ends it."""
+    """One answer in progress. `rules`: its GenerationConfig; `max_tokens`: its maximum tokens; `output_ids`: its ids so
+    far, including the one that ends it."""
 
     start: Start
     rules: Any
-    most: int
+    max_tokens: int
     handle: Any = None
-    made: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
     tries: int = 0
 
 
@@ -127,7 +127,7 @@ class GenerationLoop:
         self._pipeline = pipeline
         self._line = line
         self._answers: dict[int, _Answer] = {}
-        self._told: list[Produced] = []
+        self._results: list[Produced] = []
         self._vocabulary: dict[int, bytes] = {}
         self._numbers = 0
         self._cancelled = False
@@ -194,7 +194,7 @@ class GenerationLoop:
     def _add(self, answer: _Answer) -> None:
         """Add an answer to the pipeline, continuing after its tokens so far."""
         self._numbers += 1
-        answer.handle = self._pipeline.add(self._numbers, (*answer.start.ids, *answer.made), answer.rules)
+        answer.handle = self._pipeline.add(self._numbers, (*answer.start.ids, *answer.output_ids), answer.rules)
 
     def _step(self) -> None:
         self._cancelled = False
@@ -221,7 +221,7 @@ class GenerationLoop:
                 ids += output.generated_ids
                 logs += output.generated_log_probs
                 reason = output.finish_reason.name
-        answer.made += ids
+        answer.output_ids += ids
         finish: Literal["stop", "length"] | None = None
         if status == "FINISHED":
             finish = "length" if reason == "LENGTH" else "stop"
@@ -231,13 +231,13 @@ class GenerationLoop:
             if answer.start.sampling.logprobs is not None:
                 logprobs = [(self._token_bytes(one), log) for one, log in zip(kept, logs, strict=False)]
             number = answer.start.id
-            self._told.append(Produced(id=number, ids=kept, tokens=len(ids), logprobs=logprobs, finish=finish))
+            self._results.append(Produced(id=number, ids=kept, tokens=len(ids), logprobs=logprobs, finish=finish))
         return status
 
     def _ends_hidden(self, answer: _Answer) -> bool:
         """Whether the last token ended the answer and is not part of it."""
         sampling = answer.start.sampling
-        last = answer.made[-1] if answer.made else None
+        last = answer.output_ids[-1] if answer.output_ids else None
         return last in answer.rules.stop_token_ids and not (sampling.include_stop and last in sampling.stop_token_ids)
 
     def _restart(self, answer: _Answer) -> None:
@@ -246,15 +246,15 @@ class GenerationLoop:
         When the cache has no room for any request's next step, the pipeline drops all requests, even those that only
         waited for one just cancelled. An answer that needs more than the whole cache fails.
         """
-        needed, capacity = len(answer.start.ids) + len(answer.made), self._pipeline.capacity
+        needed, capacity = len(answer.start.ids) + len(answer.output_ids), self._pipeline.capacity
         answer.tries += 1
         if capacity and needed >= capacity:
             self._fail(answer.start.id, _no_room_error(needed, capacity))
-        elif answer.tries > MAX_RESTARTS or (answer.made and answer.start.sampling.guide is not None):
+        elif answer.tries > MAX_RESTARTS or (answer.output_ids and answer.start.sampling.guide is not None):
             self._fail(answer.start.id, OutOfMemory("other requests took the memory for contexts: raise kv_cache_mb"))
         else:
-            answer.rules.max_new_tokens = answer.most - len(answer.made)
-            answer.rules.min_new_tokens = max(0, answer.rules.min_new_tokens - len(answer.made))
+            answer.rules.max_new_tokens = answer.max_tokens - len(answer.output_ids)
+            answer.rules.min_new_tokens = max(0, answer.rules.min_new_tokens - len(answer.output_ids))
             self._add(answer)
             self._answers[answer.start.id] = answer
 
@@ -264,11 +264,11 @@ class GenerationLoop:
         return self._vocabulary.get(token, b"")
 
     def _fail(self, number: int, error: ShoalError) -> None:
-        self._told.append(Produced(id=number, error=(error.kind, error.message, error.param)))
+        self._results.append(Produced(id=number, error=(error.kind, error.message, error.param)))
 
     def _flush(self) -> None:
         """Send the results, even an empty list: a process that sends nothing counts as stuck."""
-        results, self._told = self._told, []
+        results, self._results = self._results, []
         self._line.send(encode_frame(results))
 
     def fail_all(self, error: RuntimeError) -> None:

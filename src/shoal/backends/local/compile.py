@@ -89,7 +89,7 @@ class CompiledGraph:
     outputs: tuple[str, ...]
     precision: Precision
     reason: str
-    checked: PrecisionCheck | None
+    precision_check: PrecisionCheck | None
     streams: int
     threads: int
     version: str
@@ -101,7 +101,7 @@ class _PrecisionChoice:
 
     precision: Precision
     reason: str
-    checked: PrecisionCheck | None = None
+    check: PrecisionCheck | None = None
     model: Any | None = None
 
 
@@ -135,7 +135,7 @@ def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
         outputs=compiler.outputs,
         precision=choice.precision,
         reason=choice.reason,
-        checked=choice.checked,
+        precision_check=choice.check,
         streams=streams,
         threads=threads,
         version=openvino.__version__,
@@ -183,8 +183,10 @@ def _choose_precision(
     if not options.samples:
         return _PrecisionChoice("f32", "no samples to check bf16 with")
     key = _cache_key(compiler.core, options.samples)
-    if options.checked is not None and options.checked.key == key:
-        return _PrecisionChoice(_pick_precision(options.checked), options.checked.reason, options.checked)
+    if options.precision_check is not None and options.precision_check.key == key:
+        return _PrecisionChoice(
+            _pick_precision(options.precision_check), options.precision_check.reason, options.precision_check
+        )
     models: dict[Precision, Any] = {"f32": compiler.compile("f32", 1), "bf16": compiler.compile("bf16", 1)}
     samples = limit_samples(options.samples, size)
     exact, fast = (_run_samples(model, compiler.outputs, ports, samples, options) for model in models.values())

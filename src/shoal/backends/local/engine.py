@@ -60,14 +60,14 @@ class LocalEngine:
         self._max_length = max_length
         self._warm = warm
         self._rebuild = rebuild
-        self._end = end
-        self._mending: asyncio.Task[None] | None = None
+        self._on_close = end
+        self._rebuild_task: asyncio.Task[None] | None = None
         self._calls = 0
         self._unused = asyncio.Event()
         self._unused.set()
-        self._last = 0.0
+        self._last_call = 0.0
         self._closed = False
-        self._warming: asyncio.Task[None] | None = None
+        self._warm_up_task: asyncio.Task[None] | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -101,7 +101,7 @@ class LocalEngine:
                 raise
         finally:
             self._calls -= 1
-            self._last = time.monotonic()
+            self._last_call = time.monotonic()
             if not self._calls:
                 self._unused.set()
 
@@ -113,8 +113,10 @@ class LocalEngine:
 
     def _start_rebuild(self, lanes: Lanes) -> None:
         """Replace lanes on which a batch failed, unless that is done or under way."""
-        if self._rebuild is not None and lanes is self._lanes and self._mending is None and not self._closed:
-            self._mending = asyncio.create_task(self._rebuild_lanes(self._rebuild), name=f"rebuild {self._facts.name}")
+        if self._rebuild is not None and lanes is self._lanes and self._rebuild_task is None and not self._closed:
+            self._rebuild_task = asyncio.create_task(
+                self._rebuild_lanes(self._rebuild), name=f"rebuild {self._facts.name}"
+            )
 
     async def _rebuild_lanes(self, rebuild: Callable[[], Awaitable[Lanes]]) -> None:
         try:
@@ -126,26 +128,26 @@ class LocalEngine:
             self._closed = True
             logger.exception("%s is out of service: after a failed batch it could not be built anew", self._facts.name)
         finally:
-            self._mending = None
+            self._rebuild_task = None
 
     async def _await_rebuild(self, deadline: float) -> None:
-        if self._mending is not None:
-            await asyncio.wait((self._mending,), timeout=deadline - time.monotonic())
+        if self._rebuild_task is not None:
+            await asyncio.wait((self._rebuild_task,), timeout=deadline - time.monotonic())
             self._check_open()
 
     async def aclose(self) -> None:
         self._closed = True
-        if self._warming is not None:
-            self._warming.cancel()
-            await asyncio.wait((self._warming,))
+        if self._warm_up_task is not None:
+            self._warm_up_task.cancel()
+            await asyncio.wait((self._warm_up_task,))
         await self._unused.wait()
-        if self._mending is not None:
-            await asyncio.wait((self._mending,))
+        if self._rebuild_task is not None:
+            await asyncio.wait((self._rebuild_task,))
         for slots in self._lanes:
             if slots is not None:
                 await slots.drain()
                 slots.clear()
-        end, self._end = self._end, None
+        end, self._on_close = self._on_close, None
         if end is not None:
             end()
 
@@ -157,13 +159,13 @@ class LocalEngine:
         while time.monotonic() < end:
             if not await self._warm_next():
                 return
-        self._warming = asyncio.create_task(self._warm_idle(), name=f"warm-up of {self._facts.name}")
+        self._warm_up_task = asyncio.create_task(self._warm_idle(), name=f"warm-up of {self._facts.name}")
 
     async def _warm_idle(self) -> None:
         more = True
         while more:
             await asyncio.sleep(QUIET_S)
-            if not self._calls and time.monotonic() - self._last >= QUIET_S:
+            if not self._calls and time.monotonic() - self._last_call >= QUIET_S:
                 more = await self._warm_next()
 
     async def _warm_next(self) -> bool:

@@ -240,13 +240,13 @@ async def open_engine(
     under the name `noted`, so that it runs once."""
     store = Store(home)
     kept = (await asyncio.to_thread(store.notes, stored)).get(noted)
-    options = replace(options, checked=_CHECKED(kept) if kept else None)
+    options = replace(options, precision_check=_CHECKED(kept) if kept else None)
     opened = await load_opener(engine)(place, name=name, options=options)
     checked = opened.facts.details.get("precision_checked")
     reason = opened.facts.details.get("precision_reason")
     if reason:
         _log.info("%s: precision %s (%s)", name, opened.facts.precision, reason)
-    if isinstance(checked, PrecisionCheck) and checked != options.checked:
+    if isinstance(checked, PrecisionCheck) and checked != options.precision_check:
         await asyncio.to_thread(store.note, stored, noted, asdict(checked))
     return opened
 

@@ -78,7 +78,7 @@ def _details(compiled: CompiledGraph) -> dict[str, Any]:
         "wide": compiled.wide is not None,
         "precision_reason": compiled.reason,
         "arithmetic": compiled.precision,
-        "precision_checked": compiled.checked,
+        "precision_checked": compiled.precision_check,
     }
 
 
@@ -99,14 +99,14 @@ class _Request:
 
         self._request.set_callback(done, None)
         self._outputs: tuple[str, ...] = ()
-        self._waiting: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._watch: asyncio.TimerHandle | None = None
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
         self._outputs = tuple(outputs)
         for name, array in feeds.items():
             self._request.set_tensor(name, self._tensor(array, shared_memory=True))
-        self._waiting = [done]
+        self._callbacks = [done]
         self._request.start_async()
         self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._poll)
 
@@ -123,7 +123,7 @@ class _Request:
     def _on_finished(self, _: None) -> None:
         """Report the end of the batch. Runs on an engine thread; only the first call for a batch counts."""
         with contextlib.suppress(IndexError):
-            self._waiting.pop()()
+            self._callbacks.pop()()
 
     def _poll(self) -> None:
         """Check for a failed batch, for which the engine makes no callback."""
@@ -132,5 +132,5 @@ class _Request:
         except RuntimeError:  # `result` raises it again, to a caller who handles it
             self._on_finished(None)
             return
-        if self._waiting:
+        if self._callbacks:
             self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._poll)

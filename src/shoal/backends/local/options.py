@@ -30,10 +30,10 @@ class EngineOptions:
 
     `streams`: concurrent batches; `threads`: those of all streams together. 0 chooses from the cores. `max_length`:
     tokens of the longest item. `samples`: batches of real inputs for the precision check; without any, `auto` means
-    f32. `checked`: an earlier result for this graph, used if its key still matches. `warm_up_s`: time to warm up before
-    the engine is ready (the rest happens while it is idle); 0 disables warm-up. `spec`: the meaning of the model's
-    outputs, for an engine that runs a model's folder. For a graph, the precisions int8 and fp16 mean the variant with
-    such weights; the engine chooses the arithmetic.
+    f32. `precision_check`: an earlier result for this graph, used if its key still matches. `warm_up_s`: time to warm
+    up before the engine is ready (the rest happens while it is idle); 0 disables warm-up. `spec`: the meaning of the
+    model's outputs, for an engine that runs a model's folder. For a graph, the precisions int8 and fp16 mean the
+    variant with such weights; the engine chooses the arithmetic.
     """
 
     precision: Literal["auto", "f32", "bf16", "fp16", "int8"] = "auto"
@@ -44,7 +44,7 @@ class EngineOptions:
     max_batch_ms: float = 40.0
     max_length: int = 512
     samples: Sequence[Tensors] = ()
-    checked: PrecisionCheck | None = None
+    precision_check: PrecisionCheck | None = None
     warm_up_s: float = 1.0
     spec: TextSpec | None = None
 

@@ -90,12 +90,12 @@ class WarmUp:
         self.done = 0
         self._limit = limit_s
         self._probes = deque(shape for shape in plan if is_probe(shape))
-        self._rest = deque(shape for shape in plan if not is_probe(shape))
+        self._others = deque(shape for shape in plan if not is_probe(shape))
         self._samples: list[tuple[int, float]] = []
 
     def next(self) -> Shape | None:
         """Return the shape to run now, or None when all are warm."""
-        for waiting in (self._probes, self._rest):
+        for waiting in (self._probes, self._others):
             while waiting:
                 shape = waiting.popleft()
                 if not self._samples or self.cost.seconds(shape.tokens) <= self._limit:

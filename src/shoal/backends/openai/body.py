@@ -70,23 +70,23 @@ class ModelNameRewriter:
     """
 
     def __init__(self, served: str) -> None:
-        self._served = msgspec.json.encode(served)
-        self._seen = b""
-        self._instead = b""
+        self._encoded_name = msgspec.json.encode(served)
+        self._old_prefix = b""
+        self._new_prefix = b""
 
     def __call__(self, data: bytes) -> bytes:
         """Return `data`, one event or one whole body, with the served name."""
-        if self._seen and data.startswith(self._seen):
-            return self._instead + data[len(self._seen) :]
+        if self._old_prefix and data.startswith(self._old_prefix):
+            return self._new_prefix + data[len(self._old_prefix) :]
         if _MODEL not in data:
             return data
         place = _find_model_span(data)
         if place is None:
             return data
         start, stop = place
-        self._seen = data[:stop]
-        self._instead = data[:start] + self._served
-        return self._instead + data[stop:]
+        self._old_prefix = data[:stop]
+        self._new_prefix = data[:start] + self._encoded_name
+        return self._new_prefix + data[stop:]
 
 
 def _is_unlimited(raw: msgspec.Raw) -> bool:

@@ -55,8 +55,8 @@ class UpstreamEngine(PresenceMixin):
 
     An item goes to the first of `calls` that accepts it, together with its group. `params` are the options of the call.
     `admit` is awaited each time the server comes back, and raises a ShoalError to keep it out of service; it may call
-    `infer`. If the server rejects a batch and names a smaller limit, later batches are split to fit. `counted`: the
-    last answer reported token usage.
+    `infer`. If the server rejects a batch and names a smaller limit, later batches are split to fit. `reports_tokens`:
+    the last answer reported token usage.
 
     `dimension` is the model's dimension once known. A vector of another length, unless it matches the `dimensions`
     option, raises UpstreamFailed and takes the server out of service. Health checks do not run the model, since a
@@ -76,7 +76,7 @@ class UpstreamEngine(PresenceMixin):
     ) -> None:
         self.client = client
         self.model = model
-        self.counted = False
+        self.reports_tokens = False
         self.dimension: int | None = None
         self._calls = tuple(calls) or (EmbeddingCalls(),)
         self._presence = Presence(
@@ -125,7 +125,7 @@ class UpstreamEngine(PresenceMixin):
                 rows = await self._call_route(calls, batch, params, deadline)
                 if rows is None:
                     continue  # the server has named a smaller batch limit
-                self.counted = rows.tokens > 0
+                self.reports_tokens = rows.tokens > 0
                 tokens[some] = _count_tokens(rows.tokens, batch)
                 parts.append(rows.values)
                 order += some

@@ -70,7 +70,7 @@ class UpstreamModel(TaskRouter):
 
     def __init__(self, runners: Sequence[Runner], held: AsyncExitStack) -> None:
         super().__init__(runners)
-        self._held = held
+        self._connections = held
 
     @property
     def facts(self) -> ModelFacts:
@@ -80,7 +80,7 @@ class UpstreamModel(TaskRouter):
         return facts if facts.labels == labels else replace(facts, labels=labels)
 
     async def aclose(self) -> None:
-        await close_all(super().aclose, self._held.aclose)
+        await close_all(super().aclose, self._connections.aclose)
 
 
 async def open_upstream(target: Target, lane: MakeLane, note: Notify) -> Runner:

@@ -97,7 +97,7 @@ class _EmbeddingOpener:
         self.servers = servers
         self.counter = counter
         self.ids = False
-        self._provisional = StringPipeline(StringSpec(dimension=1), truncate=True)
+        self._probe_pipeline = StringPipeline(StringSpec(dimension=1), truncate=True)
         self._reference: list[ProbeVectors] = []
 
     async def open_runner(self, facts: ModelFacts, lane: MakeLane) -> LaneRunner:
@@ -108,12 +108,12 @@ class _EmbeddingOpener:
                 opened.push_async_callback(engine.aclose)
             first = engines[servers.number]
             try:
-                self._reference.append(await probe(first, self._provisional, time.monotonic() + PROBE_S))
+                self._reference.append(await probe(first, self._probe_pipeline, time.monotonic() + PROBE_S))
             except BackendError as error:
                 if isinstance(error, TransportFailed):
                     raise
                 raise ConfigError(f"{target.name} does not embed: {error.message}") from error
-            counted = first.counted
+            counted = first.reports_tokens
             self.ids = await self._takes_ids(first)
             pipeline = self._build_pipeline(counted=counted)
             facts = self._build_facts(facts, pipeline)
@@ -126,7 +126,7 @@ class _EmbeddingOpener:
         return runner
 
     async def _admit(self, engine: UpstreamEngine) -> None:
-        probed = await probe(engine, self._provisional, time.monotonic() + PROBE_S)
+        probed = await probe(engine, self._probe_pipeline, time.monotonic() + PROBE_S)
         self._reference[0].check(probed, engine.facts.name)
         if self.ids and not await self._takes_ids(engine):
             raise ConfigError(f"{engine.facts.name} takes no token ids, and its peers do: serve it under another name")
@@ -243,7 +243,7 @@ class _ScoringOpener:
                 opened.push_async_callback(engine.aclose)
             first = engines[servers.number]
             final = await self._probe_scores(first, raw=False)
-            counted = first.counted
+            counted = first.reports_tokens
             self._reference.append(_to_logits(final))
             self.raw = await self._gives_raw(first, final)
             pipeline = self._build_pipeline(counted=counted)

@@ -36,13 +36,13 @@ LONGEST_PAUSE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class Replica(Ejection):
-    """One server, with its names for the model and its LoRAs. `turn`: a counter value from its last pick."""
+    """One server, with its names for the model and its LoRAs. `last_pick`: a counter value from its last pick."""
 
     client: Client
     model: str
     adapters: Mapping[str, str] = field(default_factory=dict)
     in_flight: int = 0
-    turn: int = 0
+    last_pick: int = 0
     longest_s: float = field(default=LONGEST_PAUSE_S, kw_only=True)
     _presence: Presence = field(init=False)
 
@@ -92,12 +92,12 @@ class Attempt:
         self.replica = replica
         self._silent_at = since + SILENCE * first_s
         self._deadline = deadline
-        self._heard = False
+        self._has_answered = False
 
     def record_first_piece(self) -> None:
         """Record that a first piece of the answer arrived."""
-        if not self._heard:
-            self._heard = True
+        if not self._has_answered:
+            self._has_answered = True
             self.replica.end_trial()
 
     def __enter__(self) -> Self:
@@ -112,7 +112,7 @@ class Attempt:
         if isinstance(error, asyncio.CancelledError | DeadlineExceeded):
             late = isinstance(error, DeadlineExceeded) or now >= self._deadline
             silent = now >= self._silent_at
-            if not self._heard and (late or silent):
+            if not self._has_answered and (late or silent):
                 self.replica.record_failure(now, gone=silent)
         elif isinstance(error, TransportFailed | UpstreamFailed) or (
             isinstance(error, UpstreamRefused) and error.status >= 500
@@ -127,7 +127,7 @@ class ServerPool:
     def __init__(self, replicas: Sequence[Replica], clock: Callable[[], float] = time.monotonic) -> None:
         self.replicas = replicas
         self._clock = clock
-        self._turn = 0
+        self._picks = 0
 
     def start(self) -> None:
         """Start the health checks. Call it once."""
@@ -145,9 +145,9 @@ class ServerPool:
             raise Unavailable("no server of the model can take the request now: try again soon", retry_after=1.0)
         now = self._clock()
         usable = [replica for replica in left if replica.is_usable(now)]
-        picked = min(usable or left, key=lambda replica: (replica.in_flight, replica.turn))
-        self._turn += 1
-        picked.turn = self._turn
+        picked = min(usable or left, key=lambda replica: (replica.in_flight, replica.last_pick))
+        self._picks += 1
+        picked.last_pick = self._picks
         return picked
 
     def has_alternative(self, tried: Collection[Replica]) -> bool:

@@ -129,10 +129,10 @@ class UpstreamRunner:
             async with aclosing(_read_events(response, attempt)) as groups:
                 async for events in groups:
                     for chunk in passed.push(events):
-                        if passed.over:
+                        if passed.has_ended:
                             response.finish()
                         yield chunk
-                    if passed.over:
+                    if passed.has_ended:
                         break
             for chunk in passed.finish():
                 yield chunk
@@ -252,7 +252,7 @@ def _check_content_type(response: Response, where: str, *, streams: bool) -> Res
 async def _read_whole(response: Response, attempt: Attempt) -> bytes:
     answer = await response.read_all(MAX_ANSWER_BYTES)
     attempt.record_first_piece()
-    if not answer.whole:
+    if not answer.is_complete:
         raise UpstreamFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
     if not answer.has_json_body:
         raise errors.invalid_answer_error("what is no JSON")

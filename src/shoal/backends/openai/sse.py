@@ -33,20 +33,20 @@ class EventSplitter:
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
-        self._searched = 0
-        self._begun = False
+        self._search_start = 0
+        self._has_started = False
 
     def push(self, data: bytes) -> list[bytes]:
         self._buffer += data
-        if not self._begun:
+        if not self._has_started:
             if len(self._buffer) < len(_BOM) and _BOM.startswith(self._buffer):
                 return []  # nothing yet, or a part of the byte order mark
-            self._begun = True
+            self._has_started = True
             if self._buffer.startswith(_BOM):
                 del self._buffer[: len(_BOM)]
         events: list[bytes] = []
         start = 0
-        for match in _END.finditer(self._buffer, self._searched):
+        for match in _END.finditer(self._buffer, self._search_start):
             events.append(bytes(self._buffer[start : match.end()]))
             start = match.end()
         if start:
@@ -54,7 +54,7 @@ class EventSplitter:
         if len(self._buffer) > self._max_bytes:
             raise UpstreamFailed(f"the server sent an event of more than {self._max_bytes} bytes: that is no answer")
         # The searched bytes may end in a line end of up to two bytes, the first half of a boundary.
-        self._searched = max(0, len(self._buffer) - 2)
+        self._search_start = max(0, len(self._buffer) - 2)
         return events
 
     @property

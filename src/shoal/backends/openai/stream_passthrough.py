@@ -31,16 +31,16 @@ _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 class PassThroughStream:
     """Turns the events of one stream into raw chunks with the served name, and with the usage in the last one.
 
-    `over`: the final event has arrived. An error event is not passed on: `push` raises it instead, so that it ends the
-    stream like every other error and is reported once. No error message contains `key`, which is Shoal's own.
+    `has_ended`: the final event has arrived. An error event is not passed on: `push` raises it instead, so that it ends
+    the stream like every other error and is reported once. No error message contains `key`, which is Shoal's own.
     """
 
     def __init__(self, dialect: str, names: ModelNameRewriter, key: bytes = b"") -> None:
-        self.over = False
+        self.has_ended = False
         self._dialect = dialect
         self._names = names
         self._key = key
-        self._finished = False
+        self._has_finish_reason = False
         self._usage: Usage | None = None
 
     def push(self, events: Sequence[bytes]) -> Iterator[Chunk]:
@@ -52,10 +52,10 @@ class PassThroughStream:
             error = self._read(event)
             if error is None:
                 taken.append(event)
-            if error is not None or self.over:
+            if error is not None or self.has_ended:
                 break
         if taken:
-            usage = self._usage if self.over or _is_usage_event(taken[-1]) else None
+            usage = self._usage if self.has_ended or _is_usage_event(taken[-1]) else None
             if usage is not None:
                 self._usage = None
             yield Chunk(raw=(self._dialect, b"".join(map(self._names, taken))), usage=usage)
@@ -66,18 +66,18 @@ class PassThroughStream:
         """End the stream, with any pending usage. Raises TransportFailed if the answer is incomplete."""
         if self._usage is not None:  # of a server that reports usage in every event and sends no final one
             yield Chunk(raw=(self._dialect, b""), usage=self._usage)
-        if not (self.over or self._finished):
+        if not (self.has_ended or self._has_finish_reason):
             raise TransportFailed("the server ended its stream before the answer was whole: ask again")
 
     def _read(self, event: bytes) -> ShoalError | None:
         """Record usage and end of the answer from an event; return the error if it is one."""
         if is_done(event):
-            self.over = True
+            self.has_ended = True
             return None
         if b'"usage"' in event and b'"usage":null' not in event and b'"usage": null' not in event:
             self._usage = parse_usage(payload(event)) or self._usage
         if self._dialect != RESPONSES:
-            self._finished = self._finished or _REASON.search(event) is not None
+            self._has_finish_reason = self._has_finish_reason or _REASON.search(event) is not None
             ends = b'"error"' in event
         else:
             ends = b'"error"' in event or any(name in event for name in _ENDS)
@@ -102,7 +102,7 @@ class PassThroughStream:
             return None
         except RecursionError:
             return UpstreamFailed("the server's error nests too deep to be read: its log says more")
-        self.over = kind in _WHOLE
+        self.has_ended = kind in _WHOLE
         return None
 
 

@@ -19,16 +19,16 @@ _OBJECT = json_decoder(dict[str, Any])
 
 @dataclass(slots=True)
 class _Call:
-    """A call in progress. `number`: its index in its choice. `own`: its id is the server's. `name` is "" until known;
-    until then its `arguments` are held back. `next`: the id of a fragment that repeats the name after the arguments are
-    complete and has none itself; if arguments follow, they belong to a new call with this id."""
+    """A call in progress. `number`: its index in its choice. `has_own_id`: its id is the server's. `name` is "" until
+    known; until then its `arguments` are held back. `next_id`: the id of a fragment that repeats the name after the
+    arguments are complete and has none itself; if arguments follow, they belong to a new call with this id."""
 
     number: int
     id: str
-    own: bool
+    has_own_id: bool
     name: str = ""
     arguments: list[str] = field(default_factory=list)
-    next: str = ""
+    next_id: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -78,15 +78,15 @@ class ToolCalls:
         arguments = _text(function.arguments) if function else ""
         ident = fragment.id or ""
         call = self._latest.get(at)
-        if call is not None and call.next and arguments.strip():
-            ident, name = ident or call.next, name or call.name
+        if call is not None and call.next_id and arguments.strip():
+            ident, name = ident or call.next_id, name or call.name
         if call is None or _starts_new_call(call, ident, name, arguments):
-            call = _Call(self._count[index], ident or f"call_{uuid.uuid4().hex[:24]}", own=bool(ident))
+            call = _Call(self._count[index], ident or f"call_{uuid.uuid4().hex[:24]}", has_own_id=bool(ident))
             self._count[index] += 1
             self._latest[at] = call
             self._unnamed.setdefault(index, []).append(call)
         elif name and ident not in ("", call.id) and not arguments.strip() and call.is_complete:
-            call.next = ident
+            call.next_id = ident
         call.arguments.append(arguments)
         if call.name:
             return ToolDelta(index=call.number, arguments=arguments)
@@ -99,7 +99,7 @@ class ToolCalls:
 
 def _starts_new_call(call: _Call, ident: str, name: str, arguments: str) -> bool:
     """Whether a fragment with this id and name, at the index of `call`, begins a new call."""
-    if not (name and call.name) or (ident == call.id if ident else call.own):
+    if not (name and call.name) or (ident == call.id if ident else call.has_own_id):
         return False
     return name != call.name or (call.is_complete and bool(arguments.strip() or not ident))
 

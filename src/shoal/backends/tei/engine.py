@@ -89,13 +89,13 @@ class TeiEngine(PresenceMixin):
         self.info = info
         self.dimension: int | None = None
         self._name = name
-        self._same = same
+        self._verify = same
         self._slots = slots
-        self._refused: int | None = None
+        self._refused_size: int | None = None
         self._token_width: int | None = None
         self._shape = ExpectedShape(info, None)
-        self._running = 0
-        self._looks = 0
+        self._calls = 0
+        self._checks = 0
         self._admit = admit
         self._presence = Presence(name, logger, look=self._check_health, admit=self._admit_server, serving=serving)
         self.facts = self._build_facts()
@@ -110,11 +110,11 @@ class TeiEngine(PresenceMixin):
         if unknown := set(outputs) - set(self.facts.outputs):
             raise InternalError(f"{self._name} has no output {unknown.pop()!r}")
         with self._presence:
-            self._running += 1
+            self._calls += 1
             try:
                 return await self._infer_items(to_items(inputs), outputs, params, deadline)
             finally:
-                self._running -= 1
+                self._calls -= 1
 
     def _build_facts(self) -> EngineFacts:
         info = self.info
@@ -128,7 +128,7 @@ class TeiEngine(PresenceMixin):
             outputs=(*OUTPUTS[info.kind], "token_count"),
             slots=slots,
             parallel=1,  # its device computes one batch at a time
-            max_batch_size=min(most, self._refused or most),
+            max_batch_size=min(most, self._refused_size or most),
             max_batch_tokens=info.max_batch_tokens,
             pads_batches=False,
             merges=True,
@@ -184,7 +184,7 @@ class TeiEngine(PresenceMixin):
     def _lower_batch_limit(self, limit: int) -> None:
         """Send at most `limit` inputs per call from now on."""
         logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
-        self._refused = limit
+        self._refused_size = limit
         self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
 
     def _check_rows(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
@@ -218,19 +218,19 @@ class TeiEngine(PresenceMixin):
             self._presence.mark_lost(
                 UpstreamFailed(f"the server at {self.link.base} has another model: {info.model_id}")
             )
-        self.info, self._refused = info, None
+        self.info, self._refused_size = info, None
         self.facts = self._build_facts()
 
     async def _verify_model(self) -> None:
         """Check that the model has not changed. Skipped while this could take a permit that a batch needs: a restart
         breaks the calls in flight, which takes the server out of service anyway."""
-        self._looks += 1
+        self._checks += 1
         facts = self.facts
-        spare = not self._running or facts.slots * facts.max_batch_size < self.info.max_concurrent_requests
-        if self._same is None or not self.ready() or self._looks % ASK_EVERY or not spare:
+        spare = not self._calls or facts.slots * facts.max_batch_size < self.info.max_concurrent_requests
+        if self._verify is None or not self.ready() or self._checks % ASK_EVERY or not spare:
             return
         try:
-            await self._same(self)
+            await self._verify(self)
         except (Overloaded, DeadlineExceeded):  # a busy server says nothing about its model
             pass
         except ConfigError as error:

@@ -86,15 +86,15 @@ class GrpcLink:
         self._options = (*OPTIONS, ("grpc.min_reconnect_backoff_ms", max(1, int(connect_timeout_s * 1000))))
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Callable[..., Any]] = {}
-        self._told: tuple[pb.InfoResponse, Info] | None = None
+        self._known_info: tuple[pb.InfoResponse, Info] | None = None
         self._closed = False
 
     async def info(self, deadline: float) -> Info:
         try:
             card = await self._call_unary(INFO, pb.InfoRequest(), pb.InfoResponse, deadline)
-            if self._told is None or self._told[0] != card:
-                self._told = card, await self._read_info(card, deadline)
-            return self._told[1]
+            if self._known_info is None or self._known_info[0] != card:
+                self._known_info = card, await self._read_info(card, deadline)
+            return self._known_info[1]
         except KeyRefused as error:
             raise ConfigError(error.message) from None
         except (TransportFailed, DeadlineExceeded, UpstreamFailed):
@@ -289,7 +289,7 @@ class GrpcLink:
     def _to_error(self, code: grpc.StatusCode, details: str) -> Exception:
         found = status_error(code, details, self.base, key=self._key)
         if isinstance(found, TransportFailed):
-            self._told = None  # a restarted server may have another model with the same card
+            self._known_info = None  # a restarted server may have another model with the same card
         return found
 
     def _remaining(self, deadline: float) -> float:

@@ -72,10 +72,10 @@ class TeiModel(LaneRunner):
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TeiCodec, held: AsyncExitStack) -> None:
         super().__init__(lane, facts, codec)
-        self._held = held
+        self._connections = held
 
     async def aclose(self) -> None:
-        await close_all(super().aclose, self._held.aclose)
+        await close_all(super().aclose, self._connections.aclose)
 
 
 async def open_tei(target: Target, lane: MakeLane, note: Notify) -> Runner:
@@ -161,9 +161,9 @@ class _ModelOpener:
         self.counter = counter
         # The default for requests: truncate only if neither the operator of Shoal nor that of the server disabled it.
         self.truncate = target.settings.truncate and info.auto_truncate
-        self.most = target.table.max_tokens or info.max_input_length or 0
+        self.max_tokens = target.table.max_tokens or info.max_input_length or 0
         self.reference: ProbeResult | None = None
-        self._places = itertools.cycle(range(len(PAIRS if info.kind == "reranker" else TEXTS)))
+        self._probe_indices = itertools.cycle(range(len(PAIRS if info.kind == "reranker" else TEXTS)))
 
     async def open_model(self, lane: MakeLane, held: AsyncExitStack) -> TeiModel:
         target, number = self.target, self.number
@@ -212,7 +212,7 @@ class _ModelOpener:
 
     async def _verify_same_model(self, engine: TeiEngine) -> None:
         """Raise ConfigError if the server's answer to one probe input has changed. Each call uses the next input."""
-        place = next(self._places)
+        place = next(self._probe_indices)
         reference = self.reference
         probed = await self._probe(engine, slice(place, place + 1), RECHECK_TIMEOUT_S)
         reference.of(place).check(probed, engine.facts.name)  # type: ignore[union-attr,arg-type]
@@ -250,7 +250,7 @@ class _ModelOpener:
             dimension=dimension,
             prompts=table.prompts if own else {},
             default_prompt_name=table.default_prompt_name if own else None,
-            max_tokens=self.most,
+            max_tokens=self.max_tokens,
             kinds=self.info.vectors,
             sparse="sparse",
             tokens="tokens",
@@ -268,7 +268,7 @@ class _ModelOpener:
         spec = StringPairSpec(
             labels=labels,
             activation="sigmoid" if len(labels) == 1 else "softmax",
-            max_tokens=self.most,
+            max_tokens=self.max_tokens,
             output="scores",
             token_count="token_count",
             raw=True,
@@ -289,7 +289,7 @@ class _ModelOpener:
             vectors=info.vectors,
             labels=info.labels,
             dimension=probed.dimension if isinstance(probed, ProbeVectors) else None,
-            max_input_tokens=self.most or None,
+            max_input_tokens=self.max_tokens or None,
             precision=info.dtype,
             pooling=info.pooling,
             revision=info.revision,

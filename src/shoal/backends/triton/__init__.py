@@ -44,8 +44,8 @@ class TritonBackend(Backend):
 
         self.host: TritonHost | None = None
         self._tritons = TritonConnections(resources.loaded.settings)
-        self._opened = AsyncExitStack()
-        self._opened.push_async_callback(self._tritons.aclose)
+        self._exit_stack = AsyncExitStack()
+        self._exit_stack.push_async_callback(self._tritons.aclose)
 
     async def start(self) -> None:
         from shoal.backends.triton.open.host import TritonHost
@@ -55,10 +55,10 @@ class TritonBackend(Backend):
         if settings.triton and settings.triton_url and self.resources.loaded.sources["triton_url"].layer == "flag":
             raise ConfigError("triton starts a server of Shoal's own, and triton_url names another: choose one of them")
         opened = TritonHost.open_from_settings(settings, self._tritons, self.resources.progress)
-        self.host = await self._opened.enter_async_context(opened)
+        self.host = await self._exit_stack.enter_async_context(opened)
 
     async def aclose(self) -> None:
-        await self._opened.aclose()
+        await self._exit_stack.aclose()
 
     async def offers(self, address: Address) -> dict[str, ServedModel | str]:
         from shoal.backends.triton.open.targets import list_offers

@@ -72,7 +72,7 @@ class Client:
         self._metadata = tuple(metadata) or None
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Callable[..., Any]] = {}
-        self._more: list[Client] = []
+        self._extra_clients: list[Client] = []
         self._long_calls = 0
         self._closed = False
 
@@ -94,10 +94,10 @@ class Client:
     def long_call(self) -> Iterator[Client]:
         """Yield a connection with room for a long call: this one or, if it has LONG_CALLS already, a further one kept
         for reuse."""
-        line = next((each for each in (self, *self._more) if each._long_calls < LONG_CALLS), None)
+        line = next((each for each in (self, *self._extra_clients) if each._long_calls < LONG_CALLS), None)
         if line is None:
             line = Client(self.target, tls=self._tls, metadata=self._metadata or ())
-            self._more.append(line)
+            self._extra_clients.append(line)
         line._long_calls += 1
         try:
             yield line
@@ -169,7 +169,7 @@ class Client:
         self._calls = {}
         if channel is not None:
             await channel.close()
-        more, self._more = self._more, []
+        more, self._extra_clients = self._extra_clients, []
         for each in more:
             await each.aclose()
 

@@ -75,13 +75,13 @@ class Control:
         self.client = client
         self._sleep = sleep
         self._pauses = pauses
-        self._pushed: dict[str, PushedModel] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._pushed_models: dict[str, PushedModel] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
 
     def load_lock(self, model: str) -> asyncio.Lock:
         """Return the lock to hold while checking whether a model is loaded, and loading it if not: two concurrent
         callers would load it twice."""
-        return self._turns.setdefault(model, asyncio.Lock())
+        return self._locks.setdefault(model, asyncio.Lock())
 
     async def index(self, *, deadline: float) -> list[IndexEntry]:
         """Return every version of every model in the server's repositories, and the pushed models, which the server's
@@ -91,7 +91,7 @@ class Control:
             for each in (await self.client.repository_index(deadline=deadline)).models
         ]
         named = {each.name for each in found}
-        for name in [name for name in self._pushed if name not in named]:
+        for name in [name for name in self._pushed_models if name not in named]:
             state = "READY" if await self.is_ready(name, deadline=deadline) else "UNAVAILABLE"
             found.append(IndexEntry(name=name, state=state, pushed=True))
         return found
@@ -124,11 +124,11 @@ class Control:
         Raises ModelNotFound, ModelFailed with the server's actual reason, SetupError if the server does not load on
         demand, DeadlineExceeded.
         """
-        known = self._pushed.get(name)
+        known = self._pushed_models.get(name)
         if config is None and files is None and known is not None:
             config, files = known.config, known.files
         elif config is not None:
-            self._pushed[name] = PushedModel(config, files or {})
+            self._pushed_models[name] = PushedModel(config, files or {})
         request = await asyncio.to_thread(load_request, name, config, files or {})
         try:
             await self.client.repository_model_load(request, deadline=deadline)
@@ -148,7 +148,7 @@ class Control:
         """
         config = await self.config(name, deadline=deadline)
         config.parameters["shoal_revived"].string_value = str(time.time_ns())
-        known = self._pushed.get(name)
+        known = self._pushed_models.get(name)
         files = known.files if known is not None else {}
         request = await asyncio.to_thread(load_request, name, config, files)
         try:
@@ -167,7 +167,7 @@ class Control:
             await self.client.repository_model_unload(name, dependents=dependents, deadline=deadline)
         await self._await_gone(names, deadline)
         for each in names:
-            self._pushed.pop(each, None)
+            self._pushed_models.pop(each, None)
 
     async def _await_ready(self, name: str, deadline: float) -> None:
         for pause in retry_pauses(self._pauses):
@@ -220,9 +220,9 @@ class Control:
     def _restore_pushed(self, name: str, known: PushedModel | None) -> None:
         """Restore what was pushed before a failed load."""
         if known is None:
-            self._pushed.pop(name, None)
+            self._pushed_models.pop(name, None)
         else:
-            self._pushed[name] = known
+            self._pushed_models[name] = known
 
     async def _wait(self, seconds: float, deadline: float, late: str) -> None:
         if time.monotonic() + seconds >= deadline:

@@ -46,8 +46,8 @@ DEFAULT_BATCH_SIZE = 1024
 class Endpoint:
     """One model on one server. `version` empty: the server's choice.
 
-    `load` and `unload` are set if the model's files were pushed, so that its name is not enough; `whole`: the ensemble
-    that it is a part of, "" for none.
+    `load` and `unload` are set if the model's files were pushed, so that its name is not enough; `ensemble`: the
+    ensemble that it is a part of, "" for none.
     """
 
     client: Client
@@ -55,7 +55,7 @@ class Endpoint:
     address: str
     model: str
     version: str = ""
-    whole: str = ""
+    ensemble: str = ""
     names: TensorNames = field(default_factory=TensorNames)
     rpc_timeout_s: float = 5.0
     load_timeout_s: float = 600.0
@@ -116,7 +116,7 @@ class Endpoint:
             await self.unload()
             return
         deadline = time.monotonic() + timeout_s
-        await self.control.unload(self.whole or self.model, dependents=True, deadline=deadline)
+        await self.control.unload(self.ensemble or self.model, dependents=True, deadline=deadline)
 
     async def undo_load(self) -> None:
         """Unload what was loaded in vain; errors are only logged, since an unreachable server has nothing loaded."""

@@ -39,12 +39,12 @@ class ModelGone(TransportFailed):
 @dataclass(frozen=True, slots=True)
 class ErrorRule:
     """A row: an error with any of `codes` (empty: any) and any of `words` in its message (empty: any) becomes a `kind`,
-    with `saying` before the server's message."""
+    with `message` before the server's message."""
 
     codes: tuple[Code, ...]
     words: tuple[str, ...]
     kind: type[ShoalError]
-    saying: str
+    message: str
 
 
 ERROR_TABLE: tuple[ErrorRule, ...] = (
@@ -151,7 +151,7 @@ def to_error(code: grpc.StatusCode, details: str) -> ShoalError:
         for row in ERROR_TABLE
         if (not row.codes or code in row.codes) and (not row.words or any(word in lowered for word in row.words))
     )
-    error = row.kind(f"{row.saying} ({words or code.name})")
+    error = row.kind(f"{row.message} ({words or code.name})")
     if isinstance(error, Overloaded):
         error.retry_after = FULL_QUEUE_S
     return error

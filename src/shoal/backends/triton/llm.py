@@ -50,7 +50,7 @@ class ErrorRule(NamedTuple):
 
     words: tuple[str, ...]
     kind: type[RequestError]
-    saying: str
+    message: str
     param: str | None = None
 
 
@@ -111,7 +111,7 @@ class TritonGenerator(PresenceMixin):
                 ' shoal.toml, as "hf:org/name" or a folder'
             )
         self.endpoint = endpoint
-        self._words = words
+        self._vocabulary = words
         self._requests = RequestBuilder(schema, endpoint.model, endpoint.version, words=words, adapters=adapters)
         self._presence: ModelPresence[LlmSchema] = ModelPresence(name, endpoint, schema, self._admit, serving=serving)
         self._closed = False
@@ -122,7 +122,7 @@ class TritonGenerator(PresenceMixin):
             parameters=schema.parameters,
             top_logprobs=None if schema.family == "vllm" else 0,
             wants_ids=schema.family == "tokens",
-            output_mode=schema.gives,
+            output_mode=schema.output_mode,
             context_tokens=context_tokens or schema.context_tokens,
             adapters=tuple(adapters or ()),
             details={"schema": schema.family, "version": schema.version, "instances": schema.instances},
@@ -149,7 +149,7 @@ class TritonGenerator(PresenceMixin):
         generation = GenerationRequest(
             id=uuid.uuid4().hex, prompt=prompt, sampling=sampling, stream=stream, adapter=adapter
         )
-        answer = Answer(self.schema, generation, self._words)
+        answer = Answer(self.schema, generation, self._vocabulary)
         request = self._requests.build_generation(generation)
         over = False
         try:
@@ -196,7 +196,7 @@ class TritonGenerator(PresenceMixin):
         lowered = error.message.lower()
         for row in ERROR_TABLE:
             if any(word in lowered for word in row.words):
-                return row.kind(f"{row.saying} ({error.message})", param=row.param)
+                return row.kind(f"{row.message} ({error.message})", param=row.param)
         if isinstance(error, TransportFailed):
             if type(error) is TransportFailed and error.__cause__ is None and not self._closed:
                 return UpstreamFailed(error.message)  # reported on a stream: the server is reachable

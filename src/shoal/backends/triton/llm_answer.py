@@ -44,16 +44,16 @@ class Answer:
 
     def __init__(self, schema: LlmSchema, generation: GenerationRequest, words: ModelTokenizer | None = None) -> None:
         self._schema = schema
-        self._asked = generation
-        self._words = words
-        self._whole = not (generation.stream and schema.streams)
+        self._request = generation
+        self._vocabulary = words
+        self._is_unary = not (generation.stream and schema.streams)
         self._decoder = _Decoder("replace")
-        self._half = False
+        self._has_partial_character = False
         self._text = ""
         self._ids: list[int] = []
         self._cumulative: bool | None = None
-        self._counted: int | None = None
-        self._prompt_told = False
+        self._token_count: int | None = None
+        self._prompt_tokens_sent = False
         self._finished = False
 
     def read(self, response: ModelInferResponse) -> Piece | None:
@@ -61,7 +61,7 @@ class Answer:
         up."""
         found = _tensors(response)
         piece = Piece()
-        sampling = self._asked.sampling
+        sampling = self._request.sampling
         if OUTPUT_IDS in found:
             self._read_ids(piece, found)
         elif OUTPUT in found:
@@ -84,36 +84,36 @@ class Answer:
         or more came, else "stop"."""
         if self._finished:
             return None
-        most = self._asked.sampling.max_tokens
-        full = most is not None and self._counted is not None and self._counted >= most
+        most = self._request.sampling.max_tokens
+        full = most is not None and self._token_count is not None and self._token_count >= most
         return Piece(text=self._rest(""), finish_reason="length" if full else "stop")
 
     def _rest(self, text: str) -> str:
         """Return the last text, including what was held back."""
         rest = self._decoder.decode(b"", True)
-        return (self._text if self._schema.gives == "cumulative" else text) + rest
+        return (self._text if self._schema.output_mode == "cumulative" else text) + rest
 
     def _read_text(self, piece: Piece, data: bytes) -> None:
-        if self._schema.gives == "cumulative":
+        if self._schema.output_mode == "cumulative":
             self._decoder.reset()
             self._text = self._decoder.decode(data)
             # Half a character decodes to this until its other tokens arrive; `end` returns it if they never do.
             piece.text = self._text.rstrip(REPLACED)
             return
         text = self._decode_text(data)
-        if self._whole and self._schema.includes_prompt:
-            text = text.removeprefix(self._asked.prompt.text)
+        if self._is_unary and self._schema.includes_prompt:
+            text = text.removeprefix(self._request.prompt.text)
         piece.text = text
 
     def _decode_text(self, data: bytes) -> str:
         """Decode bytes; half a character at the end is kept for the next piece."""
-        if not self._half:  # nearly always, in a quarter of the incremental decoder's time
+        if not self._has_partial_character:  # nearly always, in a quarter of the incremental decoder's time
             try:
                 return data.decode()
             except UnicodeDecodeError:
                 pass
         text = self._decoder.decode(data)
-        self._half = bool(self._decoder.getstate()[0])
+        self._has_partial_character = bool(self._decoder.getstate()[0])
         return text
 
     def _read_ids(self, piece: Piece, found: dict[str, Any]) -> None:
@@ -127,14 +127,14 @@ class Answer:
             ids.pop()
         piece.ids = self._new_ids(ids)
         piece.tokens = len(piece.ids)
-        self._counted = (self._counted or 0) + len(piece.ids)
+        self._token_count = (self._token_count or 0) + len(piece.ids)
 
     def _new_ids(self, ids: list[int]) -> list[int]:
         """Return the new ids. TensorRT-LLM streams only those, but its engines before `exclude_input_in_output` may
         return the prompt and all ids so far."""
         if not self._schema.includes_prompt:
             return ids
-        prompt = list(self._asked.prompt.ids or ())
+        prompt = list(self._request.prompt.ids or ())
         if prompt and len(ids) >= len(prompt) and ids[: len(prompt)] == prompt:
             ids = ids[len(prompt) :]
         if self._cumulative is None and self._ids and ids:
@@ -145,21 +145,21 @@ class Answer:
         return ids
 
     def _read_counts(self, piece: Piece, found: dict[str, Any]) -> None:
-        if not self._prompt_told and (count := _number(found.get("num_input_tokens"))) is not None:
+        if not self._prompt_tokens_sent and (count := _number(found.get("num_input_tokens"))) is not None:
             piece.prompt_tokens = count
-            self._prompt_told = True
+            self._prompt_tokens_sent = True
         if piece.tokens is None and (count := _number(found.get("num_output_tokens"))) is not None:
-            if self._whole and self._schema.includes_prompt and self._schema.family == "trtllm":
+            if self._is_unary and self._schema.includes_prompt and self._schema.family == "trtllm":
                 return  # it includes the prompt's tokens
             piece.tokens = count
-            self._counted = (self._counted or 0) + count
+            self._token_count = (self._token_count or 0) + count
 
     def _logprobs(self, piece: Piece, values: Sequence[float]) -> list[TokenLogprob]:
         """Return those of this piece's tokens, which are the last ones. An ensemble reports no tokens: all text of a
         piece goes to its first one."""
         fresh = values[-piece.tokens :] if piece.tokens else values
-        if self._words is not None and piece.ids:
-            texts = [self._words.piece(id) for id in piece.ids]
+        if self._vocabulary is not None and piece.ids:
+            texts = [self._vocabulary.piece(id) for id in piece.ids]
         else:
             texts = [piece.text] + [""] * (len(fresh) - 1)
         return [

@@ -101,7 +101,7 @@ class RequestBuilder:
         self._schema = schema
         self._model = model
         self._version = version
-        self._words = words
+        self._vocabulary = words
         self._adapters = dict(adapters or {})
         self._check_adapters()
 
@@ -217,8 +217,8 @@ class RequestBuilder:
         self._put(request, tensor.name, list(texts) or [""])
 
     def _encode_texts(self, texts: Iterable[str]) -> list[Sequence[int]]:
-        assert self._words is not None, "a model with word lists reads token ids"
-        return [ids for text in texts if (ids := self._words.encode(text))]
+        assert self._vocabulary is not None, "a model with word lists reads token ids"
+        return [ids for text in texts if (ids := self._vocabulary.encode(text))]
 
     def _put_list(self, request: ModelInferRequest, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
         """Put a word list: row 0 the tokens of all words, row 1 the end of each word in it, padded with -1."""
@@ -230,7 +230,7 @@ class RequestBuilder:
 
     def _put_stop_tokens(self, request: ModelInferRequest, sampling: Sampling) -> None:
         """Put all tokens that end an answer, and the stop texts: the engine has no end tokens of its own."""
-        schema, words = self._schema, self._words
+        schema, words = self._schema, self._vocabulary
         ends = () if words is None or sampling.ignore_eos else words.ends
         if ends and "end_id" in schema.inputs:
             self._put(request, "end_id", ends[0])

@@ -105,7 +105,7 @@ class LlmSchema:
     outputs: frozenset[str]
     batched: bool = False
     decoupled: bool = False
-    gives: OutputMode = "delta"
+    output_mode: OutputMode = "delta"
     fields: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     streaming: str = ""
@@ -136,7 +136,7 @@ class LlmSchema:
     @property
     def tensors(self) -> tuple[object, ...]:
         """Equal while the model can be called as before."""
-        return (self.family, tuple(self.inputs.values()), self.outputs, self.batched, self.decoupled, self.gives)
+        return (self.family, tuple(self.inputs.values()), self.outputs, self.batched, self.decoupled, self.output_mode)
 
 
 def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchema | None:
@@ -162,7 +162,7 @@ def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchem
         outputs=frozenset(model.outputs),
         batched=model.max_batch_size > 0,
         decoupled=config.model_transaction_policy.decoupled,
-        gives=_output_mode(config, family),
+        output_mode=_output_mode(config, family),
         fields=fields,
         parameters=_parameters(config, model, family, fields),
         streaming=_flag(model, *_STREAMING),

@@ -44,7 +44,7 @@ class ModelPresence(Presence, Generic[S]):
         self.schema = schema
         self._endpoint = endpoint
         self._admit_schema = admit
-        self._served = serving
+        self._has_served = serving
         self._crashed = False
 
     def mark_lost(self, error: ShoalError) -> None:
@@ -57,11 +57,11 @@ class ModelPresence(Presence, Generic[S]):
             raise TransportFailed("the model is not loaded on the server any more")
 
     async def _find_model(self) -> None:
-        found = await self._endpoint.find(again=self._served, reload=self._crashed)
+        found = await self._endpoint.find(again=self._has_served, reload=self._crashed)
         if found.tensors != self.schema.tensors:
-            if self._served:
+            if self._has_served:
                 raise ConfigError("the model's tensors are not what they were: load it anew to serve it as it is now")
             raise ConfigError("the model's tensors are not those of its peers: serve it under a name of its own")
         self.schema = found
         await self._admit_schema()
-        self._served, self._crashed = True, False
+        self._has_served, self._crashed = True, False

@@ -94,13 +94,13 @@ class Repository:
     """
 
     def __init__(self, folder: Path | str, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
-        self._given = Path(folder)
+        self._path = Path(folder)
         self._lock_wait_s = lock_wait_s
 
     @cached_property
     def folder(self) -> Path:
         """The folder's real path, with links resolved."""
-        return Path(os.path.realpath(self._given.expanduser()))
+        return Path(os.path.realpath(self._path.expanduser()))
 
     def write(self, spec: EntrySpec) -> tuple[str, ...]:
         """Write the entry of a model, replacing an older one; return its folders, parts before the whole.

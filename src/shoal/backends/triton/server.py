@@ -181,7 +181,7 @@ class TritonServer:
             socket,
         )
         self._process: asyncio.subprocess.Process | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self._state = State(
             owner=options.owner,
             supervisor=find_process(os.getpid()),
@@ -251,12 +251,12 @@ class TritonServer:
         except BaseException:  # a cancelled start, too, must leave neither a process nor a claimed folder
             await self._end(keep_log=True)
             raise
-        self._watching = asyncio.create_task(self._watch(), name=f"triton {self.url}")
+        self._watch_task = asyncio.create_task(self._watch(), name=f"triton {self.url}")
 
     async def wait(self) -> None:
         """Wait without end while the server is supervised. Raises SetupError when supervision gives up."""
-        assert self._watching is not None, "wait() comes after start()"
-        await asyncio.shield(self._watching)
+        assert self._watch_task is not None, "wait() comes after start()"
+        await asyncio.shield(self._watch_task)
         raise SetupError(self._state.error)
 
     async def aclose(self) -> None:
@@ -343,9 +343,9 @@ class TritonServer:
             _log.warning("%s: %s; `shoal triton status` will not know this server", error.filename, error.strerror)
 
     async def _end(self, *, keep_log: bool) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait({self._watch_task})
         if self._process is not None and self._process.returncode is None:
             await self._update_state(phase="stopping")
             await end_process(self._process, self._options.exit_timeout_s + _KILL_AFTER_S)

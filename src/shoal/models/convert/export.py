@@ -83,12 +83,12 @@ class Line(msgspec.Struct, Generic[Result], frozen=True, kw_only=True, omit_defa
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Generic[Result]):
     """A program to run in a separate process: `command` writes lines of the type `line`. `file` is the file of errors
-    that name none; `elsewhere` is the advice if this machine cannot run it."""
+    that name none; `alternative` is the advice if this machine cannot run it."""
 
     command: Sequence[str]
     line: type[Line[Result]]
     file: str = "config.json"
-    elsewhere: str = "export it elsewhere with `optimum-cli export onnx` and serve the folder"
+    alternative: str = "export it elsewhere with `optimum-cli export onnx` and serve the folder"
 
 
 def can_export() -> bool:
@@ -134,7 +134,7 @@ def run_program(
     end = time.monotonic() + timeout_s
 
     def to_error(why: str) -> ModelFileError:
-        return ModelFileError(f"{why}, or {program.elsewhere}", file=program.file)
+        return ModelFileError(f"{why}, or {program.alternative}", file=program.file)
 
     with tempfile.TemporaryFile() as words, _run_process(program.command, words) as run:
         lines = _lines(run, program.line)

@@ -99,6 +99,6 @@ def export_towers(
         command=[*PROGRAM, str(folder), str(into), library],
         line=Line[ExportedTowers],
         file=OPEN_CLIP if library == "open_clip" else TIMM_CONFIG,
-        elsewhere="pull it on a larger machine and copy its store",
+        alternative="pull it on a larger machine and copy its store",
     )
     return run_program(program, progress=progress, stop=stop, max_memory_mb=max_memory_mb, timeout_s=timeout_s)

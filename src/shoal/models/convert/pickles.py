@@ -64,7 +64,7 @@ def convert_pickles(
     return replace(
         fetched,
         hashes={name: digest for name, digest in hashes.items() if name not in pickles},
-        published={name: digest for name, digest in hashes.items() if is_weights(name)},
+        published_hashes={name: digest for name, digest in hashes.items() if is_weights(name)},
     )
 
 

@@ -170,7 +170,7 @@ class _GraphCompressor:
         self._stop = stop
         self._nodes: list[NodeProto] = []
         self._tensors: list[TensorProto] = []
-        self._replaced: set[str] = set()
+        self._replaced_names: set[str] = set()
 
     def run(self) -> None:
         products, tables = self._choose_tensors()
@@ -180,7 +180,7 @@ class _GraphCompressor:
                 self._compress(tensor, table=tensor.name in tables)
             else:
                 self._keep(tensor)
-        if not self._replaced:
+        if not self._replaced_names:
             raise ModelFileError(
                 f"holds no float32 weights that {self._variant} would make smaller; use precision auto",
                 file=self._file.name,
@@ -192,7 +192,7 @@ class _GraphCompressor:
         self._body.initializer.extend(self._tensors)
         self._body.node.extend(widened)
         # A weight may be listed as an input with a default value; its replacement is not.
-        taken = [value for value in self._body.input if value.name not in self._replaced]
+        taken = [value for value in self._body.input if value.name not in self._replaced_names]
         del self._body.input[:]
         self._body.input.extend(taken)
         self._model.ir_version = max(self._model.ir_version, _UNLISTED_IR)
@@ -239,7 +239,7 @@ class _GraphCompressor:
             self._add(f"{name}/int8", numbers)
             self._add(f"{name}/scale", scales[:, None] if table else scales)
             widen = helper.make_node("DequantizeLinear", [f"{name}/int8", f"{name}/scale"], [name], axis=1)
-        self._replaced.add(name)
+        self._replaced_names.add(name)
         if not table:
             self._nodes.append(widen)
 
@@ -248,7 +248,7 @@ class _GraphCompressor:
         unchanged."""
         from onnx import helper
 
-        if node.op_type != "Gather" or node.input[0] not in self._replaced:
+        if node.op_type != "Gather" or node.input[0] not in self._replaced_names:
             return [node]
         table, ids, out = node.input[0], node.input[1], node.output[0]
         if self._variant == "fp16":

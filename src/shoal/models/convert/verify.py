@@ -91,10 +91,10 @@ def verify(source: Path, contract: Contract, target: Path, spec: TextSpec, run: 
 
 
 class _Pair(NamedTuple):
-    """An output and its expected value, [rows, width]; `said`: its name in messages."""
+    """An output and its expected value, [rows, width]; `label`: its name in messages."""
 
-    said: str
-    got: Array
+    label: str
+    actual: Array
     expected: Array
     width: int
 
@@ -230,17 +230,17 @@ def _split_batch(batch: dict[str, Array]) -> list[dict[str, Array]]:
 def _verdict(pairs: Sequence[_Pair], method: str, words: str) -> Verification:
     cosine, difference, wrong = 1.0, 0.0, ""
     for pair in pairs:
-        if pair.got.shape[-1] != pair.width:
-            text = f"the graph gives {pair.got.shape[-1]} dimensions, but the model's files say {pair.width}"
+        if pair.actual.shape[-1] != pair.width:
+            text = f"the graph gives {pair.actual.shape[-1]} dimensions, but the model's files say {pair.width}"
             return _failed(text, method)
-        if pair.got.shape != pair.expected.shape:
-            shapes = f"{list(pair.got.shape)}, not {list(pair.expected.shape)}"
-            return _failed(f"the graph's {pair.said or 'vectors'} have the shape {shapes}", method)
-        own = min_cosine(pair.got, pair.expected)
-        furthest = float(np.abs(pair.got - pair.expected).max(initial=0.0))
+        if pair.actual.shape != pair.expected.shape:
+            shapes = f"{list(pair.actual.shape)}, not {list(pair.expected.shape)}"
+            return _failed(f"the graph's {pair.label or 'vectors'} have the shape {shapes}", method)
+        own = min_cosine(pair.actual, pair.expected)
+        furthest = float(np.abs(pair.actual - pair.expected).max(initial=0.0))
         relative = furthest / max(float(np.abs(pair.expected).max(initial=0.0)), 1e-12)
         if not wrong and not (own >= MIN_COSINE and relative <= MAX_DIFFERENCE):
-            wrong = f"the graph's {pair.said} do not agree" if pair.said else "the graph does not agree"
+            wrong = f"the graph's {pair.label} do not agree" if pair.label else "the graph does not agree"
         cosine, difference = min(cosine, own), max(difference, furthest)
     text = f"{wrong or 'the graph agrees'} with {words}"
     text = f"{text}: cosine >= {min(cosine, 1.0):.6f}, largest difference {difference:.1e}"

@@ -51,7 +51,7 @@ def fetch(
             _empty(into)
         # If there is another source, do not wait long for the hub behind a firewall that drops packets.
         patience = 3.0 if following else 10.0
-        job = FetchJob(source, into, access, progress, stop, only=only, patience=patience, weights=weights)
+        job = FetchJob(source, into, access, progress, stop, only_files=only, patience=patience, weights=weights)
         try:
             fetched = _FETCH[source.scheme](job)
         except SourceError as error:

@@ -31,26 +31,26 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
     """A model's fetched files. `folder` holds them. `address` is the source with the exact revision (commit, version,
-    fingerprint). `hashes`: SHA-256 of files hashed while fetching, by path in the folder. `published`: hashes of the
-    weights at the source, if they differ from those in the folder."""
+    fingerprint). `hashes`: SHA-256 of files hashed while fetching, by path in the folder. `published_hashes`: hashes of
+    the weights at the source, if they differ from those in the folder."""
 
     folder: Path
     address: Address
     hashes: dict[str, str] = field(default_factory=dict)
-    published: dict[str, str] = field(default_factory=dict)
+    published_hashes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchJob:
-    """One fetch. `only` limits the files to those names; `weights` False excludes weights. `patience`: seconds to wait
-    for a source's first answer."""
+    """One fetch. `only_files` limits the files to those names; `weights` False excludes weights. `patience`: seconds to
+    wait for a source's first answer."""
 
     address: Address
     into: Path
     access: Access
     progress: Progress
     stop: Stop
-    only: frozenset[str] | None = None
+    only_files: frozenset[str] | None = None
     patience: float = 10.0
     weights: bool = True
 
@@ -64,7 +64,7 @@ class FetchJob:
             self.progress.report_note(
                 f"{self.address}: {' and '.join(left)} are left out: pickles, which only the 'convert' extra reads"
             )
-        return chosen if self.only is None else [name for name in chosen if name in self.only]
+        return chosen if self.only_files is None else [name for name in chosen if name in self.only_files]
 
 
 def disk_error(error: OSError, what: str) -> SourceError:

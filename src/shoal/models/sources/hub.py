@@ -38,7 +38,7 @@ class _Listing:
 class _Counter:
     """Counts the bytes of all files of one fetch."""
 
-    what: str
+    label: str
     progress: Progress
     stop: Stop
     total: int = 0
@@ -47,7 +47,7 @@ class _Counter:
     def add(self, count: int) -> None:
         self.stop.check()
         self.done += count
-        self.progress.report_fetch(self.what, self.done, self.total)
+        self.progress.report_fetch(self.label, self.done, self.total)
 
     def bar(self) -> type:
         """Return a progress bar class; the hub's client creates an instance for every file."""

@@ -63,18 +63,18 @@ class Budget:
     def __init__(self) -> None:
         self._steps = 0
         self._octets = 0
-        self._look = _LOOK
-        self._until = monotonic() + MOST_SECONDS
+        self._next_check = _LOOK
+        self._deadline = monotonic() + MOST_SECONDS
 
     def spend(self, steps: int = 1) -> None:
         self._steps += steps
-        if self._steps >= self._look:
-            self._look = self._steps + _LOOK
+        if self._steps >= self._next_check:
+            self._next_check = self._steps + _LOOK
             if self._steps > MOST_STEPS:
-                self._look = 0
+                self._next_check = 0
                 raise BudgetExceeded(f"the template takes more than {MOST_STEPS} steps")
-            if monotonic() > self._until:
-                self._look = 0
+            if monotonic() > self._deadline:
+                self._next_check = 0
                 raise BudgetExceeded(f"the template takes more than {MOST_SECONDS:g} seconds")
 
     def charge(self, octets: int) -> None:

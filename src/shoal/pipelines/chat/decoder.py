@@ -24,21 +24,21 @@ class DecodingOptions:
 
     `stops` end the answer's text; they do not apply to reasoning and tool calls, since clients mean the answer.
     `include_stop` shows the stop text. `stop_ids` end it too, and are never shown. `hidden_reasoning`: reasoning is
-    counted but not returned. `most`: drop tokens beyond this number, for a backend that has no limit itself.
-    `skip_special_tokens`, `shown`, `context`: see Detokenizer.
+    counted but not returned. `max_tokens`: drop tokens beyond this number, for a backend that has no limit itself.
+    `skip_special_tokens`, `visible_ids`, `context`: see Detokenizer.
     """
 
-    gives: Gives
+    output_mode: Gives
     vocabulary: Vocabulary | None = None
     stops: Sequence[str] = ()
     include_stop: bool = False
     stop_ids: frozenset[int] = frozenset()
     skip_special_tokens: bool = True
-    shown: frozenset[int] = frozenset()
+    visible_ids: frozenset[int] = frozenset()
     context: Sequence[int] = ()
-    reading: AnswerFormat = field(default_factory=AnswerFormat)
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     hidden_reasoning: bool = False
-    most: int | None = None
+    max_tokens: int | None = None
 
 
 REVISED = 256
@@ -53,35 +53,35 @@ class CumulativeText:
     """
 
     def __init__(self) -> None:
-        self._told = ""
-        self._kept = ""
+        self._emitted = ""
+        self._pending = ""
 
     def push(self, text: str) -> str:
         sure = text.rstrip(REPLACEMENT)
         new = self._new(sure)
-        self._told += new
-        self._kept = text[len(sure) :]
+        self._emitted += new
+        self._pending = text[len(sure) :]
         return new
 
     def flush(self) -> str:
-        kept, self._kept = self._kept, ""
+        kept, self._pending = self._pending, ""
         return kept
 
     def _new(self, text: str) -> str:
-        if text.startswith(self._told):
-            return text[len(self._told) :]
-        if self._told.startswith(text):
+        if text.startswith(self._emitted):
+            return text[len(self._emitted) :]
+        if self._emitted.startswith(text):
             return ""
-        same = next(i for i, (old, new) in enumerate(zip(self._told, text, strict=False)) if old != new)
+        same = next(i for i, (old, new) in enumerate(zip(self._emitted, text, strict=False)) if old != new)
         # Find the longest suffix of the emitted text that the changed part also contains; the text continues after it.
-        for start in range(max(same, len(self._told) - REVISED), len(self._told)):
-            at = text.find(self._told[start:], same)
+        for start in range(max(same, len(self._emitted) - REVISED), len(self._emitted)):
+            at = text.find(self._emitted[start:], same)
             if at >= 0:
-                new = text[at + len(self._told) - start :]
-                self._told = text[: len(text) - len(new)]
+                new = text[at + len(self._emitted) - start :]
+                self._emitted = text[: len(text) - len(new)]
                 return new
-        new = text[len(self._told) :]
-        self._told = text[: len(text) - len(new)]
+        new = text[len(self._emitted) :]
+        self._emitted = text[: len(text) - len(new)]
         return new
 
 
@@ -95,20 +95,20 @@ class AnswerDecoder:
     def __init__(self, index: int, decoding: DecodingOptions) -> None:
         self.index = index
         self.stopped = False
-        self._how = decoding
-        self._ended = False
+        self._options = decoding
+        self._has_ended = False
         self._hit = False
-        self._tally = Tally(decoding.vocabulary, decoding.most)
+        self._tally = Tally(decoding.vocabulary, decoding.max_tokens)
         # A stop text before a call discards the call, one after it does not, and one that spans it does not match.
-        self._segments = Segments(decoding.reading, exact=bool(decoding.stops))
+        self._segments = Segments(decoding.answer_format, exact=bool(decoding.stops))
         self._stops = StopTexts(decoding.stops, include=decoding.include_stop)
         self._logprobs = LogprobQueue()
-        self._shown = 0
+        self._emitted_size = 0
         # Without stops, calls or reasoning, text passes through unchanged: most answers, at an eighth of the time.
-        self._plain = not decoding.stops and not self._segments.is_divided
-        self._counted = decoding.gives == "ids"
-        self._detokenizer = _detokenizer(decoding) if decoding.gives == "ids" else None
-        self._cumulative = CumulativeText() if decoding.gives == "cumulative" else None
+        self._is_plain = not decoding.stops and not self._segments.is_divided
+        self._has_token_counts = decoding.output_mode == "ids"
+        self._detokenizer = _detokenizer(decoding) if decoding.output_mode == "ids" else None
+        self._cumulative = CumulativeText() if decoding.output_mode == "cumulative" else None
 
     @property
     def tokens(self) -> int:
@@ -124,26 +124,26 @@ class AnswerDecoder:
         tokens, text, logprobs = piece.tokens, piece.text, piece.logprobs
         if self._detokenizer is not None:
             ids = self._before_end(piece.ids)
-            tokens = len(ids) + self._ended if tokens is None else tokens
+            tokens = len(ids) + self._has_ended if tokens is None else tokens
             text = self._detokenizer.push(ids)
             if len(logprobs) == len(piece.ids):
                 logprobs = logprobs[: len(ids)]  # the token that ended the answer is not shown either
         elif self._cumulative is not None:
             text = self._cumulative.push(text)
-        self._counted = self._counted or tokens is not None
-        if tokens is None and self._how.most is not None:
+        self._has_token_counts = self._has_token_counts or tokens is not None
+        if tokens is None and self._options.max_tokens is not None:
             text = self._tally.fitting(text)
         if logprobs:
-            self._plain = False  # some tokens may wait for their text until a piece without log probabilities
-        if self._plain:
+            self._is_plain = False  # some tokens may wait for their text until a piece without log probabilities
+        if self._is_plain:
             self._tally.add_plain(tokens, text)
-            self.stopped = self._ended
+            self.stopped = self._has_ended
             return [Chunk(index=self.index, text=text)] if text else []
         self._logprobs.add(logprobs)
         segments = self._segments.push(text) if text else []
         self._tally.add(tokens, text, segments)
         chunks = self._chunks(segments)
-        self.stopped = self._hit or self._ended
+        self.stopped = self._hit or self._has_ended
         return _merge_chunks(chunks)
 
     def flush(self, reason: str) -> list[Chunk]:
@@ -151,7 +151,7 @@ class AnswerDecoder:
         if not self._hit:
             chunks = self._flush_rest()
         self.stopped = True
-        if self._hit or self._ended:
+        if self._hit or self._has_ended:
             reason = "stop"
         if reason == "stop" and not self._hit and self._segments.calls:
             reason = "tool_calls"
@@ -165,7 +165,7 @@ class AnswerDecoder:
             text = self._cumulative.flush()
         segments = self._segments.push(text) if text else []
         more = self._segments.flush()
-        self._tally.add(0 if self._counted else None, text, [*segments, *more])
+        self._tally.add(0 if self._has_token_counts else None, text, [*segments, *more])
         chunks = self._chunks(segments)
         if not self._hit:
             chunks += self._chunks(more)
@@ -173,8 +173,8 @@ class AnswerDecoder:
 
     def _before_end(self, ids: Sequence[int]) -> Sequence[int]:
         for at, token in enumerate(ids):
-            if token in self._how.stop_ids:
-                self._ended = True
+            if token in self._options.stop_ids:
+                self._has_ended = True
                 return ids[:at]
         return ids
 
@@ -193,7 +193,7 @@ class AnswerDecoder:
                 break
             if segment.kind == "tools":
                 chunks.append(Chunk(index=self.index, tools=list(segment.tools)))
-            elif not self._how.hidden_reasoning:
+            elif not self._options.hidden_reasoning:
                 chunks.append(Chunk(index=self.index, reasoning=segment.text))
         return chunks
 
@@ -203,8 +203,8 @@ class AnswerDecoder:
         return [self._content(text)]
 
     def _content(self, text: str) -> Chunk:
-        self._shown += len(text)
-        return Chunk(index=self.index, text=text, logprobs=self._logprobs.pop_tokens(self._shown))
+        self._emitted_size += len(text)
+        return Chunk(index=self.index, text=text, logprobs=self._logprobs.pop_tokens(self._emitted_size))
 
 
 def _detokenizer(decoding: DecodingOptions) -> Detokenizer:
@@ -213,7 +213,7 @@ def _detokenizer(decoding: DecodingOptions) -> Detokenizer:
     return Detokenizer(
         decoding.vocabulary,
         skip_special_tokens=decoding.skip_special_tokens,
-        shown=decoding.shown,
+        shown=decoding.visible_ids,
         context=decoding.context,
     )
 

@@ -40,16 +40,16 @@ class Detokenizer:
         shown: Collection[int] = (),
         context: Sequence[int] = (),
     ) -> None:
-        self._hidden = vocabulary.special_ids - frozenset(shown) if skip_special_tokens else frozenset()
+        self._hidden_ids = vocabulary.special_ids - frozenset(shown) if skip_special_tokens else frozenset()
         forms: dict[Form, type[_Form]] = {"byte_level": _Octets, "byte_fallback": _Fallback, "other": _Window}
         self._form: _Form = forms[vocabulary.spelling.form](vocabulary)
-        before = [token for token in context if token not in self._hidden][-CONTEXT:]
+        before = [token for token in context if token not in self._hidden_ids][-CONTEXT:]
         if before:
             self._form.prime(before)
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that is certain now."""
-        return self._form.push([token for token in ids if token not in self._hidden])
+        return self._form.push([token for token in ids if token not in self._hidden_ids])
 
     def flush(self) -> str:
         """Return the rest at the end of the answer."""
@@ -151,12 +151,12 @@ class _Window:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._ids: list[int] = []
-        self._told = 0
-        self._before = ""
+        self._emitted = 0
+        self._emitted_text = ""
 
     def prime(self, ids: Sequence[int]) -> None:
-        self._ids, self._told = list(ids), len(ids)
-        self._before = self._decode(self._ids)
+        self._ids, self._emitted = list(ids), len(ids)
+        self._emitted_text = self._decode(self._ids)
 
     def push(self, ids: Sequence[int]) -> str:
         parts: list[str] = []
@@ -170,32 +170,32 @@ class _Window:
         return self._emit(self._decode(self._ids), len(self._ids))
 
     def _new(self) -> str:
-        text, waiting = self._decode(self._ids), len(self._ids) - self._told
-        if not text.endswith(REPLACEMENT) and text.startswith(self._before):
-            return self._emit(text, len(self._ids)) if len(text) > len(self._before) else self._drop(waiting)
+        text, waiting = self._decode(self._ids), len(self._ids) - self._emitted
+        if not text.endswith(REPLACEMENT) and text.startswith(self._emitted_text):
+            return self._emit(text, len(self._ids)) if len(text) > len(self._emitted_text) else self._drop(waiting)
         if waiting < HELD_TOKENS:
             return ""
         # The last tokens may still be an incomplete character. Emit those before them if their text is stable.
-        for stop in range(len(self._ids) - LONGEST, self._told, -1):
+        for stop in range(len(self._ids) - LONGEST, self._emitted, -1):
             part = self._decode(self._ids[:stop])
-            if text.startswith(part) and len(part) > len(self._before):
+            if text.startswith(part) and len(part) > len(self._emitted_text):
                 return self._emit(part, stop)
         return self._emit(text, len(self._ids))
 
     def _emit(self, text: str, stop: int) -> str:
         """Emit what the text of the first `stop` tokens adds to the text emitted so far."""
-        delta = text[len(self._before) :]
+        delta = text[len(self._emitted_text) :]
         if delta:
             kept = self._ids[stop:]
-            self._ids = self._ids[self._told : stop]
-            self._told, self._before = len(self._ids), self._decode(self._ids)
+            self._ids = self._ids[self._emitted : stop]
+            self._emitted, self._emitted_text = len(self._ids), self._decode(self._ids)
             self._ids += kept
         return delta
 
     def _drop(self, waiting: int) -> str:
         """Discard tokens without text after a while: they no longer affect anything and must not be decoded forever."""
         if waiting >= HELD_TOKENS:
-            del self._ids[self._told : -1]
+            del self._ids[self._emitted : -1]
         return ""
 
     def _decode(self, ids: Sequence[int]) -> str:

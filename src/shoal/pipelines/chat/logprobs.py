@@ -21,9 +21,9 @@ class LogprobQueue:
 
     def __init__(self) -> None:
         self._pending: deque[TokenLogprob] = deque()
-        self._placed: deque[tuple[int, TokenLogprob]] = deque()
+        self._positioned: deque[tuple[int, TokenLogprob]] = deque()
         self._size = 0
-        self._within = False
+        self._ends_in_text = False
 
     def add(self, tokens: Iterable[TokenLogprob]) -> None:
         self._pending.extend(tokens)
@@ -33,19 +33,19 @@ class LogprobQueue:
         there may be markers that are in no segment."""
         if not segments:
             return
-        if not divided or (self._within and len(segments) == 1 and segments[0].kind == "text"):
+        if not divided or (self._ends_in_text and len(segments) == 1 and segments[0].kind == "text"):
             for segment in segments:
                 self._place(list(self._pending), len(segment.text))
                 self._pending.clear()
         else:
             self._match_segments(segments)
-        self._within = segments[-1].kind == "text"
+        self._ends_in_text = segments[-1].kind == "text"
 
     def pop_tokens(self, size: int) -> list[TokenLogprob]:
         """Return the unreleased tokens that begin within the first `size` characters of content."""
         made: list[TokenLogprob] = []
-        while self._placed and self._placed[0][0] < size:
-            made.append(self._placed.popleft()[1])
+        while self._positioned and self._positioned[0][0] < size:
+            made.append(self._positioned.popleft()[1])
         return made
 
     def _match_segments(self, segments: Sequence[Segment]) -> None:
@@ -70,7 +70,7 @@ class LogprobQueue:
         self._size += size
         for token in tokens:
             # Half a character counts more here than it is; no token may lie after its text.
-            self._placed.append((min(at, self._size - 1), token))
+            self._positioned.append((min(at, self._size - 1), token))
             at += len(token.token)
 
 

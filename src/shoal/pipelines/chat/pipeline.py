@@ -110,17 +110,17 @@ class TextChatPipeline:
         return AnswerDecoder(
             index,
             DecodingOptions(
-                gives=gives,
+                output_mode=gives,
                 vocabulary=self.vocabulary,
                 stops=[stop for stop in sampling.stop if stop],
                 include_stop=bool(sampling.include_stop),
                 stop_ids=eos | frozenset(sampling.stop_token_ids),
                 skip_special_tokens=sampling.skip_special_tokens is not False,
-                shown=self._visible_special_ids(task),
+                visible_ids=self._visible_special_ids(task),
                 context=(prompt.ids or ()) if goes_on else (),
-                reading=self._answer_format(task, prompt),
+                answer_format=self._answer_format(task, prompt),
                 hidden_reasoning=not task.include_reasoning,
-                most=sampling.max_tokens if self.options.cuts else None,
+                max_tokens=sampling.max_tokens if self.options.cuts else None,
             ),
         )
 
@@ -306,7 +306,7 @@ class TextChatPipeline:
                 guided = "{"
         return AnswerFormat(
             reasoning=self.options.reasoning == "think",
-            opened=prompt.ends_in_reasoning,
+            starts_in_reasoning=prompt.ends_in_reasoning,
             parser=parser,
             guided=guided,
             plain=plain,

@@ -30,17 +30,17 @@ class ReasoningSplit:
         self._kind: Kind = "reasoning" if opened else "text"
         self._beginning = True
         self._trim = opened
-        self._kept = ""
+        self._pending = ""
 
     def push(self, text: str) -> list[tuple[Kind, str]]:
         """Return the pieces that are certain now; hold back a possible beginning of a tag."""
-        text = self._kept + text
-        self._kept = ""
+        text = self._pending + text
+        self._pending = ""
         if self._beginning:
             body = text.lstrip(_BLANKS)
             few = len(text) - len(body) <= _MAX_BLANKS
             if few and len(body) < len(OPEN) and OPEN.startswith(body):
-                self._kept = text
+                self._pending = text
                 return []
             self._beginning = False
             if few and body.startswith(OPEN):
@@ -56,8 +56,8 @@ class ReasoningSplit:
     def flush(self) -> list[tuple[Kind, str]]:
         """Return the text held back, at the end of the answer."""
         pieces: list[tuple[Kind, str]] = []
-        self._add(pieces, self._kept)
-        self._kept = ""
+        self._add(pieces, self._pending)
+        self._pending = ""
         return pieces
 
     def _take_reasoning(self, text: str, pieces: list[tuple[Kind, str]]) -> str:
@@ -65,7 +65,7 @@ class ReasoningSplit:
         at = text.find(CLOSE)
         if at < 0:
             size = overlap(text, 0, (CLOSE,))
-            self._kept = text[len(text) - size :]
+            self._pending = text[len(text) - size :]
             self._add(pieces, text[: len(text) - size])
             return ""
         self._add(pieces, text[:at])

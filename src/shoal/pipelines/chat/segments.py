@@ -30,13 +30,13 @@ class Segment:
 class AnswerFormat:
     """How to read an answer.
 
-    `reasoning`: it may begin with reasoning; `opened`: it begins inside of it. `parser` reads calls. `guided`: first
-    characters of JSON that guided decoding may have forced from the first token on, instead of reasoning or call
-    markup. An answer that begins so has no reasoning, and if a call was required, `plain` reads it.
+    `reasoning`: it may begin with reasoning; `starts_in_reasoning`: it begins inside of it. `parser` reads calls.
+    `guided`: first characters of JSON that guided decoding may have forced from the first token on, instead of
+    reasoning or call markup. An answer that begins so has no reasoning, and if a call was required, `plain` reads it.
     """
 
     reasoning: bool = False
-    opened: bool = False
+    starts_in_reasoning: bool = False
     parser: Callable[[], ToolParser] | None = None
     guided: str = ""
     plain: Callable[[], ToolParser] | None = None
@@ -49,13 +49,13 @@ class Segments:
     """
 
     def __init__(self, reading: AnswerFormat, *, exact: bool = False) -> None:
-        self._reading = reading
+        self._format = reading
         self._exact = exact
-        self._undecided: str | None = None
+        self._pending: str | None = None
         self._split: ReasoningSplit | None = None
         self._parser: ToolParser | None = None
         if reading.guided:
-            self._undecided = ""
+            self._pending = ""
         else:
             self._decide(plain=False)
 
@@ -66,22 +66,22 @@ class Segments:
     @property
     def is_divided(self) -> bool:
         """Whether anything but text can come out."""
-        return self._undecided is not None or self._split is not None or self._parser is not None
+        return self._pending is not None or self._split is not None or self._parser is not None
 
     def push(self, text: str) -> list[Segment]:
         """Return the new segments; neighbors differ in kind."""
-        if not (self._exact and self._reading.parser):
+        if not (self._exact and self._format.parser):
             return _merge_neighbors(self._push(text))
         return _merge_neighbors([segment for letter in text for segment in self._push(letter)])
 
     def _push(self, text: str) -> list[Segment]:
-        if self._undecided is not None:
-            text = self._undecided + text
+        if self._pending is not None:
+            text = self._pending + text
             begun = text.lstrip()
             if not begun:
-                self._undecided = text
+                self._pending = text
                 return []
-            self._decide(plain=begun[0] in self._reading.guided)
+            self._decide(plain=begun[0] in self._format.guided)
         if self._split is None:
             return self._parse_text(text)
         made: list[Segment] = []
@@ -91,8 +91,8 @@ class Segments:
 
     def flush(self) -> list[Segment]:
         made: list[Segment] = []
-        if self._undecided is not None:
-            text = self._undecided
+        if self._pending is not None:
+            text = self._pending
             self._decide(plain=False)
             made += self._push(text)
         for kind, part in self._split.flush() if self._split else ():
@@ -100,10 +100,10 @@ class Segments:
         return _merge_neighbors(made + (_to_segments(*self._parser.flush()) if self._parser else []))
 
     def _decide(self, *, plain: bool) -> None:
-        self._undecided = None
-        reading = self._reading
+        self._pending = None
+        reading = self._format
         if reading.reasoning and not plain:
-            self._split = ReasoningSplit(reading.opened)
+            self._split = ReasoningSplit(reading.starts_in_reasoning)
         make = reading.plain if plain and reading.plain else reading.parser
         self._parser = make() if make else None
 

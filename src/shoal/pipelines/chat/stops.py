@@ -16,28 +16,28 @@ class StopTexts:
         self._stops = tuple(sorted({stop for stop in stops if stop}, key=len))
         self._beginnings = [_PrefixMatcher(stop) for stop in self._stops]
         self._include = include
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text to pass on, and whether a stop text was found; after that, push nothing more."""
         if not self._stops:
             return text, False
         begun = max(beginning.push(text) for beginning in self._beginnings)
-        text = self._held + text
+        text = self._pending + text
         match, begun = self._match(text), len(text) - begun
         if match is not None and match[0] <= begun:
             return self._end(text, match)
-        self._held = text[begun:]
+        self._pending = text[begun:]
         return text[:begun], False
 
     def flush(self) -> tuple[str, bool]:
         """Return the text held back. It may contain a stop text that a longer, earlier candidate was hiding."""
-        text = self._held
+        text = self._pending
         match = self._match(text)
         return self._end(text, match or (len(text), len(text)))[0], match is not None
 
     def _end(self, text: str, match: tuple[int, int]) -> tuple[str, bool]:
-        self._held = ""
+        self._pending = ""
         for beginning in self._beginnings:
             beginning.length = 0
         return text[: match[1] if self._include else match[0]], True

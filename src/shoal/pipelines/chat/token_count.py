@@ -18,15 +18,15 @@ class TextCount:
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
-        self._settled = 0
+        self._settled_tokens = 0
         self._text = ""
         self._octets = 0
-        self._known: int | None = 0
+        self._cached_value: int | None = 0
 
     def add(self, text: str) -> None:
         if not text:
             return
-        self._known = None
+        self._cached_value = None
         if self._vocabulary is None:
             self._octets += len(text.encode("utf-8", "surrogatepass"))
             return
@@ -35,7 +35,7 @@ class TextCount:
             # Split at a space, where nearly every tokenizer splits words.
             at = self._text.rfind(" ", 1, UNSETTLED)
             at = at if at > 0 else UNSETTLED
-            self._settled += self._vocabulary.count(self._text[:at])
+            self._settled_tokens += self._vocabulary.count(self._text[:at])
             self._text = self._text[at:]
 
     def fitting(self, text: str, most: int) -> str:
@@ -45,55 +45,55 @@ class TextCount:
             room = max(0, most * BYTES_PER_TOKEN - self._octets)
             return text if len(octets) <= room else octets[:room].decode("utf-8", "ignore")
         whole = self._text + text
-        end = self._vocabulary.find_token_start(whole, max(0, most - self._settled))
+        end = self._vocabulary.find_token_start(whole, max(0, most - self._settled_tokens))
         return text if end is None else whole[len(self._text) : end]
 
     @property
     def value(self) -> int:
-        if self._known is None:
+        if self._cached_value is None:
             if self._vocabulary is None:
-                self._known = -(-self._octets // BYTES_PER_TOKEN)
+                self._cached_value = -(-self._octets // BYTES_PER_TOKEN)
             else:
-                self._known = self._settled + self._vocabulary.count(self._text)
-        return self._known
+                self._cached_value = self._settled_tokens + self._vocabulary.count(self._text)
+        return self._cached_value
 
 
 class Tally:
     """Counts as the backend does if it reports counts, by ids if it returns ids, or else by the text."""
 
     def __init__(self, vocabulary: Vocabulary | None, most: int | None = None) -> None:
-        self._most = most
-        self._full = False
-        self._told = 0
-        self._thought = 0
-        self._waiting = 0
+        self._max_tokens = most
+        self._is_full = False
+        self._reported_tokens = 0
+        self._reported_reasoning = 0
+        self._pending_tokens = 0
         self._text = TextCount(vocabulary)
-        self._thoughts = TextCount(vocabulary)
+        self._reasoning_text = TextCount(vocabulary)
 
     @property
     def tokens(self) -> int:
-        if self._full and self._most is not None:
-            return self._most
-        return self._told + self._text.value
+        if self._is_full and self._max_tokens is not None:
+            return self._max_tokens
+        return self._reported_tokens + self._text.value
 
     def fitting(self, text: str) -> str:
         """Cut a piece without a token count at `most` tokens; once something was cut, the total is exactly `most`."""
-        if self._most is None:
+        if self._max_tokens is None:
             return text
-        kept = "" if self._full else self._text.fitting(text, self._most)
-        self._full = self._full or len(kept) < len(text)
+        kept = "" if self._is_full else self._text.fitting(text, self._max_tokens)
+        self._is_full = self._is_full or len(kept) < len(text)
         return kept
 
     @property
     def reasoning_tokens(self) -> int:
-        return min(self._thought + self._thoughts.value, self.tokens)
+        return min(self._reported_reasoning + self._reasoning_text.value, self.tokens)
 
     def add_plain(self, tokens: int | None, text: str) -> None:
         """Count a piece of an answer without reasoning, as `add` does."""
         if tokens is None:
             self._text.add(text)
         else:
-            self._told += tokens
+            self._reported_tokens += tokens
 
     def add(self, tokens: int | None, text: str, segments: Sequence[Segment]) -> None:
         """Count a piece: its tokens (None: not counted), its text, and the segments it produced. Tokens that have
@@ -101,11 +101,11 @@ class Tally:
         thoughts = "".join(segment.text for segment in segments if segment.kind == "reasoning")
         if tokens is None:
             self._text.add(text)
-            self._thoughts.add(thoughts)
+            self._reasoning_text.add(thoughts)
             return
-        self._told += tokens
-        self._waiting += tokens
+        self._reported_tokens += tokens
+        self._pending_tokens += tokens
         if segments:
             whole = sum(segment.size for segment in segments)
-            self._thought += round(self._waiting * len(thoughts) / whole) if whole else 0
-            self._waiting = 0
+            self._reported_reasoning += round(self._pending_tokens * len(thoughts) / whole) if whole else 0
+            self._pending_tokens = 0

@@ -19,7 +19,7 @@ class Budget:
     def __init__(self, total: int = TOTAL) -> None:
         self.total = total
         self._free = total
-        self._waiting: deque[object] = deque()
+        self._tickets: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextmanager
@@ -37,12 +37,12 @@ class Budget:
             raise ValueError(f"{size} bytes never fit in {self.total}")
         ticket = object()
         with self._changed:
-            self._waiting.append(ticket)
+            self._tickets.append(ticket)
             try:
-                self._changed.wait_for(lambda: self._waiting[0] is ticket and size <= self._free)
+                self._changed.wait_for(lambda: self._tickets[0] is ticket and size <= self._free)
                 self._free -= size
             finally:
-                self._waiting.remove(ticket)
+                self._tickets.remove(ticket)
                 self._changed.notify_all()
 
     def give(self, size: int) -> None:
@@ -54,18 +54,18 @@ class Budget:
 
 class PictureBudget(Budget):
     """The budget of one image. `take` reserves `kept` extra bytes, in one step, for what the decoded image becomes.
-    `give` does not return those; the caller returns them to `budget`. `held` says whether they are still to be
+    `give` does not return those; the caller returns them to `budget`. `is_held` says whether they are still to be
     returned."""
 
     def __init__(self, budget: Budget, kept: int) -> None:
         super().__init__(budget.total - kept)
-        self.held = False
+        self.is_held = False
         self._budget = budget
-        self._kept = kept
+        self._output_bytes = kept
 
     def take(self, size: int) -> None:
-        self._budget.take(size + self._kept)
-        self.held = True
+        self._budget.take(size + self._output_bytes)
+        self.is_held = True
 
     def give(self, size: int) -> None:
         self._budget.give(size)

@@ -38,9 +38,9 @@ class ImagePipeline:
         self.spec = spec
         self._normalize = normalize
         self._preprocessing = Preprocessing(spec, budget=budget)
-        self._kept = 2 * 4 * 3 * spec.size[0] * spec.size[1]
+        self._output_bytes = 2 * 4 * 3 * spec.size[0] * spec.size[1]
         # Half of the budget: a model whose engine hangs leaves the other half to all others.
-        self.max_held_items = max(1, budget.total // 2 // self._kept)
+        self.max_held_items = max(1, budget.total // 2 // self._output_bytes)
 
     @property
     def work(self) -> WorkWeight:
@@ -100,17 +100,17 @@ class ImagePipeline:
         )
 
     def _values(self, data: bytes) -> Array | ShoalError:
-        keeping = PictureBudget(self._preprocessing.budget, self._kept)
+        keeping = PictureBudget(self._preprocessing.budget, self._output_bytes)
         try:
             values = self._preprocessing.values(self._preprocessing.pixels(data, keeping))
-            weakref.finalize(values, self._preprocessing.budget.give, self._kept).atexit = False
-            keeping.held = False  # the array's finalizer gives it back
+            weakref.finalize(values, self._preprocessing.budget.give, self._output_bytes).atexit = False
+            keeping.is_held = False  # the array's finalizer gives it back
             return values
         except ShoalError as error:
             return error.with_traceback(None)  # its frames hold the file
         finally:
-            if keeping.held:
-                self._preprocessing.budget.give(self._kept)
+            if keeping.is_held:
+                self._preprocessing.budget.give(self._output_bytes)
 
     def _read_options(self, task: BatchTask) -> Shape | bool:
         """Return the shape of the task's vectors, or whether its scores stay raw."""

@@ -17,12 +17,12 @@ from shoal.types import Direction
 
 
 class PairInput(NamedTuple):
-    """One text or a pair to tokenize. `most`: tokens that the second text is cut to before anything else."""
+    """One text or a pair to tokenize. `max_second`: tokens that the second text is cut to before anything else."""
 
     first: str
     second: str | None
     direction: Direction
-    most: int | None = None
+    max_second: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class PairTokenizer:
         self.frame = probing.find_pair_frame(tokenizer.raw, file)
         self._tokenizer = tokenizer
         self._edges = len(tokenizer.prefix) + len(tokenizer.suffix)
-        self._alone = max(max_tokens - self._edges, 0)
-        self._room = max(max_tokens - self.frame.size, 0)
+        self._max_single = max(max_tokens - self._edges, 0)
+        self._max_pair = max(max_tokens - self.frame.size, 0)
 
     def read(self, readings: Sequence[PairInput]) -> list[FramedText | ShoalError]:
         """Return one entry per reading, in order: InvalidValue for a text that the tokenizer cannot read."""
-        job = _Job(self._tokenizer, readings, max(self._alone, self._room))
+        job = _Job(self._tokenizer, readings, max(self._max_single, self._max_pair))
         return [
             self._read_single(job, reading) if reading.second is None else self._read_pair(job, reading, reading.second)
             for reading in readings
@@ -84,7 +84,7 @@ class PairTokenizer:
         fitted = job.get_fitted(reading.first, reading.direction)
         if isinstance(fitted, ShoalError):
             return fitted
-        ids = _cut_ids(fitted.ids, self._alone, reading.direction)
+        ids = _cut_ids(fitted.ids, self._max_single, reading.direction)
         return FramedText(
             ids=[*self._tokenizer.prefix, *ids, *self._tokenizer.suffix],
             first=len(ids),
@@ -96,7 +96,7 @@ class PairTokenizer:
         )
 
     def _read_pair(self, job: _Job, reading: PairInput, second_text: str) -> FramedText | ShoalError:
-        direction, most = reading.direction, reading.most
+        direction, most = reading.direction, reading.max_second
         first, second = job.get_fitted(reading.first, direction), job.get_fitted(second_text, direction)
         if isinstance(first, ShoalError):
             return first
@@ -104,12 +104,12 @@ class PairTokenizer:
             return second
         counts = first.total, second.total if most is None else min(second.total, most)
         exact = first.exact and (second.exact or counts[1] == most)
-        half = self._room // 2
+        half = self._max_pair // 2
         lengths = counts
-        if self._room % 2 and min(counts) > half and not exact and not _is_order_known(first, second, most):
+        if self._max_pair % 2 and min(counts) > half and not exact and not _is_order_known(first, second, most):
             lengths = job.count(reading.first), job.count(second_text)
             lengths = lengths if most is None else (lengths[0], min(lengths[1], most))
-        keeps = longest_first(*lengths, self._room)
+        keeps = longest_first(*lengths, self._max_pair)
         left = _cut_ids(first.ids, keeps[0], direction)
         right = _cut_ids(_cut_ids(second.ids, most, direction), keeps[1], direction)
         kept = len(left) + len(right)
@@ -129,7 +129,7 @@ class _Job:
 
     def __init__(self, tokenizer: TextTokenizer, readings: Sequence[PairInput], limit: int) -> None:
         self._tokenizer = tokenizer
-        self._most = most_chars(limit)
+        self._max_chars = most_chars(limit)
         self._counts: dict[str, int] = {}
         texts: dict[tuple[str, Direction], None] = {}
         for reading in readings:
@@ -151,8 +151,8 @@ class _Job:
         """Return the token count of a text; for one longer than the reading limit, an estimate that grows with its
         characters."""
         if text not in self._counts:
-            count, whole = self._tokenizer.count(text, self._most)
-            self._counts[text] = count if whole else count + len(text) - self._most
+            count, whole = self._tokenizer.count(text, self._max_chars)
+            self._counts[text] = count if whole else count + len(text) - self._max_chars
         return self._counts[text]
 
 

@@ -49,7 +49,7 @@ class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
         self._pairs = PairTokenizer(self.tokenizer, spec.tokenizer, spec.max_tokens)
         self._head = spec.score
         self._prompt = spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
-        self._typed = TYPES in spec.inputs
+        self._has_token_types = TYPES in spec.inputs
         super().__init__(
             max_tokens=spec.max_tokens,
             frame=self._pairs.frame.size,
@@ -90,7 +90,7 @@ class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
             return too_long_error(framed.total, framed.exact, self.spec.max_tokens)
         ids = np.array(framed.ids, dtype=np.int64)
         tensors = {IDS: ids}
-        if self._typed and framed.second is not None:
+        if self._has_token_types and framed.second is not None:
             tensors[TYPES] = np.array(self._pairs.types(framed), dtype=np.int64)
         count = len(framed.ids)
         return Prepared(

@@ -78,8 +78,8 @@ class StringPairPipeline(BasePipeline[_ItemOptions, Count | None]):
         self._truncation = TruncationPolicy(spec.passes, limit=limit, default=truncate)
         self._pairs = None
         if tokenizer is not None:
-            self._pairs = PairTokenizer(tokenizer, "tokenizer.json", self._truncation.counted)
-        super().__init__(max_tokens=self._truncation.counted, work="light" if tokenizer is None else "usual")
+            self._pairs = PairTokenizer(tokenizer, "tokenizer.json", self._truncation.max_counted)
+        super().__init__(max_tokens=self._truncation.max_counted, work="light" if tokenizer is None else "usual")
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         return {TEXT: join_tensors(batch, TEXT), PAIR: join_tensors(batch, PAIR)}

@@ -116,7 +116,7 @@ class StringPipeline(BasePipeline[_ItemOptions, Count | None]):
             "multi": spec.multi,
         }
         self._vocab_size = tokenizer.vocab_size if tokenizer is not None else 2**31
-        super().__init__(max_tokens=self._truncation.counted, work="light" if tokenizer is None else "usual")
+        super().__init__(max_tokens=self._truncation.max_counted, work="light" if tokenizer is None else "usual")
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:
         return {TEXT: join_tensors(batch, TEXT)}
@@ -210,7 +210,7 @@ class StringPipeline(BasePipeline[_ItemOptions, Count | None]):
         return [
             count_tokens(fitted)
             for fitted in self.tokenizer.fit_each(
-                [text for text, _, _ in inputs], ["right"] * len(inputs), [self._truncation.counted] * len(inputs)
+                [text for text, _, _ in inputs], ["right"] * len(inputs), [self._truncation.max_counted] * len(inputs)
             )
         ]
 

@@ -25,13 +25,14 @@ from shoal.types import Array, BatchTask, Direction, Embed, VectorKind
 
 class _ItemOptions(NamedTuple):
     """A task's options for each of its items. `prompt_field`: the field that requested a prompt. `skip`: prompt tokens
-    to exclude from pooling. `limit`: maximum tokens of an item; `room`: those for a text and its special tokens."""
+    to exclude from pooling. `limit`: maximum tokens of an item; `max_text_tokens`: those for a text and its special
+    tokens."""
 
     prompt: str
     prompt_field: str | None
     skip: int
     limit: int
-    room: int
+    max_text_tokens: int
     truncate: bool
     direction: Direction
     shape: Shape
@@ -134,7 +135,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
             prompt_field=prompts.find_prompt_field(task, prompt),
             skip=self._skips.get(prompt, 0),
             limit=limit,
-            room=limit - self._sides.marker_tokens(query),
+            max_text_tokens=limit - self._sides.marker_tokens(query),
             truncate=self.truncate if task.truncate is None else task.truncate,
             direction=task.truncation_direction,
             shape=resolve_shape(task, self.spec.dimension, gives_raw=self._gives_raw, normalize=self._normalize),
@@ -153,7 +154,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
         return self.tokenizer.fit_each(
             [text for text, _, _ in inputs],
             [options.direction for _, _, options in inputs],
-            [options.room for _, _, options in inputs],
+            [options.max_text_tokens for _, _, options in inputs],
         )
 
     def _prepare_text(self, item: TextInput[_ItemOptions], fitted: FittedText) -> Entry:
@@ -162,7 +163,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
         truncated = fitted.total > len(ids)
         if truncated:
             if not options.truncate:
-                marks = options.limit - options.room
+                marks = options.limit - options.max_text_tokens
                 return too_long_error(fitted.total + marks, fitted.exact, options.limit)
             if skip and options.direction == "left":
                 skip = max(len(self.tokenizer.prefix), skip - self._count_lost_tokens(text, fitted, skip))

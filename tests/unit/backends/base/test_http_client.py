@@ -177,7 +177,7 @@ class TestFailures:
     async def test_of_an_error_only_the_words_are_read(self, server: FakeUpstream, client: Client) -> None:
         server.on("/x", answer(b"x" * (client_module.MAX_ERROR_BYTES + 1), status=500))
         for answered in (await client.post("/x", b"{}", soon()), await client.get("/x", soon())):
-            assert (len(answered.body), answered.whole) == (client_module.MAX_ERROR_BYTES, False)
+            assert (len(answered.body), answered.is_complete) == (client_module.MAX_ERROR_BYTES, False)
 
     async def test_what_a_server_says_of_itself_has_bounds(
         self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch

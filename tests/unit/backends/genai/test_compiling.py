@@ -124,7 +124,7 @@ class TestBombs:
         await trials.check(regex("a"))
         pid = trials.pid
         checking = asyncio.create_task(trials.check(regex(SLOW)))
-        await until(lambda: any(running.begun for running in trials._running.values()))
+        await until(lambda: any(running.has_started for running in trials._trials.values()))
         os.kill(pid or 0, signal.SIGABRT)
         with pytest.raises(InvalidValue, match="too much memory"):
             await checking
@@ -198,7 +198,7 @@ class TestTrials:
         monkeypatch.setattr(compiling, "MAX_WAITING", 2)
         await trials.check(regex("a"))
         checks = [asyncio.create_task(trials.check(regex(text))) for text in (SLOW, "queued")]
-        await until(lambda: any(running.begun for running in trials._running.values()))
+        await until(lambda: any(running.has_started for running in trials._trials.values()))
         with pytest.raises(Overloaded, match="try again"):
             await trials.check(regex("third"))
         checks[1].cancel()
@@ -206,7 +206,7 @@ class TestTrials:
         third = asyncio.create_task(trials.check(regex("third")))
         checks[0].cancel()
         await third
-        assert not trials._running
+        assert not trials._trials
         assert [guide.value for guide in trials._prepare] == ["a", "third"]  # type: ignore[attr-defined]
 
     async def test_what_prepare_raises(self) -> None:
@@ -246,7 +246,7 @@ class TestTrials:
         await trials.check(regex("a"))
         pid = trials.pid
         waiting = [asyncio.create_task(trials.check(regex(text))) for text in (SLOW, "queued")]
-        await until(lambda: any(running.begun for running in trials._running.values()))
+        await until(lambda: any(running.has_started for running in trials._trials.values()))
         await trials.aclose()
         for each in waiting:
             with pytest.raises(TransportFailed, match="unloaded"):
@@ -274,7 +274,7 @@ class TestTrials:
         ask = child.result().try_guide
 
         async def worn(guide: Guide, patience_s: float) -> Any:
-            return Verdict(refused=(await ask(guide, patience_s)).refused, worn=True)
+            return Verdict(refused=(await ask(guide, patience_s)).refused, needs_restart=True)
 
         monkeypatch.setattr(child.result(), "try_guide", worn)
         await trials.check(regex("b"))
@@ -324,7 +324,7 @@ class TestTheModel:
         assert (await answer(made, PROMPT, guide=regex("[ab]{3}")))[0]
         pids = made.pid, made._trials.pid
         checking = asyncio.create_task(answer(made, PROMPT, guide=regex(SLOW)))
-        await until(lambda: any(running.begun for running in made._trials._running.values()))
+        await until(lambda: any(running.has_started for running in made._trials._trials.values()))
         await made.aclose()
         with pytest.raises(TransportFailed):
             await checking

@@ -315,7 +315,7 @@ class TestRefusals:
         """They are the caller's fault, and nothing is left of the request."""
         with pytest.raises(InvalidValue, match="cannot be handed to the model"):
             model.answer(PROMPT, **(GREEDY | fields))
-        assert model.generator._waiting == {}
+        assert model.generator._outputs == {}
         assert model.generator.ready()
 
 
@@ -484,7 +484,7 @@ class TestLife:
         os.kill(made.pid, signal.SIGSTOP)
         with pytest.raises(Crashed, match="did not answer for"):
             await answer(made, PROMPT)
-        await made._hearing
+        await made._receive_task
         assert made._worker.process.returncode == -signal.SIGKILL
         await made.aclose()
         assert [type(error) for error in told] == [Crashed]

@@ -66,10 +66,10 @@ class TestTrying:
     def test_no_more_are_kept_than_that(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
         """The oldest that nobody used gives way."""
         monkeypatch.setattr(grammar, "MAX_REMEMBERED", 2)
-        grammars._good.clear()
+        grammars._accepted.clear()
         for text in ("a", "b", "a", "c"):
             grammars.structured_output(regex(text))
-        assert [value for _, value in grammars._good] == ["a", "c"]
+        assert [value for _, value in grammars._accepted] == ["a", "c"]
 
 
 class TestPreparing:
@@ -89,7 +89,7 @@ class TestPreparing:
     def test_what_came_of_it(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing, what is wrong, or that there is no memory."""
         assert self.prepared(grammars, regex("prepared")) is None
-        assert ("regex", "prepared") in grammars._good
+        assert ("regex", "prepared") in grammars._accepted
         assert isinstance(self.prepared(grammars, regex("[")), InvalidValue)
 
         def full(guide: Guide) -> None:
@@ -101,7 +101,7 @@ class TestPreparing:
     def test_what_is_known_waits_for_nobody(self, grammars: GuideCompiler) -> None:
         """A guide that was compiled is at hand while another one compiles."""
         grammars.structured_output(regex("known"))
-        with grammars._trying:
+        with grammars._trial_lock:
             grammars.structured_output(regex("known"))
 
 
@@ -159,5 +159,5 @@ class TestProcess:
             assert talk.verdict() == Verdict()
             verdict = talk.ask(regex("((a{1,1000}){1,1000}){1,1000}"))
         assert "too much memory" in verdict.refused
-        assert verdict.worn
+        assert verdict.needs_restart
         assert talk.process.wait(20) == 0

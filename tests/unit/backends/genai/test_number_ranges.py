@@ -106,11 +106,11 @@ def test_numbers(
 
 def test_many_digits(matcher: GrammarMatcher) -> None:
     """No number is rounded to an open bound, and bounds may have more digits than a double keeps."""
-    below_one = f"root ::= {write_numbers(Range(Decimal(0), Decimal(1), open_most=True))}"
+    below_one = f"root ::= {write_numbers(Range(Decimal(0), Decimal(1), open_upper=True))}"
     assert matcher.accepts("0.99999999999999", grammar=below_one)
     assert not matcher.accepts("0.99999999999999999", grammar=below_one)
     long = Decimal("0.12345678901234567")
-    above = f"root ::= {write_numbers(Range(long, None, open_least=True))}"
+    above = f"root ::= {write_numbers(Range(long, None, open_lower=True))}"
     assert matcher.accepts("0.123456789012347", grammar=above)
     assert not matcher.accepts("0.12345678901234567", grammar=above)
     huge = f"root ::= {write_numbers(Range(None, Decimal('1.5e300')))}"
@@ -126,7 +126,7 @@ def test_multiples(matcher: GrammarMatcher) -> None:
     grammar = f"root ::= {write_integers(sevens)}"
     accepted = [each for each in range(-8, 60) if matcher.accepts(str(each), grammar=grammar)]
     assert accepted == list(range(-7, 60, 7))
-    for bounds in (sevens._replace(least=Decimal(-14)), sevens._replace(most=None)):
+    for bounds in (sevens._replace(lower=Decimal(-14)), sevens._replace(upper=None)):
         with pytest.raises(InvalidValue, match="`minimum` and `maximum`"):
             write_integers(bounds)
     quarters = f"root ::= {write_numbers(Range(Decimal('-0.25'), Decimal('0.75'), step=Decimal('0.25')))}"

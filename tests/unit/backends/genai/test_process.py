@@ -93,7 +93,7 @@ class TestLastWords:
         worker = await Worker.spawn("tiny")
         with pytest.raises(Crashed, match=r"ended \(3\)"):
             await worker.wait_opened()
-        assert len(worker._tail) == KEPT_BYTES
+        assert len(worker._output_tail) == KEPT_BYTES
         await worker.end(0)
         assert caplog.messages[-1].endswith("out of luck ñ")
         assert len(caplog.messages[-1]) < SHOWN_BYTES + 100
@@ -103,11 +103,11 @@ class TestLastWords:
         program("exec yes")
         worker = await Worker.spawn("tiny")
         async with asyncio.timeout(10):
-            for _ in iter(lambda: len(worker._tail) == KEPT_BYTES, True):
+            for _ in iter(lambda: len(worker._output_tail) == KEPT_BYTES, True):
                 await asyncio.sleep(0)
             await worker.end(0)
         assert worker.process.returncode == -signal.SIGKILL
-        assert len(worker._tail) == KEPT_BYTES
+        assert len(worker._output_tail) == KEPT_BYTES
 
 
 class TestWaiting:
@@ -121,13 +121,13 @@ class TestWaiting:
             for _ in range(3):
                 await asyncio.sleep(0)
             worker.cancel(number)
-        kept = sum(map(len, worker._waiting.values())) + worker._writer.transport.get_write_buffer_size()
-        starts = [number for number in worker._waiting if number > 0]
+        kept = sum(map(len, worker._outbox.values())) + worker._writer.transport.get_write_buffer_size()
+        starts = [number for number in worker._outbox if number > 0]
         os.kill(worker.process.pid, signal.SIGCONT)
         await worker.end(5)
         assert starts == []
         assert kept < 20_000
-        assert len(worker._waiting) < 200
+        assert len(worker._outbox) < 200
 
     async def test_what_is_said_is_sent_in_turn(self) -> None:
         """Messages, a word at a time, in the order in which they were said."""

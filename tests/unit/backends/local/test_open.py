@@ -198,7 +198,7 @@ class Openings:
         self.options.append(options)
         self.graphs.append(graph)
         engine = FakeEngine(FakeScript(), name)
-        checked = options.checked or self.found
+        checked = options.precision_check or self.found
         facts = replace(
             engine.facts,
             precision="bf16",
@@ -222,7 +222,7 @@ async def test_a_local_model_says_what_it_is(settings: Settings, store: Store, m
     tokens = await first.codec.tokenize(["fish"], add_special_tokens=False, prompt_name=None)
     assert [token.text for token in tokens[0]] == ["fish"]
     await open_local("m", [ADDRESS], settings)
-    assert [options.checked for options in openings.options] == [
+    assert [options.precision_check for options in openings.options] == [
         None,
         PrecisionCheck(key="here", figures={"mean_cosine": 0.9995}),
     ]
@@ -255,7 +255,7 @@ async def test_a_model_that_scores_says_so(settings: Settings, store: Store, mon
     assert not {"similarity", "bf16_mean_cosine"} & set(facts.details)
     assert openings.options[0].spec == stored.manifest.text_spec
     await open_local("m", [ADDRESS], settings)
-    assert openings.options[1].checked == PrecisionCheck(key="here", figures={"mean_difference": 0.002})
+    assert openings.options[1].precision_check == PrecisionCheck(key="here", figures={"mean_difference": 0.002})
 
 
 async def test_replicas_that_score_have_the_same_weights(

@@ -130,7 +130,7 @@ class TestBatches:
         server.on("/embeddings", answer(rows([1.0], [2.0], usage={"prompt_tokens": 9, "total_tokens": 9})))
         outputs = await engine.infer(batch("a" * 10, "b" * 20), ["token_count"], {}, time.monotonic() + 10)
         assert outputs["token_count"].tolist() == [[3], [6]]
-        assert engine.counted
+        assert engine.reports_tokens
 
     @pytest.mark.parametrize(("told", "tokens"), [(10**30, 2**53), (10**400, 2**53), (-9, 2)])
     async def test_counts_that_are_none(
@@ -145,7 +145,7 @@ class TestBatches:
         server.usage = False
         outputs = await engine.infer(batch("a" * 10, ""), ["token_count"], {}, time.monotonic() + 10)
         assert outputs["token_count"].tolist() == [[2], [1]]
-        assert not engine.counted
+        assert not engine.reports_tokens
 
     async def test_facts(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         facts = engine.facts

@@ -62,7 +62,7 @@ class TestGeneration:
         assert (error.status, error.body) == (502, b"")
 
     def test_half_a_body_is_not_passed_on(self) -> None:
-        error = refusal_error(Answer(500, {}, b'{"error":1}', whole=False), WHERE)
+        error = refusal_error(Answer(500, {}, b'{"error":1}', is_complete=False), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert error.body == b""
 

@@ -30,7 +30,7 @@ def passed(
     try:
         for events in groups:
             chunks += stream.push(events)
-            if stream.over:
+            if stream.has_ended:
                 break
         for chunk in stream.finish():
             chunks.append(chunk)

@@ -45,7 +45,7 @@ def found(kind: Kind, **fields: Any) -> LlmSchema:
 )
 def test_each_kind(kind: Kind, family: str, batched: bool, gives: str, streaming: str) -> None:
     schema = found(kind)
-    assert (schema.family, schema.batched, schema.gives, schema.streaming) == (family, batched, gives, streaming)
+    assert (schema.family, schema.batched, schema.output_mode, schema.streaming) == (family, batched, gives, streaming)
     assert schema.streams == (kind not in ("gpt", "text"))
     assert schema.style == schema.family
     assert (schema.version, schema.name) == ("10", "llm")
@@ -148,7 +148,7 @@ class TestDetails:
             config.parameters["accumulate_tokens"].string_value = value
             schema = detect_llm(config, metadata(config))
             assert schema is not None
-            assert schema.gives == gives
+            assert schema.output_mode == gives
 
     @pytest.mark.parametrize(
         ("key", "value", "expected"),

@@ -80,7 +80,7 @@ def run(decoder: Decoder, pieces: Sequence[Piece], reason: str = "stop") -> Answ
 def decoder(gives: Gives = "delta", **changes: Any) -> AnswerDecoder:
     if gives == "ids":
         changes.setdefault("vocabulary", vocabulary())
-    return AnswerDecoder(7, DecodingOptions(gives=gives, **changes))
+    return AnswerDecoder(7, DecodingOptions(output_mode=gives, **changes))
 
 
 def deltas(texts: Sequence[str]) -> list[Piece]:
@@ -98,7 +98,9 @@ ANSWERS = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 @given(
     text=ANSWERS,
     places=PLACES,
-    reading=st.sampled_from([AnswerFormat(), THINKS, AnswerFormat(reasoning=True, opened=True), CALLS, BOTH]),
+    reading=st.sampled_from(
+        [AnswerFormat(), THINKS, AnswerFormat(reasoning=True, starts_in_reasoning=True), CALLS, BOTH]
+    ),
     stops=st.sampled_from([[], ["STOP"], ["STOP", "so"], ["\n"]]),
     include=st.booleans(),
 )
@@ -106,7 +108,7 @@ def test_any_pieces_of_any_kind_make_the_same_answer(
     text: str, places: list[int], reading: AnswerFormat, stops: list[str], include: bool
 ) -> None:
     """Texts, ever longer texts, or ids: one answer, however it was cut."""
-    make = partial(decoder, stops=stops, include_stop=include, reading=reading)
+    make = partial(decoder, stops=stops, include_stop=include, answer_format=reading)
     expected = run(make(), deltas([text])).shape
     assert run(make(), deltas(cut(text, places))).shape == expected
     assert run(make(), deltas(list(text))).shape == expected
@@ -155,17 +157,17 @@ def test_a_stop_text_ends_it() -> None:
     assert run(decoder(stops=["STOP"], include_stop=True), deltas(["one STOP two"])).text == "one STOP"
 
 
-@pytest.mark.parametrize("reading", [THINKS, AnswerFormat(reasoning=True, opened=True)])
+@pytest.mark.parametrize("reading", [THINKS, AnswerFormat(reasoning=True, starts_in_reasoning=True)])
 def test_stop_texts_mean_the_answer_and_not_the_thoughts(reading: AnswerFormat) -> None:
     """Those who set them want to cut what they read; an answer that ends in its thoughts would have no text."""
-    begin = "" if reading.opened else "<think>"
-    answer = run(decoder(stops=["\n"], reading=reading), deltas([f"{begin}a\nb</think>\n\nfour\nfive"]))
+    begin = "" if reading.starts_in_reasoning else "<think>"
+    answer = run(decoder(stops=["\n"], answer_format=reading), deltas([f"{begin}a\nb</think>\n\nfour\nfive"]))
     assert answer.shape == ("four", "a\nb", {}, "stop")
 
 
 @pytest.mark.parametrize("stop", ["\n", "}", "Köln"])
 def test_stop_texts_do_not_cut_calls(stop: str) -> None:
-    answer = run(decoder(stops=[stop], reading=CALLS), deltas(["Well: ", CALL]))
+    answer = run(decoder(stops=[stop], answer_format=CALLS), deltas(["Well: ", CALL]))
     assert answer.calls == {0: ["get_weather", '{"city": "Köln"}']}
     assert answer.finish_reason == "tool_calls"
 
@@ -173,36 +175,36 @@ def test_stop_texts_do_not_cut_calls(stop: str) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_follows_a_stop_text_is_no_call_any_more(whole: bool) -> None:
     text = f"one STOP {CALL}"
-    answer = run(decoder(stops=["STOP"], reading=CALLS), deltas([text] if whole else list(text)))
+    answer = run(decoder(stops=["STOP"], answer_format=CALLS), deltas([text] if whole else list(text)))
     assert answer.shape == ("one ", "", {}, "stop")
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_call_before_a_stop_text_stays(whole: bool) -> None:
     text = f"{CALL}one STOP two"
-    answer = run(decoder(stops=["STOP"], reading=CALLS), deltas([text] if whole else list(text)))
+    answer = run(decoder(stops=["STOP"], answer_format=CALLS), deltas([text] if whole else list(text)))
     assert (answer.text.strip(), len(answer.calls), answer.finish_reason) == ("one", 1, "stop")
 
 
 @pytest.mark.parametrize("pieces", [["xa", CALL, "b"], [f"xa{CALL}b"], ["xa" + CALL[:-1], CALL[-1] + "b"]])
 def test_a_call_parts_what_stands_before_and_after_it(pieces: list[str]) -> None:
-    answer = run(decoder(stops=["ab"], reading=CALLS), deltas(pieces))
+    answer = run(decoder(stops=["ab"], answer_format=CALLS), deltas(pieces))
     assert (answer.text, answer.finish_reason) == ("xab", "tool_calls")
 
 
 @pytest.mark.parametrize("pieces", [["a", CALL, "STO", "P"], [f"a{CALL}STO", "P"], [f"a{CALL}STOP"]])
 def test_a_stop_text_behind_a_call_counts(pieces: list[str]) -> None:
-    answer = run(decoder(stops=["STOP"], reading=CALLS), deltas(pieces))
+    answer = run(decoder(stops=["STOP"], answer_format=CALLS), deltas(pieces))
     assert (answer.text, len(answer.calls), answer.finish_reason) == ("a", 1, "stop")
 
 
 @pytest.mark.parametrize(("reason", "expected"), [("stop", "tool_calls"), ("length", "length")])
 def test_how_an_answer_with_calls_ends(reason: str, expected: str) -> None:
-    assert run(decoder(reading=CALLS), deltas([CALL]), reason).finish_reason == expected
+    assert run(decoder(answer_format=CALLS), deltas([CALL]), reason).finish_reason == expected
 
 
 def test_thoughts_may_be_hidden_and_are_counted() -> None:
-    one = decoder(reading=THINKS, hidden_reasoning=True)
+    one = decoder(answer_format=THINKS, hidden_reasoning=True)
     answer = run(one, deltas(["<think>two and two", "</think>four"]))
     assert answer.shape == ("four", "", {}, "stop")
     assert 0 < one.reasoning_tokens < one.tokens
@@ -212,27 +214,30 @@ def test_thoughts_may_be_hidden_and_are_counted() -> None:
 @pytest.mark.parametrize("pieces", [[PLAIN_CALL], list(" " + PLAIN_CALL)])
 def test_a_demanded_call_may_be_plain_json(opened: bool, pieces: list[str]) -> None:
     """As a backend with guided decoding gives it, though the prompt had opened the thoughts."""
-    reading = replace(BOTH, opened=opened, guided="{", plain=parser("llama3"))
-    answer = run(decoder(reading=reading), deltas(pieces))
+    reading = replace(BOTH, starts_in_reasoning=opened, guided="{", plain=parser("llama3"))
+    answer = run(decoder(answer_format=reading), deltas(pieces))
     assert answer.shape == ("", "", {0: ["get_weather", '{"city": "Köln"}']}, "tool_calls")
 
 
 def test_a_demanded_call_may_be_in_the_models_own_form_as_well() -> None:
     reading = replace(BOTH, guided="{", plain=parser("llama3"))
-    answer = run(decoder(reading=reading), deltas(["<think>hm</think>", CALL]))
+    answer = run(decoder(answer_format=reading), deltas(["<think>hm</think>", CALL]))
     assert (answer.reasoning, answer.calls) == ("hm", {0: ["get_weather", '{"city": "Köln"}']})
 
 
 @pytest.mark.parametrize("text", ["", "  \n", " <think>a</think>b"])
 def test_nothing_that_was_waited_with_is_lost(text: str) -> None:
     reading = AnswerFormat(reasoning=True, guided="{[")
-    assert run(decoder(reading=reading), deltas(list(text))).shape == run(decoder(reading=THINKS), deltas([text])).shape
+    assert (
+        run(decoder(answer_format=reading), deltas(list(text))).shape
+        == run(decoder(answer_format=THINKS), deltas([text])).shape
+    )
 
 
 def test_guided_json_has_no_thoughts() -> None:
-    reading = AnswerFormat(reasoning=True, opened=True, guided="{[")
-    assert run(decoder(reading=reading), deltas(['{"a"', ": 1}"])).text == '{"a": 1}'
-    assert run(decoder(reading=reading), deltas(["hm</think>", "{}"])).shape == ("{}", "hm", {}, "stop")
+    reading = AnswerFormat(reasoning=True, starts_in_reasoning=True, guided="{[")
+    assert run(decoder(answer_format=reading), deltas(['{"a"', ": 1}"])).text == '{"a": 1}'
+    assert run(decoder(answer_format=reading), deltas(["hm</think>", "{}"])).shape == ("{}", "hm", {}, "stop")
 
 
 class TestIds:
@@ -251,7 +256,7 @@ class TestIds:
 
     def test_an_end_after_calls_is_the_models_own(self) -> None:
         ids = [*vocabulary().encode(CALL, special=False), tiny_llama.IM_END]
-        one = decoder("ids", stop_ids=frozenset({tiny_llama.IM_END}), reading=CALLS)
+        one = decoder("ids", stop_ids=frozenset({tiny_llama.IM_END}), answer_format=CALLS)
         assert run(one, [Piece(ids=ids)], "length").finish_reason == "tool_calls"
 
     def test_special_tokens(self) -> None:
@@ -259,7 +264,7 @@ class TestIds:
         assert run(decoder("ids"), [Piece(ids=ids)]).text == "the"
         assert run(decoder("ids", skip_special_tokens=False), [Piece(ids=ids)]).text == "<|im_start|>the"
         shown = frozenset({tiny_llama.IM_START})
-        assert run(decoder("ids", shown=shown), [Piece(ids=ids)]).text == "<|im_start|>the"
+        assert run(decoder("ids", visible_ids=shown), [Piece(ids=ids)]).text == "<|im_start|>the"
 
     def test_half_a_character_at_the_end(self) -> None:
         ids = vocabulary().encode("a🤗", special=False)
@@ -275,7 +280,7 @@ class TestIds:
 
     def test_they_need_a_vocabulary(self) -> None:
         with pytest.raises(ValueError, match="vocabulary"):
-            AnswerDecoder(0, DecodingOptions(gives="ids"))
+            AnswerDecoder(0, DecodingOptions(output_mode="ids"))
 
 
 class TestTokens:
@@ -306,7 +311,7 @@ class TestTokens:
     def test_what_is_too_much_is_left_out(self, text: str, places: list[int], most: int) -> None:
         """Of a backend that neither counts nor can be told how long an answer may be, however it cuts its pieces."""
         for found in (vocabulary(), None):
-            one = decoder(vocabulary=found, most=most)
+            one = decoder(vocabulary=found, max_tokens=most)
             told = run(one, deltas(cut(text, places))).text
             assert text.startswith(told)
             assert one.tokens == min(most, one.tokens)
@@ -315,12 +320,12 @@ class TestTokens:
                 assert found.count(told) <= most
 
     def test_the_first_tokens_of_a_whole_answer(self) -> None:
-        one = decoder(vocabulary=vocabulary(), most=3)
+        one = decoder(vocabulary=vocabulary(), max_tokens=3)
         assert run(one, deltas(["one two three four"]), "length").text == "one two th"
         assert one.tokens == 3
 
     def test_what_the_backend_counts_is_never_cut(self) -> None:
-        one = decoder(most=2)
+        one = decoder(max_tokens=2)
         assert run(one, [Piece(text="one two three", tokens=3)]).text == "one two three"
 
     @pytest.mark.parametrize("gives", ["delta", "ids"])
@@ -328,19 +333,19 @@ class TestTokens:
         found = vocabulary()
         ids = found.encode("<think>one two three four</think>\n\nand then the answer", special=False)
         pieces = [Piece(ids=[t]) if gives == "ids" else Piece(text=found.decode([t]), tokens=1) for t in ids]
-        one = decoder(gives, reading=THINKS)
+        one = decoder(gives, answer_format=THINKS)
         run(one, pieces)
         thoughts = found.count("<think>one two three four")
         assert one.tokens == len(ids)
         assert abs(one.reasoning_tokens - thoughts) <= 2
 
     def test_thoughts_in_one_piece_by_their_share(self) -> None:
-        one = decoder(reading=THINKS)
+        one = decoder(answer_format=THINKS)
         run(one, [Piece(text="<think>aaaaaaaa</think>bbbbbbbb", tokens=100)])
         assert (one.tokens, one.reasoning_tokens) == (100, 50)
 
     def test_thoughts_without_an_end(self) -> None:
-        one = decoder(reading=THINKS, vocabulary=vocabulary())
+        one = decoder(answer_format=THINKS, vocabulary=vocabulary())
         run(one, deltas(["<think>one two", " three"]), "length")
         assert one.reasoning_tokens == vocabulary().count("one two three")
 
@@ -444,7 +449,7 @@ class TestLogprobs:
         pieces = [Piece(ids=[token], logprobs=[logprob(token)]) for token in ids]
         if whole:
             pieces = [Piece(ids=ids, logprobs=[logprob(token) for token in ids])]
-        answer = run(decoder("ids", reading=reading), pieces)
+        answer = run(decoder("ids", answer_format=reading), pieces)
         assert answer.text == content
         data = told(answer).decode()
         assert content in data
@@ -465,7 +470,7 @@ def test_an_answer_without_anything(make: Callable[[], AnswerDecoder]) -> None:
 
 
 def test_arguments_are_told_as_they_come() -> None:
-    one = decoder(reading=CALLS)
+    one = decoder(answer_format=CALLS)
     chunks = [chunk for letter in CALL for chunk in one.push(Piece(text=letter))]
     fragments = [delta.arguments for chunk in chunks for delta in chunk.tools if delta.arguments]
     assert len(fragments) > 5

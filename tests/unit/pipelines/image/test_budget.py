@@ -65,7 +65,7 @@ def test_a_large_picture_is_not_overtaken() -> None:
             super().append(ticket)
             asked.release()
 
-    budget._waiting = Noted()
+    budget._tickets = Noted()
 
     def work(name: str, size: int) -> None:
         with budget.reserve(size):
@@ -90,9 +90,9 @@ def test_what_a_picture_becomes_is_lent_with_its_decoding() -> None:
     keeping = PictureBudget(budget, 30)
     assert keeping.total == 70
     with keeping.reserve(70):
-        assert keeping.held
+        assert keeping.is_held
         assert not _free(budget, 1)
-    assert keeping.held
+    assert keeping.is_held
     assert _free(budget, 70)
     assert not _free(budget, 71)
     budget.give(30)
@@ -105,7 +105,7 @@ def test_a_picture_that_never_fits_keeps_nothing() -> None:
     keeping = PictureBudget(budget, 30)
     with pytest.raises(ValueError, match="never fit"), keeping.reserve(71):
         pass
-    assert not keeping.held
+    assert not keeping.is_held
     assert _free(budget, 100)
 
 

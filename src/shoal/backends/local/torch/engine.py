@@ -69,7 +69,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
             "streams": device.slots,
             "threads": device.threads,
             "precision_reason": loaded.reason,
-            "precision_checked": loaded.checked,
+            "precision_checked": loaded.precision_check,
         },
     )
     pool = ThreadPoolExecutor(device.slots, f"shoal-{name}", initializer=device.init_thread)
@@ -145,7 +145,7 @@ class _LoadedNetwork:
     network: Network
     device: _Device
     reason: str
-    checked: PrecisionCheck | None
+    precision_check: PrecisionCheck | None
 
 
 def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOptions) -> _LoadedNetwork:
@@ -172,7 +172,7 @@ def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOp
     if not options.samples:
         return loaded("f32", "no samples to check 16 bits with")
     keys = {_cache_key(device, half, options.samples): half for half in HALVES}
-    kept = options.checked
+    kept = options.precision_check
     if kept is not None and kept.key in keys:
         half = keys[kept.key]
         return loaded(half if kept.agrees else "f32", kept.reason, kept)
@@ -211,7 +211,7 @@ class _NetworkWorker(PooledWorker):
         super().__init__(pool)
         self._network = network
         self._device = device
-        self._turn = turn
+        self._lock = turn
         self._stop = threading.Event()
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
@@ -234,7 +234,7 @@ class _NetworkWorker(PooledWorker):
         device."""
         import torch
 
-        with self._turn:
+        with self._lock:
             found = self._network.run(feeds, outputs, self._stop)
             here: dict[str, Any] = {}
             for name in outputs:

@@ -51,10 +51,10 @@ class Network:
         self._spec = spec
         self._model = _load(folder, spec, precision).to(device).eval()
         self._heads = Heads(folder, spec, device)
-        self._takes = set(inspect.signature(self._model.forward).parameters)
+        self._input_names = set(inspect.signature(self._model.forward).parameters)
         self._bounds = _bounds(self._model)
         self.positions = _positions(self._model)
-        self._here = threading.local()
+        self._thread_state = threading.local()
         for layer in _layers(self._model):
             layer.register_forward_pre_hook(self._check_cancelled)
 
@@ -79,9 +79,9 @@ class Network:
         """
         import torch
 
-        self._here.stop = stop
+        self._thread_state.stop = stop
         mask = feeds["attention_mask"]
-        inputs = {name: feeds[name] for name in _INPUT_NAMES if name in feeds and name in self._takes}
+        inputs = {name: feeds[name] for name in _INPUT_NAMES if name in feeds and name in self._input_names}
         if mask.all():
             inputs.pop("attention_mask")
         else:
@@ -121,7 +121,7 @@ class Network:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def _check_cancelled(self, *_: Any) -> None:
-        stop = getattr(self._here, "stop", None)
+        stop = getattr(self._thread_state, "stop", None)
         if stop is not None and stop.is_set():
             raise BatchCancelled("nobody waits for this batch any more")
 

@@ -43,7 +43,7 @@ async def open_files(target: Target, host: TritonHost, resources: Resources, rep
 async def is_in_repository(target: Target, host: TritonHost, resources: Resources) -> bool:
     """Return whether Triton's repository has the model, to use as it is: one that Shoal did not make, under a bare
     name, or one that another Shoal made from files that are not here."""
-    if target.bare and await host.is_foreign(target.name):
+    if target.name_only and await host.is_foreign(target.name):
         return True
     source = await resources.source(target)
     if await asyncio.to_thread(resources.store.find, source) is not None:

@@ -59,10 +59,10 @@ class TritonHost:
         self._server: asyncio.Future[TritonServer] | None = None
         self.repository = Repository(Path(settings.triton_repository)) if settings.triton_repository else None
         self._platforms: Sequence[str] = ()
-        self._pushed: dict[str, EntrySpec] = {}
+        self._pushed_specs: dict[str, EntrySpec] = {}
         self._names: list[str] = []
         self._answers = True
-        self._asking: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
 
     @classmethod
     @asynccontextmanager
@@ -154,7 +154,7 @@ class TritonHost:
         if self.repository is not None:
             held = await self.find_entry(name)
             return held is not None and not held.managed
-        if name in self._pushed:
+        if name in self._pushed_specs:
             return False
         control = await self.control()
         return any(one.name == triton_name(name) for one in await control.index(deadline=self._rpc_deadline()))
@@ -203,7 +203,7 @@ class TritonHost:
         """
         spec = await asyncio.to_thread(build_entry_spec, name, stored, settings, self._platforms, text_in=text_in)
         if self.repository is None:
-            self._pushed[name] = spec
+            self._pushed_specs[name] = spec
             return self.url
         await asyncio.to_thread(self.repository.write, spec)
         return str(self.repository.folder)
@@ -222,7 +222,7 @@ class TritonHost:
     async def undo_publish(self, name: str, settings: Settings) -> None:
         """Undo the `publish` of a new model as far as it came: unload it, and remove it from the repository."""
         try:
-            spec = self._pushed.get(name)
+            spec = self._pushed_specs.get(name)
             held = await self.find_entry(name)
             if spec is not None:
                 await self._unload_pushed(spec, settings)
@@ -239,7 +239,7 @@ class TritonHost:
         control = await self.control()
         deadline = time.monotonic() + settings.load_timeout_s
         image = triton_name(name, "image")
-        spec = self._pushed.get(name)
+        spec = self._pushed_specs.get(name)
         parts = await asyncio.to_thread(build_pushes, spec) if spec is not None else ()
         both = beside and image in await self._folders(name)
         if spec is None and both:
@@ -262,7 +262,7 @@ class TritonHost:
 
     async def _folders(self, name: str) -> Sequence[str]:
         """Return the folders that Shoal made for a served name, by Triton's names."""
-        if (spec := self._pushed.get(name)) is not None:
+        if (spec := self._pushed_specs.get(name)) is not None:
             return [one.name for one in await asyncio.to_thread(triton_models, spec)]
         held = await self.find_entry(name)
         return held.folders if held is not None and held.managed else ()
@@ -271,14 +271,14 @@ class TritonHost:
         """Return the endpoint of a served name; if Triton takes its texts, that of the part that takes tokens, so that
         texts of all lengths share batches."""
         model = triton_name(name)
-        spec = self._pushed.get(name)
+        spec = self._pushed_specs.get(name)
         if triton_name(name, "encoder") in await self._folders(name):
             model = triton_name(name, "encoder")
         endpoint = await self._tritons.endpoint(self._address(model), table, settings)
         unload = partial(self._unload_pushed, spec, settings) if spec is not None else None
         # The image tower's own engine reloads it.
         load = partial(self.load, name, settings, beside=False)
-        return replace(endpoint, load=load, unload=unload, whole=triton_name(name))
+        return replace(endpoint, load=load, unload=unload, ensemble=triton_name(name))
 
     async def _unload_pushed(self, spec: EntrySpec, settings: Settings) -> None:
         """Unload the whole, then each of its parts, which Triton does not find as dependents of a pushed ensemble."""
@@ -289,13 +289,13 @@ class TritonHost:
 
     def forget(self, name: str) -> None:
         """Forget a pushed model, after the server unloaded it."""
-        self._pushed.pop(name, None)
+        self._pushed_specs.pop(name, None)
 
     async def remove(self, name: str) -> bool:
         """Delete what Shoal made for a name; return False if there is nothing. Raises Forbidden for anything else."""
         if self.repository is not None:
             return await asyncio.to_thread(self.repository.remove, name)
-        if self._pushed.pop(name, None) is not None:
+        if self._pushed_specs.pop(name, None) is not None:
             return True
         if self._server is None and await self.is_foreign(name):
             raise Forbidden(
@@ -322,7 +322,10 @@ class TritonHost:
             ]
         return [
             Entry(
-                name=name, source=str(self._address(triton_name(name))), backend="triton", managed=name in self._pushed
+                name=name,
+                source=str(self._address(triton_name(name))),
+                backend="triton",
+                managed=name in self._pushed_specs,
             )
             for name in await self._index_names()
         ]
@@ -330,10 +333,10 @@ class TritonHost:
     async def _index_names(self) -> list[str]:
         """Return the models of the server's index. After a request without an answer, the next one runs in the
         background: interfaces ask for lists on every page, and must not wait for a dead server on each."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._refresh_index(), name="triton index")
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.create_task(self._refresh_index(), name="triton index")
         if self._answers:
-            await asyncio.shield(self._asking)
+            await asyncio.shield(self._refresh_task)
         return self._names
 
     async def _refresh_index(self) -> None:
@@ -347,9 +350,9 @@ class TritonHost:
         self._answers = True
 
     async def _stop_refresh(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
+            await asyncio.gather(self._refresh_task, return_exceptions=True)
 
     def _address(self, model: str) -> Address:
         return Address(scheme="tritons" if self._tls else "triton", target=self.url, model=model)

@@ -88,7 +88,7 @@ class ImageReader:
 def image_endpoint(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint of the image tower beside a text tower's. Its Control remembers pushed files."""
     model = image_folder(endpoint.model)
-    return replace(endpoint, model=model, address=f"{endpoint.address} ({model})", whole="", load=None, unload=None)
+    return replace(endpoint, model=model, address=f"{endpoint.address} ({model})", ensemble="", load=None, unload=None)
 
 
 def check_pair(text: Embedder, image: Embedder) -> None:

@@ -34,27 +34,27 @@ ServedPipeline: TypeAlias = TextPipeline | PairPipeline | StringPipeline | TextS
 
 
 class TextReader:
-    """Reads one model. `provisional` serves the probe, which determines what the schema leaves open; `kinds`: its
+    """Reads one model. `probe_pipeline` serves the probe, which determines what the schema leaves open; `kinds`: its
     vectors, none if it scores; `pairs`: it is probed with pairs of texts."""
 
     def __init__(self, target: TritonTarget, embedder: Embedder) -> None:
         """Raises SetupError. Reads files: call it in a thread."""
         self.target = target
         self.embedder = embedder
-        self._specified = find_spec(target, embedder) if embedder.style == "tokens" else None
-        self._own = target.stored is not None or "shoal_text" in embedder.parameters
-        self._head = self._specified.head if self._specified is not None else None
-        self._counter = None if self._specified else self._load_tokenizer()
-        self.provisional = self._build_pipeline(embedder.dimension, unit=False, final=False)
-        spec = self.provisional.spec
+        self._spec_source = find_spec(target, embedder) if embedder.style == "tokens" else None
+        self._is_own_model = target.stored is not None or "shoal_text" in embedder.parameters
+        self._head = self._spec_source.head if self._spec_source is not None else None
+        self._counter = None if self._spec_source else self._load_tokenizer()
+        self.probe_pipeline = self._build_pipeline(embedder.dimension, unit=False, final=False)
+        spec = self.probe_pipeline.spec
         self.kinds: Sequence[VectorKind] = spec.kinds if isinstance(spec, TextSpec | StringSpec) else ()
-        self.pairs = _takes_pairs(self.provisional)
+        self.pairs = _takes_pairs(self.probe_pipeline)
 
     async def probe_engine(self, engine: TritonEngine) -> ProbeResult:
         """Return the answers of one replica for a few inputs. Raises as the engine and the pipeline do."""
-        found = await probe_model(engine, self.provisional, self.kinds, pairs=self.pairs)
-        if isinstance(self.provisional, TextPipeline) and not self._own and self.kinds:
-            await self._check_vocabulary(engine, self.provisional)
+        found = await probe_model(engine, self.probe_pipeline, self.kinds, pairs=self.pairs)
+        if isinstance(self.probe_pipeline, TextPipeline) and not self._is_own_model and self.kinds:
+            await self._check_vocabulary(engine, self.probe_pipeline)
         return found
 
     async def _check_vocabulary(self, engine: TritonEngine, pipeline: TextPipeline) -> None:
@@ -74,7 +74,7 @@ class TextReader:
         if isinstance(answered, ProbeScores):
             return self._build_pipeline(answered.scores.shape[1], unit=False)
         if not isinstance(answered, ProbeVectors) or "dense" not in self.kinds:
-            return self.provisional
+            return self.probe_pipeline
         expected = self.target.table.dimension
         if expected is not None and expected != answered.dimension:
             raise ConfigError(
@@ -131,8 +131,8 @@ class TextReader:
         the probe."""
         target, settings, embedder = self.target, self.target.settings, self.embedder
         normalize = target.table.normalize
-        if self._specified is not None:
-            folder, spec = self._specified.folder, self._with_inputs(self._specified.spec)
+        if self._spec_source is not None:
+            folder, spec = self._spec_source.folder, self._with_inputs(self._spec_source.spec)
             if spec.score is not None:
                 return PairPipeline(folder, self._with_labels(spec, size), truncate=settings.truncate)
             if spec.dimension:
@@ -168,7 +168,7 @@ class TextReader:
 
     def _with_labels(self, spec: TextSpec, size: int | None) -> TextSpec:
         """Return the spec with one label per score; an entry that Shoal wrote has its own."""
-        if self._own:
+        if self._is_own_model:
             return spec
         score = score_spec(self.target.name, self.target.table, self.embedder, self._head, size)
         return msgspec.structs.replace(spec, score=score)
@@ -197,7 +197,9 @@ class TextReader:
         return TextTokenizer(folder, TOKENIZER)
 
     def _vector_space(self, pipeline: ServedPipeline) -> str:
-        known = self._specified.space if self._specified is not None else self.embedder.parameters.get("shoal_space")
+        known = (
+            self._spec_source.space if self._spec_source is not None else self.embedder.parameters.get("shoal_space")
+        )
         return known or compute_space(self.target, self.embedder, pipeline)
 
     def _usage_source(self, pipeline: Pipeline) -> str:

@@ -53,14 +53,14 @@ class Graph:
         self.nodes: list[NodeProto] = []
         self.constants: dict[str, Constant] = {}
         self._prefix = prefix
-        self._made = 0
+        self._node_count = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
         """Append a node with one output; return the output's name."""
         from onnx import helper
 
-        self._made += 1
-        out = name or f"{self._prefix}{kind}_{self._made}"
+        self._node_count += 1
+        out = name or f"{self._prefix}{kind}_{self._node_count}"
         self.nodes.append(helper.make_node(kind, list(inputs), [out], **attributes))
         return out
 

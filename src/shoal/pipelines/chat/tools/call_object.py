@@ -81,14 +81,14 @@ class CallObject:
     def __init__(self, out: DeltaCollector, known: Container[str] | None = None) -> None:
         self.ended = self.broken = self.sent = False
         self._out = out
-        self._known = known
+        self._known_names = known
         self._expect = "{"
         self._inner = 0
         self._key = ""
         self._name = ""
-        self._early: str | None = None
+        self._early_arguments: str | None = None
         self._extent: Extent | None = None
-        self._captured: list[str] = []
+        self._captured_parts: list[str] = []
         self._streaming = False
 
     def read(self, text: str, at: int) -> int:
@@ -131,7 +131,7 @@ class CallObject:
 
     def _begin_capture(self, expect: str) -> None:
         self._expect = expect
-        self._captured = []
+        self._captured_parts = []
         self._extent = Extent()
 
     def _begin_value(self, char: str, at: int) -> int:
@@ -154,7 +154,7 @@ class CallObject:
         elif char in ",:]}":
             self.broken = True
         else:
-            self._captured = []
+            self._captured_parts = []
             self._expect = "scalar"
         return at
 
@@ -162,7 +162,7 @@ class CallObject:
         """Return the role of the current key's value; "" if it is skipped."""
         if self._key in _NAMES and not self._name:
             return "name"
-        return "arguments" if self._key in _ARGUMENTS and self._early is None and not self.sent else ""
+        return "arguments" if self._key in _ARGUMENTS and self._early_arguments is None and not self.sent else ""
 
     def _read_value(self, text: str, at: int) -> int:
         if self._extent is None:
@@ -174,7 +174,7 @@ class CallObject:
         if self._streaming:
             self._out.arguments(text[at:after])
         elif self._expect == "key" or self._classify_value():
-            self._captured.append(text[at:after])
+            self._captured_parts.append(text[at:after])
         if ended:
             self._end_value()
         return after
@@ -182,7 +182,7 @@ class CallObject:
     def _end_value(self) -> None:
         self._extent = None
         streamed, self._streaming = self._streaming, False
-        captured = "".join(self._captured)
+        captured = "".join(self._captured_parts)
         if self._expect == "key":
             self._key = _decode_string(captured) or ""
             self._expect = ":"
@@ -192,13 +192,13 @@ class CallObject:
         if kind == "name":
             self._name = _decode_string(captured) or ""
             usable = 0 < len(self._name) <= MAX_NAME and self._name.isprintable()
-            self.broken = not usable or (self._known is not None and self._name not in self._known)
+            self.broken = not usable or (self._known_names is not None and self._name not in self._known_names)
         elif kind == "arguments":
-            self._early = _to_object_text(captured)
-            self.broken = self._early is None
-        if self._name and self._early is not None and not self.sent and not self.broken:
+            self._early_arguments = _to_object_text(captured)
+            self.broken = self._early_arguments is None
+        if self._name and self._early_arguments is not None and not self.sent and not self.broken:
             self._begin_call()
-            self._out.arguments(self._early)
+            self._out.arguments(self._early_arguments)
 
     def _end_object(self, at: int) -> int:
         if self._inner:

@@ -46,7 +46,7 @@ class _Literals:
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
-        self._at = 0
+        self._position = 0
         self._depth = 0
 
     def arguments(self) -> str:
@@ -62,7 +62,7 @@ class _Literals:
 
         self._expect("(")
         json_text = "{" + self._join_items(")", argument) + "}"
-        if self._at < len(self._tokens):
+        if self._position < len(self._tokens):
             raise _NoLiteral
         return json_text
 
@@ -105,15 +105,15 @@ class _Literals:
             parts.append(item())
             if self._peek() != ("mark", close):
                 self._expect(",")
-        self._at += 1
+        self._position += 1
         return ", ".join(parts)
 
     def _peek(self) -> tuple[str, str]:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+        return self._tokens[self._position] if self._position < len(self._tokens) else ("", "")
 
     def _take(self) -> tuple[str, str]:
         token = self._peek()
-        self._at += 1
+        self._position += 1
         return token
 
     def _expect(self, mark: str) -> None:

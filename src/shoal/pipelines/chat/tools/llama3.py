@@ -31,7 +31,7 @@ class Llama3Parser(CallReader):
 
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         super().__init__(out, tools)
-        self._known: Container[str] | None = self._tools
+        self._known_names: Container[str] | None = self._tools
         self._step = self._start
 
     def _between_calls(self) -> bool:
@@ -58,7 +58,7 @@ class Llama3Parser(CallReader):
         return at
 
     def _begin(self, known: Container[str] | None) -> None:
-        self._known = known
+        self._known_names = known
         self._begin_call(CallObject(self._out, known))
 
     def _end_call(self) -> None:
@@ -69,7 +69,7 @@ class Llama3Parser(CallReader):
         if after > at:
             return after
         if text[at] == "{":
-            self._begin(self._known)
+            self._begin(self._known_names)
             return at
         mark = begins(text, at, (*OPEN, CLOSE))
         if mark is None:
@@ -79,7 +79,7 @@ class Llama3Parser(CallReader):
             return at
         self._out.drop()
         if mark == CLOSE:
-            self._known = self._tools
+            self._known_names = self._tools
             return at + len(mark)
         self._step = self._content
         return at

@@ -29,18 +29,18 @@ class MistralParser(CallReader):
         super().__init__(out, tools)
         self._extent = Extent()
         self._array = False
-        self._told = False
+        self._has_call = False
         self._name: list[str] = []
 
     def _between_calls(self) -> bool:
-        return self._told and self._step == self._next
+        return self._has_call and self._step == self._next
 
     def _read_opening(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)
         if after > at:
             return after
         self._array = text[at] == "["
-        self._told = False
+        self._has_call = False
         if self._array:
             self._out.hold_back("[")
             self._step = self._next
@@ -60,7 +60,7 @@ class MistralParser(CallReader):
         if text[at] == "{":
             self._begin_call(CallObject(self._out))
             return at
-        if text[at] == "]" and self._told:
+        if text[at] == "]" and self._has_call:
             self._out.drop()
             self._step = self._content
             return at + 1
@@ -68,7 +68,7 @@ class MistralParser(CallReader):
         return at
 
     def _end_call(self) -> None:
-        self._told = True
+        self._has_call = True
         self._step = self._next if self._array else self._content
 
     def _read_name(self, text: str, at: int) -> int | None:

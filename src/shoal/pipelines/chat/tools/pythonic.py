@@ -31,15 +31,15 @@ class PythonicParser(Reader):
 
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         super().__init__(out, tools)
-        self._known: Container[str] | None = self._tools
-        self._told = False
+        self._known_names: Container[str] | None = self._tools
+        self._has_call = False
         self._name: list[str] = []
         self._arguments: list[str] = []
         self._extent = Extent(single=True)
         self._step = self._start
 
     def _between_calls(self) -> bool:
-        return self._told and self._step == self._next
+        return self._has_call and self._step == self._next
 
     def _start(self, text: str, at: int) -> int | None:
         return self._begin(text, at, self._tools)
@@ -55,7 +55,7 @@ class PythonicParser(Reader):
             self._give_back()
             return at
         self._out.hold_back("[")
-        self._known, self._told = known, False
+        self._known_names, self._has_call = known, False
         self._step = self._next
         return at + 1
 
@@ -64,7 +64,7 @@ class PythonicParser(Reader):
         after = self._skip(text, at, SEPARATORS)
         if after > at:
             return after
-        if text[at] == "]" and self._told:
+        if text[at] == "]" and self._has_call:
             self._out.drop()
             self._step = self._read_closing
             return at + 1
@@ -78,7 +78,11 @@ class PythonicParser(Reader):
         if after == len(text):
             return after
         name = "".join(self._name)
-        usable = 0 < len(name) <= MAX_NAME and not name[0].isdigit() and (self._known is None or name in self._known)
+        usable = (
+            0 < len(name) <= MAX_NAME
+            and not name[0].isdigit()
+            and (self._known_names is None or name in self._known_names)
+        )
         if text[after] != "(" or not usable:
             self._give_back()
             return after
@@ -98,7 +102,7 @@ class PythonicParser(Reader):
             else:
                 self._out.begin("".join(self._name))
                 self._out.arguments(found)
-                self._told = True
+                self._has_call = True
                 self._step = self._next
         return after
 

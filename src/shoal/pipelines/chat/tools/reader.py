@@ -55,7 +55,7 @@ class Reader(ABC):
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         self._out = out
         self._tools = {tool.name: tool for tool in tools}
-        self._kept = ""
+        self._pending = ""
         self._step: Step = self._content
         self._pattern = re.compile("|".join(map(re.escape, self._marks)))
 
@@ -69,10 +69,10 @@ class Reader(ABC):
         start = 0
         while start < len(text):
             # Read no more than may still be undecided, so that the limit always falls on the same character.
-            stop = start + MAX_BEGUN - self._out.begun_size - len(self._kept)
+            stop = start + MAX_BEGUN - self._out.pending_size - len(self._pending)
             self._read(text[start:stop])
             start = stop
-            if self._out.begun_size + len(self._kept) >= MAX_BEGUN:
+            if self._out.pending_size + len(self._pending) >= MAX_BEGUN:
                 self._give_back()
         return self._out.take()
 
@@ -82,19 +82,19 @@ class Reader(ABC):
         if self._between_calls():
             self._out.drop()
         self._out.give_back()
-        self._out.content(self._kept)
-        self._kept = ""
+        self._out.content(self._pending)
+        self._pending = ""
         self._out.finish()
         return self._out.take()
 
     def _read(self, text: str) -> None:
-        text = self._kept + text
-        self._kept = ""
+        text = self._pending + text
+        self._pending = ""
         at = 0
         while at < len(text):
             after = self._step(text, at)
             if after is None:
-                self._kept = text[at:]
+                self._pending = text[at:]
                 return
             at = after
 

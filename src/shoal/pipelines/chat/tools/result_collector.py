@@ -37,17 +37,17 @@ class DeltaCollector:
 
     def __init__(self, *, parallel: bool, new_id: Callable[[], str]) -> None:
         self.calls = 0
-        self.begun_size = 0
+        self.pending_size = 0
         self._parallel = parallel
         self._new_id = new_id
-        self._told = False
-        self._begun: list[str] = []
+        self._emits_call = False
+        self._pending: list[str] = []
         self._content: list[str] = []
         self._deltas: list[ToolDelta] = []
         self._arguments: list[str] = []
         self._blanks: list[str] = []
-        self._spoke = False
-        self._called = False
+        self._after_text = False
+        self._after_call = False
         self._renew = False
 
     def content(self, text: str) -> None:
@@ -56,42 +56,42 @@ class DeltaCollector:
         if not body:
             return
         end = len(body.rstrip(BLANKS))
-        if self._spoke or not self._called:
+        if self._after_text or not self._after_call:
             self._content.extend(self._blanks)
         self._blanks.clear()
         self._content.append(body[:end])
-        self._spoke, self._called, self._renew = True, False, False
+        self._after_text, self._after_call, self._renew = True, False, False
         self._hold(body[end:])
 
     def hold_back(self, text: str) -> None:
         """Hold back text that belongs to a call, if it is one."""
-        self._begun.append(text)
-        self.begun_size += len(text)
+        self._pending.append(text)
+        self.pending_size += len(text)
 
     def give_back(self) -> None:
         """Release the text held back as content: it was not a call."""
-        text = "".join(self._begun)
+        text = "".join(self._pending)
         self.drop()
         self.content(text)
 
     def drop(self) -> None:
         """Discard the text held back: it was markup of a call."""
-        self._begun.clear()
-        self.begun_size = 0
+        self._pending.clear()
+        self.pending_size = 0
 
     def begin(self, name: str) -> None:
         """Begin the next call; the text held back belongs to it."""
         self.drop()
         self._close()
-        self._called = self._renew = True
-        self._told = self._parallel or self.calls == 0
-        if self._told:
+        self._after_call = self._renew = True
+        self._emits_call = self._parallel or self.calls == 0
+        if self._emits_call:
             self._deltas.append(ToolDelta(index=self.calls, id=self._new_id(), name=name))
             self.calls += 1
 
     def arguments(self, fragment: str) -> None:
         """Add to the arguments of the latest call."""
-        if self._told and fragment:
+        if self._emits_call and fragment:
             self._arguments.append(fragment)
 
     def take(self) -> tuple[str, list[ToolDelta]]:
@@ -103,7 +103,7 @@ class DeltaCollector:
 
     def finish(self) -> None:
         """End the answer: trailing blanks are content, unless they touch a call."""
-        if not self._called:
+        if not self._after_call:
             self._content.extend(self._blanks)
         self._blanks.clear()
 

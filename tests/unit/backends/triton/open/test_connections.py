@@ -87,7 +87,7 @@ async def test_an_address_becomes_a_target(tritons: TritonConnections) -> None:
     target = await tritons.endpoint(parse_address("triton://gpu1#m@3"), table, settings)
     assert (target.model, target.version, target.address) == ("m", "3", "triton://gpu1#m@3")
     assert (target.names.inputs, target.names.outputs) == ({"input_ids": "ids"}, {"embedding": "out"})
-    assert (target.rpc_timeout_s, target.load_timeout_s, target.load, target.whole) == (2.0, 20.0, None, "")
+    assert (target.rpc_timeout_s, target.load_timeout_s, target.load, target.ensemble) == (2.0, 20.0, None, "")
     other = await tritons.endpoint(parse_address("triton://gpu1#n"), ModelTable(), settings)
     assert other.client is target.client
     assert (await tritons.endpoint(parse_address("tritons://gpu1#n"), table, settings)).client is not target.client

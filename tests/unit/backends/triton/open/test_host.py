@@ -217,7 +217,7 @@ class TestWhoseItIs:
 class TestTarget:
     async def test_the_model_by_its_folders_name(self, host: TritonHost, triton: FakeTriton, writing: Settings) -> None:
         target = await host.endpoint(NAME, ModelTable(), writing)
-        assert (target.model, target.whole) == (FOLDER, FOLDER)
+        assert (target.model, target.ensemble) == (FOLDER, FOLDER)
         assert target.address == f"triton://{triton.target}#{FOLDER}"
 
     async def test_texts_are_tokenised_here_all_the_same(
@@ -228,7 +228,7 @@ class TestTarget:
         await pushing.write(NAME, stored, settings, text_in=True)
         for each, chosen in ((host, writing), (pushing, settings)):
             target = await each.endpoint(NAME, ModelTable(), chosen)
-            assert (target.model, target.whole) == (f"{FOLDER}~~encoder", FOLDER)
+            assert (target.model, target.ensemble) == (f"{FOLDER}~~encoder", FOLDER)
 
     async def test_it_loads_by_the_served_name(
         self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
@@ -302,12 +302,12 @@ class TestEntries:
         assert await pushing.entries() == await pushing.entries() == []
         monkeypatch.setattr(pushing, "control", control)
         gate.set()
-        asked = pushing._asking
+        asked = pushing._refresh_task
         assert asked is not None
         await asked
         await pushing.entries()
-        assert pushing._asking is not None
-        await pushing._asking
+        assert pushing._refresh_task is not None
+        await pushing._refresh_task
         assert [entry.name for entry in await pushing.entries()] == ["a"]
 
 

@@ -154,7 +154,7 @@ class TestRunner:
         whole = triton.add(text_model("m"))
         whole.config.ensemble_scheduling.step.add(model_name="m~~encoder")
         runner = await opened("m~~encoder")
-        runner.endpoints = [replace(runner.endpoints[0], whole="m")]
+        runner.endpoints = [replace(runner.endpoints[0], ensemble="m")]
         await runner.aclose()
         await runner.unload(10.0)
         assert [each.state for each in triton.models.values()] == ["UNAVAILABLE", "UNAVAILABLE"]

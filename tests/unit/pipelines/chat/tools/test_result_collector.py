@@ -73,10 +73,10 @@ def test_what_was_begun_comes_back_or_goes() -> None:
     out = outlet()
     out.hold_back("<tool")
     out.hold_back("_call>")
-    assert out.begun_size == 11
+    assert out.pending_size == 11
     assert out.take() == ("", [])
     out.give_back()
-    assert out.begun_size == 0
+    assert out.pending_size == 0
     assert out.take() == ("<tool_call>", [])
     out.hold_back("<tool_call>")
     out.begin("f")

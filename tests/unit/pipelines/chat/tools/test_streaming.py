@@ -217,7 +217,7 @@ def work(form: str, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, i
         try:
             for at in range(0, len(text), 3):
                 reader.push(text[at : at + 3])
-                kept = max(kept, len(reader._kept))
+                kept = max(kept, len(reader._pending))
             reader.flush()
         finally:
             sys.setprofile(previous)
