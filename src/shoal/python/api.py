@@ -23,7 +23,7 @@ import numpy as np
 
 from shoal import config
 from shoal.backends import parse_served
-from shoal.config import LoadedConfig
+from shoal.config import CLOSE, LoadedConfig
 from shoal.config.schema import convert
 from shoal.config.settings import BY_NAME
 from shoal.core.image_text_scoring import score_image_texts
@@ -367,7 +367,7 @@ def _load_config(
 ) -> LoadedConfig:
     for name in settings:
         if name not in BY_NAME:
-            near = difflib.get_close_matches(name, BY_NAME, n=1)
+            near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=CLOSE)
             hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name} is not a setting: {hint}", param=name)
         if BY_NAME[name].section in _SERVER_SECTIONS:

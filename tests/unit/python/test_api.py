@@ -581,6 +581,7 @@ class TestSettings:
             ({"max_batch_sise": 1}, "max_batch_sise is not a setting: did you mean max_batch_size"),
             ({"cache_mb": "x"}, "^cache_mb: must be a whole number of at least 0, got 'x'"),
             ({"zzz": 1}, "docs/settings.md lists them all"),
+            ({"timeout": 5}, "timeout is not a setting: docs/settings.md lists them all"),
             ({"port": 80}, "a server's setting"),
             ({"log_level": "debug"}, "a server's setting"),
             ({"max_batch_size": 0}, "must be a whole number of at least 1"),
