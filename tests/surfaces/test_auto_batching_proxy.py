@@ -241,7 +241,7 @@ class TestHealth:
     async def test_the_server_behind_is_away(self) -> None:
         """Its reason, and nothing that sounds as if its model were ready."""
         server = proxy(Told(able=False))
-        server.gateway.waiting["tei+http://there"] = "connection refused"
+        server.gateway.pending_sources["tei+http://there"] = "connection refused"
         error = (await server.call("GET", "/health")).json()["error"]
         assert "[address hidden]: connection refused" in error
         assert "ready" not in error
@@ -250,7 +250,7 @@ class TestHealth:
         server = proxy()
         server.gateway.registry.remove(server.model)
         assert (await server.call("GET", "/health")).json() == {"error": "no model is served"}
-        server.gateway.waiting["tei+http://there"] = "connection refused"
+        server.gateway.pending_sources["tei+http://there"] = "connection refused"
         answer = await server.call("GET", "/health")
         assert (answer.status, answer.json()) == (503, {"error": "[address hidden]: connection refused"})
 

@@ -40,7 +40,7 @@ async def test_a_model_that_may_come(path: str, body: dict[str, Any]) -> None:
     server.gateway.registry.remove(server.model)
     assert "retry-after" not in (await server.call("POST", path, body)).headers
     place, _, reason = WHY.partition(": ")
-    server.gateway.waiting[place] = reason
+    server.gateway.pending_sources[place] = reason
     answer = await server.call("POST", path, body)
     assert (answer.status, answer.headers["retry-after"]) == (503, "2"), answer.body
     assert "may be on a server that is not there yet ([address hidden]: connection refused)" in answer.body.decode()
@@ -51,5 +51,5 @@ async def test_a_model_that_may_come(path: str, body: dict[str, Any]) -> None:
 async def test_what_asks_no_model_is_answered(path: str) -> None:
     server = serve()
     server.gateway.registry.remove(server.model)
-    server.gateway.waiting["openai+http://there"] = "connection refused"
+    server.gateway.pending_sources["openai+http://there"] = "connection refused"
     assert (await server.call("GET", path)).status == 200

@@ -100,7 +100,7 @@ async def test_a_sleeping_model_can_answer() -> None:
 async def test_a_server_that_is_waited_for() -> None:
     """Not ready, with the reason under the name that it was given."""
     server = serve()
-    server.gateway.waiting["triton://gpu:8001"] = "connection refused"
+    server.gateway.pending_sources["triton://gpu:8001"] = "connection refused"
     answer = await server.call("GET", "/health/ready")
     assert (answer.status, answer.json()["status"]) == (503, "loading")
     assert answer.json()["models"] == {MODEL: "ready", "[address hidden]": "connection refused"}

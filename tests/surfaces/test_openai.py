@@ -245,7 +245,7 @@ async def test_any_model_leaves_known_names() -> None:
 async def test_any_model_mixes_no_vector_spaces() -> None:
     """A name that a server may have which is not there yet is not the default's; without a name it is."""
     server = serve(any_model=True)
-    server.gateway.waiting["openai+http://there"] = "connection refused"
+    server.gateway.pending_sources["openai+http://there"] = "connection refused"
     assert (await server.call("POST", "/v1/embeddings", ask(model="theirs"))).status == 503
     assert (await server.call("POST", "/v1/embeddings", {"input": "ab"})).status == 200
 

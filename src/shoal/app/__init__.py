@@ -53,7 +53,7 @@ class RunningModels:
     gateway: Gateway
     observer: PrometheusObserver
     loading: Sequence[Job]
-    asked: Sequence[asyncio.Event]
+    first_checks: Sequence[asyncio.Event]
     foreign: Sequence[ForeignMetrics]
 
     def metrics(self) -> bytes:
@@ -63,7 +63,7 @@ class RunningModels:
     async def wait_until_loaded(self) -> None:
         """Return when every model is ready or has failed, and every server that offers models was asked for them once;
         never raises for a model's sake."""
-        events = [*(job.done_event for job in self.loading), *self.asked]
+        events = [*(job.done_event for job in self.loading), *self.first_checks]
         await asyncio.gather(*(event.wait() for event in events))
 
 
@@ -92,7 +92,7 @@ async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progre
         )
         surfaces = build_surfaces(options)
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
-        yield App(gateway, observer, running.loading, running.asked, running.foreign, front)
+        yield App(gateway, observer, running.loading, running.first_checks, running.foreign, front)
 
 
 async def _open_image_reader(stack: AsyncExitStack, settings: Settings) -> ImageReader:
@@ -165,7 +165,7 @@ async def open_models(
         for plan, discovery in zip(filter(offers_all, plans), discoveries, strict=True):
             task = asyncio.create_task(discovery.run(), name=f"discover {plan}")
             stack.push_async_callback(_cancel, task)
-        yield RunningModels(gateway, observer, jobs, [discovery.looked for discovery in discoveries], foreign)
+        yield RunningModels(gateway, observer, jobs, [discovery.first_check for discovery in discoveries], foreign)
 
 
 def _open_threads(stack: AsyncExitStack, name: str, count: int) -> Threads:

@@ -36,38 +36,38 @@ def offers_all(served: ServedModel) -> bool:
 class Discovery:
     """Serves the models that a server has, as they come; those that went are unloaded by whoever took them away.
 
-    Those of the first look belong to the start: readiness and requests wait until each has come up or failed. `looked`
-    is set once the server was asked.
+    Those of the first look belong to the start: readiness and requests wait until each has come up or failed.
+    `first_check` is set once the server was asked.
     """
 
     def __init__(self, address: Address, loader: ModelLoader, lifecycle: Lifecycle, registry: Registry) -> None:
-        self.looked = asyncio.Event()
+        self.first_check = asyncio.Event()
         self._address = address
-        self._place = str(address)
+        self._source = str(address)
         self._loader = loader
         self._lifecycle = lifecycle
         self._registry = registry
         self._outcomes: dict[str, str] = {}
-        self._joined = False
-        registry.pending_sources[self._place] = "it was not asked yet"
-        registry.first_answers.expect(self._place)
+        self._has_loaded = False
+        registry.pending_sources[self._source] = "it was not asked yet"
+        registry.first_answers.expect(self._source)
 
     async def run(self) -> None:
         """Look again and again; never returns."""
         waiting = self._registry.pending_sources
         while True:
-            self._registry.answered_sources.discard(self._place)
+            self._registry.answered_sources.discard(self._source)
             try:
                 await self._discover()
-                waiting.pop(self._place, None)
+                waiting.pop(self._source, None)
             except ShoalError as error:
-                waiting[self._place] = error.message
+                waiting[self._source] = error.message
             except Exception as error:  # a bug, or an answer that nobody foresaw; it may be gone when it is asked again
-                logger.exception("asking %s for its models failed", self._place)
-                waiting[self._place] = f"it could not be understood: {error!r}"
-            self.looked.set()
-            self._registry.first_answers.settle(self._place)
-            await asyncio.sleep(POLL_INTERVAL_S if self._place not in waiting else RETRY_INTERVAL_S)
+                logger.exception("asking %s for its models failed", self._source)
+                waiting[self._source] = f"it could not be understood: {error!r}"
+            self.first_check.set()
+            self._registry.first_answers.settle(self._source)
+            await asyncio.sleep(POLL_INTERVAL_S if self._source not in waiting else RETRY_INTERVAL_S)
 
     async def _discover(self) -> None:
         offered = await self._loader.list_offers(self._address)
@@ -82,12 +82,12 @@ class Discovery:
                 outcome = self._serve(found, jobs)
             if self._outcomes.get(name) != outcome:
                 self._outcomes[name] = outcome
-                logger.info("%s of %s %s", name, self._place, outcome)
-        if not self._joined and jobs:
-            self._registry.pending_sources[self._place] = "its models are loading"
-            self._registry.answered_sources.add(self._place)
+                logger.info("%s of %s %s", name, self._source, outcome)
+        if not self._has_loaded and jobs:
+            self._registry.pending_sources[self._source] = "its models are loading"
+            self._registry.answered_sources.add(self._source)
             await asyncio.gather(*(job.done_event.wait() for job in jobs))
-        self._joined = True
+        self._has_loaded = True
 
     def _serve(self, found: ServedModel, jobs: list[Job]) -> str:
         """Serve a model that the server offers, by a job more, and answer what became of it; one that cannot be keeps

@@ -84,7 +84,7 @@ class ModelResources:
         self._observer = observer
         self._threads = threads
         self._pictures = pictures or threads
-        self._served: set[str] = set()
+        self._served_names: set[str] = set()
 
     def forget(self, name: str) -> None:
         """A model's runner is closed."""
@@ -92,17 +92,17 @@ class ModelResources:
         self._caches.close(name)
 
     def table(self, name: str) -> ModelTable:
-        return self.loaded.table(name, served=name in self._served)
+        return self.loaded.table(name, served=name in self._served_names)
 
     def serve(self, name: str) -> None:
         """The process is started for the model of that name. Raises ConfigError where there is one, and the preset has
         keys for one alone."""
-        self._served.add(name)
-        if self.loaded.served_model and len(self._served) > 1:
+        self._served_names.add(name)
+        if self.loaded.served_model and len(self._served_names) > 1:
             label = self.loaded.table_sources[SERVED_MODEL][next(iter(self.loaded.served_model))].label
             raise ConfigError(
-                f"{label} is for one model, and {' and '.join(sorted(self._served))} are served: leave it out, and set "
-                f'{", ".join(self.loaded.served_model)} in [models."NAME"] of shoal.toml',
+                f"{label} is for one model, and {' and '.join(sorted(self._served_names))} are served: leave it out, "
+                f'and set {", ".join(self.loaded.served_model)} in [models."NAME"] of shoal.toml',
                 param=label,
             )
 
@@ -193,25 +193,25 @@ class _Reporter(Progress):
     def __init__(self, loop: asyncio.AbstractEventLoop, report: ProgressReporter, also: Progress) -> None:
         self._loop = loop
         self._report = report
-        self._also = also
-        self._last = 0.0
+        self._next = also
+        self._last_report = 0.0
         self._lock = threading.Lock()
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None:
-        self._also.report_fetch(what, done, total)
+        self._next.report_fetch(what, done, total)
         with self._lock:
             now = time.monotonic()
-            if now - self._last < PROGRESS_INTERVAL_S and done != total:
+            if now - self._last_report < PROGRESS_INTERVAL_S and done != total:
                 return
-            self._last = now
+            self._last_report = now
         self._report_progress(f"downloading {what}", float(done), None if total is None else float(total))
 
     def report_work(self, stage: str, fraction: float) -> None:
-        self._also.report_work(stage, fraction)
+        self._next.report_work(stage, fraction)
         self._report_progress(stage, fraction=fraction)
 
     def report_note(self, line: str) -> None:
-        self._also.report_note(line)
+        self._next.report_note(line)
 
     def _report_progress(
         self, stage: str, done: float | None = None, total: float | None = None, fraction: float | None = None

@@ -20,19 +20,19 @@ from shoal.bench.stats import percentile
 @dataclass(slots=True)
 class Answer:
     """One request. Times are seconds of one clock; `arrivals`: when each piece of text came, empty where the answer
-    came whole. `counted`, `prompt_tokens`: as the server says. `error`: why it is no answer."""
+    came whole. `token_count`, `prompt_tokens`: as the server says. `error`: why it is no answer."""
 
-    sent: float
+    sent_at: float
     ended: float = 0.0
     arrivals: list[float] = field(default_factory=list)
-    counted: int | None = None
+    token_count: int | None = None
     prompt_tokens: int | None = None
     error: str = ""
 
     @property
     def tokens(self) -> int:
         """As the server counted, else its pieces."""
-        return len(self.arrivals) if self.counted is None else self.counted
+        return len(self.arrivals) if self.token_count is None else self.token_count
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -77,10 +77,12 @@ def compute_level(answers: Sequence[Answer], *, concurrency: int, seconds: float
     good = [one for one in answers if not one.error]
     tokens = sum(one.tokens for one in good)
     measured = {
-        "Time To First Token (ms)": compute_figures((one.arrivals[0] - one.sent) * 1e3 for one in good if one.arrivals),
+        "Time To First Token (ms)": compute_figures(
+            (one.arrivals[0] - one.sent_at) * 1e3 for one in good if one.arrivals
+        ),
         "Inter Token Latency (ms)": compute_figures(_mean_token_gaps(good)),
         "Time Between Chunks (ms)": compute_figures((b - a) * 1e3 for one in good for a, b in pairwise(one.arrivals)),
-        "Request Latency (ms)": compute_figures((one.ended - one.sent) * 1e3 for one in good),
+        "Request Latency (ms)": compute_figures((one.ended - one.sent_at) * 1e3 for one in good),
         "Output Sequence Length (tokens)": compute_figures(one.tokens for one in good),
         "Input Sequence Length (tokens)": compute_figures(
             one.prompt_tokens for one in good if one.prompt_tokens is not None
@@ -94,7 +96,7 @@ def compute_level(answers: Sequence[Answer], *, concurrency: int, seconds: float
         output_tokens_per_s=round(tokens / seconds, 2) if seconds else 0.0,
         requests_per_s=round(len(good) / seconds, 3) if seconds else 0.0,
         errors=dict(Counter(one.error for one in answers if one.error)),
-        tokens_by="server" if good and all(one.counted is not None for one in good) else "chunks",
+        tokens_by="server" if good and all(one.token_count is not None for one in good) else "chunks",
         server_cpu_us=round(cpu_s / tokens * 1e6, 2) if cpu_s is not None and tokens else None,
     )
 

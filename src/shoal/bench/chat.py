@@ -121,7 +121,7 @@ class ChatStreamReader:
         if any(map(_has_text, event.choices or ())):
             self.answer.arrivals.append(self._clock())
         if event.usage is not None:
-            self.answer.counted = event.usage.completion_tokens
+            self.answer.token_count = event.usage.completion_tokens
             self.answer.prompt_tokens = event.usage.prompt_tokens
 
 

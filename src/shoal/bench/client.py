@@ -146,7 +146,7 @@ class Pool:
         self._target = target
         self._size = size
         self._free: asyncio.LifoQueue[Connection | None] = asyncio.LifoQueue()
-        self._all: list[Connection] = []
+        self._connections: list[Connection] = []
         for _ in range(size):
             self._free.put_nowait(None)
 
@@ -167,10 +167,10 @@ class Pool:
             self._free.put_nowait(connection)
 
     def close(self) -> None:
-        for connection in self._all:
+        for connection in self._connections:
             connection.close()
 
     async def _connect(self) -> Connection:
         connection = await self._target.connect()
-        self._all.append(connection)
+        self._connections.append(connection)
         return connection

@@ -12,13 +12,13 @@ class Events:
     """Cuts a stream of bytes, in parts of any size, into events."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._partial_line = b""
         self._data: list[bytes] = []
 
     def feed(self, part: bytes) -> list[bytes]:
         """The data of the events that this part completes; several `data` lines of one event are joined by LF."""
-        lines = (self._rest + part).split(b"\n")
-        self._rest = lines.pop()
+        lines = (self._partial_line + part).split(b"\n")
+        self._partial_line = lines.pop()
         found = []
         for line in (each.removesuffix(b"\r") for each in lines):
             if not line:

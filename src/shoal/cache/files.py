@@ -71,16 +71,16 @@ class DiskCache:
         self.folder = folder
         self.memory = memory
         self.max_bytes = max_bytes
-        self.broken = 0
+        self.broken_records = 0
         self._prefix = blake2b(key_bytes(prefix), digest_size=DIGEST_BYTES).digest()
         self._segment_bytes = max(max_bytes // SEGMENTS, SMALLEST_SEGMENT)
         self._writer = writer
         self._segments: dict[int, _Segment] = {}
         self._index: dict[bytes, int] = {}
-        self._waiting: deque[tuple[bytes, CountedRow, int]] = deque()
+        self._pending: deque[tuple[bytes, CountedRow, int]] = deque()
         self._queued = 0  # bytes, incremented only by the loop
         self._drained = 0  # bytes, incremented by the writer; the difference is pending
-        self._scheduled = False
+        self._is_scheduled = False
         self._active: int | None = None
         self._next = 0
         self._failed = False
@@ -115,9 +115,9 @@ class DiskCache:
             return
         if self._queued - self._drained < MOST_WAITING:
             self._queued += size
-            self._waiting.append((digest, CountedRow(copy_read_only(found.row), found.tokens), size))
-            if not self._scheduled:
-                self._scheduled = True
+            self._pending.append((digest, CountedRow(copy_read_only(found.row), found.tokens), size))
+            if not self._is_scheduled:
+                self._is_scheduled = True
                 self._writer.submit(self._run_guarded, self._flush)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class DiskCache:
         with contextlib.suppress(OSError):
             found = decode_record(os.pread(segment.fd, size, offset), digest)
         if found is None:
-            self.broken += 1
+            self.broken_records += 1
             self._index.pop(digest, None)
             return None
         self.memory.put(key, found)
@@ -162,11 +162,11 @@ class DiskCache:
             work()
         except OSError as error:
             self._failed = True
-            self._waiting.clear()
+            self._pending.clear()
             _log.warning("rows are no longer cached in %s: %s", self.folder, error.strerror or error)
         except Exception:  # a bug must not silently stop the shared writer for other models
             self._failed = True
-            self._waiting.clear()
+            self._pending.clear()
             _log.exception("rows are no longer cached in %s", self.folder)
 
     def _open(self) -> None:
@@ -203,14 +203,14 @@ class DiskCache:
             segment.size = end
 
     def _flush(self) -> None:
-        self._scheduled = False
-        while self._waiting and not self._failed:
+        self._is_scheduled = False
+        while self._pending and not self._failed:
             segment, number = self._get_writable_segment()
             written: dict[bytes, tuple[int, int]] = {}
             pieces: list[bytes] = []
             end = segment.size
-            while self._waiting and end < self._segment_bytes:
-                digest, found, size = self._waiting.popleft()
+            while self._pending and end < self._segment_bytes:
+                digest, found, size = self._pending.popleft()
                 self._drained += size
                 if digest in self._index or digest in written:
                     continue

@@ -87,10 +87,10 @@ class MessageReader:
 
 @dataclass(slots=True)
 class Reply:
-    """A reply as it arrives. Times are in seconds of `clock`; `asked` is when the question was sent."""
+    """A reply as it arrives. Times are in seconds of `clock`; `sent_at` is when the question was sent."""
 
     clock: Callable[[], float]
-    asked: float = 0.0
+    sent_at: float = 0.0
     first: float | None = None
     last: float = 0.0
     pieces: int = 0
@@ -99,7 +99,7 @@ class Reply:
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
-        self.asked = self.clock()
+        self.sent_at = self.clock()
 
     def add(self, chunk: Chunk) -> None:
         if chunk.text or chunk.reasoning:
@@ -119,7 +119,7 @@ class Reply:
         parts = [f"{tokens} {'token' if counted else 'piece'}{'s' if tokens > 1 else ''}"]
         if tokens > 1 and self.last > self.first:
             parts.append(f"{(tokens - 1) / (self.last - self.first):,.1f} a second")
-        parts.append(f"the first after {self.first - self.asked:.2f} s")
+        parts.append(f"the first after {self.first - self.sent_at:.2f} s")
         if self.usage is not None and self.usage.prompt_tokens:
             parts.append(f"prompt {self.usage.prompt_tokens} tokens")
         return ", ".join(parts)

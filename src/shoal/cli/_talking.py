@@ -120,7 +120,7 @@ async def _wait_until_loaded(app: App, stopping: asyncio.Future[Any], noted: Cal
         while not (loading.done() or stopping.done()):
             await asyncio.wait({loading, stopping}, timeout=POLL_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
             waits = [f"{card.name} is not there yet: {card.note}" for card in app.gateway.models() if ": " in card.note]
-            waits += [f"{place} is not there yet: {reason}" for place, reason in app.gateway.waiting.items()]
+            waits += [f"{place} is not there yet: {reason}" for place, reason in app.gateway.pending_sources.items()]
             for line in waits:
                 if line not in seen and not loading.done():
                     seen.add(line)

@@ -40,7 +40,7 @@ class Terminal:
         show_stats: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._talks = talks
+        self._chat = talks
         self._conversation = conversation
         self._sampling = sampling
         self._out = out
@@ -49,7 +49,7 @@ class Terminal:
         self._read = read
         self._show_stats = show_stats
         self._clock = clock
-        self._last: Reply | None = None
+        self._last_reply: Reply | None = None
 
     def run(self) -> None:
         """Read and answer messages until the user exits."""
@@ -79,7 +79,7 @@ class Terminal:
 
     def _answer(self, question: str) -> None:
         messages = self._conversation.build_messages(question)
-        reply = self._last = Reply(self._clock)
+        reply = self._last_reply = Reply(self._clock)
         try:
             self._show(messages, reply)
         except KeyboardInterrupt:
@@ -98,7 +98,7 @@ class Terminal:
 
     def _show(self, messages: list[Message], reply: Reply) -> None:
         thinking = False
-        with closing(self._talks.ask(messages, self._sampling)) as chunks:
+        with closing(self._chat.ask(messages, self._sampling)) as chunks:
             for chunk in chunks:
                 reply.add(chunk)
                 if chunk.reasoning:
@@ -119,7 +119,7 @@ class Terminal:
         elif name == "undo":
             self._note("the last question is forgotten" if conversation.undo() else "there is nothing to forget")
         elif name == "stats":
-            self._note(self._last.stats() if self._last else "there was no reply yet")
+            self._note(self._last_reply.stats() if self._last_reply else "there was no reply yet")
         else:
             if name != "help":
                 self._note(f"/{name} is no command")

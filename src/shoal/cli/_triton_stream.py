@@ -95,7 +95,7 @@ class GrpcChatClient:
                     if any(found[OUTPUT].flat):
                         answer.arrivals.append(time.perf_counter())
                     if "num_output_tokens" in found:
-                        answer.counted = (answer.counted or 0) + int(found["num_output_tokens"].sum())
+                        answer.token_count = (answer.token_count or 0) + int(found["num_output_tokens"].sum())
                     if "num_input_tokens" in found:
                         answer.prompt_tokens = int(found["num_input_tokens"].flat[0])
         except ShoalError as error:

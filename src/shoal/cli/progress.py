@@ -29,7 +29,7 @@ class TerminalProgress(Progress):
         share = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         self._bytes = Bars(text, *amount, console=self._console, disable=hidden)
         self._steps = Bars(text, *share, console=self._console, disable=hidden)
-        self._shown: Bars | None = None
+        self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -38,8 +38,8 @@ class TerminalProgress(Progress):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown is not None:
-            self._shown.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None:
         self._update(self._bytes, what, done, total)
@@ -54,11 +54,11 @@ class TerminalProgress(Progress):
         self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _update(self, bars: Bars, what: str, done: float, total: float | None) -> None:
-        if bars is not self._shown:
+        if bars is not self._bars:
             # A terminal has one live display at a time; the finished bars of the previous one stay above it.
-            if self._shown is not None:
-                self._shown.stop()
-            self._shown = bars
+            if self._bars is not None:
+                self._bars.stop()
+            self._bars = bars
             bars.start()
         if what not in self._tasks:
             self._tasks[what] = bars.add_task(what, total=total)

@@ -124,7 +124,7 @@ async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
     finally:
         loading.cancel()
     _report_models(app, loaded.settings, port, logged_failures)
-    if not app.gateway.waiting:  # their models are not known yet
+    if not app.gateway.pending_sources:  # their models are not known yet
         _warn_unused_tables(loaded.models, [card.name for card in app.gateway.models()])
 
 
@@ -146,7 +146,7 @@ def _report_models(app: App, settings: Settings, port: int, logged_failures: set
         if card.name not in logged_failures:
             logged_failures.add(card.name)
             _log.error("%s cannot be served: %s", card.name, card.error)
-    for place, reason in app.gateway.waiting.items():
+    for place, reason in app.gateway.pending_sources.items():
         _log.warning("%s is not there yet: %s", place, reason)
     announce(settings, port, cards)
 

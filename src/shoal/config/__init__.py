@@ -392,7 +392,7 @@ def _choose_served(
     found, default = preset
     label = ", ".join(found.variables) if found else ""
     if flags.get(MODELS):
-        if found and found.alone and label.startswith("--"):
+        if found and found.is_exclusive and label.startswith("--"):
             raise ConfigError(
                 f"{label} names the model, and so does {flags[MODELS][0]!r}: give one of them, and to a flag beside it "
                 "the value that it takes",

@@ -47,7 +47,7 @@ def _preset_page(one: Preset) -> str:
     defaults = ", ".join(
         f"`{name}` {_format_default(replace(BY_NAME[name], default=to))}" for name, to in one.defaults.items()
     )
-    lines = [f"### {one.name}", "", f"{one.stands_for}. Its defaults: {defaults}."]
+    lines = [f"### {one.name}", "", f"{one.product}. Its defaults: {defaults}."]
     for kind, names in (("environment", one.variables), ("flag", one.flags)):
         rows = [f"| `{name}` | {means} |" for name, means in names.items()]
         lines += ["", f"| {kind} | sets |", "|---|---|", *rows] if rows else []

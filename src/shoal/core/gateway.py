@@ -61,9 +61,9 @@ class Gateway:
 
     `draining` turns readiness off while accepted requests finish. `lifecycle` loads and unloads models (None: the
     registered models are fixed). `observer` is notified of every request; if it is a Counts, it also supplies the
-    statistics of models whose backend keeps none. `waiting` is the registry's; it turns readiness off while it is not
-    empty. A stream times out after `first_token_timeout_s` without a first chunk, or `token_timeout_s` without a later
-    one.
+    statistics of models whose backend keeps none. `pending_sources` is the registry's; it turns readiness off while it
+    is not empty. A stream times out after `first_token_timeout_s` without a first chunk, or `token_timeout_s` without a
+    later one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Gateway:
         self.registry = registry
         self.draining = False
         self.lifecycle = lifecycle
-        self.waiting = registry.pending_sources
+        self.pending_sources = registry.pending_sources
         self._observer = observer or Observer()
         self._counts = observer if isinstance(observer, Counts) else Counts()
         registry.subscribe(self._forget)
@@ -272,7 +272,7 @@ class Gateway:
     def ready(self) -> bool:
         """Whether the server is not draining and every model named at startup can answer, waking first if needed.
         Models loaded later do not affect readiness."""
-        return not (self.draining or self.waiting) and all(
+        return not (self.draining or self.pending_sources) and all(
             model.can_answer() for model in self.registry if model.required
         )
 

@@ -28,7 +28,7 @@ NO_PIP = "pip is not installed here; run `python -m ensurepip --upgrade`"
 class Advice:
     """Messages for failures whose next step depends on what is fetched; the defaults suit Shoal's own dependencies.
 
-    `lost` is appended to the message of an unknown failure.
+    `hint` is appended to the message of an unknown failure.
     """
 
     no_wheel: str = "the package index has no wheel of it for this machine; check the package index that pip uses"
@@ -36,8 +36,8 @@ class Advice:
         "the download is not the file that Shoal knows by its SHA-256; check the package index that pip uses"
     )
     no_pip: str = NO_PIP
-    lost: str = ""
-    named: bool = False
+    hint: str = ""
+    is_user_choice: bool = False
     """Whether a user chose the package, so that a missing one is the user's error."""
 
     def error(self, output: str, what: str) -> SourceError:
@@ -60,25 +60,25 @@ class Advice:
             (
                 r"No matching distribution|Could not find a version",
                 self.no_wheel,
-                NotAtSource if self.named else SourceError,
+                NotAtSource if self.is_user_choice else SourceError,
             ),
             (r"No module named pip", self.no_pip, SourceError),
         ):
             if re.search(pattern, output):
                 return kind(f"{what}: {text}")
         lines = [line for line in output.splitlines() if line.strip()]
-        return SourceError(f"{what}: pip failed: {lines[-1].strip() if lines else 'it said nothing'}{self.lost}")
+        return SourceError(f"{what}: pip failed: {lines[-1].strip() if lines else 'it said nothing'}{self.hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pip:
-    """One run of pip. `what` names it in messages; `work` is an empty folder for its log and temporary files.
+    """One run of pip. `label` names it in messages; `work` is an empty folder for its log and temporary files.
 
     `check` is called repeatedly and raises if the work was canceled. `report` receives the bytes so far and the total
     (None while unknown). `environment` is added to this process's environment.
     """
 
-    what: str
+    label: str
     work: Path
     check: Callable[[], None]
     report: Callable[[int, int | None], None]
@@ -91,7 +91,7 @@ class Pip:
         Raises SourceError, OSError and the errors of `check`.
         """
         if importlib.util.find_spec("pip") is None:
-            raise SourceError(f"{self.what}: {self.advice.no_pip}")
+            raise SourceError(f"{self.label}: {self.advice.no_pip}")
         command = [sys.executable, "-m", "pip", *before, *arguments, "--no-deps", "--only-binary=:all:"]
         command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
         log = self.work / "pip.log"
@@ -109,7 +109,7 @@ class Pip:
                 process.kill()
                 process.wait()
         if process.returncode != 0:
-            raise self.advice.error(log.read_text(errors="replace"), self.what)
+            raise self.advice.error(log.read_text(errors="replace"), self.label)
 
     def _count_bytes(self, log: Path, most: int) -> int:
         """Report and return the most bytes downloaded so far, out of the total that pip's log has announced."""

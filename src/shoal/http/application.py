@@ -118,9 +118,9 @@ class Application:
                     if not isinstance(reply.body, bytes | list):
                         return await self._stream(request, reply, reply.body, watch, send)
         except Exception as error:  # a bug anywhere below must become an error reply in the client's dialect
-            if request.begun:
+            if request.has_response:
                 return _abort_stream(request, error)
-            if isinstance(error, ShoalError) and not request.handed_over:
+            if isinstance(error, ShoalError) and not request.is_handed_over:
                 self._gateway.report_refusal(error)
             reply = _report_error(request, request.render_error or found.surface.render_error, error)
         if exchange is None or not self._send_whole(request, reply, exchange):
@@ -192,7 +192,7 @@ class Application:
         self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: DisconnectWatch, send: Send
     ) -> int:
         try:
-            request.begun = True
+            request.has_response = True
             headers = self._build_headers(request, reply, unread=has_unread_body(request))
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             if request.method != "HEAD":

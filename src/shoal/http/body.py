@@ -73,7 +73,7 @@ class PendingBodies:
 
     def __init__(self, most: int = MAX_PENDING_BYTES) -> None:
         self.size = 0
-        self._most = most
+        self._max_bytes = most
 
     def add(self, own: int, size: int) -> None:
         """Add `size` bytes to a body that has `own` bytes counted. Raises Overloaded when the total is too large."""
@@ -82,7 +82,7 @@ class PendingBodies:
 
     def check(self, own: int, size: int) -> None:
         """Raise Overloaded if adding `size` bytes to a body with `own` counted bytes would make the total too large."""
-        if own + size > MAX_UNREAD_BYTES and self.size > own and self.size + size > self._most:
+        if own + size > MAX_UNREAD_BYTES and self.size > own and self.size + size > self._max_bytes:
             raise Overloaded("Too many large bodies are being sent at once; send this one again.", retry_after=1.0)
 
     def remove(self, size: int) -> None:

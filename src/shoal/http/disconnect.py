@@ -26,14 +26,14 @@ class DisconnectWatch:
     __slots__ = (
         "_body_read",
         "_exchange",
-        "_impatient",
+        "_is_watching",
         "_loop",
+        "_reason",
         "_receive",
         "_task",
         "_timeout",
         "_timer",
         "_watcher",
-        "_why",
     )
 
     def __init__(self, receive: Callable[[], Awaitable[Any]], timeout: float, exchange: Exchange | None = None) -> None:
@@ -42,8 +42,8 @@ class DisconnectWatch:
         self._exchange = exchange
         self._timer: asyncio.TimerHandle | None = None
         self._body_read = False
-        self._impatient = False
-        self._why: Literal["", "late", "gone"] = ""
+        self._is_watching = False
+        self._reason: Literal["", "late", "gone"] = ""
         self._watcher: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
@@ -59,16 +59,16 @@ class DisconnectWatch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
-        if self._why and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
-            if self._why == "gone":
+        if self._reason and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
+            if self._reason == "gone":
                 raise Cancelled("The client left before the answer was ready.") from None
             raise RequestTimeout(f"The body did not arrive within {self._timeout:g} s; send it faster.") from None
 
     def mark_body_read(self) -> None:
         self._body_read = True
-        if self._timer is not None and (self._impatient or self._exchange is not None):
+        if self._timer is not None and (self._is_watching or self._exchange is not None):
             self._timer.cancel()
-        if self._impatient:
+        if self._is_watching:
             self._create_watcher()
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class DisconnectWatch:
             self._watcher = None
 
     def _start_watching(self) -> None:
-        self._impatient = True
+        self._is_watching = True
         if self._body_read:
             self._create_watcher()
         else:
@@ -101,6 +101,6 @@ class DisconnectWatch:
         self._cancel("gone")
 
     def _cancel(self, why: Literal["late", "gone"]) -> None:
-        self._why = why
+        self._reason = why
         if self._task is not None:
             self._task.cancel()

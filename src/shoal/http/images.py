@@ -86,11 +86,11 @@ class _ImageFetches:
 
     def __init__(self, fetcher: Fetcher | None, max_bytes: int, deadline: float, headers: Mapping[str, str]) -> None:
         self._fetcher = fetcher
-        self._left = max_bytes
+        self._remaining_bytes = max_bytes
         self._max_bytes = max_bytes
         self._deadline = deadline
         self._headers = headers
-        self._places = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
     async def fetch_all(self, links: Sequence[tuple[int, Link]], inputs: int) -> list[bytes]:
         if not links:
@@ -102,12 +102,12 @@ class _ImageFetches:
             if self._fetcher is None:
                 FetchPolicy().check_url(link.url)
                 raise InvalidValue("URLs are not fetched here: send the picture itself")
-            async with self._places:
+            async with self._slots:
                 data = await self._fetcher.get(link.url, self._headers, deadline=self._deadline)
         except RequestError as error:
             raise (error.at_input(place) if inputs > 1 else error) from None
-        self._left -= len(data)
-        if self._left < 0:
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
             raise TooManyInputs(
                 f"the pictures of this request have more than {self._max_bytes} bytes in all: send fewer at once"
             )

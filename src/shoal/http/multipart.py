@@ -102,7 +102,7 @@ async def _check_count(body: bytes, delimiter: bytes, most: int) -> None:
 class _PartCollector:
     parts: list[Part] = field(default_factory=list)
     ended: bool = False
-    begun: int = 0
+    part_count: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     name: bytes = b""
     value: bytes = b""
@@ -120,7 +120,7 @@ class _PartCollector:
         }
 
     def begin_part(self) -> None:
-        self.begun += 1
+        self.part_count += 1
         self.headers, self.pieces = {}, []
 
     def add_name(self, data: bytes, start: int, end: int) -> None:
@@ -140,7 +140,8 @@ class _PartCollector:
         kind, options = parse_options_header(self.headers.get(b"content-disposition", b""))
         if kind != b"form-data" or not options.get(b"name"):
             raise BadForm(
-                f"Part {self.begun - 1} of the form has no name; give it 'Content-Disposition: form-data; name=...'."
+                f"Part {self.part_count - 1} of the form has no name; "
+                "give it 'Content-Disposition: form-data; name=...'."
             )
         encoding = self.headers.get(b"content-transfer-encoding", b"").lower()
         if encoding not in _ENCODINGS:
@@ -148,7 +149,7 @@ class _PartCollector:
         try:
             name = options[b"name"].decode()
         except UnicodeDecodeError:
-            raise BadForm(f"The name of part {self.begun - 1} of the form is not UTF-8; encode it so.") from None
+            raise BadForm(f"The name of part {self.part_count - 1} of the form is not UTF-8; encode it so.") from None
         data = b"".join(self.pieces)
         file = options.get(b"filename")
         if file == b"" and not data:

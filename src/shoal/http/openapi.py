@@ -169,7 +169,7 @@ class _Writer:
 
     def __init__(self, table: Table, model: str, talker: str) -> None:
         self._model = model
-        self._talker = talker
+        self._language_model = talker
         kinds = [kind for operations in table.values() for each in operations for kind in _collect_types(each)]
         types = list({id(kind): kind for kind in kinds}.values())
         made, self._schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -226,7 +226,7 @@ class _Writer:
         }
         if operation.response is not None:
             success["content"] = self._describe_content(operation.response, operation.media_type)
-            for media_type, kind in operation.also if isinstance(operation, DocumentedOperation) else ():
+            for media_type, kind in operation.other_responses if isinstance(operation, DocumentedOperation) else ():
                 success["content"].update(self._describe_content(kind, media_type))
         responses = {"200": success}
         if isinstance(operation, DocumentedOperation) and operation.accepted is not None:
@@ -275,7 +275,7 @@ class _Writer:
     def _fill_example(self, operation: Operation) -> Any:
         """Return the example with a served model's name; admin operations keep theirs, so as not to act on that one."""
         example = operation.example
-        model = self._talker if operation.generates else self._model
+        model = self._language_model if operation.generates else self._model
         if model and isinstance(example, dict) and operation.access != "admin":
             return {**example, **{name: model for name in ("model", "model_name") if name in example}}
         return example
@@ -285,7 +285,7 @@ def _collect_types(operation: Operation) -> list[Any]:
     errors = [kind for kinds in operation.errors.values() for kind in as_tuple(kinds)]
     more: tuple[Any, ...] = ()
     if isinstance(operation, DocumentedOperation):
-        more = (operation.accepted, operation.form, *(kind for _, kind in operation.also))
+        more = (operation.accepted, operation.form, *(kind for _, kind in operation.other_responses))
     kinds = (operation.request, *as_tuple(operation.response), *more, *errors)
     return [kind for kind in kinds if kind is not None]
 
@@ -307,7 +307,13 @@ def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
     if not isinstance(operation, DocumentedOperation):
         return []
     return [
-        {"name": name, "in": "query", "required": name in operation.needed, "description": text, "schema": _TEXT}
+        {
+            "name": name,
+            "in": "query",
+            "required": name in operation.required_query,
+            "description": text,
+            "schema": _TEXT,
+        }
         for name, text in operation.query.items()
     ]
 

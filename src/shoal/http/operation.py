@@ -13,14 +13,15 @@ from shoal.core.protocols import Operation
 class DocumentedOperation(Operation):
     """An Operation with more documentation.
 
-    `query` maps query parameters to their descriptions; `needed` names the required ones. `accepted` is the type of a
-    202's body. `optional`: the body may be omitted. `response` may be a tuple of alternative types. `also`: other media
-    types of a success, each with its type. `form`: the body may also be multipart/form-data of this type.
+    `query` maps query parameters to their descriptions; `required_query` names the required ones. `accepted` is the
+    type of a 202's body. `optional`: the body may be omitted. `response` may be a tuple of alternative types.
+    `other_responses`: other media types of a success, each with its type. `form`: the body may also be
+    multipart/form-data of this type.
     """
 
     query: Mapping[str, str] = field(default_factory=dict)
-    needed: frozenset[str] = frozenset()
+    required_query: frozenset[str] = frozenset()
     accepted: Any = None
     optional: bool = False
-    also: tuple[tuple[str, Any], ...] = ()
+    other_responses: tuple[tuple[str, Any], ...] = ()
     form: Any = None

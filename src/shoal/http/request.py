@@ -89,25 +89,24 @@ class Request:
 
     `body` is read before the endpoint is called, for methods that have one. `parameter` is the path parameter, `query`
     the part after the "?", `gate` the Gate that admitted the caller. `started` and `deadline` are seconds of the
-    monotonic clock. `client` is the identity for fair sharing, `key_class` the class of the caller's key. `begun`: the
-    head of a stream has been sent.
-    The endpoint sets `model`, `items`, `result` and `usage` for the access log; `usage` also in mid-stream.
-    `failure`: the kind of the error that ended a stream whose status had been sent.
-    `render_error` renders errors from then on, if the body shows that the client speaks another dialect than the
+    monotonic clock. `client` is the identity for fair sharing, `key_class` the class of the caller's key.
+    `has_response`: the head of a stream has been sent. The endpoint sets `model`, `items`, `result` and `usage` for the
+    access log; `usage` also in mid-stream. `failure`: the kind of the error that ended a stream whose status had been
+    sent. `render_error` renders errors from then on, if the body shows that the client speaks another dialect than the
     surface's own.
     """
 
     __slots__ = (
-        "begun",
         "body",
         "body_read",
         "client",
         "deadline",
         "failure",
         "gate",
-        "handed_over",
+        "has_response",
         "headers",
         "id",
+        "is_handed_over",
         "items",
         "key_class",
         "method",
@@ -133,7 +132,7 @@ class Request:
         self.headers = combine_headers(scope["headers"])
         peer = scope.get("client")
         self.peer: str = peer[0] if peer else ""
-        self.handed_over = False
+        self.is_handed_over = False
         self.started = started
         self.deadline = math.inf
         self.id = ""
@@ -142,7 +141,7 @@ class Request:
         self.key_class: TrafficClass | None = None
         self.body = b""
         self.body_read = False
-        self.begun = False
+        self.has_response = False
         self.parameter = ""
         self.model = ""
         self.items = 0
@@ -169,7 +168,7 @@ class Request:
 
     def context(self) -> Context:
         """Return the Context for the gateway, which counts the outcome of the request from here on."""
-        self.handed_over = True
+        self.is_handed_over = True
         traffic = self.traffic if b"x-shoal-class" in self.headers else self.key_class
         return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=traffic)
 

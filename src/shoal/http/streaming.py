@@ -71,17 +71,17 @@ class StreamBody(AsyncIterator[bytes]):
         self._heartbeat_s = heartbeat_s
         self._ready: deque[Chunk] = deque()
         self._size = 0
-        self._over = False
+        self._has_ended = False
         self._error: Exception | None = None
-        self._told_end = False
+        self._end_sent = False
         self.first: Chunk | None = None
         self.failed = ""
-        self._waiting: asyncio.Future[None] | None = None  # wakes the reader when something is ready
-        self._room: asyncio.Future[None] | None = None  # wakes the pump when the buffer has room
-        self._written = self._loop.time()
-        self._paced = False
-        self._beat_due = False
-        self._beat = self._loop.call_later(heartbeat_s, self._check_heartbeat)
+        self._reader_waiter: asyncio.Future[None] | None = None  # wakes the reader when something is ready
+        self._pump_waiter: asyncio.Future[None] | None = None  # wakes the pump when the buffer has room
+        self._last_write = self._loop.time()
+        self._has_written = False
+        self._heartbeat_due = False
+        self._heartbeat_timer = self._loop.call_later(heartbeat_s, self._check_heartbeat)
         self._pump = self._loop.create_task(self._read(chunks))
 
     async def begin(self) -> None:
@@ -104,9 +104,9 @@ class StreamBody(AsyncIterator[bytes]):
                 await self._pace()
                 piece = self._take_piece()
                 if piece:
-                    self._written = self._loop.time()
+                    self._last_write = self._loop.time()
                     return piece
-                if self._told_end:
+                if self._end_sent:
                     raise StopAsyncIteration
         except BaseException:
             await self.aclose()
@@ -114,8 +114,8 @@ class StreamBody(AsyncIterator[bytes]):
 
     async def aclose(self) -> None:
         """Stop reading chunks, and wait until their source has stopped; may be called twice."""
-        self._told_end = True
-        self._beat.cancel()
+        self._end_sent = True
+        self._heartbeat_timer.cancel()
         self._ready.clear()
         if not self._pump.done():
             self._pump.cancel()
@@ -127,14 +127,14 @@ class StreamBody(AsyncIterator[bytes]):
             taken = [frames.encode_chunk(chunk) for chunk in ready]
             ready.clear()
             self._size = 0
-            _wake(self._room)
-        elif self._beat_due and not self._over:
+            _wake(self._pump_waiter)
+        elif self._heartbeat_due and not self._has_ended:
             taken = [frames.heartbeat]
         else:
             taken = []
-        self._beat_due = False
-        if self._over and not self._told_end:
-            self._told_end = True
+        self._heartbeat_due = False
+        if self._has_ended and not self._end_sent:
+            self._end_sent = True
             taken.append(frames.encode_end() if self._error is None else self._encode_failure(self._error))
         return b"".join(taken) if len(taken) > 1 else taken[0] if taken else b""
 
@@ -150,18 +150,18 @@ class StreamBody(AsyncIterator[bytes]):
         return self._frames.encode_error(redact_error(error, self._request_id))
 
     async def _wait_until_ready(self) -> None:
-        while not (self._ready or self._over or self._beat_due):
-            self._waiting = self._loop.create_future()
-            await self._waiting
+        while not (self._ready or self._has_ended or self._heartbeat_due):
+            self._reader_waiter = self._loop.create_future()
+            await self._reader_waiter
 
     async def _pace(self) -> None:
         """Wait WRITE_INTERVAL_S between writes, so that chunks of that time are written together. The first write is
         immediate."""
-        if not self._paced:
-            self._paced = True
+        if not self._has_written:
+            self._has_written = True
             return
-        left = self._written + WRITE_INTERVAL_S - self._loop.time()
-        if left > 0 and not self._over:
+        left = self._last_write + WRITE_INTERVAL_S - self._loop.time()
+        if left > 0 and not self._has_ended:
             await asyncio.sleep(left)
 
     async def _read(self, chunks: AsyncGenerator[Chunk]) -> None:
@@ -172,24 +172,24 @@ class StreamBody(AsyncIterator[bytes]):
                 async for chunk in chunks:
                     self._ready.append(chunk)
                     self._size += _estimate_size(chunk)
-                    _wake(self._waiting)
+                    _wake(self._reader_waiter)
                     while len(self._ready) >= MAX_BUFFERED_CHUNKS or self._size >= MAX_BUFFERED_BYTES:
-                        self._room = self._loop.create_future()
-                        await self._room
+                        self._pump_waiter = self._loop.create_future()
+                        await self._pump_waiter
         except Exception as error:  # the reader raises or renders any error
             self._error = error
         finally:
-            self._over = True
-            _wake(self._waiting)
+            self._has_ended = True
+            _wake(self._reader_waiter)
 
     def _check_heartbeat(self) -> None:
         """Request a heartbeat if the last write is `heartbeat_s` ago. One timer per stream instead of one per chunk."""
-        quiet = self._loop.time() - self._written
+        quiet = self._loop.time() - self._last_write
         if quiet >= self._heartbeat_s:
-            self._beat_due = True
-            _wake(self._waiting)
+            self._heartbeat_due = True
+            _wake(self._reader_waiter)
             quiet = 0.0
-        self._beat = self._loop.call_later(self._heartbeat_s - quiet, self._check_heartbeat)
+        self._heartbeat_timer = self._loop.call_later(self._heartbeat_s - quiet, self._check_heartbeat)
 
 
 def _estimate_size(chunk: Chunk) -> int:

@@ -56,13 +56,13 @@ class Family(Generic[I]):
         self.name = name
         self._text = text
         self._labels = tuple(labels)
-        self._make: Callable[[], I] = make
+        self._create: Callable[[], I] = make
         self._children: dict[tuple[str, ...], I] = {}
 
     def child(self, *labels: str) -> I:
         found = self._children.get(labels)
         if found is None:
-            found = self._children[labels] = self._make()
+            found = self._children[labels] = self._create()
         return found
 
     def series(self) -> list[tuple[tuple[str, ...], I]]:
@@ -77,7 +77,7 @@ class Family(Generic[I]):
                 histogram.add_metric(labels, instrument.cumulative(), instrument.total)
             else:
                 counter.add_metric(labels, instrument.value)
-        return histogram if isinstance(self._make(), Histogram) else counter
+        return histogram if isinstance(self._create(), Histogram) else counter
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Iterator[tuple[Sequence[str], float]]) -> Metric:

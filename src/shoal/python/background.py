@@ -50,7 +50,7 @@ class Background:
         self._ready: futures.Future[RunningModels] = futures.Future()
         self._closing = threading.Lock()
         self._closed = False
-        self._ended = False
+        self._has_ended = False
         self._calls: dict[futures.Future[Any], Coroutine[Any, Any, Any]] = {}
         # Made here, so that nobody waits for the thread to begin.
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -128,7 +128,7 @@ class Background:
         return [task.result() for task in running]
 
     async def _run_task(self, task: BatchTask) -> Any:
-        async with self._room.admit(len(task.items)):
+        async with self._limiter.admit(len(task.items)):
             ctx = Context(id=f"call-{next(_ids)}", deadline=time.monotonic() + CALL_TIMEOUT_S)
             return await self.gateway.run(task, ctx)
 
@@ -165,7 +165,7 @@ class Background:
             raise _closed_error() from None
         self._calls[future] = work
         future.add_done_callback(self._calls.pop)
-        if self._ended:
+        if self._has_ended:
             self._cancel_pending()
         return future
 
@@ -186,7 +186,7 @@ class Background:
         except asyncio.CancelledError:
             return  # it was closed
         finally:
-            self._ended = True
+            self._has_ended = True
             self._cancel_pending()
             if not self._ready.done():
                 self._ready.set_exception(_closed_error())
@@ -200,7 +200,7 @@ class Background:
             async with open_models(self._loaded, self._loaded.served, self._progress) as running:
                 await running.wait_until_loaded()
                 _check_loaded(running)
-                self._room = _ItemLimiter(_max_items(self._loaded))
+                self._limiter = _ItemLimiter(_max_items(self._loaded))
                 self._ready.set_result(running)
                 await asyncio.get_running_loop().create_future()
         except Exception as error:  # whatever it is, whoever waits has to hear of it
@@ -216,16 +216,16 @@ class _ItemLimiter:
     first served: a large call is not passed by small ones for ever."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._inside = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._max_items = most
+        self._admitted = 0
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
     async def admit(self, items: int) -> AsyncGenerator[None]:
-        if self._waiting or not self._fits(items):
+        if self._waiters or not self._fits(items):
             await self._wait_for_turn(items)
         else:
-            self._inside += items
+            self._admitted += items
         try:
             yield
         finally:
@@ -234,7 +234,7 @@ class _ItemLimiter:
     async def _wait_for_turn(self, items: int) -> None:
         """Return once they are inside."""
         place = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, place))
+        self._waiters.append((items, place))
         try:
             await place
         except asyncio.CancelledError:
@@ -245,24 +245,24 @@ class _ItemLimiter:
             raise
 
     def _fits(self, items: int) -> bool:
-        return not self._inside or self._inside + items <= self._most
+        return not self._admitted or self._admitted + items <= self._max_items
 
     def _release(self, items: int) -> None:
-        self._inside -= items
+        self._admitted -= items
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
-            items, place = self._waiting.popleft()
+        while self._waiters and (self._waiters[0][1].done() or self._fits(self._waiters[0][0])):
+            items, place = self._waiters.popleft()
             if not place.done():
-                self._inside += items
+                self._admitted += items
                 place.set_result(None)
 
 
 def _check_loaded(running: RunningModels) -> None:
     """Raise SetupError for a model that was named and cannot run, or a server that does not tell its models."""
     failed = {card.name: card.error for card in running.gateway.models() if card.state == "failed"}
-    failed |= running.gateway.waiting
+    failed |= running.gateway.pending_sources
     if failed:
         raise SetupError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
 

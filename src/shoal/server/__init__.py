@@ -140,7 +140,7 @@ class HttpServer:
         drain_idle_s: float,
     ) -> None:
         self._asgi = asgi
-        self._gone = render_error(Unavailable("The server is shutting down: send the request again."))
+        self._shutdown_reply = render_error(Unavailable("The server is shutting down: send the request again."))
         self._drain_delay_s = drain_delay_s
         self._drain_timeout_s = drain_timeout_s
         self._drain_idle_s = min(drain_idle_s, drain_timeout_s)
@@ -221,9 +221,9 @@ class HttpServer:
             # The request outlasted the drain. uvicorn would treat the cancellation as a crash: a 500, with a traceback
             # in the log. If the response has started, uvicorn rejects the second start and closes the connection.
             with contextlib.suppress(RuntimeError):
-                length = (b"content-length", b"%d" % len(self._gone))
+                length = (b"content-length", b"%d" % len(self._shutdown_reply))
                 await send({"type": "http.response.start", "status": 503, "headers": [*_SHUTDOWN_HEADERS, length]})
-                await send({"type": "http.response.body", "body": self._gone})
+                await send({"type": "http.response.body", "body": self._shutdown_reply})
         finally:
             scope["extensions"][EXTENSION].release()
 

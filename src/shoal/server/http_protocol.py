@@ -124,9 +124,9 @@ class Connection(HttpToolsProtocol):
         render_error: ErrorBodyRenderer,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._at = _ParserState.BETWEEN
+        self._parser_state = _ParserState.BETWEEN
         self._head_timer: asyncio.TimerHandle | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._head_s = HEAD_TIMEOUT_S
         self._head_new = False
         self._head_size = 0
@@ -146,14 +146,14 @@ class Connection(HttpToolsProtocol):
         while self._open:
             self._open.popleft().mark_disconnected()
         self._cancel_head_timer()
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-            self._look_timer = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        before = self._at
+        before = self._parser_state
         self._unset_keepalive_if_required()
         if before is _ParserState.BODY:
             self._framing += len(data)
@@ -162,7 +162,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(b"400 Bad Request", f"The request is not valid HTTP/1.1: {_describe_parse_error(error)}.")
             return
-        if self._at is _ParserState.HEAD:
+        if self._parser_state is _ParserState.HEAD:
             self._head_size = 0 if self._head_new else self._head_size + len(data)
             self._head_new = False
             if self._head_size > HEAD_BYTES:
@@ -174,7 +174,7 @@ class Connection(HttpToolsProtocol):
         if not self._is_idle():
             if self._head_timer is not None:
                 self._cancel_head_timer()
-        elif before is _ParserState.BODY and self._at is _ParserState.BETWEEN:
+        elif before is _ParserState.BODY and self._parser_state is _ParserState.BETWEEN:
             # A body ended whose response had been sent before: the keep-alive timeout applies as usual.
             self._cancel_head_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -212,7 +212,7 @@ class Connection(HttpToolsProtocol):
         target.in_head = False
 
     def on_message_begin(self) -> None:
-        self._at = _ParserState.HEAD
+        self._parser_state = _ParserState.HEAD
         self._head_new = True  # its first packet may hold other data, so that does not count toward HEAD_BYTES
         super().on_message_begin()
 
@@ -223,7 +223,7 @@ class Connection(HttpToolsProtocol):
             self.headers.append((b"host", authority[1]))
         super().on_headers_complete()
         self.headers = []  # receives the trailers, which are not used: they must not override the headers
-        self._at = _ParserState.BODY
+        self._parser_state = _ParserState.BODY
         self._framing = 0
         if not self.parser.should_keep_alive():  # uvicorn before 0.54 overlooks a `close` beside other options
             self.cycle.keep_alive = False
@@ -244,7 +244,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # this parser stops at the upgrade; `_parse` continues with another one
-        self._at = _ParserState.BETWEEN
+        self._parser_state = _ParserState.BETWEEN
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -252,7 +252,7 @@ class Connection(HttpToolsProtocol):
         self._watch_writes()
         if self._refusal is not None:
             self._send_refusal()
-        elif self._at is _ParserState.HEAD and self._is_idle() and not self.transport.is_closing():
+        elif self._parser_state is _ParserState.HEAD and self._is_idle() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._start_head_timer()
 
@@ -264,7 +264,7 @@ class Connection(HttpToolsProtocol):
         if self._is_idle() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._cancel_head_timer()
-            if self._at is _ParserState.HEAD:
+            if self._parser_state is _ParserState.HEAD:
                 self._start_head_timer()
             else:
                 self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
@@ -299,7 +299,7 @@ class Connection(HttpToolsProtocol):
         self._head_timer = None
         if self.transport.is_closing():
             return
-        if self._at is _ParserState.HEAD:
+        if self._parser_state is _ParserState.HEAD:
             self._refuse(b"408 Request Timeout", "The request's headers did not come in time.")
         else:
             # Without a request there is nothing to answer: browsers open connections in advance.
@@ -312,7 +312,7 @@ class Connection(HttpToolsProtocol):
         body = self._render_error(Malformed(message))
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self._refusal = head % (status, len(body)) + body
-        if self._at is _ParserState.BODY:
+        if self._parser_state is _ParserState.BODY:
             self._drop_request(self.cycle)
         self._send_refusal()
 
@@ -340,18 +340,18 @@ class Connection(HttpToolsProtocol):
 
     def _watch_writes(self) -> None:
         self._writes += 1
-        if self._look_timer is None and self.transport.get_write_buffer_size():
+        if self._write_timer is None and self.transport.get_write_buffer_size():
             self._schedule_write_check(self._unsent_bytes(), 0)
 
     def _schedule_write_check(self, size: int, idle: int) -> None:
-        self._look_timer = self.loop.call_later(WRITE_CHECK_S, self._check_writes, self._writes, size, idle)
+        self._write_timer = self.loop.call_later(WRITE_CHECK_S, self._check_writes, self._writes, size, idle)
 
     def _check_writes(self, writes: int, size: int, idle: int) -> None:
         """Abort the connection after MAX_STALLED_CHECKS checks without progress.
 
         Progress is a smaller unsent amount than at the last check, or any write since then.
         """
-        self._look_timer = None
+        self._write_timer = None
         if not self.transport.get_write_buffer_size():
             return
         left = self._unsent_bytes()
@@ -405,7 +405,7 @@ class _Exchange:
     loop. `complete`: the response is written, or never will be.
     """
 
-    __slots__ = ("_begun", "_held", "_loop", "_state", "_transport", "cycle", "on_disconnect")
+    __slots__ = ("_first_part", "_has_started", "_loop", "_state", "_transport", "cycle", "on_disconnect")
 
     def __init__(
         self,
@@ -418,8 +418,8 @@ class _Exchange:
         self._transport = transport
         self._loop = loop
         self._state = state
-        self._begun = False
-        self._held = b""
+        self._has_started = False
+        self._first_part = b""
         self.on_disconnect: Callable[[], None] | None = None
 
     @property
@@ -478,11 +478,11 @@ class _Exchange:
         return True
 
     def write(self, data: bytes) -> None:
-        if not self._begun:
-            self._begun, self._held = True, data
+        if not self._has_started:
+            self._has_started, self._first_part = True, data
             self._loop.call_soon(self._flush)
-        elif self._held:
-            held, self._held = self._held, b""
+        elif self._first_part:
+            held, self._first_part = self._first_part, b""
             self._transport.write(held + data)
         else:
             self._transport.write(data)
@@ -495,8 +495,8 @@ class _Exchange:
         self._transport.close()
 
     def _flush(self) -> None:
-        if self._held and not self._transport.is_closing():
-            held, self._held = self._held, b""
+        if self._first_part and not self._transport.is_closing():
+            held, self._first_part = self._first_part, b""
             self._transport.write(held)
 
 

@@ -65,7 +65,7 @@ class Listener:
         self._reported_at = -REPORT_EVERY_S
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._limit = limit if limit != resource.RLIM_INFINITY else sys.maxsize
-        self._most = self._limit - min(RESERVED_DESCRIPTORS, self._limit // 8)
+        self._max_descriptors = self._limit - min(RESERVED_DESCRIPTORS, self._limit // 8)
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class Listener:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         # The system assigns the lowest free descriptor, so this number shows how many are in use.
-        if connection.fileno() >= self._most and not self._closing:
+        if connection.fileno() >= self._max_descriptors and not self._closing:
             self._wait_for_descriptors(None)
             return False
         return True

@@ -90,13 +90,13 @@ async def test_whatever_a_server_offers_is_served(
     await triton.stop()
     caplog.set_level("INFO", "shoal")
     async with open_app(loaded, [address]) as app:
-        assert list(app.gateway.waiting) == [address]
-        await until(lambda: "is not reachable" in app.gateway.waiting[address])
+        assert list(app.gateway.pending_sources) == [address]
+        await until(lambda: "is not reachable" in app.gateway.pending_sources[address])
         assert not app.gateway.ready()
         await triton.start()
         await until(lambda: states(app) == {"emb": "ready"})
         await until(app.gateway.ready)
-        assert app.gateway.waiting == {}
+        assert app.gateway.pending_sources == {}
         assert np.array_equal(await vector(app, "", "x"), triton_vector_of("x"))
         triton.add(text_model("org~late"))
         await until(lambda: states(app).get("org/late") == "ready")
@@ -121,7 +121,7 @@ async def test_while_what_a_server_offers_loads_its_names_are_known(
     monkeypatch.setattr(ModelLoader, "open", slow)
     address = f"triton://{triton.target}"
     async with open_app(loaded, [address]) as app:
-        await until(lambda: app.gateway.waiting[address] == "its models are loading")
+        await until(lambda: app.gateway.pending_sources[address] == "its models are loading")
         with pytest.raises(ModelNotReady, match="loading"):
             await vector(app, "emb", "x")
         with pytest.raises(ModelNotFound, match="the ones served are 'emb'"):
@@ -282,7 +282,7 @@ async def test_a_look_that_fails_in_an_unforeseen_way_is_not_the_last(
     monkeypatch.setattr(ModelLoader, "list_offers", offered)
     address = f"triton://{triton.target}"
     async with open_app(loaded, [address]) as app:
-        await until(lambda: "could not be understood" in app.gateway.waiting.get(address, ""))
+        await until(lambda: "could not be understood" in app.gateway.pending_sources.get(address, ""))
         assert not app.gateway.ready()
         await until(app.gateway.ready)
         assert states(app) == {"emb": "ready"}

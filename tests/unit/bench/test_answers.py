@@ -38,7 +38,7 @@ def test_without_a_count_pieces_are_tokens() -> None:
 
 def test_an_answer_that_came_whole_has_no_first_token() -> None:
     """Latency and lengths are all that can be told of it."""
-    found = compute_level([Answer(1.0, 3.0, counted=10)], concurrency=1, seconds=2.0)
+    found = compute_level([Answer(1.0, 3.0, token_count=10)], concurrency=1, seconds=2.0)
     assert set(found.rows) == {"Request Latency (ms)", "Output Sequence Length (tokens)"}
     assert found.output_tokens_per_s == 5.0
 

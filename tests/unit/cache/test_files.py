@@ -213,7 +213,7 @@ def test_a_changed_record_is_thrown_away_alone(make: Make, writer: ThreadPoolExe
     path.write_bytes(content)
     cache = make()
     assert [read(cache, ("k", number)) for number in (3, 4, 5)] == [3, None, 5]
-    assert cache.broken == 1
+    assert cache.broken_records == 1
     cache.put(("k", 4), row(4))
     settled(writer)
     assert read(cache, ("k", 4)) == 4
@@ -332,7 +332,7 @@ def test_processes_in_one_folder(tmp_path: Path) -> None:
         hits = {number: each for number, each in found.items() if each is not None}
         assert len(hits) > 300
         assert all(number == each for number, each in hits.items())
-        assert cache.broken == 0
+        assert cache.broken_records == 0
 
 
 def test_a_segment_that_another_process_writes_is_left_to_it(make: Make, writer: ThreadPoolExecutor) -> None:
@@ -428,7 +428,7 @@ def test_a_writer_that_does_not_keep_up_fills_no_memory(tmp_path: Path, monkeypa
     for number in range(1000):
         cache.put(("k", number), row(number))
     assert cache.get(("k", 0)) is None
-    assert len(cache._waiting) == 100
+    assert len(cache._pending) == 100
     assert len(writer.calls) == 2
     writer.go()
     assert [read(cache, ("k", number)) for number in (0, 99, 100)] == [0, 99, None]
@@ -440,7 +440,7 @@ def test_a_writer_that_does_not_keep_up_fills_no_memory(tmp_path: Path, monkeypa
     cache.close()
     cache.put("too late", row(8))
     writer.go()
-    assert not cache._waiting
+    assert not cache._pending
     writer.shutdown()
     with ThreadPoolExecutor(1) as fresh:
         again = DiskCache(tmp_path, "model", MemoryCache(0), max_bytes=MB, writer=fresh)

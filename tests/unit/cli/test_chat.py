@@ -252,7 +252,7 @@ class Scripted:
     def __init__(self, *, tasks: tuple[str, ...] = ("generate",), state: str = "ready") -> None:
         facts = SimpleNamespace(tasks=tasks)
         self.card = SimpleNamespace(name="m", state=state, error="no such file", facts=facts, note="")
-        self.waiting: dict[str, str] = {}
+        self.pending_sources: dict[str, str] = {}
         self.gateway = self
         self.loaded = asyncio.Event()
         self.loaded.set()
@@ -330,7 +330,7 @@ class TestOpened:
         app = Scripted()
         app.loaded.clear()
         app.card.note = "waiting for triton://h:1: it does not answer"
-        app.waiting = {"triton://other:1": "nobody is there"}
+        app.pending_sources = {"triton://other:1": "nobody is there"}
         said: list[str] = []
 
         def noted(line: str) -> None:

@@ -31,7 +31,7 @@ class Opened:
         self.cards = cards
         self.over = asyncio.Event()
         self.gateway = self
-        self.waiting: dict[str, str] = {}
+        self.pending_sources: dict[str, str] = {}
 
     def models(self) -> tuple[ModelCard, ...]:
         return self.cards
@@ -130,7 +130,7 @@ async def test_a_table_that_changes_nothing_is_told(
 async def test_a_table_may_be_of_a_server_that_is_away(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
     """Nobody knows which models it has."""
     opened = Opened(READY)
-    opened.waiting["openai+http://away/v1"] = "not reachable"
+    opened.pending_sources["openai+http://away/v1"] = "not reachable"
     opened.over.set()
     await announcing(opened, other=ModelTable())
     assert "is not there yet" in caplog.text
@@ -148,7 +148,7 @@ async def test_no_model_at_all_is_no_failure(told: list[list[str]]) -> None:
 async def test_a_server_whose_models_are_not_known_yet(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
     """It was named without a model, and is not there: said, and no failure."""
     opened = Opened()
-    opened.waiting["triton://far:8001"] = "connection refused"
+    opened.pending_sources["triton://far:8001"] = "connection refused"
     opened.over.set()
     await announcing(opened)
     assert "triton://far:8001 is not there yet: connection refused" in caplog.text

@@ -13,7 +13,7 @@ import pytest
 from shoal.downloads.pip import Advice, Pip
 from shoal.errors import Cancelled, SourceError
 
-OWN = Advice(no_wheel="no such wheel", other_hash="another file", no_pip="get a pip", lost="; ask somebody")
+OWN = Advice(no_wheel="no such wheel", other_hash="another file", no_pip="get a pip", hint="; ask somebody")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def pip(
     work.mkdir()
     seen: Seen = []
     one = Pip(
-        what="tiny things",
+        label="tiny things",
         work=work,
         check=check,
         report=lambda done, total: seen.append((done, total)),

@@ -167,10 +167,10 @@ DESCRIBED = DocumentedOperation(
     request=Pet,
     response=(Pet, Problem),
     accepted=list[Pet],
-    also=(("text/plain", str),),
+    other_responses=(("text/plain", str),),
     optional=True,
     query={"wait": "Or not.", "what": "Of it."},
-    needed=frozenset({"what"}),
+    required_query=frozenset({"what"}),
     access="admin",
     example={"model": "any", "name": "x"},
 )

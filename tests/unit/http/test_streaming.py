@@ -156,9 +156,9 @@ async def test_no_heartbeat_after_a_write() -> None:
     body = await begun(source)
     assert await anext(body) == b"<a>"
     body._heartbeat_s = 0.005
-    written = body._written
+    written = body._last_write
     body._check_heartbeat()
-    assert not body._beat_due
+    assert not body._heartbeat_due
     assert await anext(body) == b"~"
     assert asyncio.get_running_loop().time() - written >= 0.005
     await body.aclose()

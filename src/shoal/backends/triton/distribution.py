@@ -110,7 +110,7 @@ def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: t
         tag = f"--platform=manylinux_{MIN_GLIBC[0]}_{MIN_GLIBC[1]}_{machine}"
         arguments = ("download", "--require-hashes", tag, f"--dest={work}", f"--requirement={requirements}")
         report = partial(progress.report_fetch, REQUIREMENT)
-        Pip(what=REQUIREMENT, work=work, check=partial(check_stop, stop), report=report).run(*arguments)
+        Pip(label=REQUIREMENT, work=work, check=partial(check_stop, stop), report=report).run(*arguments)
         [wheel] = work.glob("*.whl")
         unpack(wheel, made, python, progress, stop)
 

@@ -167,7 +167,7 @@ def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress,
         inside = str(made / "bin" / "python")
         work = Path(tempfile.mkdtemp(dir=made.parent))
         what = "Python libraries for Triton"
-        pip = Pip(what=what, work=work, check=partial(check_stop, stop), report=partial(progress.report_fetch, what))
+        pip = Pip(label=what, work=work, check=partial(check_stop, stop), report=partial(progress.report_fetch, what))
         pip.run("install", *REQUIREMENTS, before=("--python", inside))
         _run_command(
             [inside, "-I", "-c", "import numpy, onnxruntime, tokenizers"], "importing onnxruntime and tokenizers"

@@ -56,7 +56,7 @@ def read(chosen: Preset | None, environ: Environ, flags: Environ) -> PresetSetti
             )
     if chosen is None:
         return PresetSettings()
-    return chosen.read(
+    return chosen.read_settings(
         {
             name: text if name in chosen.verbatim else text.strip()
             for name, text in {**environ, **flags}.items()

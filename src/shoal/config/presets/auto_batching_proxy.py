@@ -64,7 +64,7 @@ def _read_positive(flag: str, environ: Environ) -> int:
 
 AUTO_BATCHING_PROXY = Preset(
     name="auto-batching-proxy",
-    stands_for="sitetester/auto-batching-proxy: requests of many users in one call of text-embeddings-inference",
+    product="sitetester/auto-batching-proxy: requests of many users in one call of text-embeddings-inference",
     defaults={
         "port": 3000,
         "max_wait_time_ms": 500.0,
@@ -81,5 +81,5 @@ AUTO_BATCHING_PROXY = Preset(
         _INTERVAL: "nothing, and a warning says so",
     },
     spellings={"log_level": {"normal": "info", "critical": "error", "off": "error"}},
-    read=_read,
+    read_settings=_read,
 )

@@ -17,13 +17,13 @@ Environ: TypeAlias = Mapping[str, str]
 class PresetValue:
     """A value for a setting or for a key of a model's table, and the variables and flags that it came from.
 
-    Without any of them it is the preset's own default. The caller validates the value. `alone` marks addresses from a
-    flag that excludes further addresses.
+    Without any of them it is the preset's own default. The caller validates the value. `is_exclusive` marks addresses
+    from a flag that excludes further addresses.
     """
 
     value: Any
     variables: tuple[str, ...] = ()
-    alone: bool = False
+    is_exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +46,23 @@ class PresetSettings:
 class Preset:
     """A preset: its defaults and the foreign names that it reads.
 
-    `defaults` rank below the file, the result of `read` above it. `variables` and `flags` map each name to what it
-    sets, for the docs; flags include their dashes and take one value each. `switches` are flags that may be given
-    without a value, which is then "true". `verbatim` lists names whose values keep surrounding spaces. `spellings`
-    maps, by setting, the other server's values of a flag that Shoal has as well to Shoal's.
+    `defaults` rank below the file, the result of `read_settings` above it. `variables` and `flags` map each name to
+    what it sets, for the docs; flags include their dashes and take one value each. `switches` are flags that may be
+    given without a value, which is then "true". `verbatim` lists names whose values keep surrounding spaces.
+    `spellings` maps, by setting, the other server's values of a flag that Shoal has as well to Shoal's.
 
-    `read` raises ConfigError whose `param` is the offending variable or flag.
+    `read_settings` raises ConfigError whose `param` is the offending variable or flag.
     """
 
     name: str
-    stands_for: str
+    product: str
     defaults: Mapping[str, Any]
     variables: Mapping[str, str]
     flags: Mapping[str, str] = field(default_factory=dict)
     switches: frozenset[str] = frozenset()
     verbatim: frozenset[str] = frozenset()
     spellings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    read: Callable[[Environ], PresetSettings]
+    read_settings: Callable[[Environ], PresetSettings]
 
 
 HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s/:#?@%=\[\]]+"

@@ -57,7 +57,7 @@ def _triton_url(text: str) -> str:
 
 INFERENCE_SERVER = Preset(
     name="inference-server",
-    stands_for="OwenPendrighElliott/inference_server: models loaded, used and deleted over `infer`'s routes",
+    product="OwenPendrighElliott/inference_server: models loaded, used and deleted over `infer`'s routes",
     defaults={
         "port": 8686,
         "backend": "triton",
@@ -78,5 +78,5 @@ INFERENCE_SERVER = Preset(
         "TENSORRT_ENABLED": "`triton_accelerator`; needs KIND_GPU",
         "FP16_ENABLED": "`triton_fp16`; needs KIND_GPU",
     },
-    read=_read,
+    read_settings=_read,
 )

@@ -97,7 +97,7 @@ def _read_served(environ: Environ) -> PresetValue | None:
 
 INFINITY = Preset(
     name="infinity",
-    stands_for="Infinity: several models, OpenAI's embeddings, /rerank and /classify",
+    product="Infinity: several models, OpenAI's embeddings, /rerank and /classify",
     defaults={"port": 7997, "max_batch_size": 32, "max_queue_items": 32_000, "status_dialect": "infinity"},
     variables={
         _MODELS: "the models to serve, with semicolons between them: names on the Hub, or addresses of Shoal's",
@@ -113,5 +113,5 @@ INFINITY = Preset(
         _PREFIX: "nothing; routes are at the root and under /v1, and a warning tells of other prefixes",
         **{name: f"nothing, and a warning says so: {why}" for name, why in _NO_EFFECT.items()},
     },
-    read=_read,
+    read_settings=_read,
 )

@@ -136,7 +136,7 @@ def _context(environ: Environ) -> dict[str, PresetValue]:
 
 OLLAMA = Preset(
     name="ollama",
-    stands_for="Ollama: its API under /api, models got by `pull`",
+    product="Ollama: its API under /api, models got by `pull`",
     defaults={
         "port": 11434,
         "default_model": False,
@@ -157,5 +157,5 @@ OLLAMA = Preset(
         "OLLAMA_MODELS": "nothing, and a warning says so: `home` is Shoal's folder",
         **{name: f"nothing, and a warning says so: {why}" for name, why in _NO_EFFECT.items()},
     },
-    read=_read,
+    read_settings=_read,
 )

@@ -136,7 +136,7 @@ def _read_served(inputs: _Inputs) -> PresetValue | None:
             address += f"@{inputs.text('REVISION')}"
     if "SERVED_MODEL_NAME" in inputs:
         address = f"{inputs.text('SERVED_MODEL_NAME')}={address}"
-    return PresetValue((address,), (inputs.name("MODEL_ID"),), alone=True)
+    return PresetValue((address,), (inputs.name("MODEL_ID"),), is_exclusive=True)
 
 
 def _precision(inputs: _Inputs) -> str:
@@ -192,11 +192,11 @@ def _warnings(inputs: _Inputs) -> Iterator[str]:
 
 TEI = Preset(
     name="tei",
-    stands_for="text-embeddings-inference: one model, and its routes at the root",
+    product="text-embeddings-inference: one model, and its routes at the root",
     defaults={"port": 3000, "tei_metrics": True, "any_model": True},
     variables=_MEANINGS,
     flags={_flag(name): f"as {name}" for name in _MEANINGS if name not in _OWN},
     switches=frozenset(map(_flag, _SWITCHES)),
     verbatim=frozenset(("DEFAULT_PROMPT", _flag("DEFAULT_PROMPT"))),
-    read=_read,
+    read_settings=_read,
 )

@@ -86,7 +86,7 @@ def _level(directives: str) -> str | None:
 
 TRITON_GRPC_PROXY = Preset(
     name="triton-grpc-proxy",
-    stands_for="kozistr/triton-grpc-proxy-rs: `POST /v1/embedding` over one model of a Triton",
+    product="kozistr/triton-grpc-proxy-rs: `POST /v1/embedding` over one model of a Triton",
     defaults={"port": 8080, "proxy_metrics": True},
     variables={
         "SERVER_PORT": "`port`",
@@ -99,5 +99,5 @@ TRITON_GRPC_PROXY = Preset(
         "EMBEDDING_SIZE": "`dimension`, where it is given",
         "RUST_LOG": "`log_level`",
     },
-    read=_read,
+    read_settings=_read,
 )

@@ -90,7 +90,7 @@ def _context(file: Path) -> int:
 
 TRITON_OPENAI = Preset(
     name="triton-openai",
-    stands_for="visitsb/triton-inference-server-openai-api: OpenAI's chat over the language models of a Triton",
+    product="visitsb/triton-inference-server-openai-api: OpenAI's chat over the language models of a Triton",
     defaults={"port": 11434, "ignore_parameters": _DROPPED},
     variables={},
     flags={
@@ -102,5 +102,5 @@ TRITON_OPENAI = Preset(
         _TOKENS: "`default_max_tokens`",
         _VERBOSE: "`log_level` debug; `False` is false",
     },
-    read=_read,
+    read_settings=_read,
 )

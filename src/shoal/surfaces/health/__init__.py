@@ -56,7 +56,7 @@ class Health:
                     quiet=True,
                     response=running,
                     media_type="text/plain" if running is str else "application/json",
-                    also=(("application/json", wire.Health),) if running is str else (),
+                    other_responses=(("application/json", wire.Health),) if running is str else (),
                     errors={503: str},
                     description="`ok` as text; with `Accept: application/json` the state of every model.",
                 )
@@ -93,7 +93,9 @@ class Health:
                     quiet=True,
                     response=statistics.Statistics if self._json_first else str,
                     media_type="application/json" if self._json_first else "text/plain",
-                    also=(("text/plain", str) if self._json_first else ("application/json", statistics.Statistics),),
+                    other_responses=(
+                        ("text/plain", str) if self._json_first else ("application/json", statistics.Statistics),
+                    ),
                     errors={400: OpenAIError},
                     description="JSON with `Accept: application/json`, in the shape of Triton's ModelStatistics.",
                     query={"format": "`json` or `prometheus`: stronger than `Accept`."},
@@ -110,7 +112,7 @@ class _HealthEndpoints:
 
     def __init__(self, gateway: Gateway, running: type[wire.Clock | wire.Running | str]) -> None:
         self._gateway = gateway
-        self._running = running
+        self._health_form = running
 
     async def live(self, request: Request) -> Reply:
         return Reply(200, [TEXT], b"ok")
@@ -127,9 +129,9 @@ class _HealthEndpoints:
         why = "ok" if serves else self._unready_reason()
         if request.accepts_json():
             return Reply(200 if serves else 503, [JSON], self._encode_health(why))
-        if serves and self._running is wire.Running:
+        if serves and self._health_form is wire.Running:
             return Reply(200, [JSON], _ENCODE.encode(wire.Running()))
-        if serves and self._running is wire.Clock:
+        if serves and self._health_form is wire.Clock:
             return Reply(200, [JSON], _ENCODE.encode(wire.Clock(unix=time.time())))
         if serves:
             return Reply(200, [TEXT], b"ok")

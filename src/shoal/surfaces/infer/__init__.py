@@ -180,7 +180,7 @@ def _facts_operations(known: FactsEndpoints) -> list[Operation]:
             response=response,
             errors=_FACTS_ERRORS,
             query=_MODEL_QUERY,
-            needed=frozenset({"name"}),
+            required_query=frozenset({"name"}),
         )
         for path, endpoint, summary, response in routes
     ]

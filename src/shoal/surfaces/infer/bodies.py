@@ -92,14 +92,14 @@ class ImageBodyDecoder(Generic[T]):
         self._kind = kind
         self._json = BodyDecoder(kind, limit)
         self._lists = frozenset(lists)
-        self._known = frozenset({*kind.__struct_encode_fields__, "name"})
-        self._most = len(lists) * limit + _OTHER_FIELDS
+        self._known_fields = frozenset({*kind.__struct_encode_fields__, "name"})
+        self._max_parts = len(lists) * limit + _OTHER_FIELDS
 
     async def __call__(self, request: Request) -> ParsedBody[T]:
         """Decode the body. Raises what `BodyDecoder` raises, and TooManyInputs for a form with too many parts."""
         content_type = request.headers.get(b"content-type", b"")
         if multipart.is_form(content_type):
-            return self._parse_form(await multipart.parse_parts(content_type, request.body, most=self._most))
+            return self._parse_form(await multipart.parse_parts(content_type, request.body, most=self._max_parts))
         body = await self._json(request.body)
         pictures = getattr(body, IMAGE_FIELD)
         return ParsedBody(body, [pictures] if isinstance(pictures, str) else pictures)
@@ -129,8 +129,8 @@ class ImageBodyDecoder(Generic[T]):
     def _check_part(self, part: multipart.Part, fields: dict[str, Any]) -> None:
         """Raise FieldError for an unknown field, a duplicate field, or a file in any other field than `image`."""
         name = part.name[:_MAX_SHOWN]
-        if part.name not in self._known:
-            reason = f"The form may hold {', '.join(sorted(self._known))}; rename this field or leave it out"
+        if part.name not in self._known_fields:
+            reason = f"The form may hold {', '.join(sorted(self._known_fields))}; rename this field or leave it out"
             raise UnknownField(f"The field {name!r} is not read here. {reason}.", at=name, reason=reason)
         if part.is_file and part.name != IMAGE_FIELD:
             reason = f"Only `{IMAGE_FIELD}` may be a file; send this field without a filename"

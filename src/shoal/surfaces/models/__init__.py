@@ -78,7 +78,7 @@ class Models:
                 response=wire.Done,
                 errors=_CHANGE_ERRORS,
                 query={"model": "The model's name."},
-                needed=frozenset({"model"}),
+                required_query=frozenset({"model"}),
             ),
             Operation(
                 method="GET",

@@ -69,7 +69,7 @@ def _answer_operations(gateway: Gateway, options: Options) -> list[Operation]:
             summary="Answer a conversation",
             request=wire.OllamaChatRequest,
             response=wire.OllamaChatAnswer,
-            also=((_NDJSON_TYPE, wire.OllamaChatAnswer),),
+            other_responses=((_NDJSON_TYPE, wire.OllamaChatAnswer),),
             errors=_ERRORS,
             generates=True,
             headers=_PROMPT_HEADER_DOCS,
@@ -83,7 +83,7 @@ def _answer_operations(gateway: Gateway, options: Options) -> list[Operation]:
             summary="Answer or continue a prompt",
             request=wire.OllamaGenerateRequest,
             response=wire.OllamaGenerateAnswer,
-            also=((_NDJSON_TYPE, wire.OllamaGenerateAnswer),),
+            other_responses=((_NDJSON_TYPE, wire.OllamaGenerateAnswer),),
             errors=_ERRORS,
             generates=True,
             headers=_PROMPT_HEADER_DOCS,
@@ -164,7 +164,7 @@ def _model_operations(gateway: Gateway, schemes: Container[str]) -> list[Operati
             access="admin",
             request=wire.OllamaPullRequest,
             response=wire.OllamaProgress,
-            also=((_NDJSON_TYPE, wire.OllamaProgress),),
+            other_responses=((_NDJSON_TYPE, wire.OllamaProgress),),
             errors=_ERRORS,
             description="A stream of JSON lines unless `stream` is false. What goes wrong then is a line with `error`.",
             example={"model": "intfloat/e5-small-v2", "stream": False},
@@ -275,7 +275,7 @@ class _GenerateEndpoint(Generic[A]):
         """Wake the model and start its answer, which reports the load time separately."""
         request.model, request.items = model, 1
         ctx = request.context()
-        request.handed_over = False  # only the HTTP layer counts failures to wake
+        request.is_handed_over = False  # only the HTTP layer counts failures to wake
         await self._gateway.wake(model, ctx)
         return LineEncoder(self._kind, payload.model, request, time.monotonic())
 

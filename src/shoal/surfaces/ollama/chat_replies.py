@@ -81,7 +81,7 @@ class LineEncoder:
         self._reason = "stop"
         self._call: ToolDelta | None = None
         self._calls = 0
-        self._all = Line()
+        self._total = Line()
 
     def encode_chunk(self, chunk: Chunk) -> bytes:
         """Encode the line of a chunk; b"" if it has no content yet."""
@@ -96,11 +96,11 @@ class LineEncoder:
         return self._encode(self._finish(), done=True)
 
     def gather(self, chunk: Chunk) -> None:
-        self._all.add(self._to_line(chunk))
+        self._total.add(self._to_line(chunk))
 
     def encode_whole(self) -> bytes:
-        self._all.add(self._finish())
-        return self._encode(self._all, done=True)
+        self._total.add(self._finish())
+        return self._encode(self._total, done=True)
 
     def encode_empty(self, reason: Literal["load", "unload"]) -> bytes:
         """Encode the answer to a request that only loads or unloads the model."""

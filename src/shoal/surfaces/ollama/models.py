@@ -198,7 +198,7 @@ class ModelTransfers:
             await model_jobs.await_job(request, job, wait=True)
             check()
             return model_jobs.json_reply(wire.OllamaProgress(status="success"))
-        request.handed_over, request.model = True, job.model
+        request.is_handed_over, request.model = True, job.model
         return Reply(200, [NDJSON], stream_progress(job, check))
 
     def _source(self, reference: str) -> tuple[str, str]:

@@ -174,7 +174,7 @@ class ChatEvents(CompletionEvents):
         self, header: AnswerHeader, request: Request, *, choices: int, include_usage: bool, old: bool = False
     ) -> None:
         super().__init__(header, "chat.completion.chunk", request, choices=choices, include_usage=include_usage)
-        self._old = old
+        self._function_form = old
         self._texts: dict[int, bytes] = {}  # bytes before a text delta, by choice that has begun
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
@@ -197,7 +197,7 @@ class ChatEvents(CompletionEvents):
             events += [self._encode_event(index, delta) for delta in deltas[:-1]]
             events.append(self._encode_event(index, deltas[-1], logprobs))
         if chunk.finish_reason is not None:
-            reason = ENCODE(_finish_reason(chunk.finish_reason, old=self._old))
+            reason = ENCODE(_finish_reason(chunk.finish_reason, old=self._function_form))
             events.append(self.finish_choice(self._encode_event(index, b"{}", reason=reason)))
         return b"".join(events)
 
@@ -207,7 +207,7 @@ class ChatEvents(CompletionEvents):
             deltas.append(b'{"reasoning_content":%b}' % ENCODE(chunk.reasoning))
         if chunk.text:
             deltas.append(b'{"content":%b}' % ENCODE(chunk.text))
-        if chunk.tools and self._old:
+        if chunk.tools and self._function_form:
             deltas += [_encode_function_delta(each) for each in chunk.tools if each.index == 0]
         elif chunk.tools:
             # Client libraries assume one fragment per event.

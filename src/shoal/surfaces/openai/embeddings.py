@@ -90,7 +90,7 @@ class Embeddings:
             written.check_numbers()
             vector_kinds.check_late_interaction(task)
             matrices.check_inputs(card, [each for each in inputs if not isinstance(each, ImageReference)], "input")
-        if written.whole and not task.normalize:
+        if written.is_integer and not task.normalize:
             raise InvalidValue(
                 "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
             )
@@ -231,7 +231,7 @@ class _VectorFormat:
             form is None and not self._base64 and _BINARY in accept and _accepts_bytes(accept)
         )
         self._dtype = _DTYPES[payload.embed_dtype == "float16", payload.endianness == "big"]
-        self.whole = self._precision in ("int8", "uint8")
+        self.is_integer = self._precision in ("int8", "uint8")
 
     def check_numbers(self) -> None:
         """Raise Unsupported for formats other than JSON numbers, since late-interaction vectors vary in number."""

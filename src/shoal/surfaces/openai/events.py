@@ -57,8 +57,8 @@ class CompletionEvents:
         self._request = request
         self._include_usage = include_usage
         self._clock = clock
-        self._unfinished = choices
-        self._held = b""
+        self._open_choices = choices
+        self._held_events = b""
         self._first: float | None = None
         self._pieces = 0
         self._done = False
@@ -90,10 +90,10 @@ class CompletionEvents:
 
     def finish_choice(self, event: bytes) -> bytes:
         """Return the event that finishes a choice, or b"" for the last choice, whose event is held back."""
-        self._unfinished -= 1
-        if self._unfinished:
+        self._open_choices -= 1
+        if self._open_choices:
             return event
-        self._held += event
+        self._held_events += event
         return b""
 
     def _encode_choice_chunk(self, chunk: Chunk) -> bytes:
@@ -101,7 +101,7 @@ class CompletionEvents:
 
     def _release(self, more: bytes = b"") -> bytes:
         """Return the held-back event. `more` is added to its JSON object."""
-        held, self._held = self._held, b""
+        held, self._held_events = self._held_events, b""
         return b"%b%b}\n\n" % (held[: -len(b"}\n\n")], more) if held else b""
 
     def _encode_usage(self, usage: Usage, first: float) -> bytes:

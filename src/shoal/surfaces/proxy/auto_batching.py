@@ -103,7 +103,7 @@ class _EmbedEndpoint:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._tells = options.batch_info
+        self._adds_batch_info = options.batch_info
         self._decode = decoder.Decoder(wire.ProxyRequest, "auto-batching-proxy", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
@@ -115,7 +115,7 @@ class _EmbedEndpoint:
         model, _ = self._gateway.resolve("", "embed")
         result = await run_task(self._gateway, request, Embed(model=model, inputs=[*inputs]))
         tail = b"]}"
-        if self._tells:
+        if self._adds_batch_info:
             tail = b'],"batch_info":%b}' % _ENCODE.encode(_to_batch_info(result.facts))
         vectors = vector_encoding.to_contiguous(result.vectors)
         body = await vector_encoding.encode_rows(

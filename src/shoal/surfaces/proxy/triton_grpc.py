@@ -58,7 +58,7 @@ class _QueryEndpoint:
     def __init__(self, gateway: Gateway, max_inputs: int) -> None:
         self._gateway = gateway
         self._limit = max_inputs
-        self._seen = 0
+        self._queries = 0
         # Decoding stops at the first query above the limit, however long the list is.
         counted = msgspec.defstruct(
             "Query", [], bases=(wire.Query,), namespace={"__post_init__": lambda query: self._count()}, kw_only=True
@@ -67,14 +67,14 @@ class _QueryEndpoint:
         self._decode = decoder.Decoder(kind, "embedding")
 
     def _count(self) -> None:
-        self._seen += 1
-        if self._seen > self._limit:
+        self._queries += 1
+        if self._queries > self._limit:
             raise TooManyInputs(f"These are more than the {self._limit} queries of one request; split it.")
 
     async def __call__(self, request: Request) -> Reply:
         if len(request.body) > decoder.LARGE:
             await check_values(memoryview(request.body), self._limit)
-        self._seen = 0
+        self._queries = 0
         queries = self._decode(request.body)
         if not queries:
             return Reply(200, [JSON], b"[]")

@@ -23,14 +23,14 @@ NOT_SPECIFIED = "default/not-specified"
 class ModelRequirement:
     """What a route needs from a model.
 
-    `refusal` is the original server's error, word for word, for a model without it. `of_sparse` is its error for SPLADE
-    models ("": the same).
+    `refusal` is the original server's error, word for word, for a model without it. `sparse_refusal` is its error for
+    SPLADE models ("": the same).
     """
 
     task: TaskKind
     refusal: str
     vectors: VectorKind | None = None
-    of_sparse: str = ""
+    sparse_refusal: str = ""
 
     def fits(self, facts: ModelFacts) -> bool:
         return self.task in facts.tasks and (self.vectors is None or self.vectors in facts.vectors)
@@ -42,8 +42,8 @@ class ModelRequirement:
         """
         if self.task not in facts.tasks or self.vectors in (None, "sparse"):
             return Unsupported(self.refusal, param="model")
-        if is_sparse(facts) and self.of_sparse:
-            return Unsupported(self.of_sparse, param="model")
+        if is_sparse(facts) and self.sparse_refusal:
+            return Unsupported(self.sparse_refusal, param="model")
         return Unsupported(
             f"the model {name!r} gives no vectors of the kind {self.vectors}; it gives: {', '.join(facts.vectors)}",
             param="model",

@@ -48,7 +48,7 @@ def list_statuses(gateway: Gateway) -> dict[str, str]:
         card.name: UNRESPONSIVE_ERROR if card.name in silent else card.error or card.status_text
         for card in gateway.models()
     }
-    waiting = {redact(name): why for name, why in gateway.waiting.items() if name not in states}
+    waiting = {redact(name): why for name, why in gateway.pending_sources.items() if name not in states}
     return {name: redact(why) for name, why in (states | waiting).items()}
 
 

@@ -76,7 +76,7 @@ async def await_job(request: Request, job: Job, *, wait: bool) -> Reply | None:
     Raises the job's error. A disconnect ends the wait, not the job. From here on the request no longer counts as
     refused.
     """
-    request.handed_over = True
+    request.is_handed_over = True
     request.model = job.model
     if not wait:
         return Reply(202, [JSON, (b"location", f"/jobs/{job.id}".encode())], _ENCODE.encode(to_status(job)))

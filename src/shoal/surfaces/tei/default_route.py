@@ -77,7 +77,7 @@ class TeiDefault:
         self._limit = options.max_inputs
         self._shape = decoder.Decoder(_Shape, "tei", options.max_inputs, partial=True)
         self._parameters = msgspec.json.Decoder(_ClassificationParameters)
-        self._at_once = max(1, min(MAX_CONCURRENT_INPUTS, options.max_queue_items // QUEUE_DIVISOR))
+        self._concurrency = max(1, min(MAX_CONCURRENT_INPUTS, options.max_queue_items // QUEUE_DIVISOR))
         self._vertex = decoder.Decoder(_TeiVertexRequest, "tei", options.max_inputs)
         self._embed, self._embed_sparse, self._predict = embed, embed_sparse, predict
         self._similarity, self._rerank = similarity, rerank
@@ -104,7 +104,7 @@ class TeiDefault:
         replies.check_count(len(payload.instances), self._limit)
         pieces = [b'{"predictions":[']
         size = 0
-        for some in _group_instances(instances, self._at_once):
+        for some in _group_instances(instances, self._concurrency):
             found = await asyncio.gather(
                 *(self._answer_instance(request, instances[at], at) for at in some), return_exceptions=True
             )
@@ -131,7 +131,7 @@ class TeiDefault:
         except ShoalError as error:
             raise error.with_message(f"instances[{at}]: {error.message}") from error
         finally:
-            request.model, request.handed_over = one.model, request.handed_over or one.handed_over
+            request.model, request.is_handed_over = one.model, request.is_handed_over or one.is_handed_over
             request.items += one.items
         assert isinstance(reply.body, bytes | list)
         return reply.body if isinstance(reply.body, list) else [reply.body]

@@ -36,7 +36,7 @@ class TeiEmbed:
         limit = self._limit = options.max_inputs
         self._gateway = gateway
         self._dense = decoder.Decoder(wire.TeiEmbedRequest, "tei", limit)
-        self._other = decoder.Decoder(wire.TeiInputsRequest, "tei", limit)
+        self._inputs_decoder = decoder.Decoder(wire.TeiInputsRequest, "tei", limit)
         self._comparison = decoder.Decoder(_TeiSimilarityRequest, "tei", limit)
         self._sentences = decoder.Decoder(wire.TeiSentences, "tei", limit)
 
@@ -104,7 +104,7 @@ class TeiEmbed:
     async def _embed_kind(
         self, request: Request, kind: VectorKind, requirement: default_models.ModelRequirement
     ) -> tuple[ModelCard, list[TextItem], Embedded]:
-        payload = await self._other.decode_async(request.body)
+        payload = await self._inputs_decoder.decode_async(request.body)
         inputs = _parse_inputs(payload.inputs, self._limit)
         card = await default_models.find_model(self._gateway, request, payload.model, requirement)
         if kind == "tokens":

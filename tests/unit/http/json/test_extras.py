@@ -152,7 +152,7 @@ class Undecodable:
 async def test_what_is_weighed(fields: dict[str, Any], param: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each field by what is in it, before it is decoded; the field at fault is named."""
     decode: ExtrasDecoder[Wide] = ExtrasDecoder(Wide, "x", "items", also=("texts",))
-    monkeypatch.setattr(decode, "_whole", Undecodable())
+    monkeypatch.setattr(decode, "_full_decoder", Undecodable())
     with pytest.raises(InvalidValue) as caught:
         await decode(orjson.dumps(fields))
     assert caught.value.param == param
