@@ -122,14 +122,17 @@ def main(binary: str) -> int:
             port = next(int(found[1]) for line in server.stderr if (found := _LISTENING.search(line)))
             next(line for line in server.stderr if "try: " in line)
             for arguments, code, pattern in CHECKS:
-                got, said = client(binary, port, home, *arguments)
-                held = got == code and re.search(pattern, said, re.DOTALL) is not None
+                got, output = client(binary, port, home, *arguments)
+                held = got == code and re.search(pattern, output, re.DOTALL) is not None
                 wrong += not held
-                say(f"{'ok   ' if held else 'WRONG'} ollama {' '.join(arguments)} -> {got}\n      {said.strip()[:400]}")
-            got, said = client(binary, port, home, "run", "talker", stdin="from a pipe")
+                say(
+                    f"{'ok   ' if held else 'WRONG'} ollama {' '.join(arguments)} -> {got}\n      "
+                    f"{output.strip()[:400]}"
+                )
+            got, output = client(binary, port, home, "run", "talker", stdin="from a pipe")
             seen = conversation(binary, port, home, "hello there", "/show info", "/set parameter temperature 1", "/bye")
             for what, held in (
-                ("stdin", said.startswith("from a pipe")),
+                ("stdin", output.startswith("from a pipe")),
                 ("a terminal", "\nhello there\n" in seen),
             ):
                 wrong += not held

@@ -105,7 +105,7 @@ def model(folder: Path) -> Path:
 def chat(webui: str, token: str, model: str) -> str:
     """What the assistant's message says in the end, or its error."""
     question, answer = str(uuid.uuid4()), str(uuid.uuid4())
-    asked = {"id": question, "parentId": None, "childrenIds": [answer], "role": "user", "content": "What time is it?"}
+    request = {"id": question, "parentId": None, "childrenIds": [answer], "role": "user", "content": "What time is it?"}
     empty = {
         "id": answer,
         "parentId": question,
@@ -114,19 +114,19 @@ def chat(webui: str, token: str, model: str) -> str:
         "content": "",
         "model": model,
     }
-    history = {"messages": {question: asked, answer: empty}, "currentId": answer}
-    whole = {"title": "t", "models": [model], "history": history, "messages": [asked, empty]}
+    history = {"messages": {question: request, answer: empty}, "currentId": answer}
+    whole = {"title": "t", "models": [model], "history": history, "messages": [request, empty]}
     made = call(f"{webui}/api/v1/chats/new", {"chat": whole}, token)
     body = {
         "stream": True,
         "model": model,
-        "messages": [{"role": "user", "content": asked["content"]}],
+        "messages": [{"role": "user", "content": request["content"]}],
         "params": {},
         "features": {},
         "session_id": str(uuid.uuid4()),
         "chat_id": made["id"],
         "id": answer,
-        "user_message": asked,
+        "user_message": request,
     }
     call(f"{webui}/api/chat/completions", body, token)
 

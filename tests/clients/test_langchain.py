@@ -67,9 +67,9 @@ async def test_asynchronous(model: Any) -> None:
     async def one(number: int) -> str:
         return text_of([chunk async for chunk in model.astream(f"it is {number}")])
 
-    wanted = [f"it is {number}" for number in range(16)]
-    assert await asyncio.gather(*map(one, range(16))) == wanted
-    assert [answer.content for answer in await model.abatch(wanted)] == wanted
+    expected = [f"it is {number}" for number in range(16)]
+    assert await asyncio.gather(*map(one, range(16))) == expected
+    assert [answer.content for answer in await model.abatch(expected)] == expected
 
 
 def test_batch(model: Any) -> None:
@@ -134,10 +134,10 @@ async def test_a_broken_stream(base_url: str, responses: bool, error: type[Excep
     # Of its own: LangChain would keep one for later tests, whose loops are others.
     connections = openai.DefaultAsyncHttpxClient()
     whole: Any = ChatOpenAI(**known, use_responses_api=responses, streaming=True, http_async_client=connections)
-    heard: list[str] = []
+    pieces: list[str] = []
     with pytest.raises(error, match="the model failed"):
-        heard.extend(chunk.text for chunk in whole.stream(BREAKS))
-    assert "".join(heard) == "one two"
+        pieces.extend(chunk.text for chunk in whole.stream(BREAKS))
+    assert "".join(pieces) == "one two"
     with pytest.raises(error, match="the model failed"):
         whole.invoke(BREAKS)
     with pytest.raises(error, match="the model failed"):

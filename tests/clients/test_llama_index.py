@@ -109,10 +109,10 @@ def test_errors(model: Any) -> None:
 async def test_a_broken_stream(model: Any) -> None:
     """However it is read, an error follows the words: nothing takes them for a whole answer."""
     said = [ChatMessage(role="user", content=BREAKS)]
-    heard: list[str] = []
+    pieces: list[str] = []
     with pytest.raises(openai.APIError, match="the model failed"):
-        heard.extend(piece.delta or "" for piece in model.stream_chat(said))
-    assert "".join(heard) == "one two"
+        pieces.extend(piece.delta or "" for piece in model.stream_chat(said))
+    assert "".join(pieces) == "one two"
     with pytest.raises(openai.APIError, match="the model failed"):
         [piece async for piece in await model.astream_chat(said)]
     with pytest.raises(openai.APIError, match="the model failed"):

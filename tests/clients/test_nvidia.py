@@ -27,8 +27,8 @@ def test_embeddings(base_url: str) -> None:
     model = NVIDIAEmbeddings(base_url=base_url, model="embedder", nvidia_api_key="any", truncate="END")
     texts = [f"text {at}" for at in range(120)]
     for text, vector in zip(texts, model.embed_documents(texts), strict=True):
-        wanted = compute_vector(tokenize_item(text), 32)
-        assert np.allclose(vector, wanted / np.linalg.norm(wanted), atol=1e-6)
+        expected = compute_vector(tokenize_item(text), 32)
+        assert np.allclose(vector, expected / np.linalg.norm(expected), atol=1e-6)
     assert len(model.embed_query("a shoal")) == 32
 
 

@@ -39,14 +39,14 @@ def test_narrow_numbers(client: Any, dtype: str, width: int) -> None:
     found = client.embed(TEXTS, model="embedder", output_dtype=dtype, output_dimension=8)
     cut = np.array([unit(text)[:8] for text in TEXTS])
     cut /= np.linalg.norm(cut, axis=1, keepdims=True)
-    wanted = {
+    expected = {
         "int8": np.rint(cut * 127),
         "uint8": np.rint(cut * 127) + 128,
         "ubinary": np.packbits(cut > 0, axis=1),
         "binary": np.packbits(cut > 0, axis=1).astype(int) - 128,
     }[dtype]
     assert np.shape(found.embeddings) == (3, width)
-    assert np.array_equal(found.embeddings, wanted)
+    assert np.array_equal(found.embeddings, expected)
 
 
 def test_rerank(client: Any) -> None:

@@ -45,9 +45,9 @@ def exported(folder: Path, into: Path, **options: Any) -> ExportedTowers:
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     place = tmp_path_factory.mktemp(request.param)
     folder = open_clip_folder(request.param, place / request.param)
-    heard: list[str] = []
-    found = exported(folder, place / "into", progress=lambda stage, _: heard.append(stage))
-    assert list(dict.fromkeys(heard)) == ["read", "load", "export"]
+    reports: list[str] = []
+    found = exported(folder, place / "into", progress=lambda stage, _: reports.append(stage))
+    assert list(dict.fromkeys(reports)) == ["read", "load", "export"]
     return Made(folder, place / "into", found)
 
 

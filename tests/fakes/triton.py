@@ -261,9 +261,11 @@ class FakeTriton:
             if tensor.name not in known:
                 refuse(f"unexpected inference input '{tensor.name}' for model '{model.name}'")
             port = known[tensor.name]
-            wanted = DATATYPES.get(port.data_type) or pb.DataType.Name(port.data_type).removeprefix("TYPE_")
-            if tensor.datatype != wanted:
-                refuse(f"inference input data-type is '{tensor.datatype}', model expects '{wanted}' for '{model.name}'")
+            expected = DATATYPES.get(port.data_type) or pb.DataType.Name(port.data_type).removeprefix("TYPE_")
+            if tensor.datatype != expected:
+                refuse(
+                    f"inference input data-type is '{tensor.datatype}', model expects '{expected}' for '{model.name}'"
+                )
             batched = model.config.max_batch_size > 0
             dims = list(tensor.shape)[1 if batched else 0 :]
             if len(dims) != len(port.dims) or any(a not in (-1, b) for a, b in zip(port.dims, dims, strict=True)):

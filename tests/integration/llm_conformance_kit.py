@@ -1,7 +1,7 @@
-"""Language models of every kind behind one `shoal serve`, and one way to tell each of them what to answer.
+"""Language models of every kind behind one `shoal serve`, and one way to script the answer of each.
 
-Most kinds follow a script within the prompt (`triton_models.talker`, `llama`), or repeat the prompt (`fake:`). The
-embedded engine has a real model with random weights: it is made to say a text by guided decoding.
+Most kinds follow a script in the prompt (`triton_models.talker`, `llama`) or repeat the prompt (`fake:`). The embedded
+engine runs a real model with random weights: guided decoding makes it answer with a given text.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ OF_A_FAKE = frozenset(
     | {"logprobs", "top_logprobs"}
 )
 
-Told: TypeAlias = Literal["pieces", "ids", "words", "guide"]
+ScriptStyle: TypeAlias = Literal["pieces", "ids", "words", "guide"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of model under its name here. `told`: how it is made to say a text: by a script of pieces or of token ids,
-    by the words of the prompt, or by a guide.
+    """A kind of model and its name in these tests. `script_style`: how its answer is scripted: as pieces or token ids
+    in the prompt, as the words of the prompt, or by a guide.
 
-    `able`: fields that it honours, by the names of the wire. `streams`: it answers in pieces. `counts`: what its usage
-    counts: tokens, tokens and the one that ends the answer, words, or four bytes each for want of a tokenizer.
-    `reports`: what it says the prompt had. `sees`: the first word of its notes; "" where they are elsewhere.
+    `able`: wire names of the fields it supports. `streams`: it answers in pieces. `counts`: what its usage counts:
+    tokens, tokens with the end token, words, or four bytes each without a tokenizer. `reports`: the prompt tokens it
+    reports. `sees`: the first word of its notes; "" if it writes none.
     """
 
     name: str
     model: str = ""
-    told: Told = "pieces"
+    script_style: ScriptStyle = "pieces"
     able: frozenset[str] = frozenset()
     streams: bool = True
     counts: Literal["tokens", "end", "words", "bytes"] = "tokens"
@@ -66,7 +66,7 @@ class Kind:
 
     @property
     def knows_context(self) -> bool:
-        """It has the files of the tiny tokenizer."""
+        """Whether it has the files of the tiny tokenizer."""
         return self.counts in ("tokens", "end")
 
 
@@ -108,7 +108,7 @@ KINDS = (
     Kind(
         name="tokens",
         model="llama",
-        told="ids",
+        script_style="ids",
         able=frozenset(
             {"temperature", "top_p", "top_k", "seed", "length_penalty", "min_tokens", "stop_token_ids", "bad_words"}
             | {"ignore_eos", "logprobs"}
@@ -119,7 +119,7 @@ KINDS = (
     Kind(
         name="tokens-whole",
         model="llama_whole",
-        told="ids",
+        script_style="ids",
         able=frozenset(
             {"temperature", "top_p", "top_k", "seed", "length_penalty", "min_tokens", "stop_token_ids", "bad_words"}
             | {"ignore_eos", "logprobs"}
@@ -138,11 +138,11 @@ KINDS = (
     Kind(name="bare", model="talker_bare", streams=False, counts="bytes", sees="text"),
     Kind(name="flow", model="talker_flow", counts="tokens", sees="text"),
     Kind(name="dynamo", counts="tokens"),
-    Kind(name="fake", told="words", able=OF_A_FAKE, counts="words"),
-    Kind(name="upstream", told="words", able=OF_A_FAKE, counts="words"),
+    Kind(name="fake", script_style="words", able=OF_A_FAKE, counts="words"),
+    Kind(name="upstream", script_style="words", able=OF_A_FAKE, counts="words"),
     Kind(
         name="embedded",
-        told="guide",
+        script_style="guide",
         able=frozenset(
             {"temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "min_tokens"}
             | {"repetition_penalty", "stop_token_ids", "ignore_eos", "logprobs", "response_format"}
@@ -153,45 +153,47 @@ KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What makes a model say a text: the words of the user, and what goes beside them."""
+class Prompt:
+    """The words of the user and the request fields that make a model answer with a given text."""
 
     words: str
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class House:
-    """All kinds behind `front`. `behind`: the server behind the kind `upstream`; `dynamo`: the fake Triton."""
+class Stack:
+    """All kinds behind `front`. `upstream`: the server of the kind `upstream`; `dynamo`: the fake Triton."""
 
     front: Server
-    behind: Server
+    upstream: Server
     triton: Triton
     dynamo: FakeTriton
     vocabulary: Vocabulary
 
-    def says(self, kind: Kind, text: str, *, first_ms: int = 0, delay_ms: int = 0, fails: int | None = None) -> Asked:
-        """What makes it say a text, at a pace, with an error after `fails` pieces. The fake model and the embedded
-        one have no pace of their own, and the latter does not fail."""
-        if kind.told == "guide":
-            return Asked("say something", {"structured_outputs": {"choice": [text]}})
-        if kind.told == "words":
+    def prompt_for(
+        self, kind: Kind, text: str, *, first_ms: int = 0, delay_ms: int = 0, fails: int | None = None
+    ) -> Prompt:
+        """Return the prompt for a text, at a pace, with an error after `fails` pieces. The fake model and the
+        embedded engine have no pace, and the latter does not fail."""
+        if kind.script_style == "guide":
+            return Prompt("say something", {"structured_outputs": {"choice": [text]}})
+        if kind.script_style == "words":
             words = text.split()
-            return Asked(" ".join(words if fails is None else [*words[:fails], "poison-item"]))
+            return Prompt(" ".join(words if fails is None else [*words[:fails], "poison-item"]))
         pieces = self.pieces(text)
         said = "-".join(piece.hex() for piece in pieces)
-        if kind.told == "ids":
+        if kind.script_style == "ids":
             said = "-".join(map(str, self.vocabulary.encode(text, special=False)))
         how = [f"say={said}", f"first_ms={first_ms}", f"delay_ms={delay_ms}"]
-        return Asked(" ".join(how if fails is None else [*how, f"fail={fails}"]))
+        return Prompt(" ".join(how if fails is None else [*how, f"fail={fails}"]))
 
     def pieces(self, text: str) -> list[bytes]:
-        """What a model says one by one: the bytes of each token, so that characters are cut in two."""
+        """Return the bytes of each token, so that characters are split."""
         return [self.vocabulary.data(token) for token in self.vocabulary.encode(text, special=False)]
 
-    def used(self, kind: Kind, text: str) -> int | None:
-        """Tokens of an answer that ends by itself. None: the engine may spell it as it likes."""
-        if kind.told == "guide":
+    def completion_tokens(self, kind: Kind, text: str) -> int | None:
+        """Return the tokens of an answer that ends by itself, or None if the engine may tokenize it differently."""
+        if kind.script_style == "guide":
             return None
         if kind.counts == "words":
             return len(text.split())
@@ -200,39 +202,39 @@ class House:
         return len(self.pieces(text)) + (kind.counts == "end")
 
     def read(self, kind: Kind, words: str, *, chat: bool) -> int:
-        """Tokens of a prompt: of the conversation as the template renders it, or of the text as it is."""
+        """Return the tokens of a prompt: of the rendered conversation, or of the text as it is."""
         if kind.reports is not None:
             return kind.reports
         if kind.counts == "words":
             return len(words.split())
-        text = rendered(words) if chat else words
+        text = render_chat(words) if chat else words
         if kind.counts == "bytes":
             return len(text.removeprefix("<s>").encode()) // 4
         return len(self.vocabulary.encode(text, special=not chat))
 
 
-def rendered(words: str) -> str:
-    """What CHATML makes of a message of the user's."""
+def render_chat(words: str) -> str:
+    """Return what CHATML renders for one user message."""
     return f"<s><|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One that a server has started."""
+    """A process that a server started."""
 
     pid: int
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
 
-    def worked(self) -> int:
-        """Ticks of a processor that it has used so far."""
+    def cpu_ticks(self) -> int:
+        """Return the processor ticks used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
 
 
 def processes_of(server: Server, module: str) -> list[Process]:
-    """Those that a server has started of a module."""
+    """Return the processes of a module that a server started."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -243,8 +245,8 @@ def processes_of(server: Server, module: str) -> list[Process]:
 
 
 @contextmanager
-def house_of(triton: Triton, folder: Path, *flags: str, pace: str = "") -> Iterator[House]:
-    """The servers. `pace`: options of the fake model, which a prompt cannot set; `flags`: of the front."""
+def start_stack(triton: Triton, folder: Path, *flags: str, pace: str = "") -> Iterator[Stack]:
+    """Start the servers. `pace`: options of the fake model that a prompt cannot set; `flags`: of the front."""
     files = folder / "tokenizer"
     write_tokenizer(files)
     (folder / "chatml.jinja").write_text(CHATML)
@@ -254,11 +256,11 @@ def house_of(triton: Triton, folder: Path, *flags: str, pace: str = "") -> Itera
     with ExitStack() as stack:
         dynamo = stack.enter_context(_dynamo())
         parser = ("--tool-call-parser", "hermes")
-        behind = stack.enter_context(running(folder / "behind", f"far=fake:{pace}", flags=parser))
+        upstream = stack.enter_context(running(folder / "behind", f"far=fake:{pace}", flags=parser))
         addresses = {
             "dynamo": f"triton://{dynamo.target}#llm",
             "fake": f"fake:{pace}",
-            "upstream": f"openai+{behind.base_url}/v1#far",
+            "upstream": f"openai+{upstream.base_url}/v1#far",
             "embedded": f"file:{EMBEDDED}",
         }
         tables = []
@@ -269,19 +271,19 @@ def house_of(triton: Triton, folder: Path, *flags: str, pace: str = "") -> Itera
                 tables.append('tool_call_parser = "hermes"')
             elif kind.counts == "bytes":
                 tables.append(f'chat_template = "{folder / "chatml.jinja"}"')
-            elif kind.told in ("pieces", "ids"):
+            elif kind.script_style in ("pieces", "ids"):
                 tables.append(f'tokenizer = "{files}"')
             if kind.name == "bls":  # the server's own calls among models crash with many at once
                 tables.append("max_streams = 1")
         env = {"SHOAL_HOME": str(folder / "home")}
         names = [kind.name for kind in KINDS]
         front = stack.enter_context(serving(folder / "front", names, *flags, env=env, config="\n".join(tables)))
-        yield House(front, behind, triton, dynamo, Vocabulary(files, bos_token="<s>"))
+        yield Stack(front, upstream, triton, dynamo, Vocabulary(files, bos_token="<s>"))
 
 
 @contextmanager
 def _dynamo() -> Iterator[FakeTriton]:
-    """A model of Dynamo's, in a loop of its own: Triton's python backend cannot pass for its platform."""
+    """Run a fake Dynamo model on its own event loop: Triton's python backend cannot report its platform."""
     found: list[FakeTriton] = []
     ready, stop = threading.Event(), threading.Event()
 
@@ -303,7 +305,7 @@ def _dynamo() -> Iterator[FakeTriton]:
 
 
 async def _answers(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
-    """As `triton_models.talker` does it."""
+    """Answer as `triton_models.talker` does."""
     said = held(request)
     prompt = said["text_input"]
     pieces = [bytes.fromhex(each) for each in re.findall(r"say=([0-9a-f-]+)", prompt)[-1].split("-")]
@@ -329,10 +331,10 @@ def _number(prompt: str, name: str) -> int:
 
 
 @dataclass(slots=True)
-class Heard:
-    """An answer: of each choice its text, its reason and the calls of tools (name, arguments), and the usage.
+class Completion:
+    """An answer: by choice its text, finish reason and tool calls (name, arguments), and the usage.
 
-    `pieces`: events with a text. Filled from a whole answer or from a stream alike.
+    `pieces`: events with text. Filled from a complete answer or from a stream.
     """
 
     texts: dict[int, str] = field(default_factory=dict)
@@ -353,84 +355,86 @@ class Heard:
         return self.reasons[0]
 
     @property
-    def counted(self) -> tuple[int, int]:
-        """(of the prompt, of the answer)."""
+    def token_counts(self) -> tuple[int, int]:
+        """Tokens of the (prompt, answer)."""
         assert self.usage.total_tokens == self.usage.prompt_tokens + self.usage.completion_tokens
         return self.usage.prompt_tokens, self.usage.completion_tokens
 
 
-async def chat(client: Any, kind: Kind, messages: str | Sequence[Any], *, stream: bool = False, **fields: Any) -> Heard:
-    """A conversation, of one message where it is a text. Fields that the client does not know go in `extra_body`."""
-    given: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    heard = Heard()
+async def chat(
+    client: Any, kind: Kind, messages: str | Sequence[Any], *, stream: bool = False, **fields: Any
+) -> Completion:
+    """Send a conversation, or one message. Fields that the client does not know go in `extra_body`."""
+    conversation: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    completion = Completion()
     if not stream:
-        answer = await client.chat.completions.create(model=kind.name, messages=given, **fields)
+        answer = await client.chat.completions.create(model=kind.name, messages=conversation, **fields)
         for choice in answer.choices:
-            heard.texts[choice.index] = choice.message.content or ""
-            heard.reasons[choice.index] = choice.finish_reason
+            completion.texts[choice.index] = choice.message.content or ""
+            completion.reasons[choice.index] = choice.finish_reason
             calls = choice.message.tool_calls or []
-            heard.calls[choice.index] = [(call.function.name, call.function.arguments) for call in calls]
-            heard.ids += [call.id for call in calls]
-            heard.logprobs += [each.token for each in (choice.logprobs.content if choice.logprobs else [])]
-        heard.usage = answer.usage
-        return heard
+            completion.calls[choice.index] = [(call.function.name, call.function.arguments) for call in calls]
+            completion.ids += [call.id for call in calls]
+            completion.logprobs += [each.token for each in (choice.logprobs.content if choice.logprobs else [])]
+        completion.usage = answer.usage
+        return completion
     options = {"include_usage": True}
     events = await client.chat.completions.create(
-        model=kind.name, messages=given, stream=True, stream_options=options, **fields
+        model=kind.name, messages=conversation, stream=True, stream_options=options, **fields
     )
     async for event in events:
-        assert heard.usage is None, "an event after the usage"
-        heard.usage = event.usage
+        assert completion.usage is None, "an event after the usage"
+        completion.usage = event.usage
         assert bool(event.choices) == (event.usage is None)
         for choice in event.choices:
-            _hear(heard, choice)
-    return heard
+            _add_choice(completion, choice)
+    return completion
 
 
-def _hear(heard: Heard, choice: Any) -> None:
-    """One choice of an event of a chat's stream."""
+def _add_choice(completion: Completion, choice: Any) -> None:
+    """Add one choice of a chat stream's event."""
     index, delta = choice.index, choice.delta
-    assert index not in heard.reasons, "an event after the last one of its choice"
-    heard.texts[index] = heard.texts.get(index, "") + (delta.content or "")
-    heard.pieces += bool(delta.content)
-    calls = heard.calls.setdefault(index, [])
+    assert index not in completion.reasons, "an event after the last one of its choice"
+    completion.texts[index] = completion.texts.get(index, "") + (delta.content or "")
+    completion.pieces += bool(delta.content)
+    calls = completion.calls.setdefault(index, [])
     for call in delta.tool_calls or []:
         if call.index == len(calls):
             calls.append((call.function.name, ""))
-            heard.ids.append(call.id)
+            completion.ids.append(call.id)
         name, arguments = calls[call.index]
         calls[call.index] = (name, arguments + (call.function.arguments or ""))
-    heard.logprobs += [each.token for each in (choice.logprobs.content if choice.logprobs else [])]
+    completion.logprobs += [each.token for each in (choice.logprobs.content if choice.logprobs else [])]
     if choice.finish_reason:
-        heard.reasons[index] = choice.finish_reason
+        completion.reasons[index] = choice.finish_reason
 
 
-async def complete(client: Any, kind: Kind, prompt: Any, *, stream: bool = False, **fields: Any) -> Heard:
-    """As `chat`, by the older road; it ends after 16 tokens where `max_tokens` does not say otherwise."""
-    heard = Heard()
+async def complete(client: Any, kind: Kind, prompt: Any, *, stream: bool = False, **fields: Any) -> Completion:
+    """As `chat`, with the older completions API; `max_tokens` is 400 unless given."""
+    completion = Completion()
     fields = {"max_tokens": 400, **fields}
     if not stream:
         answer = await client.completions.create(model=kind.name, prompt=prompt, **fields)
         for choice in answer.choices:
-            heard.texts[choice.index] = choice.text
-            heard.reasons[choice.index] = choice.finish_reason
-            heard.logprobs += (choice.logprobs.tokens or []) if choice.logprobs else []
-        heard.usage = answer.usage
-        return heard
+            completion.texts[choice.index] = choice.text
+            completion.reasons[choice.index] = choice.finish_reason
+            completion.logprobs += (choice.logprobs.tokens or []) if choice.logprobs else []
+        completion.usage = answer.usage
+        return completion
     options = {"include_usage": True}
     events = await client.completions.create(
         model=kind.name, prompt=prompt, stream=True, stream_options=options, **fields
     )
     async for event in events:
-        heard.usage = event.usage
+        completion.usage = event.usage
         for choice in event.choices:
-            heard.texts[choice.index] = heard.texts.get(choice.index, "") + choice.text
-            heard.pieces += bool(choice.text)
-            heard.logprobs += (choice.logprobs.tokens or []) if choice.logprobs else []
+            completion.texts[choice.index] = completion.texts.get(choice.index, "") + choice.text
+            completion.pieces += bool(choice.text)
+            completion.logprobs += (choice.logprobs.tokens or []) if choice.logprobs else []
             if choice.finish_reason:
-                heard.reasons[choice.index] = choice.finish_reason
-    return heard
+                completion.reasons[choice.index] = choice.finish_reason
+    return completion
 
 
-ROADS: dict[str, Callable[..., Coroutine[Any, Any, Heard]]] = {"chat": chat, "completions": complete}
+ROUTES: dict[str, Callable[..., Coroutine[Any, Any, Completion]]] = {"chat": chat, "completions": complete}
 TOO_LONG = "one " * (CONTEXT + 100)

@@ -1,4 +1,4 @@
-"""Servers of language models in processes of their own: started, killed, started anew, and their metrics read."""
+"""Servers of language models in their own processes: start, kill, restart, and read metrics."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def running(
 
 
 def upstream_of(server: Server, model: str = MODEL) -> str:
-    """The address of that server's model, to be served by another one."""
+    """Return the address of that server's model, for another server."""
     return f"openai+{server.base_url}/v1#{model}"
 
 
 def said(text: str) -> list[dict[str, str]]:
-    """A conversation of one message."""
+    """Return a conversation of one message."""
     return [{"role": "user", "content": text}]
 
 
 def metric(server: Server, name: str, **labels: str) -> float:
-    """The sum of a metric over all of its series with these labels; 0 where there is none."""
+    """Return the sum of a metric over its series with these labels; 0 without any."""
     status, _, body = server.request("GET", "/metrics")
     assert status == 200
     total = 0.0
@@ -69,7 +69,7 @@ def metric(server: Server, name: str, **labels: str) -> float:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait, with more patience than any machine needs: how soon it was is nothing that a test may fail by."""
+    """Wait with a generous timeout: tests must not depend on speed."""
     end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end, "it did not come true"
@@ -77,30 +77,30 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens."""
+    """Return a free port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port: int = holder.getsockname()[1]
     return port
 
 
 def written(path: str, body: Mapping[str, Any] | bytes) -> bytes:
-    """A request as it goes over the wire."""
+    """Return a request as sent on the wire."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
     return head.encode() + b"\r\n\r\n" + data
 
 
 def ask(server: Server, path: str, body: Mapping[str, Any] | bytes) -> socket.socket:
-    """A connection on which this was asked; what comes back is the caller's to read."""
+    """Send a request on a new connection; the caller reads the answer."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     connection.sendall(written(path, body))
     return connection
 
 
-def read_until(connection: socket.socket, wanted: bytes) -> bytes:
-    """All that came up to the piece with `wanted`; fails where the connection ends before it."""
+def read_until(connection: socket.socket, expected: bytes) -> bytes:
+    """Read up to the piece that contains `wanted`; fail if the connection ends first."""
     found = b""
-    while wanted not in found:
+    while expected not in found:
         piece = connection.recv(65536)
         assert piece, found
         found += piece
@@ -109,6 +109,6 @@ def read_until(connection: socket.socket, wanted: bytes) -> bytes:
 
 @asynccontextmanager
 async def running_beside(folder: Path, *addresses: str, **how: Any) -> AsyncIterator[Server]:
-    """As `running`, without blocking this loop, on which the server's upstream may run."""
+    """As `running`, without blocking the event loop, which may run the server's upstream."""
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, running(folder, *addresses, **how))

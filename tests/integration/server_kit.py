@@ -1,4 +1,4 @@
-"""A running `shoal serve`, and how to wait for things of another process."""
+"""A running `shoal serve`, and helpers that wait for other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running `shoal serve`. What it wrote to standard error is in the file `log`."""
+    """A running `shoal serve`. Its standard error goes to the file `log`."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -32,7 +32,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], bytes]:
-        """(status, headers in lower case, body) on a connection of its own. Raises OSError when nothing listens."""
+        """Return (status, headers in lower case, body), using a new connection. Raises OSError if nothing listens."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             headers = {} if body is None else {"content-type": "application/json"}
@@ -57,12 +57,12 @@ Processes: TypeAlias = Callable[..., tuple[subprocess.Popen[bytes], Path]]
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without any setting of Shoal, plus `changes`."""
+    """Return this process's environment without Shoal's settings, plus `changes`."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")} | dict(changes or {})
 
 
 def wait_until(true: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Poll for at most PATIENCE_S; fail with what the process wrote."""
+    """Poll for at most PATIENCE_S; fail with the process's output."""
     end = time.monotonic() + PATIENCE_S
     while not true():
         if process.poll() is not None or time.monotonic() > end:

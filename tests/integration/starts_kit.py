@@ -1,4 +1,4 @@
-"""Starts of one server with four different models, which load side by side: how many get ready, die, or hang."""
+"""Starts a server with four models that load concurrently, and counts starts that succeed, die or hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake of text-embeddings-inference in a process of its own, and what it was asked."""
+"""The fake of text-embeddings-inference in its own process, and its record of requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class FakeProcess:
-    """The server; flags are the fields of its Script. `grpc_port`: that of the gRPC build, beside the one for what it
-    was asked; 0 for the HTTP build."""
+    """The server; flags are the fields of its Script. `grpc_port` is the port of the gRPC build, beside the one for
+    the record of requests; 0 for the HTTP build."""
 
     def __init__(self, port: int, flags: tuple[str, ...], grpc_port: int = 0) -> None:
         self.port = port
@@ -37,7 +37,7 @@ class FakeProcess:
         return f"tei+{'grpc' if self.grpc_port else 'http'}://{self.target}"
 
     def start(self) -> None:
-        """On the port of before; returns when it listens."""
+        """Start on the previous port; return when it listens."""
         module = ["tests.fakes.tei_grpc", "--grpc-port", str(self.grpc_port)] if self.grpc_port else ["tests.fakes.tei"]
         command = [sys.executable, "-m", *module, "--port", str(self.port), *self.flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment())
@@ -51,12 +51,12 @@ class FakeProcess:
             self.process = None
 
     def told(self) -> dict[str, Any]:
-        """What was asked so far."""
+        """Return the requests so far."""
         found: dict[str, Any] = json.loads(self._request("GET"))
         return found
 
     def runs(self, calls: int) -> bool:
-        """Whether so many calls are in flight."""
+        """Return whether this many calls are in flight."""
         return bool(self.told()["in_flight"] == calls)
 
     def change(self, **changes: Any) -> None:

@@ -69,8 +69,8 @@ class TestRanking:
             own = scores_of(rerank(behind, "q", DOCUMENTS, raw_scores=raw))
             assert np.allclose(scores_of(rerank(front, "q", DOCUMENTS, raw_scores=raw)), own, atol=1e-5)
         before = metric(behind, "shoal_batch_size_count")
-        asked: list[Future[Reply]] = [pool.submit(rerank, front, f"query {at}", DOCUMENTS) for at in range(40)]
-        for at, one in enumerate(asked):
+        pending: list[Future[Reply]] = [pool.submit(rerank, front, f"query {at}", DOCUMENTS) for at in range(40)]
+        for at, one in enumerate(pending):
             found = scores_of(one.result())
             if at % 10 == 0:
                 assert np.allclose(found, scores_of(rerank(behind, f"query {at}", DOCUMENTS)), atol=1e-5)
@@ -93,8 +93,8 @@ class TestRanking:
         front, _ = pair
         texts = [f"text {at}" for at in range(40)]
         bad = {7: "poison-item", 23: "reject-item"}
-        asked = [pool.submit(rerank, front, "q", [bad.get(at, text)]) for at, text in enumerate(texts)]
-        statuses = [one.result()[0] for one in asked]
+        pending = [pool.submit(rerank, front, "q", [bad.get(at, text)]) for at, text in enumerate(texts)]
+        statuses = [one.result()[0] for one in pending]
         assert [at for at, status in enumerate(statuses) if status != 200] == [*bad]
 
     def test_a_server_that_dies_and_comes_back(self, pair: tuple[Server, Server], tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_server_that_is_full_is_waited_for(tmp_path: Path, pool: ThreadPoolExe
         running(tmp_path / "front", f"near={upstream_of(behind, FAR)}", flags=("--max-batch-size", "4")) as front,
     ):
         own = [pool.submit(rerank, behind, "own", [f"own {at}"]) for at in range(30)]
-        asked = [pool.submit(rerank, front, "q", [f"text {at}"]) for at in range(8)]
-        assert {one.result()[0] for one in asked} == {200}
+        pending = [pool.submit(rerank, front, "q", [f"text {at}"]) for at in range(8)]
+        assert {one.result()[0] for one in pending} == {200}
         assert 429 in {one.result()[0] for one in own}
 
 
@@ -142,8 +142,8 @@ def test_classes_are_the_same(pair: tuple[Server, Server], pool: ThreadPoolExecu
 class TestVectors:
     def embed(self, server: Server, given: Any, **fields: Any) -> Any:
         body = {"model": FAR if server.port == self.port else "near", "input": given, **fields}
-        told = json_of(server.request("POST", "/v1/embeddings", body))
-        return np.array([each["embedding"] for each in told["data"]], dtype=np.float32)
+        reply = json_of(server.request("POST", "/v1/embeddings", body))
+        return np.array([each["embedding"] for each in reply["data"]], dtype=np.float32)
 
     port = 0
 
@@ -155,8 +155,8 @@ class TestVectors:
             ([[1, 2, 3], [4]], {}),
             ("text", {"dimensions": 8}),
         ]
-        asked = [(each, pool.submit(self.embed, front, each[0], **each[1])) for each in given for _ in range(10)]
-        for (inputs, fields), one in asked:
+        pending = [(each, pool.submit(self.embed, front, each[0], **each[1])) for each in given for _ in range(10)]
+        for (inputs, fields), one in pending:
             assert np.allclose(one.result(), self.embed(behind, inputs, **fields), atol=1e-5)
         refused = front.request("POST", "/v1/embeddings", {"model": "near", "input": "text", "normalize": False})
         assert (refused[0], b"only gives normalised vectors" in refused[2]) == (400, True)

@@ -16,16 +16,16 @@ import pytest_asyncio
 
 from tests.integration.llm_conformance_kit import (
     KINDS,
-    ROADS,
+    ROUTES,
     TOO_LONG,
-    Heard,
-    House,
+    Completion,
     Kind,
+    Stack,
     chat,
     complete,
-    house_of,
     processes_of,
-    rendered,
+    render_chat,
+    start_stack,
 )
 from tests.integration.llm_kit import ask, read_until
 from tests.integration.triton_app_kit import until
@@ -61,129 +61,131 @@ FIELDS: dict[str, dict[str, Any]] = {
 """Of a request, by the name that a refusal has to give."""
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
-roads = pytest.mark.parametrize("road", ROADS)
+routes = pytest.mark.parametrize("route", ROUTES)
 streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 @pytest.fixture(scope="module")
-def house(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with house_of(triton, tmp_path_factory.mktemp("conformance")) as made:
+def stack(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with start_stack(triton, tmp_path_factory.mktemp("conformance")) as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{house.front.base_url}/v1", api_key="any", max_retries=0) as made:
+async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{stack.front.base_url}/v1", api_key="any", max_retries=0) as made:
         yield made
 
 
 Client = openai.AsyncOpenAI
 
 
-async def say(house: House, client: Client, kind: Kind, text: str, *, road: str = "chat", **fields: Any) -> Heard:
+async def say(stack: Stack, client: Client, kind: Kind, text: str, *, route: str = "chat", **fields: Any) -> Completion:
     """Have a model say a text; `fields` are the request's."""
-    asked = house.says(kind, text)
-    body = {**asked.fields, **fields.pop("extra_body", {})}
-    return await ROADS[road](client, kind, asked.words, extra_body=body, **fields)
+    prompt = stack.prompt_for(kind, text)
+    body = {**prompt.fields, **fields.pop("extra_body", {})}
+    return await ROUTES[route](client, kind, prompt.words, extra_body=body, **fields)
 
 
-@roads
+@routes
 @kinds
-async def test_the_text(house: House, client: Client, kind: Kind, road: str) -> None:
+async def test_the_text(stack: Stack, client: Client, kind: Kind, route: str) -> None:
     """The same in pieces and whole, with its reason, and with the tokens of the whole prompt and of the answer."""
-    words = house.says(kind, TEXT).words
+    words = stack.prompt_for(kind, TEXT).words
     counted = []
     for stream in (False, True):
-        heard = await say(house, client, kind, TEXT, road=road, stream=stream)
-        assert (heard.text, heard.reason) == (TEXT, "stop")
-        counted.append(heard.counted)
+        completion = await say(stack, client, kind, TEXT, route=route, stream=stream)
+        assert (completion.text, completion.reason) == (TEXT, "stop")
+        counted.append(completion.token_counts)
     prompt, answer = counted[0]
     assert counted[0] == counted[1]
-    assert prompt == house.read(kind, words, chat=road == "chat")
-    assert answer == house.used(kind, TEXT) or (kind.told == "guide" and answer > len(TEXT.split()))
-    if kind.told != "guide":  # what came before it could be sent goes out together
-        assert (heard.pieces > 5) == kind.streams
+    assert prompt == stack.read(kind, words, chat=route == "chat")
+    assert answer == stack.completion_tokens(kind, TEXT) or (
+        kind.script_style == "guide" and answer > len(TEXT.split())
+    )
+    if kind.script_style != "guide":  # what came before it could be sent goes out together
+        assert (completion.pieces > 5) == kind.streams
 
 
 @kinds
-async def test_a_text_of_many_scripts(house: House, client: Client, kind: Kind) -> None:
+async def test_a_text_of_many_scripts(stack: Stack, client: Client, kind: Kind) -> None:
     """Its letters come in halves from models of tokens, and are never told so."""
-    for road in ROADS:
+    for route in ROUTES:
         for stream in (False, True):
-            heard = await say(house, client, kind, TRICKY, road=road, stream=stream)
-            assert (heard.text, heard.reason) == (TRICKY, "stop")
+            completion = await say(stack, client, kind, TRICKY, route=route, stream=stream)
+            assert (completion.text, completion.reason) == (TRICKY, "stop")
 
 
 @streams
 @kinds
-async def test_the_length(house: House, client: Client, kind: Kind, stream: bool) -> None:
+async def test_the_length(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
     """No token more than asked for, and counted so, whether the model can be told of it or not."""
-    for road in ROADS:
-        heard = await say(house, client, kind, TEXT, road=road, stream=stream, max_tokens=3)
-        assert heard.reason == "length"
-        assert heard.counted[1] == 3
-        assert TEXT.startswith(heard.text)
-        assert 0 < len(heard.text) <= len("one two three")
-        if kind.counts in ("tokens", "end") and kind.told != "guide":
-            assert heard.text == "one two th"
+    for route in ROUTES:
+        completion = await say(stack, client, kind, TEXT, route=route, stream=stream, max_tokens=3)
+        assert completion.reason == "length"
+        assert completion.token_counts[1] == 3
+        assert TEXT.startswith(completion.text)
+        assert 0 < len(completion.text) <= len("one two three")
+        if kind.counts in ("tokens", "end") and kind.script_style != "guide":
+            assert completion.text == "one two th"
 
 
 @streams
 @kinds
-async def test_the_length_by_its_new_name(house: House, client: Client, kind: Kind, stream: bool) -> None:
-    heard = await say(house, client, kind, TEXT, stream=stream, max_completion_tokens=2)
-    assert (heard.reason, heard.counted[1]) == ("length", 2)
+async def test_the_length_by_its_new_name(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
+    completion = await say(stack, client, kind, TEXT, stream=stream, max_completion_tokens=2)
+    assert (completion.reason, completion.token_counts[1]) == ("length", 2)
 
 
 @streams
 @kinds
-async def test_stop(house: House, client: Client, kind: Kind, stream: bool) -> None:
+async def test_stop(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
     """Found across pieces, left out, or shown where that is asked for; what only looked like one is told after all."""
-    for road in ROADS:
-        heard = await say(house, client, kind, TEXT, road=road, stream=stream, stop=["never", "ree fo"])
-        assert (heard.text, heard.reason) == ("one two th", "stop")
+    for route in ROUTES:
+        completion = await say(stack, client, kind, TEXT, route=route, stream=stream, stop=["never", "ree fo"])
+        assert (completion.text, completion.reason) == ("one two th", "stop")
         shown = {"include_stop_str_in_output": True}
-        heard = await say(house, client, kind, TEXT, road=road, stream=stream, stop="ree fo", extra_body=shown)
-        assert (heard.text, heard.reason) == ("one two three fo", "stop")
-        heard = await say(house, client, kind, TEXT, road=road, stream=stream, stop="eight nine")
-        assert (heard.text, heard.reason) == (TEXT, "stop")
+        completion = await say(stack, client, kind, TEXT, route=route, stream=stream, stop="ree fo", extra_body=shown)
+        assert (completion.text, completion.reason) == ("one two three fo", "stop")
+        completion = await say(stack, client, kind, TEXT, route=route, stream=stream, stop="eight nine")
+        assert (completion.text, completion.reason) == (TEXT, "stop")
 
 
 @streams
 @kinds
-async def test_several_choices(house: House, client: Client, kind: Kind, stream: bool) -> None:
+async def test_several_choices(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
     """Three, under their numbers, each with its end; the prompt is counted once and every answer is."""
-    for road in ROADS:
-        one = await say(house, client, kind, TEXT, road=road)
-        heard = await say(house, client, kind, TEXT, road=road, stream=stream, n=3)
-        assert heard.texts == dict.fromkeys(range(3), TEXT)
-        assert heard.reasons == dict.fromkeys(range(3), "stop")
-        assert heard.counted[0] == one.counted[0]
-        if kind.told == "guide":  # each choice is drawn on its own, and a text has many spellings
-            assert heard.counted[1] > 3 * len(TEXT.split())
+    for route in ROUTES:
+        one = await say(stack, client, kind, TEXT, route=route)
+        completion = await say(stack, client, kind, TEXT, route=route, stream=stream, n=3)
+        assert completion.texts == dict.fromkeys(range(3), TEXT)
+        assert completion.reasons == dict.fromkeys(range(3), "stop")
+        assert completion.token_counts[0] == one.token_counts[0]
+        if kind.script_style == "guide":  # each choice is drawn on its own, and a text has many spellings
+            assert completion.token_counts[1] > 3 * len(TEXT.split())
         else:
-            assert heard.counted[1] == 3 * one.counted[1]
+            assert completion.token_counts[1] == 3 * one.token_counts[1]
 
 
 @kinds
-async def test_a_seed(house: House, client: Client, kind: Kind) -> None:
+async def test_a_seed(stack: Stack, client: Client, kind: Kind) -> None:
     """Of several choices each has its own, those that follow; models that draw by it say the same again."""
     if "seed" not in kind.able:
-        await refused(say(house, client, kind, TEXT, seed=5, n=3), "seed")
+        await refused(say(stack, client, kind, TEXT, seed=5, n=3), "seed")
         return
-    if kind.told == "pieces":
-        heard = await chat(client, kind, "echo", seed=5, n=3)
-        assert [seed_in(heard.texts[index]) for index in range(3)] == [5, 6, 7]
+    if kind.script_style == "pieces":
+        completion = await chat(client, kind, "echo", seed=5, n=3)
+        assert [seed_in(completion.texts[index]) for index in range(3)] == [5, 6, 7]
         return
     fields: Any = {"seed": 5, "max_tokens": 12, "temperature": 1.0}
     alone = (await chat(client, kind, "some words", **fields)).text
     assert (await chat(client, kind, "some words", stream=True, **fields)).text == alone
-    heard = await chat(client, kind, "some words", n=3, **fields)
-    if kind.told != "words":
-        assert len(set(heard.texts.values())) == 3
-    if kind.told != "guide":  # its sums depend on what else is in a step, and now and then a token on them
-        assert heard.texts == (await chat(client, kind, "some words", n=3, stream=True, **fields)).texts
-        assert heard.texts[0] == alone
+    completion = await chat(client, kind, "some words", n=3, **fields)
+    if kind.script_style != "words":
+        assert len(set(completion.texts.values())) == 3
+    if kind.script_style != "guide":  # its sums depend on what else is in a step, and now and then a token on them
+        assert completion.texts == (await chat(client, kind, "some words", n=3, stream=True, **fields)).texts
+        assert completion.texts[0] == alone
 
 
 def seed_in(text: str) -> int:
@@ -194,29 +196,29 @@ def seed_in(text: str) -> int:
     return next(int(value) for name, value in found.items() if name.endswith("seed"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.told == "pieces" and kind.model], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.script_style == "pieces" and kind.model], ids=str)
 async def test_the_prompt(client: Client, kind: Kind) -> None:
     """Models of texts read what the template makes of the conversation, without the first token, which their own
     tokenizer adds; of a completion they read the text."""
     seen = json.loads((await chat(client, kind, "echo été 🐟")).text)
-    assert seen["text_input"] == rendered("echo été 🐟").removeprefix("<s>")
+    assert seen["text_input"] == render_chat("echo été 🐟").removeprefix("<s>")
     assert json.loads((await complete(client, kind, "echo été 🐟")).text)["text_input"] == "echo été 🐟"
 
 
 @kinds
-async def test_every_field(house: House, client: Client, kind: Kind) -> None:
+async def test_every_field(stack: Stack, client: Client, kind: Kind) -> None:
     """It is honoured, or refused by its name before anything begins."""
     for name, fields in FIELDS.items():
-        asked = house.says(kind, CALL if name == "tool_choice" else TEXT)
-        beside = {} if name in ("response_format", "tool_choice") else asked.fields  # one guide is enough
-        given = {"max_tokens": 60, **fields, "extra_body": {**beside, **fields.get("extra_body", {})}}
+        prompt = stack.prompt_for(kind, CALL if name == "tool_choice" else TEXT)
+        beside = {} if name in ("response_format", "tool_choice") else prompt.fields  # one guide is enough
+        options = {"max_tokens": 60, **fields, "extra_body": {**beside, **fields.get("extra_body", {})}}
         able = kind.able | ({"tool_choice"} if "response_format" in kind.able else set())
         if name in able:
-            assert (await chat(client, kind, asked.words, **given)).reasons, name
+            assert (await chat(client, kind, prompt.words, **options)).reasons, name
         else:
             wrong = "logprobs" if name == "top_logprobs" and "logprobs" not in kind.able else name
-            await refused(chat(client, kind, asked.words, **given), wrong)
-            await refused(chat(client, kind, asked.words, stream=True, **given), wrong)
+            await refused(chat(client, kind, prompt.words, **options), wrong)
+            await refused(chat(client, kind, prompt.words, stream=True, **options), wrong)
 
 
 async def refused(answer: Any, param: str, *, code: str | None = None) -> openai.BadRequestError:
@@ -234,110 +236,110 @@ async def refused(answer: Any, param: str, *, code: str | None = None) -> openai
 
 @streams
 @kinds
-async def test_log_probabilities(house: House, client: Client, kind: Kind, stream: bool) -> None:
+async def test_log_probabilities(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
     """Of each token, so that they spell the text; where a model tells none, none can be asked for."""
-    for road in ROADS:
-        told: Any = {"logprobs": True} if road == "chat" else {"logprobs": 0}
+    for route in ROUTES:
+        options: Any = {"logprobs": True} if route == "chat" else {"logprobs": 0}
         if "logprobs" not in kind.able:
-            await refused(say(house, client, kind, "one two", road=road, stream=stream, **told), "logprobs")
+            await refused(say(stack, client, kind, "one two", route=route, stream=stream, **options), "logprobs")
             continue
-        heard = await say(house, client, kind, "one two", road=road, stream=stream, **told)
-        assert heard.text == "one two"
-        assert "".join(heard.logprobs) == "one two"
-        assert len(heard.logprobs) >= 2
+        completion = await say(stack, client, kind, "one two", route=route, stream=stream, **options)
+        assert completion.text == "one two"
+        assert "".join(completion.logprobs) == "one two"
+        assert len(completion.logprobs) >= 2
 
 
 @kinds
-async def test_a_field_that_nobody_knows(house: House, client: Client, kind: Kind) -> None:
+async def test_a_field_that_nobody_knows(stack: Stack, client: Client, kind: Kind) -> None:
     fields: Any = {"extra_body": {"some_new_field": {"deep": [1, None]}}, "user": "me", "metadata": {"a": "b"}}
     for stream in (False, True):
-        assert (await say(house, client, kind, TEXT, stream=stream, **fields)).text == TEXT
+        assert (await say(stack, client, kind, TEXT, stream=stream, **fields)).text == TEXT
 
 
 @kinds
-async def test_a_tool(house: House, client: Client, kind: Kind) -> None:
+async def test_a_tool(stack: Stack, client: Client, kind: Kind) -> None:
     """What the model writes as a call is one, whole and in pieces; its result goes back in the next turn."""
     for stream in (False, True):
-        asked = house.says(kind, f"well {CALL}")
+        prompt = stack.prompt_for(kind, f"well {CALL}")
         tools: Any = {"tools": [ADD], "stream": stream}
-        heard = await chat(client, kind, asked.words, extra_body=asked.fields, **tools)
-        assert (heard.text.strip(), heard.reason) == ("well", "tool_calls")
-        assert heard.calls == {0: [("add", '{"a": 1}')]}
-        [id] = heard.ids
-        then = house.says(kind, TEXT)
+        completion = await chat(client, kind, prompt.words, extra_body=prompt.fields, **tools)
+        assert (completion.text.strip(), completion.reason) == ("well", "tool_calls")
+        assert completion.calls == {0: [("add", '{"a": 1}')]}
+        [id] = completion.ids
+        then = stack.prompt_for(kind, TEXT)
         calls = [{"id": id, "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
         turns = [
-            {"role": "user", "content": asked.words},
-            {"role": "assistant", "content": heard.text, "tool_calls": calls},
+            {"role": "user", "content": prompt.words},
+            {"role": "assistant", "content": completion.text, "tool_calls": calls},
             {"role": "tool", "tool_call_id": id, "content": then.words},
         ]
-        heard = await chat(client, kind, turns, extra_body=then.fields, **tools)
-        assert (heard.text, heard.reason, heard.calls) == (TEXT, "stop", {0: []})
+        completion = await chat(client, kind, turns, extra_body=then.fields, **tools)
+        assert (completion.text, completion.reason, completion.calls) == (TEXT, "stop", {0: []})
 
 
-@roads
+@routes
 @streams
 @kinds
 async def test_an_error_before_the_first_token(
-    house: House, client: Client, kind: Kind, road: str, stream: bool
+    stack: Stack, client: Client, kind: Kind, route: str, stream: bool
 ) -> None:
     """A status and a body of its own, streamed or not; the next request is answered."""
-    asked = house.says(kind, TEXT, fails=0)
-    if kind.told == "guide":  # this engine fails by dying alone: see the end of this file
-        asked.fields["structured_outputs"] = {"regex": "(unclosed"}
+    prompt = stack.prompt_for(kind, TEXT, fails=0)
+    if kind.script_style == "guide":  # this engine fails by dying alone: see the end of this file
+        prompt.fields["structured_outputs"] = {"regex": "(unclosed"}
     with pytest.raises(openai.APIStatusError) as caught:
-        await ROADS[road](client, kind, asked.words, stream=stream, extra_body=asked.fields)
+        await ROUTES[route](client, kind, prompt.words, stream=stream, extra_body=prompt.fields)
     error = caught.value
-    status = 400 if kind.told == "guide" else 500 if kind.name in ("fake", "upstream") else 502
+    status = 400 if kind.script_style == "guide" else 500 if kind.name in ("fake", "upstream") else 502
     assert error.status_code == status
     assert error.response.headers["content-type"] == "application/json"
-    said = error.response.json()["error"]
-    assert set(said) == {"message", "type", "param", "code"}
-    assert said["message"]
-    assert (await say(house, client, kind, TEXT, road=road, stream=stream)).text == TEXT
+    reply = error.response.json()["error"]
+    assert set(reply) == {"message", "type", "param", "code"}
+    assert reply["message"]
+    assert (await say(stack, client, kind, TEXT, route=route, stream=stream)).text == TEXT
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name not in ("bls", "embedded")], ids=str)
-async def test_an_error_in_mid_stream(house: House, client: Client, kind: Kind) -> None:
+async def test_an_error_in_mid_stream(stack: Stack, client: Client, kind: Kind) -> None:
     """What came before it is told; then the error, no reason as if all were well, and no [DONE]. A model that answers
     in one piece, or is asked for one, fails before it began. The embedded engine fails by dying alone: see the end of
     this file. Of a model that another one calls, Triton 2.51 loses such an error."""
-    asked = house.says(kind, TEXT, fails=2)
+    prompt = stack.prompt_for(kind, TEXT, fails=2)
     with pytest.raises(openai.InternalServerError):
-        await chat(client, kind, asked.words)
+        await chat(client, kind, prompt.words)
     if not kind.streams:
         with pytest.raises(openai.InternalServerError):
-            await chat(client, kind, asked.words, stream=True)
+            await chat(client, kind, prompt.words, stream=True)
         return
-    for road in ("chat/completions", "completions"):
-        words = {"prompt": asked.words} if road == "completions" else {"messages": said(asked.words)}
+    for route in ("chat/completions", "completions"):
+        words = {"prompt": prompt.words} if route == "completions" else {"messages": user_message(prompt.words)}
         body = {"model": kind.name, "stream": True, **words}
-        seen = await asyncio.to_thread(streamed, house, f"/v1/{road}", body)
+        seen = await asyncio.to_thread(streamed, stack, f"/v1/{route}", body)
         *events, error = [line.removeprefix("data: ") for line in seen.splitlines() if line.startswith("data: ")]
         choices = [choice for event in events for choice in json.loads(event)["choices"]]
-        told = [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
-        assert "".join(told) == "one two"
+        texts = [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
+        assert "".join(texts) == "one two"
         assert {choice["finish_reason"] for choice in choices} == {None}
         assert set(json.loads(error)["error"]) == {"message", "type", "param", "code"}
     with pytest.raises(openai.APIError):
-        await chat(client, kind, asked.words, stream=True)
+        await chat(client, kind, prompt.words, stream=True)
 
 
-def said(words: str) -> list[dict[str, str]]:
+def user_message(words: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": words}]
 
 
-def streamed(house: House, path: str, body: dict[str, Any]) -> str:
-    with ask(house.front, path, body) as connection:
+def streamed(stack: Stack, path: str, body: dict[str, Any]) -> str:
+    with ask(stack.front, path, body) as connection:
         return read_until(connection, b"0\r\n\r\n").decode()
 
 
 @kinds
-async def test_a_prompt_that_is_too_long(house: House, client: Client, kind: Kind) -> None:
+async def test_a_prompt_that_is_too_long(stack: Stack, client: Client, kind: Kind) -> None:
     """Refused before the model sees it, where it is known how much it takes; else it is the model's to say."""
-    asked = house.says(kind, TEXT)
+    prompt = stack.prompt_for(kind, TEXT)
     for stream in (False, True):
-        words = f"{TOO_LONG} {asked.words}"
+        words = f"{TOO_LONG} {prompt.words}"
         if kind.knows_context:
             code = "context_length_exceeded"
             error = await refused(chat(client, kind, words, stream=stream), "messages", code=code)
@@ -348,26 +350,32 @@ async def test_a_prompt_that_is_too_long(house: House, client: Client, kind: Kin
 
 
 @kinds
-async def test_many_at_once(house: House, client: Client, kind: Kind) -> None:
+async def test_many_at_once(stack: Stack, client: Client, kind: Kind) -> None:
     """Sixteen clients, half of them with streams, and each hears what it asked for."""
 
     async def one(number: int) -> None:
         text = f"this is number {number} of {16 * number}"
         for stream in (bool(number % 2), not number % 2):
-            assert (await say(house, client, kind, text, stream=stream)).text == text
+            assert (await say(stack, client, kind, text, stream=stream)).text == text
 
     await asyncio.gather(*(one(number) for number in range(16)))
 
 
-async def test_an_engine_that_dies_in_mid_stream(house: House, client: Client) -> None:
+async def test_an_engine_that_dies_in_mid_stream(stack: Stack, client: Client) -> None:
     """The embedded engine is a process: its end is an error of the answers that it was making, and of no others; it is
     there again when it was loaded again."""
-    kind = next(kind for kind in KINDS if kind.told == "guide")
-    [worker] = processes_of(house.front, "shoal.backends.genai.worker")
-    body = {"model": kind.name, "stream": True, "messages": said("go on"), "ignore_eos": True, "max_tokens": 1900}
+    kind = next(kind for kind in KINDS if kind.script_style == "guide")
+    [worker] = processes_of(stack.front, "shoal.backends.genai.worker")
+    body = {
+        "model": kind.name,
+        "stream": True,
+        "messages": user_message("go on"),
+        "ignore_eos": True,
+        "max_tokens": 1900,
+    }
 
     def broken() -> str:
-        with ask(house.front, "/v1/chat/completions", body) as connection:
+        with ask(stack.front, "/v1/chat/completions", body) as connection:
             begun = read_until(connection, b'"content":')
             worker.kill()
             return (begun + read_until(connection, b"0\r\n\r\n")).decode()
@@ -379,7 +387,7 @@ async def test_an_engine_that_dies_in_mid_stream(house: House, client: Client) -
     ]
     assert set(json.loads(error)["error"]) == {"message", "type", "param", "code"}
     other = next(kind for kind in KINDS if kind.name == "fake")
-    assert (await say(house, client, other, TEXT)).text == TEXT
-    await asyncio.to_thread(house.front.request, "POST", "/models/load", {"model": kind.name})
-    await asyncio.to_thread(until, house.front.ready, what="the engine's return")
-    assert (await say(house, client, kind, TEXT)).text == TEXT
+    assert (await say(stack, client, other, TEXT)).text == TEXT
+    await asyncio.to_thread(stack.front.request, "POST", "/models/load", {"model": kind.name})
+    await asyncio.to_thread(until, stack.front.ready, what="the engine's return")
+    assert (await say(stack, client, kind, TEXT)).text == TEXT

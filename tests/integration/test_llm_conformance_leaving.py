@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.llm_conformance_kit import KINDS, House, Kind, house_of, processes_of
+from tests.integration.llm_conformance_kit import KINDS, Kind, Stack, processes_of, start_stack
 from tests.integration.llm_kit import ask, metric, read_until, said, until
 from tests.integration.triton_kit import Triton
 
@@ -31,17 +31,17 @@ streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream
 
 
 @pytest.fixture(scope="module")
-def house(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def stack(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One answer of a model at a time; the fake model takes half a second a word."""
-    with house_of(triton, tmp_path_factory.mktemp("leaving"), "--max-streams", "1", pace="token_ms=500") as made:
+    with start_stack(triton, tmp_path_factory.mktemp("leaving"), "--max-streams", "1", pace="token_ms=500") as made:
         yield made
 
 
 class Watched:
     """What a model has seen so far: answers that it began, and callers that left."""
 
-    def __init__(self, house: House, kind: Kind) -> None:
-        self._house = house
+    def __init__(self, stack: Stack, kind: Kind) -> None:
+        self._house = stack
         self._kind = kind
 
     @property
@@ -51,95 +51,95 @@ class Watched:
         if self._kind.name == "dynamo":
             return self._house.dynamo.calls["ModelStreamInfer"]
         if self._kind.name == "upstream":
-            return int(metric(self._house.behind, "shoal_requests_received_total", model="far"))
+            return int(metric(self._house.upstream, "shoal_requests_received_total", model="far"))
         return -1  # nobody outside sees it
 
     def left(self) -> Callable[[], bool]:
         """Says whether the model has seen one caller more leave than now, and does nothing any more."""
-        house, kind = self._house, self._kind
+        stack, kind = self._house, self._kind
         if kind.sees:
             before = self._noted("cancelled")
             return lambda: self._noted("cancelled") > before
         if kind.name == "dynamo":
-            gone = house.dynamo.cancelled
-            return lambda: house.dynamo.cancelled > gone
+            gone = stack.dynamo.cancelled
+            return lambda: stack.dynamo.cancelled > gone
         if kind.name == "upstream":
-            count = metric(house.behind, "shoal_cancelled_total", model="far")
+            count = metric(stack.upstream, "shoal_cancelled_total", model="far")
             return lambda: (
-                metric(house.behind, "shoal_cancelled_total", model="far") > count
-                and metric(house.behind, "shoal_requests_in_flight", model="far") == 0
+                metric(stack.upstream, "shoal_cancelled_total", model="far") > count
+                and metric(stack.upstream, "shoal_requests_in_flight", model="far") == 0
             )
         if kind.name == "embedded":
-            [worker] = processes_of(house.front, "shoal.backends.genai.worker")
-            worked = worker.worked()
-            until(lambda: worker.worked() > worked)  # it is not over before its reader leaves
+            [worker] = processes_of(stack.front, "shoal.backends.genai.worker")
+            worked = worker.cpu_ticks()
+            until(lambda: worker.cpu_ticks() > worked)  # it is not over before its reader leaves
             return self._idle
-        ended = metric(house.front, "shoal_cancelled_total", model=kind.name)
-        return lambda: metric(house.front, "shoal_cancelled_total", model=kind.name) > ended
+        ended = metric(stack.front, "shoal_cancelled_total", model=kind.name)
+        return lambda: metric(stack.front, "shoal_cancelled_total", model=kind.name) > ended
 
     def _idle(self) -> bool:
         """The engine's process uses no processor any more; while it answers, it uses all of one."""
         [worker] = processes_of(self._house.front, "shoal.backends.genai.worker")
-        before = worker.worked()
+        before = worker.cpu_ticks()
         time.sleep(0.1)
-        return worker.worked() - before <= 1
+        return worker.cpu_ticks() - before <= 1
 
     def _noted(self, word: str) -> int:
         return sum(line.startswith(f"{self._kind.sees} {word} ") for line in self._house.triton.noted())
 
 
-def asked(house: House, kind: Kind, *, stream: bool, first_ms: int = 0, delay_ms: int = 0) -> socket.socket:
+def start_request(stack: Stack, kind: Kind, *, stream: bool, first_ms: int = 0, delay_ms: int = 0) -> socket.socket:
     """A connection on which it was asked for an answer that takes long."""
-    given = house.says(kind, TEXT, first_ms=first_ms, delay_ms=delay_ms)
-    fields: dict[str, Any] = LONG if kind.name == "embedded" else given.fields
-    body = {"model": kind.name, "messages": said(given.words), "stream": stream, **fields}
-    return ask(house.front, "/v1/chat/completions", body)
+    prompt = stack.prompt_for(kind, TEXT, first_ms=first_ms, delay_ms=delay_ms)
+    fields: dict[str, Any] = LONG if kind.name == "embedded" else prompt.fields
+    body = {"model": kind.name, "messages": said(prompt.words), "stream": stream, **fields}
+    return ask(stack.front, "/v1/chat/completions", body)
 
 
-def in_flight(house: House, kind: Kind) -> float:
-    return metric(house.front, "shoal_requests_in_flight", model=kind.name)
+def in_flight(stack: Stack, kind: Kind) -> float:
+    return metric(stack.front, "shoal_requests_in_flight", model=kind.name)
 
 
-def is_free(house: House, kind: Kind) -> None:
+def is_free(stack: Stack, kind: Kind) -> None:
     """The model answers the next one: no place is held by who has left."""
-    given = house.says(kind, "ok")
-    body = {"model": kind.name, "messages": said(given.words), **given.fields}
-    status, _, answer = house.front.request("POST", "/v1/chat/completions", body)
+    prompt = stack.prompt_for(kind, "ok")
+    body = {"model": kind.name, "messages": said(prompt.words), **prompt.fields}
+    status, _, answer = stack.front.request("POST", "/v1/chat/completions", body)
     assert (status, b'"ok"' in answer) == (200, True)
 
 
 @streams
 @kinds
-def test_while_it_waits_for_its_turn(house: House, kind: Kind, stream: bool) -> None:
+def test_while_it_waits_for_its_turn(stack: Stack, kind: Kind, stream: bool) -> None:
     """The model never hears of it; then the one before it leaves as well, without a token yet."""
-    watched = Watched(house, kind)
+    watched = Watched(stack, kind)
     before = watched.began
-    with contextlib.closing(asked(house, kind, stream=stream, first_ms=5000)) as first:
-        until(lambda: in_flight(house, kind) == 1 and (watched.began > before or before < 0))
-        with contextlib.closing(asked(house, kind, stream=stream)):
-            until(lambda: in_flight(house, kind) == 2)
+    with contextlib.closing(start_request(stack, kind, stream=stream, first_ms=5000)) as first:
+        until(lambda: in_flight(stack, kind) == 1 and (watched.began > before or before < 0))
+        with contextlib.closing(start_request(stack, kind, stream=stream)):
+            until(lambda: in_flight(stack, kind) == 2)
             began = watched.began
-        until(lambda: in_flight(house, kind) == 1)
+        until(lambda: in_flight(stack, kind) == 1)
         left = watched.left()
         first.close()
         until(left)
-        until(lambda: in_flight(house, kind) == 0)
+        until(lambda: in_flight(stack, kind) == 0)
     assert watched.began == began
-    is_free(house, kind)
+    is_free(stack, kind)
 
 
 @streams
 @kinds
-def test_while_it_is_answered(house: House, kind: Kind, stream: bool) -> None:
+def test_while_it_is_answered(stack: Stack, kind: Kind, stream: bool) -> None:
     """In the middle of a stream, or of an answer that is wanted whole."""
-    watched = Watched(house, kind)
+    watched = Watched(stack, kind)
     before = watched.began
-    with contextlib.closing(asked(house, kind, stream=stream, delay_ms=400)) as connection:
+    with contextlib.closing(start_request(stack, kind, stream=stream, delay_ms=400)) as connection:
         if stream and kind.streams:
             read_until(connection, b'"content":"')
         else:
-            until(lambda: in_flight(house, kind) == 1 and (watched.began > before or before < 0))
+            until(lambda: in_flight(stack, kind) == 1 and (watched.began > before or before < 0))
         left = watched.left()
     until(left)
-    until(lambda: in_flight(house, kind) == 0)
-    is_free(house, kind)
+    until(lambda: in_flight(stack, kind) == 0)
+    is_free(stack, kind)

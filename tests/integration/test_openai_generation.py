@@ -72,13 +72,13 @@ def test_length_and_stop(client: openai.OpenAI) -> None:
 
 def test_tools(client: openai.OpenAI) -> None:
     """A call that the model writes is a call for the client, whole and from its fragments."""
-    asked: Any = {"role": "user", "content": CALL}
-    whole = client.chat.completions.create(model="fake", messages=[asked], tools=[ADD])
+    request: Any = {"role": "user", "content": CALL}
+    whole = client.chat.completions.create(model="fake", messages=[request], tools=[ADD])
     (call,) = whole.choices[0].message.tool_calls or []
     assert call.type == "function"
     assert (call.function.name, whole.choices[0].finish_reason) == ("add", "tool_calls")
     assert whole.choices[0].message.content is None
-    with client.chat.completions.stream(model="fake", messages=[asked], tools=[ADD]) as stream:
+    with client.chat.completions.stream(model="fake", messages=[request], tools=[ADD]) as stream:
         final = stream.get_final_completion()
     (streamed,) = final.choices[0].message.tool_calls or []
     assert (streamed.function.name, streamed.function.arguments) == ("add", call.function.arguments)

@@ -137,8 +137,8 @@ async def test_its_health_and_its_errors(server: Server) -> None:
         ("POST", "/embed", {"inputs": []}, 400, "`inputs` can't be empty"),
         ("POST", "/embed", {"inputs": ["a"] * 33}, 413, "`inputs` can't be greater than 32"),
     ):
-        found, _, said = await asyncio.to_thread(server.request, method, path, body)
-        assert (found, json.loads(said)) == (status, {"error": text})
+        found, _, reply = await asyncio.to_thread(server.request, method, path, body)
+        assert (found, json.loads(reply)) == (status, {"error": text})
 
 
 async def test_batches_by_size_and_by_time(shoal_server: ShoalServer, upstream: FakeTei) -> None:

@@ -76,11 +76,11 @@ def test_rows_on_disk_outlive_the_process(home: str) -> None:
         "    found = s.embed(['a', 'b'], outputs=['dense'])\n"
         "    print(found.facts.cached, found.vectors.tobytes().hex())\n"
     )
-    told = []
+    reports = []
     for patience in ("0", "3"):  # where rows are on disk is read in the background
         run = subprocess.run([sys.executable, "-c", program, home, patience], capture_output=True, check=True)
-        told.append(run.stdout.split())
-    (none, first), (all_of_them, second) = told
+        reports.append(run.stdout.split())
+    (none, first), (all_of_them, second) = reports
     assert (int(none), int(all_of_them)) == (0, 2)
     assert first == second
     assert list(Path(home, "rows").glob("*/*.rows"))

@@ -55,9 +55,9 @@ def older(server: Server) -> Iterator[cohere.Client]:
 
 
 def post(server: Server, path: str, body: Any) -> Any:
-    status, _, said = server.request("POST", path, body)
-    assert status == 200, said
-    return json.loads(said)
+    status, _, reply = server.request("POST", path, body)
+    assert status == 200, reply
+    return json.loads(reply)
 
 
 def test_cohere_reranks(client: cohere.ClientV2) -> None:
@@ -197,20 +197,20 @@ def test_voyage(server: Server) -> None:
     )
     bits = np.frombuffer(base64.b64decode(small["data"][0]["embedding"]), np.uint8)
     assert np.array_equal(np.unpackbits(bits), unit(DOCUMENTS[0]) > 0)
-    asked = {"query": QUERY, "documents": DOCUMENTS, "model": "reranker", "top_k": None, "truncation": True}
-    ranked = post(server, "/v1/rerank", asked)
+    request = {"query": QUERY, "documents": DOCUMENTS, "model": "reranker", "top_k": None, "truncation": True}
+    ranked = post(server, "/v1/rerank", request)
     assert [DOCUMENTS[each["index"]] for each in ranked["data"]] == [DOCUMENTS[at] for at in ORDER]
     assert ranked["usage"]["total_tokens"] > 0
-    status, _, said = server.request("POST", "/v1/rerank", {**asked, "documents": []})
-    assert (status, list(json.loads(said))) == (400, ["detail"])
+    status, _, reply = server.request("POST", "/v1/rerank", {**request, "documents": []})
+    assert (status, list(json.loads(reply))) == (400, ["detail"])
 
 
 def test_nvidia(server: Server) -> None:
     """langchain-nvidia-ai-endpoints 1.5: it looks for a model, embeds in two roles and ranks by logits."""
     (first, *_) = json.loads(server.request("GET", "/v1/models")[2])["data"]
     assert first["id"] == "embedder"
-    asked = {"input": DOCUMENTS, "model": "embedder", "encoding_format": "float", "truncate": "NONE"}
-    for body in ({**asked, "input_type": "passage"}, {**asked, "model": "embedder-passage"}):
+    request = {"input": DOCUMENTS, "model": "embedder", "encoding_format": "float", "truncate": "NONE"}
+    for body in ({**request, "input_type": "passage"}, {**request, "model": "embedder-passage"}):
         found = post(server, "/v1/embeddings", body)
         assert [each["index"] for each in found["data"]] == [0, 1, 2]
     passages = [{"text": each} for each in DOCUMENTS]
@@ -229,15 +229,15 @@ def test_jina(server: Server) -> None:
         server, "/v1/embeddings", {"input": [{"text": each} for each in DOCUMENTS], "model": "embedder", **extras}
     )
     assert np.shape([each["embedding"] for each in small["data"]]) == (3, 4)
-    asked = {"query": QUERY, "documents": DOCUMENTS, "model": "reranker", "top_n": None}
-    ranked = post(server, "/v1/rerank", asked)["results"]
+    request = {"query": QUERY, "documents": DOCUMENTS, "model": "reranker", "top_n": None}
+    ranked = post(server, "/v1/rerank", request)["results"]
     assert [(each["index"], each["document"]["text"]) for each in ranked] == [(at, DOCUMENTS[at]) for at in ORDER]
-    status, _, said = server.request("POST", "/v1/rerank", {**asked, "model": "nobody"})
-    assert (status, list(json.loads(said))) == (404, ["detail"])
+    status, _, reply = server.request("POST", "/v1/rerank", {**request, "model": "nobody"})
+    assert (status, list(json.loads(reply))) == (404, ["detail"])
 
 
 def test_open_webui(server: Server) -> None:
     """Its external reranker: an entry for every document, to be sorted by `index`."""
-    asked = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "top_n": len(DOCUMENTS)}
-    results = sorted(post(server, "/v1/rerank", asked)["results"], key=lambda each: each["index"])
+    request = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "top_n": len(DOCUMENTS)}
+    results = sorted(post(server, "/v1/rerank", request)["results"], key=lambda each: each["index"])
     assert [each["relevance_score"] for each in results] == pytest.approx(SCORES)

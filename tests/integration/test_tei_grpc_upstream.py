@@ -48,19 +48,19 @@ def test_one_bad_text_fails_alone(tmp_path: Path, pool: ThreadPoolExecutor, fake
     with running(tmp_path, f"m={fake.address}") as server:
         texts = [f"text {at}" for at in range(60)]
         bad = {13: ("poison-item", 502), 31: ("w " * 600, 422)}
-        asked: list[Future[Reply]] = [
+        pending: list[Future[Reply]] = [
             pool.submit(embed, server, bad[at][0] if at in bad else text, truncate=False)
             for at, text in enumerate(texts)
         ]
         for at, text in enumerate(texts):
-            status, _, body = asked[at].result()
+            status, _, body = pending[at].result()
             assert status == (bad[at][1] if at in bad else 200), body
             if status == 200:
                 assert np.allclose(json.loads(body), [dense_of(text)], atol=1e-6)
-        told = fake.told()
-        assert told["most_in_flight"] <= 2
-        assert max(told["sizes"]) > 10
-        assert len(told["sizes"]) < 40, "some 2 for the texts, and halves of those with a bad one"
+        report = fake.told()
+        assert report["most_in_flight"] <= 2
+        assert max(report["sizes"]) > 10
+        assert len(report["sizes"]) < 40, "some 2 for the texts, and halves of those with a bad one"
 
 
 def test_large_requests_and_few_permits(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
@@ -69,12 +69,12 @@ def test_large_requests_and_few_permits(tmp_path: Path, pool: ThreadPoolExecutor
         running(tmp_path, f"m={fake.address}") as server,
     ):
         texts = [f"text {at}" for at in range(300)]
-        asked = [pool.submit(embed, server, texts[at : at + 30]) for at in range(0, 300, 30)]
-        found = np.concatenate([rows_of(one.result()) for one in asked])
+        pending = [pool.submit(embed, server, texts[at : at + 30]) for at in range(0, 300, 30)]
+        found = np.concatenate([rows_of(one.result()) for one in pending])
         assert np.allclose(found, np.stack([dense_of(text) for text in texts]), atol=1e-6)
-        told = fake.told()
-        assert told["most_permits"] <= 8
-        assert set(told["statuses"]) == {200}
+        report = fake.told()
+        assert report["most_permits"] <= 8
+        assert set(report["statuses"]) == {200}
 
 
 def test_scores(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_it_drains(tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) 
     fake.change(delay_ms=700)
     with running(tmp_path, f"m={fake.address}") as server:
         before = fake.told()["calls"]
-        asked = pool.submit(embed, server, "last words")
+        pending = pool.submit(embed, server, "last words")
         eventually(lambda: fake.told()["calls"] > before)
         server.process.send_signal(signal.SIGTERM)
-        assert np.allclose(rows_of(asked.result()), [dense_of("last words")], atol=1e-6)
+        assert np.allclose(rows_of(pending.result()), [dense_of("last words")], atol=1e-6)
         assert server.exit_code() == 0

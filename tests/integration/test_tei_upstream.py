@@ -54,11 +54,11 @@ class TestJoining:
         with fake_process("--delay-ms", "20", "--era", era) as fake, running(tmp_path, f"m={fake.address}") as server:
             texts = [f"text {at}" for at in range(60)]
             bad = {13: "poison-item", 31: "w " * 600}
-            asked: list[Future[Reply]] = [
+            pending: list[Future[Reply]] = [
                 pool.submit(embed, server, bad.get(at, text), truncate=False) for at, text in enumerate(texts)
             ]
             for at, text in enumerate(texts):
-                status, _, body = asked[at].result()
+                status, _, body = pending[at].result()
                 if at in bad:
                     assert status in (413, 422, 502)
                 else:
@@ -80,8 +80,8 @@ class TestJoining:
         """3. No queue without bound, nor calls: 429, and never more calls in flight than were asked for."""
         fake.change(delay_ms=200)
         with running(tmp_path, f"m={fake.address}", flags=("--max-queue-items", "8")) as server:
-            asked = [pool.submit(embed, server, f"text {at}") for at in range(40)]
-            statuses = [one.result()[0] for one in asked]
+            pending = [pool.submit(embed, server, f"text {at}") for at in range(40)]
+            statuses = [one.result()[0] for one in pending]
             assert set(statuses) == {200, 429}
             assert fake.told()["most_in_flight"] <= 2
 
@@ -89,11 +89,11 @@ class TestJoining:
         """3. It has 8 for inputs, and refuses nothing."""
         flags = ("--max-concurrent-requests", "8", "--delay-ms", "5")
         with fake_process(*flags) as fake, running(tmp_path, f"m={fake.address}") as server:
-            asked = [pool.submit(embed, server, [f"text {at} {n}" for n in range(10)]) for at in range(30)]
-            assert {one.result()[0] for one in asked} == {200}
-            told = fake.told()
-            assert told["most_permits"] <= 8
-            assert set(told["statuses"]) == {200}
+            pending = [pool.submit(embed, server, [f"text {at} {n}" for n in range(10)]) for at in range(30)]
+            assert {one.result()[0] for one in pending} == {200}
+            report = fake.told()
+            assert report["most_permits"] <= 8
+            assert set(report["statuses"]) == {200}
 
     def test_a_lone_request_waits_for_nobody(self, tmp_path: Path, fake: FakeProcess) -> None:
         """4. It is sent at once, and says so."""
@@ -123,8 +123,8 @@ class TestJoining:
                 {"dimensions": 4},
                 {"normalize": False, "dimensions": 4},
             ]
-            asked = [(each, pool.submit(embed, server, f"text {at}", **each)) for at in range(20) for each in options]
-            for at, (each, reply) in enumerate(asked):
+            pending = [(each, pool.submit(embed, server, f"text {at}", **each)) for at in range(20) for each in options]
+            for at, (each, reply) in enumerate(pending):
                 expected = dense_of(f"text {at // 4}", **each)
                 assert np.allclose(rows_of(reply.result())[0], expected, atol=1e-6)
 
@@ -134,8 +134,8 @@ class TestJoining:
         """10. The wait is the one that was, not the setting."""
         fake.change(delay_ms=100)
         with running(tmp_path, f"m={fake.address}", flags=("--max-wait-time-ms", "30000")) as server:
-            asked = [pool.submit(embed, server, f"text {at}") for at in range(32)]
-            for one in asked:
+            pending = [pool.submit(embed, server, f"text {at}") for at in range(32)]
+            for one in pending:
                 status, headers, _ = one.result()
                 assert status == 200
                 assert headers["x-shoal-batch-size"] == "32"
@@ -171,9 +171,9 @@ class TestServing:
         ):
             eventually(lambda: other.told()["calls"] > 0)
             texts = [f"text {at}" for at in range(200)]
-            asked = [pool.submit(embed, server, text) for text in texts]
+            pending = [pool.submit(embed, server, text) for text in texts]
             other.kill()
-            for text, one in zip(texts, asked, strict=True):
+            for text, one in zip(texts, pending, strict=True):
                 assert np.allclose(rows_of(one.result())[0], dense_of(text), atol=1e-6)
             other.flags = ("--max-client-batch-size", "4")
             other.start()
@@ -195,10 +195,10 @@ class TestServing:
         fake.change(delay_ms=700)
         with running(tmp_path, f"m={fake.address}") as server:
             before = fake.told()["calls"]
-            asked = pool.submit(embed, server, "last words")
+            pending = pool.submit(embed, server, "last words")
             eventually(lambda: fake.told()["calls"] > before)
             server.process.send_signal(signal.SIGTERM)
-            assert np.allclose(rows_of(asked.result())[0], dense_of("last words"), atol=1e-6)
+            assert np.allclose(rows_of(pending.result())[0], dense_of("last words"), atol=1e-6)
             assert server.exit_code() == 0
 
     def test_a_slow_server_is_a_504_at_the_deadline(self, tmp_path: Path, fake: FakeProcess) -> None:
@@ -224,8 +224,8 @@ class TestServing:
             for caller in callers[:2]:
                 caller.close()
             eventually(lambda: fake.told()["in_flight"] == 0)
-            told = fake.told()
-            assert (told["aborted"], told["inputs"]) == (2, sent), told
+            report = fake.told()
+            assert (report["aborted"], report["inputs"]) == (2, sent), report
             assert embed(server, "after")[0] == 200
             eventually(lambda: metric(server, "shoal_queue_items") == 0)
 
@@ -246,15 +246,15 @@ class TestShoalBehind:
         front, behind = pair
         texts = [f"text {at}" for at in range(64)]
         for options in ({}, {"normalize": False}, {"dimensions": 8}):
-            asked: list[Future[Reply]] = [pool.submit(embed, front, text, **options) for text in texts]
-            found = np.concatenate([rows_of(one.result()) for one in asked])
+            pending: list[Future[Reply]] = [pool.submit(embed, front, text, **options) for text in texts]
+            found = np.concatenate([rows_of(one.result()) for one in pending])
             assert np.allclose(found, rows_of(embed(behind, texts, **options)), atol=1e-6)
         status, _, body = embed(front, ["fine", "poison-item"])
         assert status == 502
         assert b"poison" not in body
-        asked = [pool.submit(embed, front, text) for text in (*texts, "poison-item")]
-        assert sorted({one.result()[0] for one in asked}) == [200, 502]
-        assert [one.result()[0] for one in asked].count(502) == 1
+        pending = [pool.submit(embed, front, text) for text in (*texts, "poison-item")]
+        assert sorted({one.result()[0] for one in pending}) == [200, 502]
+        assert [one.result()[0] for one in pending].count(502) == 1
 
     @pytest.mark.parametrize("pair", ["fake:labels=1"], indirect=True)
     def test_scores_are_the_same(self, pair: tuple[Server, Server]) -> None:
@@ -297,10 +297,10 @@ async def test_a_thousand_at_once(tmp_path: Path) -> None:
             await pool.open()
             found = await asyncio.gather(*(pool.ask(bodies.request([text]), keep=True) for text in texts))
             pool.close()
-            told = await asyncio.to_thread(fake.told)
+            report = await asyncio.to_thread(fake.told)
     assert [at for at, reply in enumerate(found) if reply.status != 200] == [500]
     assert found[500].status == 502
     for text, reply in zip(texts[:50], found, strict=False):
         assert np.allclose(json.loads(bytes(reply.body or b"")), [dense_of(text)], atol=1e-6)
-    assert told["most_in_flight"] == 4
-    assert told["calls"] - before["calls"] < 100, "32 calls are the least, and 12 find the culprit"
+    assert report["most_in_flight"] == 4
+    assert report["calls"] - before["calls"] < 100, "32 calls are the least, and 12 find the culprit"

@@ -127,18 +127,18 @@ async def test_an_ensemble_is_decoupled_when_its_parts_are(opened: Open) -> None
 async def test_sampling_arrives(opened: Open, model: str, expected: set[str]) -> None:
     """As tensors of the right types: a real server refuses all others."""
     generator = await opened(model)
-    asked: dict[str, Any] = {"max_tokens": 5, "temperature": 0.5, "top_k": 4, "seed": -1, "stop": ["END", "\n"]}
-    able = {name: value for name, value in asked.items() if name in generator.facts.parameters}
-    said = json.loads(text_of(generator, await collect(generator, "echo", **able)))
-    assert expected <= said.keys()
-    assert said["text_input"] == "echo"
-    if "seed" in said:
-        assert said["seed"] == 2**64 - 1
-    if "stop_words" in said:
-        assert said["stop_words"] == ["END", "\n"]
-        assert said.get("bad_words", "") == ""
-    if "sampling_parameters" in said:
-        assert json.loads(said["sampling_parameters"]) == asked
+    request: dict[str, Any] = {"max_tokens": 5, "temperature": 0.5, "top_k": 4, "seed": -1, "stop": ["END", "\n"]}
+    able = {name: value for name, value in request.items() if name in generator.facts.parameters}
+    reply = json.loads(text_of(generator, await collect(generator, "echo", **able)))
+    assert expected <= reply.keys()
+    assert reply["text_input"] == "echo"
+    if "seed" in reply:
+        assert reply["seed"] == 2**64 - 1
+    if "stop_words" in reply:
+        assert reply["stop_words"] == ["END", "\n"]
+        assert reply.get("bad_words", "") == ""
+    if "sampling_parameters" in reply:
+        assert json.loads(reply["sampling_parameters"]) == request
 
 
 async def test_an_adapter_arrives(opened: Open) -> None:
@@ -147,8 +147,8 @@ async def test_an_adapter_arrives(opened: Open) -> None:
         ("talker_llmapi", {"doll": "/loras/doll"}, "lora_path", "/loras/doll"),
     ):
         generator = await opened(model, adapters)
-        said = json.loads(text_of(generator, await collect(generator, "echo", adapter="doll")))
-        assert said[name] == expected
+        reply = json.loads(text_of(generator, await collect(generator, "echo", adapter="doll")))
+        assert reply[name] == expected
 
 
 async def test_log_probabilities(opened: Open) -> None:

@@ -138,9 +138,9 @@ async def test_the_default_model_answers_as_the_graph_does(
         ("pooled", [-1, 384]),
         ("token_embeddings", [-1, -1, 384]),
     ]
-    tensors, wanted = await local(spec, TEXTS)
+    tensors, expected = await local(spec, TEXTS)
     sent = {name: ("INT64", array) for name, array in tensors.items()}
-    assert cosines(await ask(control, "org~default", sent, "sentence_embedding"), wanted).min() >= 0.99999
+    assert cosines(await ask(control, "org~default", sent, "sentence_embedding"), expected).min() >= 0.99999
     async with asyncio.timeout(PATIENCE_S):  # it answers before it counts, and was warmed up
         while (await control.statistics("org~default", deadline=soon()))[0].inference_count < len(TEXTS) + 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -158,9 +158,9 @@ async def test_texts_go_in_where_an_ensemble_is_written(triton: Triton, control:
     await control.load("org~texts", deadline=soon())
     for name in names:
         assert await control.is_ready(name, deadline=soon()), name
-    _, wanted = await local(spec, TEXTS)
-    assert cosines(await ask_texts(control, "org~texts", TEXTS), wanted).min() >= 0.99999
-    for text, row in zip(TEXTS, wanted, strict=True):
+    _, expected = await local(spec, TEXTS)
+    assert cosines(await ask_texts(control, "org~texts", TEXTS), expected).min() >= 0.99999
+    for text, row in zip(TEXTS, expected, strict=True):
         assert cosines(await ask_texts(control, "org~texts", [text]), row[None]).min() >= 0.99999
     status, answer = triton.http(
         "POST",
@@ -168,7 +168,7 @@ async def test_texts_go_in_where_an_ensemble_is_written(triton: Triton, control:
         {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS[:2]}]},
     )
     assert status == 200
-    assert cosines(np.array(answer["outputs"][0]["data"]).reshape(2, 384), wanted[:2]).min() >= 0.99999
+    assert cosines(np.array(answer["outputs"][0]["data"]).reshape(2, 384), expected[:2]).min() >= 0.99999
     await control.unload("org~texts", dependents=True, deadline=soon())
     assert {triton.state(name) for name in names} == {"UNAVAILABLE"}
 

@@ -49,8 +49,8 @@ def test_one_place_for_two_models(triton: Triton, tmp_path: Path, env: dict[str,
         assert (status_of(server, OTHER), on_triton(triton, OTHER)) == ("sleeping", False)
         assert on_triton(triton, TINY)
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(embeddings, server, name, "fish") for name in (TINY, OTHER) * 4]
-            assert [each.result()[0] for each in asked] == [200] * 8
+            pending = [pool.submit(embeddings, server, name, "fish") for name in (TINY, OTHER) * 4]
+            assert [each.result()[0] for each in pending] == [200] * 8
         for name in (TINY, OTHER):
             status, _, answer = ask(server, "DELETE", f"/v1/models/{name}", {})
             assert status == 200, answer

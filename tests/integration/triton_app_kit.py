@@ -1,4 +1,4 @@
-"""Shoal in front of a real Triton: servers for a whole module, a hub of this machine, and clients that never pause."""
+"""Shoal in front of a real Triton: servers for a module, a local hub, and clients that send continuously."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Reply: TypeAlias = tuple[int, dict[str, str], Any]
 
 
 def ask(server: Server, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
-    """(status, headers in lower case, JSON or text). Raises OSError where the server is gone."""
+    """Return (status, headers in lower case, JSON or text). Raises OSError if the server is gone."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=SLOW_MACHINE_S)
     try:
         sent = {} if body is None else {"content-type": "application/json"}
@@ -50,26 +50,26 @@ def ask(server: Server, method: str, path: str, body: Any = None, headers: Mappi
 
 
 def embeddings(server: Server, model: str, texts: Any, **more: Any) -> Reply:
-    """POST /v1/embeddings; a header is what `more` has with a dash in its name."""
+    """POST /v1/embeddings. Names in `more` with a dash are headers, the others fields of the body."""
     headers = {name: str(more.pop(name)) for name in list(more) if "-" in name}
     return ask(server, "POST", "/v1/embeddings", {"model": model, "input": texts, **more}, headers)
 
 
 def vectors(server: Server, model: str, texts: Any, **more: Any) -> Array:
-    """The rows [n, dimension] of an answer, which must be one."""
+    """Return the rows [n, dimension] of a successful answer."""
     status, _, answer = embeddings(server, model, texts, **more)
     assert status == 200, answer
     return np.array([each["embedding"] for each in answer["data"]], np.float32)
 
 
 def cosines(one: Array, other: Array) -> Array:
-    """Row by row."""
+    """Return the cosine of each pair of rows."""
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     return np.asarray(np.einsum("ij,ij->i", one, other) / norms)
 
 
 def status_of(server: Server, name: str) -> str:
-    """What GET /models says of a model; "" where it is not listed."""
+    """Return a model's status in GET /models; "" if it is not listed."""
     _, _, answer = ask(server, "GET", "/models")
     return next((str(each["status"]["value"]) for each in answer["data"] if each["id"] == name), "")
 
@@ -86,7 +86,7 @@ def logged(server: Server) -> str:
 
 
 def command(server: Server, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`shoal ARGUMENTS` in a process of its own."""
+    """Run `shoal ARGUMENTS` in its own process."""
     env = environment(environ)
     line = [sys.executable, "-m", "shoal", *arguments]
     return subprocess.run(line, env=env, capture_output=True, text=True, cwd=server.log.parent, check=False)
@@ -101,7 +101,7 @@ def serving(
     config: str = "",
     ready: bool = True,
 ) -> Iterator[Server]:
-    """A `shoal serve` that is ready, or only listens, with `config` as its shoal.toml."""
+    """Start `shoal serve` with `config` as its shoal.toml; wait until it is ready, or only listens."""
     folder.mkdir(parents=True, exist_ok=True)
     if config:
         (folder / "shoal.toml").write_text(config)
@@ -134,7 +134,7 @@ def serving(
 
 
 def add_model(triton: Triton, name: str, like: str, changes: Mapping[str, str] | None = None) -> None:
-    """Put a copy of one of the test models into the repository, with changes to the text of its configuration."""
+    """Copy a test model into the repository, with changes to its configuration text."""
     folder = triton.repository / name
     if folder.exists():
         return
@@ -147,9 +147,10 @@ def add_model(triton: Triton, name: str, like: str, changes: Mapping[str, str] |
 
 
 class Traffic:
-    """Clients that ask a server without a pause, each on a connection of its own, until the block ends.
+    """Clients that send continuously, each on its own connection, until the block ends.
 
-    `answers` counts the good ones; `failures` has a line for every other one, and for one unlike the first answer.
+    `answers` counts the good ones; `failures` has a line for each other answer, and for each that differs from the
+    first.
     """
 
     def __init__(self, server: Server, model: str, *, clients: int = 4, text: str = "the same text") -> None:
@@ -174,9 +175,9 @@ class Traffic:
             assert not thread.is_alive(), "a request hangs"
 
     def more(self, count: int = 20) -> None:
-        """Return when so many more requests were answered."""
-        wanted = self.answers + count
-        until(lambda: self.answers >= wanted, what="traffic")
+        """Wait until that many more requests are answered."""
+        target = self.answers + count
+        until(lambda: self.answers >= target, what="traffic")
 
     def _run(self) -> None:
         connection = HTTPConnection("127.0.0.1", self._server.port, timeout=SLOW_MACHINE_S)
@@ -212,7 +213,7 @@ def tiny_files(folder: Path, kind: str) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def hub_of(folder: Path) -> Iterator[str]:
-    """The address of a hub with TINY and OTHER, for HF_ENDPOINT."""
+    """Return the address of a hub with TINY and OTHER, for HF_ENDPOINT."""
     models = {TINY: tiny_files(folder / "tiny", "bert"), OTHER: tiny_files(folder / "other", "distilbert")}
 
     class Routes(BaseHTTPRequestHandler):
@@ -234,7 +235,7 @@ def hub_of(folder: Path) -> Iterator[str]:
                 self.wfile.write(content or b"")
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Routes) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -257,7 +258,7 @@ def _route(models: Mapping[str, Mapping[str, bytes]], path: str) -> bytes | None
 
 
 def _siblings(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """Files as a hub lists them: weights with their hash."""
+    """Return files as a hub lists them: weights with their hash."""
     listed: list[dict[str, Any]] = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
     for each in listed:
         if each["rfilename"].endswith(".safetensors"):

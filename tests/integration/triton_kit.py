@@ -1,4 +1,4 @@
-"""Real Tritons for tests, by the product's own code; fetched once a machine, into the place that users have too."""
+"""Real Tritons for tests, started by the product's own code; downloaded once per machine, to the users' folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STABLE = Path(os.environ.get("SHOAL_HOME") or "~/.cache/shoal").expanduser() / 
 
 @dataclass(frozen=True, slots=True)
 class Triton:
-    """A Triton that runs, with the models of `triton_models` in its repository, none of them loaded.
+    """A running Triton with the models of `triton_models` in its repository, none of them loaded.
 
     `notes`: the file that its models write to. Methods block: in an async test use `asyncio.to_thread`.
     """
@@ -38,7 +38,7 @@ class Triton:
 
     @property
     def url(self) -> str:
-        """host:port of its gRPC side."""
+        """host:port of its gRPC endpoint."""
         return self.server.url
 
     @property
@@ -51,7 +51,7 @@ class Triton:
         return self.server.pid
 
     def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """(status, JSON or None) of its HTTP side: a second road to it that shares nothing with Shoal's client."""
+        """Return (status, JSON or None) of its HTTP endpoint, which shares no code with Shoal's client."""
         host, _, port = self.server.http_url.partition(":")
         connection = HTTPConnection(host, int(port), timeout=60)
         try:
@@ -63,30 +63,30 @@ class Triton:
             connection.close()
 
     def load(self, *names: str) -> None:
-        """Load models, which is no work for those that are."""
+        """Load models; those already loaded cost nothing."""
         for name in names:
             status, answer = self.http("POST", f"/v2/repository/models/{name}/load")
             assert status == 200, answer
 
     def unload(self, *names: str) -> None:
-        """Unload models and wait until Triton says so."""
+        """Unload models and wait until Triton confirms it."""
         for name in names:
             assert self.http("POST", f"/v2/repository/models/{name}/unload")[0] == 200
             while self.state(name) not in ("", "UNAVAILABLE"):
                 pass
 
     def state(self, name: str) -> str:
-        """A model's state in the repository index; "" for one that was never loaded or is not there."""
+        """Return a model's state in the repository index; "" if it was never loaded or is absent."""
         _, index = self.http("POST", "/v2/repository/index")
         return next((entry.get("state", "") for entry in index if entry["name"] == name), "")
 
     def infer(self, name: str, *texts: str) -> tuple[int, Any]:
-        """(status, answer) for texts, one a row."""
+        """Return (status, answer) for texts, one per row."""
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
         return self.http("POST", f"/v2/models/{name}/infer", {"inputs": [tensor]})
 
     def noted(self) -> list[str]:
-        """The lines that models have written so far."""
+        """Return the lines that models have written so far."""
         return self.notes.read_text().splitlines() if self.notes.exists() else []
 
 
@@ -94,7 +94,7 @@ OwnTriton: TypeAlias = Callable[..., Triton]
 
 
 def triton_home(folder: Path) -> Path:
-    """A home for Shoal in `folder` that has its own servers and repository, and the machine's tritonserver."""
+    """Return a home for Shoal in `folder` with its own servers and repository, and the machine's tritonserver."""
     root = folder / "triton"
     root.mkdir(parents=True)
     for name in ("distributions", "environments"):
@@ -105,18 +105,18 @@ def triton_home(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running_triton(folder: Path, **options: Any) -> Iterator[Triton]:
-    """A Triton on free ports, supervised by an event loop in a thread of its own; stopped at the end. Its ports are
-    open, for `Triton.http`; `open_ports=False` is what users get."""
+    """Start a Triton on free ports, supervised by an event loop in its own thread; stop it at the end. Its ports are
+    open, for `Triton.http`; users get `open_ports=False`."""
     home = triton_home(folder)
     repository, notes = folder / "models", folder / "notes"
     write_models(repository, notes)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    wanted = TritonOptions(**{"home": home, "repository": repository, "open_ports": True, **ports, **options})
+    settings = TritonOptions(**{"home": home, "repository": repository, "open_ports": True, **ports, **options})
     ready, stop = threading.Event(), threading.Event()
     found: list[TritonServer | BaseException] = []
 
     async def run() -> None:
-        async with run_triton(wanted) as server:
+        async with run_triton(settings) as server:
             found.append(server)
             ready.set()
             await asyncio.to_thread(stop.wait)
@@ -152,7 +152,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
 
 @pytest.fixture
 def own_triton(tmp_path: Path) -> Iterator[OwnTriton]:
-    """`own_triton(**options)` starts a Triton for this test alone, to kill or to break."""
+    """`own_triton(**options)` starts a Triton for this test only, which may kill or break it."""
     with contextlib.ExitStack() as stack:
 
         def start(**options: Any) -> Triton:

@@ -62,8 +62,8 @@ def rows(local: LocalModel, texts: Sequence[str], kinds: tuple[VectorKind, ...],
         batch = [one for one in prepared[start : start + 5] if isinstance(one, Prepared)]
         assert len(batch) == len(texts[start : start + 5])
         inputs = local.pipeline.collate(batch, engine.facts)
-        wanted = tuple({name for one in batch for name in one.outputs})
-        outputs = asyncio.run(engine.infer(inputs, wanted, {}, time.monotonic() + 60))
+        names = tuple({name for one in batch for name in one.outputs})
+        outputs = asyncio.run(engine.infer(inputs, names, {}, time.monotonic() + 60))
         found.extend(local.pipeline.finish(outputs, batch))
     return [row if isinstance(row, VectorSet) else VectorSet(dense=row) for row in found]
 
@@ -345,13 +345,14 @@ def code(folder: Path, ran: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"), [(evil, r"pytorch_model\.bin: .*not a pickle of tensors alone"), (code, "auto_map.*never runs")]
+    ("spoil", "message"),
+    [(evil, r"pytorch_model\.bin: .*not a pickle of tensors alone"), (code, "auto_map.*never runs")],
 )
-def test_what_could_run_is_refused(tmp_path: Path, spoil: Callable[[Path, Path], None], said: str) -> None:
+def test_what_could_run_is_refused(tmp_path: Path, spoil: Callable[[Path, Path], None], message: str) -> None:
     """A clear error, nothing run, nothing left in the store; and the same process serves the next model."""
     folder = write(CASES[0], tmp_path / "bad")
     spoil(folder, tmp_path / "ran")
-    with pytest.raises(ModelFileError, match=said):
+    with pytest.raises(ModelFileError, match=message):
         stored(folder, tmp_path / "home")
     assert not (tmp_path / "ran").exists()
     assert Store(str(tmp_path / "home")).entries() == []
@@ -374,12 +375,12 @@ class Stopping(Progress):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "said"),
+    ("bounds", "message"),
     [({"convert_max_memory_mb": 40}, "more than 40 MiB"), ({"convert_timeout_s": 0.5}, "more than 0 s|took more than")],
 )
-def test_bounds_end_it(tmp_path: Path, bounds: dict[str, Any], said: str) -> None:
+def test_bounds_end_it(tmp_path: Path, bounds: dict[str, Any], message: str) -> None:
     folder = other("modernbert", tmp_path)
-    with pytest.raises(ModelFileError, match=said):
+    with pytest.raises(ModelFileError, match=message):
         stored(folder, tmp_path / "home", **bounds)
     left(tmp_path / "home")
 

@@ -33,11 +33,11 @@ def test_an_exported_model_embeds_as_sentence_transformers_does(tmp_path: Path, 
     """Encoders with relative positions, and a decoder with last-token pooling, in batches of all sizes on both engines;
     the exported folder is converted, pooled and verified like a published one."""
     folder = other(name, tmp_path)
-    heard: list[str] = []
-    found = exported(folder, tmp_path / "exported", progress=lambda stage, _: heard.append(stage))
+    reports: list[str] = []
+    found = exported(folder, tmp_path / "exported", progress=lambda stage, _: reports.append(stage))
     assert found.kind == "encoder"
     assert "agrees with PyTorch" in found.verification
-    assert list(dict.fromkeys(heard)) == ["read", "load", "export", "verify"]
+    assert list(dict.fromkeys(reports)) == ["read", "load", "export", "verify"]
     target = tmp_path / "served"
     target.mkdir()
     converted = convert(tmp_path / "exported", target)

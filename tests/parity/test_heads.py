@@ -43,8 +43,8 @@ class Served(NamedTuple):
         assert len(batch) == len(texts), prepared
         spec = self.converted.spec
         facts = EngineFacts(name="parity", inputs=spec.inputs, outputs=spec.outputs, length_buckets=(8, 24, 64))
-        wanted = tuple({name for one in batch for name in one.outputs})
-        rows = self.pipeline.finish(run(self.pipeline.collate(batch, facts), wanted), batch)
+        names = tuple({name for one in batch for name in one.outputs})
+        rows = self.pipeline.finish(run(self.pipeline.collate(batch, facts), names), batch)
         return [row if isinstance(row, VectorSet) else VectorSet(dense=row) for row in rows]  # type: ignore[arg-type]
 
     def dense(self, run: Run, texts: Sequence[str], **asked: Any) -> Array:

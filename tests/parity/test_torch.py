@@ -109,12 +109,12 @@ async def test_prompts_are_left_out_of_pooling(tmp_path: Path, case: Case) -> No
     model = reference(folder)
     (name, prompt) = next(iter(case.prompts.items()))
     texts = [text for text in TEXTS if text.strip()]
-    given = feeds(model, texts, prompt)
-    pooled = given["attention_mask"].copy()
+    inputs = feeds(model, texts, prompt)
+    pooled = inputs["attention_mask"].copy()
     head = model.tokenizer(prompt)["input_ids"]
     pooled[:, : len(head) - (head[-1] in model.tokenizer.all_special_ids)] = 0
     async with opened(folder, await spec_of(folder)) as engine:
-        got = await infer(engine, given | {"pooling_mask": pooled}, "sentence_embedding")
+        got = await infer(engine, inputs | {"pooling_mask": pooled}, "sentence_embedding")
     close(got["sentence_embedding"], model.encode(texts, prompt_name=name, convert_to_numpy=True))
 
 
@@ -237,11 +237,11 @@ async def test_token_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:
     """The output of token vectors is what sentence-transformers calls token_embeddings, at every token that counts."""
     folder = write(CASES[0], tmp_path)
     model = reference(folder)
-    given = feeds(model, TEXTS)
+    inputs = feeds(model, TEXTS)
     async with opened(folder, await spec_of(folder, tokens="token_embeddings")) as engine:
-        rows = (await infer(engine, given, "token_embeddings"))["token_embeddings"]
+        rows = (await infer(engine, inputs, "token_embeddings"))["token_embeddings"]
     expected = model.encode(TEXTS, output_value="token_embeddings", convert_to_numpy=False)
-    for row, mask, right in zip(rows, given["attention_mask"], expected, strict=True):
+    for row, mask, right in zip(rows, inputs["attention_mask"], expected, strict=True):
         close(row[mask > 0], right.cpu().numpy()[: mask.sum()])
 
 
@@ -340,10 +340,10 @@ async def test_bge_m3_gives_all_kinds_in_one_call(tmp_path: Path) -> None:
             late=(beside("colbert", 12, "identity"),),
         ),
     )
-    given = batch(6, 3)
+    feeds = batch(6, 3)
     async with opened(tmp_path, spec) as engine:
-        got = await infer(engine, given, *spec.outputs)
-    tokens, mask = got["token_embeddings"], given["attention_mask"]
+        got = await infer(engine, feeds, *spec.outputs)
+    tokens, mask = got["token_embeddings"], feeds["attention_mask"]
     assert set(got) == set(spec.outputs)
     close(got["pooled"], tokens[:, 0])
     sparse = np.maximum(tokens @ heads["sparse"][0].numpy().T + heads["sparse"][1].numpy(), 0)[..., 0] * mask

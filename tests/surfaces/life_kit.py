@@ -1,4 +1,4 @@
-"""A server whose models come and go: the real Lifecycle over a loader that does as told and touches nothing."""
+"""A server that loads and unloads models: the real Lifecycle over a scripted loader without side effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.core.registry import Registry
 from shoal.errors import AddressError, Forbidden, InvalidValue, ShoalError
 from shoal.models.address import check_name
 from shoal.surfaces import SURFACES, Options, build_app
-from tests.surfaces.surface_kit import MODEL, Answer, Exchange, Server, Told, request_scope
+from tests.surfaces.surface_kit import MODEL, Answer, Exchange, RecordingRunner, Server, request_scope
 
 FOREIGN = "made-by-hand"
 OTHER = "intfloat/e5-small-v2"
@@ -23,7 +23,7 @@ OTHER = "intfloat/e5-small-v2"
 
 @dataclass
 class Scripted:
-    """A loader. `hold` keeps loads and downloads waiting, `error` is what they fail with; `touched`: what was done."""
+    """A loader. `hold` blocks loads and downloads, `error` fails them; `touched` records the calls."""
 
     hold: asyncio.Event | None = None
     error: ShoalError | None = None
@@ -35,7 +35,7 @@ class Scripted:
     touched: list[tuple[str, str]] = field(default_factory=list)
     options: list[LoadOptions] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    runners: dict[str, Told] = field(default_factory=dict)
+    runners: dict[str, RecordingRunner] = field(default_factory=dict)
 
     def resolve(self, name: str, options: LoadOptions) -> Plan:
         served = name.removeprefix("hf:").partition("@")[0]
@@ -60,7 +60,7 @@ class Scripted:
         facts = ModelFacts(
             source=plan.source, backend="openvino", tasks=("embed",), dimension=4, precision=self.precision
         )
-        self.runners[plan.name] = Told(facts=facts)
+        self.runners[plan.name] = RecordingRunner(facts=facts)
         return self.runners[plan.name]
 
     async def close(self, plan: Plan, runner: Runner) -> None:
@@ -93,7 +93,7 @@ class Scripted:
 
 @dataclass
 class Living:
-    """A server with MODEL loaded; `touched` holds what came after."""
+    """A server with MODEL loaded; `touched` records the calls after that."""
 
     server: Server
     lifecycle: Lifecycle
@@ -103,13 +103,13 @@ class Living:
         return await self.server.call(method, path, *args, **more)
 
     async def manage(self, method: str, path: str, json: Any = None, **more: Any) -> Answer:
-        """As a program on this machine calls what needs an admin: JSON, or an empty body that says it is JSON."""
+        """Send an admin request as a local program does: JSON, or an empty body with the JSON content type."""
         if json is not None:
             return await self.server.call(method, path, json, **more)
         return await self.server.call(method, path, headers={"content-type": "application/json"}, **more)
 
     async def at(self, method: str, path: str) -> Answer:
-        """As `manage`, with the path as a server hands it over: decoded, and without a query."""
+        """As `manage`, with the path as servers pass it: decoded and without a query."""
         headers = {"host": "localhost", "content-type": "application/json"}
         exchange = Exchange([b""])
         scope = {**request_scope(method, "/", headers), "path": path}

@@ -1,4 +1,4 @@
-"""What the tests of Ollama's dialect share: a model that says what it is told to, and a client that reads lines."""
+"""Shared by the tests of Ollama's dialect: a scripted model and a client that reads lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 from shoal.core.protocols import ModelFacts
 from shoal.errors import ShoalError
 from shoal.types import Chunk, Context, Generate, Usage
-from tests.surfaces.surface_kit import MODEL, Answer, Exchange, Server, Told, request_scope, serve
+from tests.surfaces.surface_kit import MODEL, Answer, Exchange, RecordingRunner, Server, request_scope, serve
 
 HELLO = (
     Chunk(text="Hel"),
@@ -20,9 +20,9 @@ HELLO = (
     Chunk(finish_reason="stop"),
     Chunk(usage=Usage(prompt_tokens=7, completion_tokens=2)),
 )
-ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 PROMPT = {"model": MODEL, "prompt": "Hi"}
-TALKS = ModelFacts(
+CHAT_FACTS = ModelFacts(
     source="hf:org/talks",
     backend="genai",
     tasks=("generate", "embed"),
@@ -35,17 +35,17 @@ TALKS = ModelFacts(
 
 
 @dataclass
-class Talks(Told):
-    """A model that says `chunks`, then raises `end`; `asked` are its tasks."""
+class ChatModel(RecordingRunner):
+    """A model that yields `chunks`, then raises `end`; `generations` records its tasks."""
 
-    facts: ModelFacts = TALKS
+    facts: ModelFacts = CHAT_FACTS
     chunks: Sequence[Chunk] = HELLO
     end: ShoalError | None = None
-    asked: list[Generate] = field(default_factory=list)
+    generations: list[Generate] = field(default_factory=list)
     closed: int = 0
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        self.asked.append(task)
+        self.generations.append(task)
         try:
             for chunk in self.chunks:
                 yield chunk
@@ -57,26 +57,26 @@ class Talks(Told):
             self.closed += 1
 
 
-class Heard(Exchange):
-    """An exchange whose client waits to hear `word`, in no more than one line."""
+class LineExchange(Exchange):
+    """An exchange that sets `received` when a message contains `word`, which must not be split."""
 
     def __init__(self, body: Any, word: bytes) -> None:
         super().__init__([orjson.dumps(body)])
-        self.heard = asyncio.Event()
+        self.received = asyncio.Event()
         self._word = word
 
     async def send(self, message: dict[str, Any]) -> None:
         await super().send(message)
         if self._word in message.get("body", b""):
-            self.heard.set()
+            self.received.set()
 
     async def call(self, server: Server, path: str) -> None:
         headers = {"host": "localhost", "content-type": "application/json"}
         await server.app(request_scope("POST", path, headers), self.receive, self.send)
 
 
-def talking(*chunks: Chunk, end: ShoalError | None = None, **options: Any) -> tuple[Server, Talks]:
-    model = Talks(chunks=chunks or HELLO, end=end)
+def talking(*chunks: Chunk, end: ShoalError | None = None, **options: Any) -> tuple[Server, ChatModel]:
+    model = ChatModel(chunks=chunks or HELLO, end=end)
     return serve(model, **options), model
 
 

@@ -1,4 +1,4 @@
-"""Forms as clients send them, and the vectors that the fake model of pictures answers."""
+"""Forms as clients send them, and the vectors of the fake picture model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def inline(picture: bytes) -> str:
 
 
 def wanted(item: str | bytes, dimensions: int = DIMENSION) -> list[float]:
-    """The unit vector of a text or of a picture's bytes."""
+    """Return the unit vector of a text or of a picture's bytes."""
     given = Image(item) if isinstance(item, bytes) else item
     raw = compute_vector(tokenize_item(given), DIMENSION)[:dimensions]
     return [float(each) for each in (raw / np.linalg.norm(raw)).astype(np.float32)]
 
 
 def form(*fields: tuple[str, str | File]) -> bytes:
-    """A field is a text, or a file's name and its bytes."""
+    """Encode a form; each field is a text, or a file's name and bytes."""
     lines: list[bytes] = []
     for name, value in fields:
         file = f'; filename="{value[0]}"\r\nContent-Type: image/png' if isinstance(value, tuple) else ""

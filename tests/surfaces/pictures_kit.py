@@ -1,4 +1,4 @@
-"""A fetcher that reads nothing from the network, and how a test serves it."""
+"""A fetcher without a network, and a server that uses it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ONE, TWO = "https://pictures.example/one.png", "http://pictures.example/two.png"
 
 
 class Album:
-    """Answers every URL with its own bytes, and keeps what it was asked for."""
+    """Answers every URL with its own bytes and records the fetches."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.fetched: list[tuple[str, dict[str, str]]] = []
 
     async def get(self, url: str, headers: Mapping[str, str], *, deadline: float) -> bytes:
         assert deadline > 0
-        self.asked.append((url, dict(headers)))
+        self.fetched.append((url, dict(headers)))
         return url.encode()
 
     def pictures(self, **options: Any) -> ImageReader:

@@ -1,4 +1,4 @@
-"""What the tests of surfaces share: an ASGI client in process, and a real gateway over a model that does as told."""
+"""Shared by the tests of surfaces: an in-process ASGI client and a real gateway over a scripted model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FACTS = BatchFacts(size=7, id=42, batches=1, flush="full", queue_ms=1.25, prepar
 
 
 def vector(item: TextItem) -> list[float]:
-    """The vector of an input: small numbers that float32 holds exactly, different for different inputs."""
+    """Return the vector of an input: small numbers, exact in float32, different for different inputs."""
     data = item.encode() if isinstance(item, str) else bytes(each % 256 for each in item)
     return [len(data) / 2, data[0] / 4 if data else 0.0, sum(data) / 8, -0.5]
 
 
 @dataclass
-class Told:
-    """A runner that remembers its tasks and does as told: answer, raise, or wait until `release` is set."""
+class RecordingRunner:
+    """A runner that records its tasks. It answers, raises `error`, or waits until `release` is set."""
 
     facts: ModelFacts = field(
         default_factory=lambda: ModelFacts(
@@ -116,10 +116,10 @@ class Answer:
 
 @dataclass
 class Server:
-    """An app over one model named MODEL with the alias `mini`, and the calls that a client would make."""
+    """An app over one model named MODEL with the alias `mini`, and a client for it."""
 
     app: Application
-    runner: Told
+    runner: RecordingRunner
     gateway: Gateway
     model: Model
 
@@ -133,7 +133,7 @@ class Server:
         headers: dict[str, str] | None = None,
         **scope: Any,
     ) -> Answer:
-        """One request. A `body` of several pieces arrives in as many messages, without a content-length."""
+        """Send one request. A `body` of several pieces is sent as many messages, without a content-length."""
         sent = {"host": "127.0.0.1:8080"}
         if json is not msgspec.UNSET:
             body = orjson.dumps(json)
@@ -149,7 +149,7 @@ class Server:
 
 
 class Exchange:
-    """The server's side of one HTTP exchange; `leave` is the client closing the connection."""
+    """The server's side of one HTTP exchange; `leave` closes the client's connection."""
 
     def __init__(self, pieces: Sequence[bytes], *, silent: bool = False) -> None:
         self._pieces = list(pieces)
@@ -186,7 +186,7 @@ class Exchange:
 
 
 def request_scope(method: str, path: str, headers: dict[str, str], **more: Any) -> dict[str, Any]:
-    """`path` may end in a query. A request of HTTP/1.1, which has a Host, unless `more` says otherwise."""
+    """Return the scope of an HTTP/1.1 request with a Host header, unless `more` differs. `path` may have a query."""
     headers = headers if "http_version" in more else {"host": "127.0.0.1:8080", **headers}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     path, _, query = path.partition("?")
@@ -195,10 +195,14 @@ def request_scope(method: str, path: str, headers: dict[str, str], **more: Any) 
 
 
 def serve(
-    runner: Told | None = None, *, observer: Observer | None = None, aliases: tuple[str, ...] = (), **options: Any
+    runner: RecordingRunner | None = None,
+    *,
+    observer: Observer | None = None,
+    aliases: tuple[str, ...] = (),
+    **options: Any,
 ) -> Server:
-    """A server whose model is ready, by these names as well; without a runner, one that answers."""
-    runner = runner or Told()
+    """Return a server whose model is ready and also has these aliases; without `runner`, one that answers."""
+    runner = runner or RecordingRunner()
     registry = Registry()
     model = Model(
         name=MODEL, aliases=("mini", "sentence-transformers/all-MiniLM-L6-v2", *aliases), created=1_700_000_000
@@ -211,4 +215,4 @@ def serve(
 
 
 def raising(error: ShoalError | Exception) -> Server:
-    return serve(Told(error=error))
+    return serve(RecordingRunner(error=error))

@@ -1,4 +1,4 @@
-"""A real gateway over a model that generates as told, and how its streams are read."""
+"""A real gateway over a scripted model that generates, and a reader of its streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TALKER = "talker"
 
 
 def words_of(task: Generate) -> list[list[str]]:
-    """What each choice repeats: the words of its prompt, or of the last message."""
+    """Return the words that each choice repeats: those of its prompt or of the last message."""
     if task.messages:
         content = task.messages[-1].content
         text = content if isinstance(content, str) else " ".join(part.text for part in content or [])
@@ -30,7 +30,7 @@ def words_of(task: Generate) -> list[list[str]]:
 
 
 def echo(task: Generate) -> list[Chunk]:
-    """One chunk a word, the choices in turns, each ended by its reason; the usage at the end."""
+    """Return one chunk per word, choices in turn, then the reason of each choice, then the usage."""
     choices = words_of(task)
     chunks: list[Chunk] = []
     for at in range(max(map(len, choices), default=0)):
@@ -106,8 +106,8 @@ class Talker:
         return None
 
 
-class Heard(Exchange):
-    """An exchange that can be waited on."""
+class WatchedExchange(Exchange):
+    """An exchange whose messages a test can wait for."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         super().__init__(pieces)
@@ -118,7 +118,7 @@ class Heard(Exchange):
         self._changed.set()
 
     async def until(self, true: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Return when what was sent so far is as wanted."""
+        """Wait until `true` accepts the messages sent so far."""
         while not true(self.messages):
             self._changed.clear()
             await self._changed.wait()
@@ -126,7 +126,7 @@ class Heard(Exchange):
 
 @dataclass
 class Talking(Server):
-    """A server whose one model, TALKER, generates."""
+    """A server whose only model, TALKER, generates."""
 
     runner: Any
 
@@ -135,9 +135,9 @@ class Talking(Server):
         talker: Talker = self.runner
         return talker
 
-    def open(self, path: str, json: Any, **headers: str) -> tuple[Heard, asyncio.Task[None]]:
-        """A request in flight, whose client can leave."""
-        exchange = Heard([orjson.dumps(json)])
+    def open(self, path: str, json: Any, **headers: str) -> tuple[WatchedExchange, asyncio.Task[None]]:
+        """Start a request whose client can leave."""
+        exchange = WatchedExchange([orjson.dumps(json)])
         scope = request_scope("POST", path, {"content-type": "application/json", **headers})
         return exchange, asyncio.create_task(self.app(scope, exchange.receive, exchange.send))
 
@@ -158,7 +158,7 @@ def talking(talker: Talker | None = None, *, observer: Observer | None = None, *
 
 
 def data_of(body: bytes) -> list[Any]:
-    """The JSON of each event, and "[DONE]"; comments are passed over. Every event is one line of data."""
+    """Return the JSON of each event, and "[DONE]"; skip comments. Every event must be one line of data."""
     found: list[Any] = []
     text = body.decode()
     assert text.endswith("\n\n")
@@ -173,7 +173,7 @@ def data_of(body: bytes) -> list[Any]:
 
 
 def turns(count: int = 20) -> Any:
-    """Let every task that can go on do so."""
+    """Run the event loop until no task can continue."""
 
     async def wait() -> None:
         for _ in range(count):

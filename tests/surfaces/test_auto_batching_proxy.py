@@ -32,7 +32,7 @@ from shoal.http.openapi import OpenApi
 from shoal.surfaces import Options, build_app, build_surfaces
 from shoal.surfaces.proxy.auto_batching import AutoBatchingProxy
 from shoal.types import BatchFacts
-from tests.surfaces.surface_kit import FACTS, MODEL, Exchange, Server, Told, request_scope, vector
+from tests.surfaces.surface_kit import FACTS, MODEL, Exchange, RecordingRunner, Server, request_scope, vector
 from tests.unit.core.conftest import Run, until, virtual
 from tests.unit.core.lanes import engine, make_lane
 
@@ -41,9 +41,9 @@ __all__ = ["virtual"]  # fixtures are found by their names here
 DIALECT = "auto-batching-proxy"
 
 
-def proxy(runner: Told | None = None, *, batched: LaneRunner | None = None, **options: Any) -> Server:
+def proxy(runner: RecordingRunner | None = None, *, batched: LaneRunner | None = None, **options: Any) -> Server:
     """A server under the preset, whose model is ready; `batched` stands in for a runner that does as told."""
-    runner = runner or Told()
+    runner = runner or RecordingRunner()
     registry = Registry()
     model = Model(name=MODEL)
     registry.add(model)
@@ -76,7 +76,7 @@ async def test_many_texts() -> None:
     assert answer.json() == {"embeddings": [vector(text) for text in texts]}
 
 
-class _Flush(Told):
+class _Flush(RecordingRunner):
     """Its batches left for this reason."""
 
     def __init__(self, facts: BatchFacts) -> None:
@@ -113,10 +113,10 @@ async def test_batch_info(flush: str, expected: dict[str, Any]) -> None:
     """On demand, the keys in their order; the wait is the real one, and only told where the batch was not full."""
     facts = msgspec.structs.replace(FACTS, flush=flush, requests=3)
     answer = await proxy(_Flush(facts), batch_info=True).call("POST", "/embed", {"inputs": ["a"]})
-    told = answer.json()
-    assert list(told) == ["embeddings", "batch_info"]
-    assert told["batch_info"] == expected
-    assert list(told["batch_info"]) == list(expected)
+    reply = answer.json()
+    assert list(reply) == ["embeddings", "batch_info"]
+    assert reply["batch_info"] == expected
+    assert list(reply["batch_info"]) == list(expected)
 
 
 def test_equal_texts_in_batch_info(virtual: Run[None]) -> None:
@@ -125,14 +125,14 @@ def test_equal_texts_in_batch_info(virtual: Run[None]) -> None:
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=20, dimension=4))
-        server = proxy(batched=LaneRunner(lane, Told().facts), batch_info=True)
+        server = proxy(batched=LaneRunner(lane, RecordingRunner().facts), batch_info=True)
         first = asyncio.create_task(server.call("POST", "/embed", {"inputs": ["first"]}))
         await until(lambda: bool(engine(lane).running))
         asked = [["same"], ["same"], ["own", "own"]]
         answers = await asyncio.gather(*(server.call("POST", "/embed", {"inputs": texts}) for texts in asked))
-        told = [(await first).json(), *(answer.json() for answer in answers)]
-        assert [each["batch_info"]["batch_size"] for each in told] == [1, 3, 3, 3]
-        assert len({each["batch_info"]["batch_id"] for each in told[1:]}) == 1
+        reply = [(await first).json(), *(answer.json() for answer in answers)]
+        assert [each["batch_info"]["batch_size"] for each in reply] == [1, 3, 3, 3]
+        assert len({each["batch_info"]["batch_id"] for each in reply[1:]}) == 1
         assert [size for size, _ in engine(lane).batches] == [1, 2]
         await lane.aclose()
 
@@ -207,14 +207,16 @@ async def test_unknown_routes(method: str, path: str, status: int, text: str) ->
 )
 async def test_errors_of_the_model(error: ShoalError, status: int, start: str) -> None:
     """As the original tells of its inference service; a time that is over stays 408."""
-    answer = await proxy(Told(error=error)).call("POST", "/embed", {"inputs": ["a"]})
+    answer = await proxy(RecordingRunner(error=error)).call("POST", "/embed", {"inputs": ["a"]})
     assert answer.status == status
     assert answer.json()["error"].startswith(start)
     assert set(answer.json()) == {"error"}
 
 
 async def test_overloaded_says_when() -> None:
-    answer = await proxy(Told(error=Overloaded("full", retry_after=2))).call("POST", "/embed", {"inputs": ["a"]})
+    answer = await proxy(RecordingRunner(error=Overloaded("full", retry_after=2))).call(
+        "POST", "/embed", {"inputs": ["a"]}
+    )
     assert answer.headers["retry-after"] == "2"
 
 
@@ -234,13 +236,13 @@ class TestHealth:
 
     async def test_a_model_that_cannot_answer(self) -> None:
         """503 with the reason, where the original stays OK."""
-        answer = await proxy(Told(able=False)).call("GET", "/health")
+        answer = await proxy(RecordingRunner(able=False)).call("GET", "/health")
         assert answer.status == 503
         assert answer.json()["error"].startswith(f"{MODEL}: it is loaded, but does not answer")
 
     async def test_the_server_behind_is_away(self) -> None:
         """Its reason, and nothing that sounds as if its model were ready."""
-        server = proxy(Told(able=False))
+        server = proxy(RecordingRunner(able=False))
         server.gateway.pending_sources["tei+http://there"] = "connection refused"
         error = (await server.call("GET", "/health")).json()["error"]
         assert "[address hidden]: connection refused" in error
@@ -302,7 +304,7 @@ class TestTheOthers:
 
     async def test_a_client_that_leaves_cancels_its_work(self) -> None:
         """The original goes on for nobody."""
-        server = proxy(Told(release=asyncio.Event()))
+        server = proxy(RecordingRunner(release=asyncio.Event()))
         exchange = Exchange([b'{"inputs": ["a"]}'])
         headers = {"host": "127.0.0.1:8080", "content-type": "application/json"}
         scope = request_scope("POST", "/embed", headers)

@@ -11,7 +11,7 @@ from tests.surfaces.surface_kit import serve
 WHY = "openai+http://there: connection refused"
 
 MESSAGES = [{"role": "user", "content": "hello"}]
-ASKED = {
+CHAT_BODY = {
     "/v1/chat/completions": {"model": "m", "messages": MESSAGES},
     "/v1/completions": {"model": "m", "prompt": "hello"},
     "/v1/responses": {"model": "m", "input": "hello"},
@@ -34,7 +34,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(("path", "body"), ASKED.items())
+@pytest.mark.parametrize(("path", "body"), CHAT_BODY.items())
 async def test_a_model_that_may_come(path: str, body: dict[str, Any]) -> None:
     server = serve()
     server.gateway.registry.remove(server.model)

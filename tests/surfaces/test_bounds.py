@@ -134,7 +134,7 @@ async def test_ollama(route: str, fields: dict[str, Any], words: str) -> None:
     answer = await server.call("POST", f"/api/{route}", body=orjson.dumps({"model": MODEL, **fields}))
     assert answer.status == 400
     assert words in answer.json()["error"]
-    assert model.asked == []
+    assert model.generations == []
 
 
 FITS: list[tuple[str, dict[str, Any]]] = [
@@ -163,7 +163,7 @@ async def test_large_images_fit() -> None:
     for route, fields in (("chat", {"messages": [{**EMPTY, "images": [image]}]}), ("generate", {"images": [image]})):
         server, model = ollama()
         answer = await server.call("POST", f"/api/{route}", body=orjson.dumps({"model": MODEL, **fields}))
-        assert (answer.status, len(model.asked)) == (200, 1)
+        assert (answer.status, len(model.generations)) == (200, 1)
 
 
 async def test_options_of_embeddings_are_not_looked_into() -> None:

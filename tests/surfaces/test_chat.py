@@ -398,8 +398,8 @@ async def test_a_refusal_whose_words_stay_here(status: int) -> None:
     """A proxy's page before a server that is busy or gone: the status is the server's, by which clients come again."""
     refusal = UpstreamRefused("it is busy", status=status, retry_after=2.5)
     answer = await talking(Talker(error=refusal)).call("POST", PATHS[0], ask())
-    told = answer.json()["error"]
-    assert (answer.status, told["type"], told["message"]) == (status, "upstream_error", "it is busy")
+    reply = answer.json()["error"]
+    assert (answer.status, reply["type"], reply["message"]) == (status, "upstream_error", "it is busy")
     assert answer.headers["retry-after"] == "3"
     assert "x-should-retry" not in answer.headers
 

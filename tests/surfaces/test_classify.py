@@ -32,15 +32,15 @@ async def server() -> AsyncIterator[Server]:
 async def test_labels(server: Server, path: str, given: Any, items: list[Item]) -> None:
     """The likeliest label, and how likely each is, in the order of the model's labels; a list is never one pair."""
     answer = await server.call("POST", path, {"model": CLASSIFIER, "input": given})
-    said = answer.json()
-    assert list(said) == ["id", "object", "created", "model", "data", "usage"]
-    assert said["id"].startswith("classify-")
-    for at, (item, each) in enumerate(zip(items, said["data"], strict=True)):
-        wanted = compute_scores(tokenize_item(item), 3, raw=False)
+    reply = answer.json()
+    assert list(reply) == ["id", "object", "created", "model", "data", "usage"]
+    assert reply["id"].startswith("classify-")
+    for at, (item, each) in enumerate(zip(items, reply["data"], strict=True)):
+        expected = compute_scores(tokenize_item(item), 3, raw=False)
         assert list(each) == ["index", "label", "probs", "num_classes"]
-        assert (each["index"], each["label"], each["num_classes"]) == (at, f"LABEL_{wanted.argmax()}", 3)
-        assert each["probs"] == pytest.approx(wanted.tolist())
-    assert said["usage"]["total_tokens"] == sum(len(tokenize_item(item)) for item in items)
+        assert (each["index"], each["label"], each["num_classes"]) == (at, f"LABEL_{expected.argmax()}", 3)
+        assert each["probs"] == pytest.approx(expected.tolist())
+    assert reply["usage"]["total_tokens"] == sum(len(tokenize_item(item)) for item in items)
 
 
 async def test_raw_and_the_default(server: Server) -> None:
@@ -57,9 +57,9 @@ async def test_infinity(server: Server, raw: bool) -> None:
     """Its client always sends `raw_scores`, and reads lists of labels with scores, the likeliest first."""
     items: list[Item] = ["one", "two"]
     body = {"input": items, "model": "default/not-specified", "raw_scores": raw}
-    said = (await server.call("POST", "/classify", body)).json()
-    assert (said["object"], said["model"]) == ("classify", CLASSIFIER)
-    for item, each in zip(items, said["data"], strict=True):
+    reply = (await server.call("POST", "/classify", body)).json()
+    assert (reply["object"], reply["model"]) == ("classify", CLASSIFIER)
+    for item, each in zip(items, reply["data"], strict=True):
         scores = compute_scores(tokenize_item(item), 3, raw=raw)
         order = np.argsort(-scores, kind="stable").tolist()
         assert [one["label"] for one in each] == [f"LABEL_{at}" for at in order]

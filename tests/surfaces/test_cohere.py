@@ -13,7 +13,7 @@ from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_i
 from shoal.errors import EngineFailed, Overloaded
 from shoal.types import Embed, Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, RERANKER, SPLADE, family
-from tests.surfaces.surface_kit import MODEL, Server, Told, serve
+from tests.surfaces.surface_kit import MODEL, RecordingRunner, Server, serve
 
 QUERY = "what is a shoal"
 DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
@@ -39,15 +39,15 @@ async def server() -> AsyncIterator[Server]:
 async def test_rerank(server: Server) -> None:
     """Results without documents, the best first; what a search would be billed as."""
     answer = await server.call("POST", "/v2/rerank", {**RANK, "max_tokens_per_doc": 4096})
-    said = answer.json()
+    reply = answer.json()
     assert answer.status == 200
-    assert list(said) == ["id", "results", "meta"]
-    assert said["id"] == answer.headers["x-request-id"]
-    assert [each["index"] for each in said["results"]] == ORDER
-    assert [each["relevance_score"] for each in said["results"]] == pytest.approx([SCORES[at] for at in ORDER])
-    assert all(set(each) == {"index", "relevance_score"} for each in said["results"])
+    assert list(reply) == ["id", "results", "meta"]
+    assert reply["id"] == answer.headers["x-request-id"]
+    assert [each["index"] for each in reply["results"]] == ORDER
+    assert [each["relevance_score"] for each in reply["results"]] == pytest.approx([SCORES[at] for at in ORDER])
+    assert all(set(each) == {"index", "relevance_score"} for each in reply["results"])
     total = sum(len(tokenize_item((QUERY, each))) for each in DOCUMENTS)
-    assert said["meta"] == {
+    assert reply["meta"] == {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": total},
@@ -56,8 +56,8 @@ async def test_rerank(server: Server) -> None:
 
 async def test_rerank_some(server: Server) -> None:
     """`top_n`, documents where they are asked for, and one unit for each hundred documents."""
-    said = (await server.call("POST", "/v2/rerank", {**RANK, "top_n": 1, "return_documents": True})).json()
-    assert [each["document"] for each in said["results"]] == [{"text": DOCUMENTS[ORDER[0]]}]
+    reply = (await server.call("POST", "/v2/rerank", {**RANK, "top_n": 1, "return_documents": True})).json()
+    assert [each["document"] for each in reply["results"]] == [{"text": DOCUMENTS[ORDER[0]]}]
     many = (await server.call("POST", "/v2/rerank", {**RANK, "documents": DOCUMENTS * 34})).json()
     assert many["meta"]["billed_units"]["search_units"] == 2
 
@@ -88,30 +88,30 @@ async def test_embed_by_type(server: Server) -> None:
     """Each type under its name and in the order asked for; base64 is that of float32."""
     types = ["base64", "float", "int8", "uint8", "binary", "ubinary", "float"]
     answer = await server.call("POST", "/v2/embed", {**EMBED, "embedding_types": types})
-    said = answer.json()
+    reply = answer.json()
     assert answer.status == 200
-    assert list(said) == ["id", "embeddings", "texts", "meta", "response_type"]
-    assert (said["texts"], said["response_type"]) == (DOCUMENTS, "embeddings_by_type")
-    assert list(said["embeddings"]) == types[:-1]
+    assert list(reply) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert (reply["texts"], reply["response_type"]) == (DOCUMENTS, "embeddings_by_type")
+    assert list(reply["embeddings"]) == types[:-1]
     for at, text in enumerate(DOCUMENTS):
         vector = unit(text)
-        found = {name: rows[at] for name, rows in said["embeddings"].items()}
+        found = {name: rows[at] for name, rows in reply["embeddings"].items()}
         assert found["float"] == pytest.approx(vector.tolist(), abs=1e-6)
         assert np.frombuffer(base64.b64decode(found["base64"]), "<f4").tolist() == pytest.approx(found["float"])
         assert found["int8"] == np.rint(vector * 127).tolist()
         assert found["uint8"] == (np.rint(vector * 127) + 128).tolist()
         assert found["ubinary"] == [int("1111", 2) << 4] == [each + 128 for each in found["binary"]]
     total = sum(len(tokenize_item(each)) for each in DOCUMENTS)
-    assert said["meta"]["billed_units"] == {"input_tokens": total}
+    assert reply["meta"]["billed_units"] == {"input_tokens": total}
 
 
 async def test_embed_defaults(server: Server) -> None:
     """float where no type is named; the first model that embeds; texts as `inputs`."""
     inputs = [{"content": [{"type": "text", "text": each}]} for each in DOCUMENTS]
-    said = (await server.call("POST", "/v2/embed", {"inputs": inputs, "output_dimension": 2})).json()
-    assert list(said["embeddings"]) == ["float"]
-    assert np.shape(said["embeddings"]["float"]) == (3, 2)
-    assert said["texts"] == DOCUMENTS
+    reply = (await server.call("POST", "/v2/embed", {"inputs": inputs, "output_dimension": 2})).json()
+    assert list(reply["embeddings"]) == ["float"]
+    assert np.shape(reply["embeddings"]["float"]) == (3, 2)
+    assert reply["texts"] == DOCUMENTS
 
 
 async def test_embed_many(server: Server) -> None:
@@ -121,19 +121,19 @@ async def test_embed_many(server: Server) -> None:
     for body in ({"texts": texts}, {"inputs": inputs}):
         answer = await server.call("POST", "/v2/embed", {**body, "embedding_types": ["int8", "float"]})
         assert answer.pieces > 2
-        said = answer.json()
-        assert said["texts"] == texts
-        assert said["embeddings"]["float"][2047] == pytest.approx(unit(texts[2047]).tolist(), abs=1e-6)
-        assert len(said["embeddings"]["int8"]) == 2048
+        reply = answer.json()
+        assert reply["texts"] == texts
+        assert reply["embeddings"]["float"][2047] == pytest.approx(unit(texts[2047]).tolist(), abs=1e-6)
+        assert len(reply["embeddings"]["int8"]) == 2048
 
 
 async def test_embed_first_version(server: Server) -> None:
     """Without types the floats themselves; with types the object; `id` and `response_type`, without which its client
     fails."""
-    said = (await server.call("POST", "/v1/embed", EMBED)).json()
-    assert list(said) == ["id", "embeddings", "texts", "meta", "response_type"]
-    assert said["response_type"] == "embeddings_floats"
-    assert np.allclose(said["embeddings"], [unit(each) for each in DOCUMENTS], atol=1e-6)
+    reply = (await server.call("POST", "/v1/embed", EMBED)).json()
+    assert list(reply) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert reply["response_type"] == "embeddings_floats"
+    assert np.allclose(reply["embeddings"], [unit(each) for each in DOCUMENTS], atol=1e-6)
     typed = (await server.call("POST", "/v1/embed", {**EMBED, "embedding_types": ["int8"]})).json()
     assert (typed["response_type"], list(typed["embeddings"])) == ("embeddings_by_type", ["int8"])
     assert typed["meta"]["api_version"] == {"version": "1"}
@@ -144,11 +144,11 @@ async def test_embed_images(server: Server, path: str) -> None:
     """Both versions: vectors in the order of the pictures, as many images billed, and no token."""
     body = {"model": CLIP, "images": ["data:,one", "data:;base64,dHdv"], "input_type": "image"}
     answer = await server.call("POST", path, {**body, "embedding_types": ["float"]})
-    said = answer.json()
-    assert answer.status == 200, said
-    assert np.allclose(said["embeddings"]["float"], [unit(Image(b"one")), unit(Image(b"two"))], atol=1e-6)
-    assert (said["texts"], said["meta"]["billed_units"]) == ([], {"images": 2})
-    assert said["meta"]["tokens"] == {"input_tokens": 0}
+    reply = answer.json()
+    assert answer.status == 200, reply
+    assert np.allclose(reply["embeddings"]["float"], [unit(Image(b"one")), unit(Image(b"two"))], atol=1e-6)
+    assert (reply["texts"], reply["meta"]["billed_units"]) == ([], {"images": 2})
+    assert reply["meta"]["tokens"] == {"input_tokens": 0}
 
 
 async def test_embed_texts_and_images(server: Server) -> None:
@@ -159,14 +159,14 @@ async def test_embed_texts_and_images(server: Server) -> None:
         {"content": [{"type": "image_url", "image_url": "data:,two"}]},
     ]
     answer = await server.call("POST", "/v2/embed", {"model": CLIP, "inputs": inputs, "output_dimension": 4})
-    said = answer.json()
-    wanted = [unit("two words"), unit(Image(b"one")), unit(Image(b"two"))]
-    assert np.allclose(said["embeddings"]["float"], wanted, atol=1e-6)
-    assert (said["texts"], said["meta"]["billed_units"]) == (["two words"], {"input_tokens": 2, "images": 2})
+    reply = answer.json()
+    expected = [unit("two words"), unit(Image(b"one")), unit(Image(b"two"))]
+    assert np.allclose(reply["embeddings"]["float"], expected, atol=1e-6)
+    assert (reply["texts"], reply["meta"]["billed_units"]) == (["two words"], {"input_tokens": 2, "images": 2})
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("fields", "expected"),
     [
         ({"input_type": "search_query"}, {"input_type": "query"}),
         ({"input_type": "search_document"}, {"input_type": "document"}),
@@ -181,14 +181,14 @@ async def test_embed_texts_and_images(server: Server) -> None:
         ({"priority": 3}, {"dimensions": None}),
     ],
 )
-async def test_fields_reach_the_task(said: dict[str, Any], wanted: dict[str, Any]) -> None:
+async def test_fields_reach_the_task(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     """Roles and uses of vectors, and how to cut: as the task has them."""
-    runner = Told()
+    runner = RecordingRunner()
     object.__setattr__(runner.facts, "prompts", {"classification": "classify: "})
-    await serve(runner).call("POST", "/v2/embed", {"model": MODEL, "texts": ["a"], **said})
+    await serve(runner).call("POST", "/v2/embed", {"model": MODEL, "texts": ["a"], **fields})
     (task,) = runner.tasks
     assert isinstance(task, Embed)
-    assert {name: getattr(task, name) for name in wanted} == wanted
+    assert {name: getattr(task, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed"])
@@ -268,7 +268,7 @@ async def test_who_is_not_let_in(path: str) -> None:
     ):
         assert (answer.status, list(answer.json())) == (status, ["message"])
     body = {"texts": ["a"], "query": "a", "documents": ["b"]}
-    full = await serve(Told(error=Overloaded("full", retry_after=3))).call("POST", path, body)
+    full = await serve(RecordingRunner(error=Overloaded("full", retry_after=3))).call("POST", path, body)
     assert (full.status, full.json(), full.headers["retry-after"]) == (429, {"message": "full"}, "3")
-    broken = await serve(Told(error=EngineFailed("broken"))).call("POST", path, body)
+    broken = await serve(RecordingRunner(error=EngineFailed("broken"))).call("POST", path, body)
     assert (broken.status, broken.json()) == (500, {"message": "broken"})

@@ -20,7 +20,7 @@ from shoal.http.openapi import OpenApi, build_document, list_operations, to_open
 from shoal.surfaces import SURFACES, Application, Options, build_app
 from tests.surfaces.family_kit import add_family
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, living
-from tests.surfaces.surface_kit import MODEL, Answer, Exchange, Told, request_scope
+from tests.surfaces.surface_kit import MODEL, Answer, Exchange, RecordingRunner, request_scope
 from tests.surfaces.talk_kit import Talker, add_talker
 
 LOCAL = {"host": "127.0.0.1:8080"}
@@ -31,7 +31,7 @@ def app_of(**options: Any) -> Application:
     """Every documented surface over one model that is ready."""
     registry = Registry()
     registry.add(model := Model(name=MODEL))
-    model.mark_loaded(Told())
+    model.mark_loaded(RecordingRunner())
     settings = Options(metrics=lambda: b"", **options)
     surfaces = [make(settings) for make in SURFACES]
     return build_app(Gateway(registry), [*surfaces, OpenApi(surfaces)], settings)

@@ -18,24 +18,24 @@ from shoal.core.registry import Model, Registry
 from shoal.surfaces import SURFACES, Options, build_app
 from shoal.surfaces.shared import matrices
 from tests.surfaces.family_kit import EMBEDDER, SPLADE, Words, facts_of, family
-from tests.surfaces.surface_kit import MODEL, Server, Told, serve
+from tests.surfaces.surface_kit import MODEL, RecordingRunner, Server, serve
 from tests.unit.core.lanes import make_lane
 
 TEXTS = ["a group of fish", "a kind of bread"]
 COLBERT = "colbert"
 
 
-async def asked(said: dict[str, Any], *, model: str = MODEL, prompts: dict[str, str] | None = None) -> Any:
+async def asked(fields: dict[str, Any], *, model: str = MODEL, prompts: dict[str, str] | None = None) -> Any:
     """The task that a body becomes."""
-    runner = Told()
+    runner = RecordingRunner()
     runner.facts = replace(runner.facts, prompts=prompts or {})
-    answer = await serve(runner).call("POST", "/v1/embeddings", {"model": model, "input": ["ab"], **said})
+    answer = await serve(runner).call("POST", "/v1/embeddings", {"model": model, "input": ["ab"], **fields})
     assert answer.status == 200, answer.body
     return runner.tasks[0]
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("said", "expected"),
     [
         ({"input_type": "passage", "truncate": "END"}, {"input_type": "document", "truncate": True}),
         ({"input_type": "query", "truncate": "NONE"}, {"input_type": "query", "truncate": False}),
@@ -58,10 +58,10 @@ async def asked(said: dict[str, Any], *, model: str = MODEL, prompts: dict[str, 
         ({"input": [{"text": "ab"}, "cd"]}, {"inputs": ["ab", "cd"]}),
     ],
 )
-async def test_fields_reach_the_task(said: dict[str, Any], wanted: dict[str, Any]) -> None:
+async def test_fields_reach_the_task(said: dict[str, Any], expected: dict[str, Any]) -> None:
     """Other dialects' names for what a task has."""
     task = await asked(said, prompts={"text-matching": "match: "})
-    assert {name: getattr(task, name) for name in wanted} == wanted
+    assert {name: getattr(task, name) for name in expected} == expected
 
 
 async def test_suffixes_of_models() -> None:
@@ -71,7 +71,7 @@ async def test_suffixes_of_models() -> None:
     assert (await asked({"input_type": "document"}, model="mini-query")).input_type == "document"
     server = serve()
     server.gateway.registry.add(other := Model(name="mini-query"))
-    other.mark_loaded(runner := Told())
+    other.mark_loaded(runner := RecordingRunner())
     assert (await server.call("POST", "/v1/embeddings", {"model": "mini-query", "input": "a"})).status == 200
     assert runner.tasks[0].input_type is None
     unknown = await server.call("POST", "/v1/embeddings", {"model": "nobody-query", "input": "a"})
@@ -94,14 +94,14 @@ async def test_narrow_numbers(precision: str, code: str) -> None:
     for text, each, other in zip(TEXTS, plain.json()["data"], packed.json()["data"], strict=True):
         vector = compute_vector(tokenize_item(text), 4)
         vector /= np.linalg.norm(vector)
-        wanted = {
+        expected = {
             "float": vector,
             "int8": np.rint(vector * 127),
             "uint8": np.rint(vector * 127) + 128,
             "ubinary": np.packbits(vector > 0),
             "binary": np.packbits(vector > 0).astype(int) - 128,
         }[precision]
-        assert each["embedding"] == pytest.approx(wanted.tolist(), abs=1e-6)
+        assert each["embedding"] == pytest.approx(expected.tolist(), abs=1e-6)
         assert np.frombuffer(base64.b64decode(other["embedding"]), code).tolist() == pytest.approx(each["embedding"])
 
 
@@ -117,21 +117,21 @@ async def test_voyage_as_it_sends() -> None:
         "encoding_format": "base64",
     }
     async with family(EMBEDDER) as server:
-        said = (await server.call("POST", "/v1/embeddings", body)).json()
-    found = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in said["data"]]
+        reply = (await server.call("POST", "/v1/embeddings", body)).json()
+    found = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in reply["data"]]
     assert [len(each) for each in found] == [4, 4]
-    assert said["usage"]["total_tokens"] == sum(len(tokenize_item(each)) for each in TEXTS)
+    assert reply["usage"]["total_tokens"] == sum(len(tokenize_item(each)) for each in TEXTS)
 
 
 async def test_jina_base64() -> None:
     """base64 as a type of embeddings, where nobody says otherwise."""
     server = serve()
     body = {"model": MODEL, "input": "ab", "embedding_type": "base64"}
-    said = (await server.call("POST", "/v1/embeddings", body)).json()["data"][0]["embedding"]
+    reply = (await server.call("POST", "/v1/embeddings", body)).json()["data"][0]["embedding"]
     plain = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"})).json()
-    assert np.frombuffer(base64.b64decode(said), "<f4").tolist() == plain["data"][0]["embedding"]
+    assert np.frombuffer(base64.b64decode(reply), "<f4").tolist() == plain["data"][0]["embedding"]
     bytes_too = await server.call("POST", "/v1/embeddings", body, headers={"accept": "application/octet-stream"})
-    assert bytes_too.json()["data"][0]["embedding"] == said
+    assert bytes_too.json()["data"][0]["embedding"] == reply
 
 
 async def test_infinity_names_no_model() -> None:
@@ -173,17 +173,17 @@ async def test_what_is_accepted(accept: str, told: bool) -> None:
     assert (answer.headers["content-type"] == "application/octet-stream") is told
 
 
-@pytest.mark.parametrize("said", [{"truncate": "END", "truncation": True}, {"truncate": "NONE", "truncation": False}])
-async def test_a_word_and_a_flag_that_agree(said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"truncate": "END", "truncation": True}, {"truncate": "NONE", "truncation": False}])
+async def test_a_word_and_a_flag_that_agree(fields: dict[str, Any]) -> None:
     """Are one thing; a word and a flag that do not are refused."""
-    assert (await asked(said)).truncate is said["truncation"]
-    other = {**said, "truncation": not said["truncation"]}
+    assert (await asked(fields)).truncate is fields["truncation"]
+    other = {**fields, "truncation": not fields["truncation"]}
     answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **other})
     assert (answer.status, "mean the same and differ" in answer.json()["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(
-    ("said", "accept", "dtype"),
+    ("fields", "accept", "dtype"),
     [
         ({}, "application/octet-stream", "<f4"),
         ({"encoding_format": "bytes_only"}, "*/*", "<f4"),
@@ -191,17 +191,17 @@ async def test_a_word_and_a_flag_that_agree(said: dict[str, Any]) -> None:
         ({"encoding_format": "bytes_only", "endianness": "big"}, "*/*", ">f4"),
     ],
 )
-async def test_bytes(said: dict[str, Any], accept: str, dtype: str) -> None:
+async def test_bytes(fields: dict[str, Any], accept: str, dtype: str) -> None:
     """Nothing but the numbers, one vector behind the other, with their shape and type in headers."""
     server = serve()
     texts = [f"text {at}" for at in range(200)]
     body = {"model": MODEL, "input": texts}
-    answer = await server.call("POST", "/v1/embeddings", {**body, **said}, headers={"accept": accept})
+    answer = await server.call("POST", "/v1/embeddings", {**body, **fields}, headers={"accept": accept})
     plain = await server.call("POST", "/v1/embeddings", body)
     assert answer.headers["content-type"] == "application/octet-stream"
     assert (answer.headers["x-shoal-shape"], answer.headers["x-shoal-dtype"]) == ("200,4", dtype)
-    wanted = np.array([each["embedding"] for each in plain.json()["data"]])
-    assert np.array_equal(np.frombuffer(answer.body, dtype).reshape(200, 4), wanted)
+    expected = np.array([each["embedding"] for each in plain.json()["data"]])
+    assert np.array_equal(np.frombuffer(answer.body, dtype).reshape(200, 4), expected)
 
 
 async def test_narrow_bytes() -> None:
@@ -220,14 +220,14 @@ async def test_base64_of_other_floats() -> None:
     """vLLM's types and orders of bytes hold for base64, too."""
     fields = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
     server = serve()
-    said = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **fields})).json()
+    reply = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **fields})).json()
     plain = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"})).json()
-    found = np.frombuffer(base64.b64decode(said["data"][0]["embedding"]), ">f2")
+    found = np.frombuffer(base64.b64decode(reply["data"][0]["embedding"]), ">f2")
     assert found.tolist() == plain["data"][0]["embedding"]
 
 
 @pytest.mark.parametrize(
-    ("said", "param", "words"),
+    ("fields", "param", "words"),
     [
         ({"late_chunking": True}, "late_chunking", "embed each chunk by itself"),
         ({"add_special_tokens": False}, "add_special_tokens", "send token ids"),
@@ -245,9 +245,9 @@ async def test_base64_of_other_floats() -> None:
         ({"embed_dtype": "bfloat16"}, "embed_dtype", "invalid enum value"),
     ],
 )
-async def test_refusals(said: dict[str, Any], param: str, words: str) -> None:
+async def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
     """OpenAI's nested error, naming the field, whoever's it is."""
-    answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **said})
+    answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
     assert words in error["message"]
@@ -291,9 +291,9 @@ async def test_late_interaction() -> None:
     assert plain["data"] == packed["data"]
     for at, text in enumerate(TEXTS):
         words = np.stack([compute_vector([token], 4) for token in tokenize_item(text)])
-        wanted = words / np.linalg.norm(words, axis=1, keepdims=True)
+        expected = words / np.linalg.norm(words, axis=1, keepdims=True)
         assert plain["data"][at]["index"] == at
-        assert np.allclose(plain["data"][at]["embedding"], wanted, atol=1e-6)
+        assert np.allclose(plain["data"][at]["embedding"], expected, atol=1e-6)
         assert pooled["data"][at]["data"] == plain["data"][at]["embedding"]
     assert [np.shape(each["embedding"]) for each in many["data"]] == [(3, 4)] * 2048
     assert (refused.status, "as JSON numbers" in refused.json()["error"]["message"]) == (400, True)

@@ -69,10 +69,10 @@ CASES: list[tuple[dict[str, Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
-@pytest.mark.parametrize(("said", "items"), CASES)
-async def test_forms(server: Server, path: str, said: dict[str, Any], items: list[Any]) -> None:
+@pytest.mark.parametrize(("fields", "items"), CASES)
+async def test_forms(server: Server, path: str, fields: dict[str, Any], items: list[Any]) -> None:
     """Each input becomes its own vector, in order; tokens are those of the texts alone."""
-    answer = await server.call("POST", path, {"model": CLIP, **said})
+    answer = await server.call("POST", path, {"model": CLIP, **fields})
     found = answer.json()
     assert answer.status == 200, found
     assert [each["index"] for each in found["data"]] == list(range(len(items)))
@@ -94,7 +94,7 @@ async def test_headers_reach_the_fetcher(server: Server, album: Album) -> None:
     headers = {"authorization": "Bearer x"}
     body = {"model": CLIP, "input": [ONE, DATA, TWO], "modality": "image", "image_download_headers": headers}
     assert (await server.call("POST", "/v1/embeddings", body)).status == 200
-    assert sorted(album.asked) == sorted([(ONE, headers), (TWO, headers)])
+    assert sorted(album.fetched) == sorted([(ONE, headers), (TWO, headers)])
 
 
 async def test_a_long_picture(server: Server) -> None:
@@ -133,7 +133,7 @@ PART = {"type": "image_url", "image_url": ONE}
 
 
 @pytest.mark.parametrize(
-    ("said", "param", "words"),
+    ("fields", "param", "words"),
     [
         ({"input": [{"image": ONE}], "model": EMBEDDER}, "input", "reads text alone"),
         ({"input": ONE, "modality": "image", "model": EMBEDDER}, "input", "reads text alone"),
@@ -168,18 +168,18 @@ PART = {"type": "image_url", "image_url": ONE}
     ],
 )
 async def test_refused_before_anything_is_fetched(
-    server: Server, album: Album, said: dict[str, Any], param: str, words: str
+    server: Server, album: Album, fields: dict[str, Any], param: str, words: str
 ) -> None:
     """The field at fault is named; no URL was asked for."""
-    answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **said})
+    answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
     assert words in error["message"]
-    assert not album.asked
+    assert not album.fetched
 
 
 @pytest.mark.parametrize(
-    ("said", "param", "told"),
+    ("fields", "param", "told"),
     [
         ({"input": "", "modality": "image"}, "input", "'input[0]': the picture is empty"),
         ({"input": [TEXT, {"image": DATA}, {"image": "/etc/passwd"}]}, "input", "'input[2].image': the text is no"),
@@ -188,9 +188,9 @@ async def test_refused_before_anything_is_fetched(
         ({"input": [TEXT, "nan-item", {"image": DATA}, ""]}, "input", "'input[3]' is empty"),
     ],
 )
-async def test_a_picture_that_is_none_is_named(server: Server, said: dict[str, Any], param: str, told: str) -> None:
+async def test_a_picture_that_is_none_is_named(server: Server, fields: dict[str, Any], param: str, told: str) -> None:
     """As the client called it, whatever stands beside it."""
-    answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **said})
+    answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
     assert error["message"].startswith(told)
@@ -218,5 +218,5 @@ async def test_a_model_of_pictures_alone(album: Album) -> None:
         body = {"model": CLIP, "input": [{"image": ONE}, "a"]}
         answer = await server.call("POST", "/v1/embeddings", body)
         assert (answer.status, "pictures alone" in answer.json()["error"]["message"]) == (400, True)
-        assert not album.asked
+        assert not album.fetched
         assert (await server.call("POST", "/v1/embeddings", {**body, "input": [{"image": ONE}]})).status == 200

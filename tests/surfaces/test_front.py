@@ -20,7 +20,7 @@ from shoal.http.application import LARGE_BODY
 from shoal.http.disconnect import WATCH_DELAY_S
 from shoal.surfaces import Application, Options, Reply, Request, build_app
 from shoal.types import Result, TaskKind, TrafficClass
-from tests.surfaces.surface_kit import MODEL, Exchange, Told, raising, request_scope, serve
+from tests.surfaces.surface_kit import MODEL, Exchange, RecordingRunner, raising, request_scope, serve
 
 ASK = {"input": "ab", "model": MODEL}
 EMBEDDERS: list[tuple[str, Any]] = [
@@ -304,7 +304,7 @@ async def test_security_header() -> None:
 @pytest.mark.parametrize(("path", "body"), EMBEDDERS)
 async def test_client_leaves_while_the_model_works(path: str, body: Any) -> None:
     """The work is cancelled; nothing is left behind, and the caller of the app is not cancelled."""
-    runner = Told(release=asyncio.Event())
+    runner = RecordingRunner(release=asyncio.Event())
     server = serve(runner)
     exchange = Exchange([orjson.dumps(body)])
     before = asyncio.all_tasks()
@@ -336,7 +336,7 @@ async def test_client_leaves_while_it_sends() -> None:
 
 async def test_slow_answers_leave_no_tasks() -> None:
     """A request that outlives the patience of the watch, and is answered, leaves nothing behind either."""
-    runner = Told(release=asyncio.Event())
+    runner = RecordingRunner(release=asyncio.Event())
     server = serve(runner)
     before = asyncio.all_tasks()
     request = asyncio.create_task(server.call("POST", "/v1/embeddings", ASK))
@@ -350,7 +350,7 @@ async def test_slow_answers_leave_no_tasks() -> None:
 
 async def test_cancellation_from_outside_passes() -> None:
     """A server that stops cancels its requests; that is not taken for a client that left."""
-    runner = Told(release=asyncio.Event())
+    runner = RecordingRunner(release=asyncio.Event())
     request = asyncio.create_task(serve(runner).call("POST", "/v1/embeddings", ASK))
     await runner.begun.wait()
     request.cancel()

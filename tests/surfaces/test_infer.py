@@ -11,7 +11,7 @@ from shoal.core.lifecycle.lifecycle import Entry, LoadOptions
 from shoal.core.protocols import ModelFacts
 from shoal.errors import Conflict, ModelFileError, SourceError, TransportFailed
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
-from tests.surfaces.surface_kit import MODEL, Told, raising, serve, vector
+from tests.surfaces.surface_kit import MODEL, RecordingRunner, raising, serve, vector
 
 NOT_LOADED = "Model nobody with checkpoint None is not loaded. Load the model first using /load_model."
 
@@ -192,7 +192,7 @@ async def test_refused(path: str, body: Any, detail: str) -> None:
 async def test_a_model_that_does_not_embed() -> None:
     """Said in the original's words."""
     facts = ModelFacts(source="fake", backend="fake", tasks=("generate",))
-    answer = await serve(Told(facts=facts)).call("POST", "/infer_text", {"model_name": MODEL, "text": "a"})
+    answer = await serve(RecordingRunner(facts=facts)).call("POST", "/infer_text", {"model_name": MODEL, "text": "a"})
     detail = f"Model {MODEL} with checkpoint None does not support text inference."
     assert (answer.status, answer.json()) == (400, {"detail": detail})
 

@@ -22,7 +22,7 @@ from tests.unit.http.fetching.kit import Names, http, url, web
 
 NAME, CHECKPOINT = "ViT-B-32", "laion2b_s34b_b79k"
 PAIR = f"{NAME}/{CHECKPOINT}"
-ASKED = {"model_name": NAME, "pretrained": CHECKPOINT}
+CHAT_BODY = {"model_name": NAME, "pretrained": CHECKPOINT}
 TITLE = f"Model {NAME} with checkpoint {CHECKPOINT}"
 LOADED = {"message": f"{TITLE} loaded successfully."}
 
@@ -77,8 +77,8 @@ async def test_the_readme_of_the_original() -> None:
 async def test_load() -> None:
     """Under the name of the pair; the second time it is said to be loaded already. Both lists show it."""
     async with living(Clips(listed=[Entry(name=PAIR, source=f"hf:{PAIR}", backend="local")])) as life:
-        assert await say(life, "/load_clip_model", **ASKED) == LOADED
-        assert await say(life, "/load_clip_model", **ASKED) == {"message": f"{TITLE} is already loaded."}
+        assert await say(life, "/load_clip_model", **CHAT_BODY) == LOADED
+        assert await say(life, "/load_clip_model", **CHAT_BODY) == {"message": f"{TITLE} is already loaded."}
         assert (await life.call("GET", "/loaded_models")).json() == {"models": [MODEL, PAIR]}
         models = (await life.call("GET", "/repository_models")).json()["models"]
         assert {"name": PAIR, "state": "READY"} in models
@@ -130,26 +130,26 @@ async def test_only_an_admin_loads() -> None:
     """With the key for it, on both new paths."""
     async with living(Clips(), api_key=("k",), admin_key=("a",)) as life:
         for path in ("/load_clip_model", "/load_model"):
-            assert (await life.manage("POST", path, ASKED)).status == 401
-            answer = await life.call("POST", path, ASKED, headers={"authorization": "Bearer k"})
+            assert (await life.manage("POST", path, CHAT_BODY)).status == 401
+            answer = await life.call("POST", path, CHAT_BODY, headers={"authorization": "Bearer k"})
             assert answer.status == 403
-        answer = await life.call("POST", "/load_clip_model", ASKED, headers={"authorization": "Bearer a"})
+        answer = await life.call("POST", "/load_clip_model", CHAT_BODY, headers={"authorization": "Bearer a"})
         assert answer.status == 200
 
 
 async def test_the_pair_is_another_model_than_the_name() -> None:
     """Each request goes to the one that it names; a checkpoint that is served under the bare name alone is that."""
     async with living(Clips()) as life:
-        await say(life, "/load_clip_model", **ASKED)
+        await say(life, "/load_clip_model", **CHAT_BODY)
         body = {"image": inline(RED)}
-        assert (await life.call("POST", "/infer_image", {**ASKED, **body})).status == 200
+        assert (await life.call("POST", "/infer_image", {**CHAT_BODY, **body})).status == 200
         answer = await life.call("POST", "/infer_image", {"model_name": NAME, **body})
         detail = f"Model {NAME} with checkpoint None is not loaded. Load the model first using /load_model."
         assert (answer.status, answer.json()) == (400, {"detail": detail})
         await say(life, "/load_clip_model", model_name=NAME)
         answer = await life.call("POST", "/infer_image", {"model_name": NAME, "pretrained": "openai", **body})
         assert answer.status == 200
-        await say(life, "/unload_model", **ASKED)
+        await say(life, "/unload_model", **CHAT_BODY)
         assert (await life.call("GET", "/loaded_models")).json() == {"models": [MODEL, NAME]}
         await say(life, "/unload_model", model_name=NAME, pretrained="openai")
         assert (await life.call("GET", "/loaded_models")).json() == {"models": [MODEL]}
@@ -159,6 +159,6 @@ async def test_what_is_not_loaded_is_deleted_as_the_pair() -> None:
     """Its files are known by that name; without any, the bare name is meant."""
     entries = [Entry(name=PAIR, source=f"hf:{PAIR}", backend="local")]
     async with living(Clips(listed=entries)) as life:
-        await say(life, "/delete_model", **ASKED)
+        await say(life, "/delete_model", **CHAT_BODY)
         await say(life, "/delete_model", model_name=NAME, pretrained="openai")
         assert life.loader.touched == [("remove", PAIR), ("remove", NAME)]

@@ -16,7 +16,7 @@ from shoal.surfaces import ImageReader
 from shoal.types import Context, Embed, Embedded, Image, Result
 from tests.surfaces.family_kit import CLIP, EMBEDDER, RERANKER, family
 from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
-from tests.surfaces.surface_kit import MODEL, Told, serve
+from tests.surfaces.surface_kit import MODEL, RecordingRunner, serve
 from tests.unit.http.fetching.kit import fetcher, http, url, web
 
 PATHS = [("/infer_image", "embedding"), ("/embed_image", "embeddings")]
@@ -86,7 +86,7 @@ async def test_a_large_body() -> None:
         close(answer.json()["image_embeddings"], [wanted(RED, 3), wanted(picture, 3)])
 
 
-class Side(Told):
+class Side(RecordingRunner):
     """Answers texts when pictures have begun, and pictures when texts have: neither where one waits for the other."""
 
     def __init__(self, *, fails: type | None = None) -> None:

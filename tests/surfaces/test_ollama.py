@@ -15,7 +15,7 @@ from shoal.core.generation.sampling import check_unsupported_fields, merge_sampl
 from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError, Unsupported, UpstreamRefused
 from shoal.types import Chunk, Generate, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta
 from tests.surfaces.life_kit import living
-from tests.surfaces.ollama_kit import ASKED, HELLO, PROMPT, Heard, Talks, lines, talking
+from tests.surfaces.ollama_kit import CHAT_BODY, HELLO, PROMPT, ChatModel, LineExchange, lines, talking
 from tests.surfaces.surface_kit import MODEL, Exchange, request_scope, serve
 
 
@@ -23,7 +23,7 @@ async def task_of(body: dict[str, Any], path: str = "/api/chat") -> Generate:
     server, model = talking()
     answer = await server.call("POST", path, {**body, "stream": False})
     assert answer.status == 200, answer.body
-    (task,) = model.asked
+    (task,) = model.generations
     return task
 
 
@@ -32,7 +32,7 @@ async def refused(body: dict[str, Any], path: str = "/api/chat") -> str:
     answer = await server.call("POST", path, body)
     assert answer.status == 400
     assert set(answer.json()) == {"error"}
-    assert not model.asked
+    assert not model.generations
     return str(answer.json()["error"])
 
 
@@ -40,16 +40,16 @@ class TestAnswers:
     async def test_a_chat_is_a_stream_of_lines(self) -> None:
         """Each with the name as asked and a time; the last with why it ended, and what it took in nanoseconds."""
         server, _ = talking()
-        answer = await server.call("POST", "/api/chat", {**ASKED, "model": f"{MODEL}:latest"})
-        *said, last = lines(answer)
-        assert [each["message"] for each in said] == [
+        answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "model": f"{MODEL}:latest"})
+        *reply, last = lines(answer)
+        assert [each["message"] for each in reply] == [
             {"role": "assistant", "content": "Hel"},
             {"role": "assistant", "content": "lo"},
         ]
-        for each in (*said, last):
+        for each in (*reply, last):
             assert each["model"] == f"{MODEL}:latest"
             assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z", each["created_at"])
-        assert [each["done"] for each in (*said, last)] == [False, False, True]
+        assert [each["done"] for each in (*reply, last)] == [False, False, True]
         assert (last["message"], last["done_reason"]) == ({"role": "assistant", "content": ""}, "stop")
         assert (last["prompt_eval_count"], last["eval_count"]) == (7, 2)
         parts = last["load_duration"] + last["prompt_eval_duration"] + last["eval_duration"]
@@ -59,7 +59,7 @@ class TestAnswers:
     async def test_a_chat_in_one_piece(self) -> None:
         """One object with all of it."""
         server, model = talking()
-        answer = await server.call("POST", "/api/chat", {**ASKED, "stream": False})
+        answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})
         assert answer.headers["content-type"] == "application/json"
         found = answer.json()
         assert (found["message"], found["done"], found["done_reason"]) == (
@@ -68,13 +68,13 @@ class TestAnswers:
             "stop",
         )
         assert (found["prompt_eval_count"], found["eval_count"]) == (7, 2)
-        assert [task.stream for task in model.asked] == [False]
+        assert [task.stream for task in model.generations] == [False]
 
     @pytest.mark.parametrize("stream", [True, False])
     async def test_an_answer_that_came_at_once(self, stream: bool) -> None:
         """Nobody can tell the time of the prompt from that of the answer then: both are absent."""
         server, _ = talking(Chunk(text="Hello"), Chunk(finish_reason="stop"), HELLO[-1])
-        answer = await server.call("POST", "/api/chat", {**ASKED, "stream": stream})
+        answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
         last = lines(answer)[-1] if stream else answer.json()
         assert (last["prompt_eval_count"], last["eval_count"]) == (7, 2)
         assert "total_duration" in last
@@ -83,12 +83,12 @@ class TestAnswers:
     async def test_a_prompt(self) -> None:
         """The text stands in `response`, in lines or in one piece."""
         server, model = talking()
-        *said, last = lines(await server.call("POST", "/api/generate", PROMPT))
-        assert [each["response"] for each in (*said, last)] == ["Hel", "lo", ""]
+        *reply, last = lines(await server.call("POST", "/api/generate", PROMPT))
+        assert [each["response"] for each in (*reply, last)] == ["Hel", "lo", ""]
         assert last["done_reason"] == "stop"
         found = (await server.call("POST", "/api/generate", {**PROMPT, "stream": False})).json()
         assert (found["response"], found["done"]) == ("Hello", True)
-        assert [task.stream for task in model.asked] == [True, False]
+        assert [task.stream for task in model.generations] == [True, False]
         assert "message" not in found
 
     @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ class TestAnswers:
     async def test_why_it_ended(self, reason: str, word: str) -> None:
         """Ollama has two words for it."""
         server, _ = talking(Chunk(text="a", finish_reason=reason))
-        assert lines(await server.call("POST", "/api/chat", ASKED))[-1]["done_reason"] == word
+        assert lines(await server.call("POST", "/api/chat", CHAT_BODY))[-1]["done_reason"] == word
 
     async def test_what_the_model_thinks_stands_apart(self) -> None:
         """In `thinking`, of a message or of a line."""
         chunks = (Chunk(reasoning="Hm"), Chunk(text="Yes"), Chunk(finish_reason="stop"))
         server, _ = talking(*chunks)
-        first, second, _ = lines(await server.call("POST", "/api/chat", ASKED))
+        first, second, _ = lines(await server.call("POST", "/api/chat", CHAT_BODY))
         assert first["message"] == {"role": "assistant", "content": "", "thinking": "Hm"}
         assert second["message"] == {"role": "assistant", "content": "Yes"}
         found = (await server.call("POST", "/api/generate", {**PROMPT, "stream": False})).json()
@@ -124,9 +124,9 @@ class TestAnswers:
             {"id": "call_b", "function": {"name": "clock", "arguments": {}, "index": 1}},
         ]
         server, _ = talking(*chunks)
-        found = lines(await server.call("POST", "/api/chat", ASKED))
+        found = lines(await server.call("POST", "/api/chat", CHAT_BODY))
         assert [each["message"].get("tool_calls") for each in found] == [None, [calls[0]], [calls[1]], None]
-        whole = (await server.call("POST", "/api/chat", {**ASKED, "stream": False})).json()
+        whole = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
         assert whole["message"] == {"role": "assistant", "content": "Let me see", "tool_calls": calls}
 
     @pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", "Oslo"])
@@ -135,11 +135,11 @@ class TestAnswers:
         """Cut off or badly written: nothing is lost, and nothing is made up."""
         chunks = [Chunk(tools=[ToolDelta(index=0, id="a", name="weather", arguments=arguments)])]
         server, _ = talking(*chunks, *([Chunk(finish_reason=reason)] if reason else []))
-        found = (await server.call("POST", "/api/chat", {**ASKED, "stream": False})).json()
+        found = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
         content = f'{{"name": "weather", "arguments": {arguments}}}'
         assert found["message"] == {"role": "assistant", "content": content}
-        said = lines(await server.call("POST", "/api/chat", ASKED))
-        assert "".join(each["message"]["content"] for each in said) == content
+        reply = lines(await server.call("POST", "/api/chat", CHAT_BODY))
+        assert "".join(each["message"]["content"] for each in reply) == content
 
     async def test_log_probabilities(self) -> None:
         """With the bytes of each token, and the likeliest beside it where they were asked for."""
@@ -157,13 +157,13 @@ class TestAnswers:
             {"token": "!", "logprob": -9999.0, "bytes": [33]},
         ]
         await server.call("POST", "/api/generate", {**PROMPT, "top_logprobs": 3})
-        assert [task.sampling.logprobs for task in model.asked] == [1, None]
+        assert [task.sampling.logprobs for task in model.generations] == [1, None]
 
     @pytest.mark.parametrize("stream", [True, False])
     async def test_a_conversation_that_was_cut(self, stream: bool) -> None:
         """Where the server may leave turns out, the reply says so."""
         server, _ = talking(Chunk(text="a", cut=3, ignored=("tools",)), Chunk(finish_reason="stop"))
-        answer = await server.call("POST", "/api/chat", {**ASKED, "stream": stream})
+        answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
         assert answer.headers["x-shoal-prompt-cut"] == "3"
         assert answer.headers["x-shoal-ignored"] == "tools"
 
@@ -171,7 +171,7 @@ class TestAnswers:
         """Those of a stream, too."""
         caplog.set_level("INFO", "shoal.access")
         server, _ = talking()
-        await server.call("POST", "/api/chat", ASKED)
+        await server.call("POST", "/api/chat", CHAT_BODY)
         (record,) = caplog.records
         assert (record.__dict__["model"], record.__dict__["completion_tokens"]) == (MODEL, 2)
 
@@ -180,7 +180,7 @@ class TestErrors:
     async def test_an_unknown_model_is_not_found(self) -> None:
         """In the words and with the status by which clients decide to pull it."""
         for path, body in (
-            ("/api/chat", ASKED),
+            ("/api/chat", CHAT_BODY),
             ("/api/generate", PROMPT),
             ("/api/embed", {"input": "a"}),
             ("/api/embeddings", {"prompt": "a"}),
@@ -208,27 +208,27 @@ class TestErrors:
     )
     async def test_before_the_first_chunk(self, error: ShoalError, status: int) -> None:
         """A status of its own, in lines or not."""
-        model = Talks(chunks=(), end=error)
+        model = ChatModel(chunks=(), end=error)
         for stream in (True, False):
-            answer = await serve(model).call("POST", "/api/chat", {**ASKED, "stream": stream})
+            answer = await serve(model).call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
             assert (answer.status, answer.json()) == (status, {"error": error.message})
             assert ("retry-after" in answer.headers) == (error.retry_after is not None)
 
     async def test_in_mid_stream(self) -> None:
         """A line with the error is the last."""
-        model = Talks(chunks=HELLO[:1], end=EngineFailed("it broke"))
-        *said, last = lines(await serve(model).call("POST", "/api/generate", PROMPT))
-        assert [each["response"] for each in said] == ["Hel"]
+        model = ChatModel(chunks=HELLO[:1], end=EngineFailed("it broke"))
+        *reply, last = lines(await serve(model).call("POST", "/api/generate", PROMPT))
+        assert [each["response"] for each in reply] == ["Hel"]
         assert last == {"error": "it broke"}
         answer = await serve(model).call("POST", "/api/generate", {**PROMPT, "stream": False})
         assert (answer.status, answer.json()) == (500, {"error": "it broke"})
 
     async def test_a_client_that_leaves_stops_the_work(self) -> None:
         """In the middle of its stream."""
-        model = Talks(chunks=HELLO[:2], release=asyncio.Event())
-        exchange = Heard(ASKED, b"lo")
+        model = ChatModel(chunks=HELLO[:2], release=asyncio.Event())
+        exchange = LineExchange(CHAT_BODY, b"lo")
         task = asyncio.create_task(exchange.call(serve(model), "/api/chat"))
-        await exchange.heard.wait()
+        await exchange.received.wait()
         assert model.closed == 0
         exchange.leave()
         await task
@@ -273,7 +273,7 @@ class TestTasks:
             "num_ctx": 8192,
             "num_gpu": 1,
         }
-        found = (await task_of({**ASKED, "options": options})).sampling
+        found = (await task_of({**CHAT_BODY, "options": options})).sampling
         assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.5, 3, 0.25, 0.125)
         assert (found.seed, found.max_tokens, found.stop) == (9, 5, ["END"])
         assert (found.repetition_penalty, found.presence_penalty, found.frequency_penalty) == (1.5, 0.75, -0.5)
@@ -281,33 +281,35 @@ class TestTasks:
 
     async def test_an_option_is_refused_by_its_own_name(self) -> None:
         """By models on this machine and on Triton, which read it in the task."""
-        task = await task_of({**ASKED, "options": {"repeat_penalty": 1.5}})
+        task = await task_of({**CHAT_BODY, "options": {"repeat_penalty": 1.5}})
         with pytest.raises(Unsupported, match="cannot honour 'repeat_penalty'"):
             merge_sampling(task.sampling, Sampling(), (), (), task.names)
 
     async def test_options_of_other_servers(self) -> None:
         """A remote server may know them; models on this machine and on Triton refuse them by name."""
-        task = await task_of({**ASKED, "options": {"typical_p": 0.5, "top_a": 0, "xtc_probability": 0.1, "made_up": 1}})
+        task = await task_of(
+            {**CHAT_BODY, "options": {"typical_p": 0.5, "top_a": 0, "xtc_probability": 0.1, "made_up": 1}}
+        )
         assert {name: bytes(json) for name, json in task.extras.items()} == {
             "typical_p": b"0.5",
             "xtc_probability": b"0.1",
         }
         with pytest.raises(Unsupported, match=r"can honour '(typical_p|xtc_probability)'"):
             check_unsupported_fields(task.extras, (), ignored=[])
-        assert (await task_of({**ASKED, "options": {"repeat_penalty": 1.5}})).extras == {}
+        assert (await task_of({**CHAT_BODY, "options": {"repeat_penalty": 1.5}})).extras == {}
 
     async def test_integers_that_are_written_with_a_point(self) -> None:
         """Ollama takes them, and leaves out what is behind the point."""
-        found = (await task_of({**ASKED, "options": {"num_predict": 5.0, "seed": 42.0, "top_k": 3.9}})).sampling
+        found = (await task_of({**CHAT_BODY, "options": {"num_predict": 5.0, "seed": 42.0, "top_k": 3.9}})).sampling
         assert (found.max_tokens, found.seed, found.top_k) == (5, 42, 3)
-        assert "options" in await refused({**ASKED, "options": {"seed": "42"}})
+        assert "options" in await refused({**CHAT_BODY, "options": {"seed": "42"}})
 
     @pytest.mark.parametrize("number", [-2, -1, 0])
     async def test_values_that_ask_for_nothing(self, number: int) -> None:
         """An answer as long as it likes, any seed, all tokens."""
-        found = (await task_of({**ASKED, "options": {"num_predict": number, "seed": -1, "top_k": 0}})).sampling
+        found = (await task_of({**CHAT_BODY, "options": {"num_predict": number, "seed": -1, "top_k": 0}})).sampling
         assert (found.max_tokens, found.seed, found.top_k) == (None, None, -1)
-        assert (await task_of({**ASKED, "options": {"stop": "END"}})).sampling.stop == ["END"]
+        assert (await task_of({**CHAT_BODY, "options": {"stop": "END"}})).sampling.stop == ["END"]
 
     @pytest.mark.parametrize(
         ("form", "guide"),
@@ -320,7 +322,7 @@ class TestTasks:
     )
     async def test_formats(self, form: Any, guide: Guide | None) -> None:
         """JSON, or a schema."""
-        assert (await task_of({**ASKED, "format": form})).sampling.guide == guide
+        assert (await task_of({**CHAT_BODY, "format": form})).sampling.guide == guide
 
     @pytest.mark.parametrize(
         ("think", "told", "shown"),
@@ -335,7 +337,7 @@ class TestTasks:
     )
     async def test_thinking(self, think: Any, told: dict[str, Any], shown: bool) -> None:
         """The template is told, and with false nothing of it comes back."""
-        for path, body in (("/api/chat", ASKED), ("/api/generate", PROMPT)):
+        for path, body in (("/api/chat", CHAT_BODY), ("/api/generate", PROMPT)):
             task = await task_of({**body, "think": think}, path)
             assert (task.template_kwargs, task.include_reasoning) == (told, shown)
 
@@ -394,9 +396,9 @@ class TestTasks:
 
     async def test_adapters(self) -> None:
         """After the colon."""
-        task = await task_of({**ASKED, "model": f"{MODEL}:loud"})
+        task = await task_of({**CHAT_BODY, "model": f"{MODEL}:loud"})
         assert (task.model, task.adapter) == (MODEL, "loud")
-        task = await task_of({**ASKED, "model": "mini:latest"})
+        task = await task_of({**CHAT_BODY, "model": "mini:latest"})
         assert (task.model, task.adapter) == (MODEL, "")
 
     @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from shoal.core.lifecycle.lifecycle import Entry
 from shoal.errors import SourceError
 from shoal.surfaces.ollama import models
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
-from tests.surfaces.ollama_kit import Heard, lines, talking
+from tests.surfaces.ollama_kit import LineExchange, lines, talking
 from tests.surfaces.surface_kit import MODEL, serve
 
 
@@ -199,9 +199,9 @@ class TestLife:
         monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
-            exchange = Heard({"model": f"hf.co/{OTHER}:latest"}, b"downloading")
+            exchange = LineExchange({"model": f"hf.co/{OTHER}:latest"}, b"downloading")
             pulling = asyncio.create_task(exchange.call(life.server, "/api/pull"))
-            await exchange.heard.wait()
+            await exchange.received.wait()
             assert loader.hold is not None
             loader.hold.set()
             await pulling
@@ -236,9 +236,9 @@ class TestLife:
         """Others may wait for it, too."""
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
-            exchange = Heard({"model": OTHER}, b"downloading")
+            exchange = LineExchange({"model": OTHER}, b"downloading")
             task = asyncio.create_task(exchange.call(life.server, "/api/pull"))
-            await exchange.heard.wait()
+            await exchange.received.wait()
             exchange.leave()
             await task
             assert loader.hold is not None

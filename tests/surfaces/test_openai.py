@@ -18,7 +18,7 @@ from shoal.errors import (
     TooLong,
     TransportFailed,
 )
-from tests.surfaces.surface_kit import MODEL, Told, raising, serve, vector
+from tests.surfaces.surface_kit import MODEL, RecordingRunner, raising, serve, vector
 
 GOLDEN = (
     b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[1.0,24.25,24.375,-0.5]}],'
@@ -262,7 +262,7 @@ async def test_model_that_is_loading() -> None:
 
 async def test_batch_facts() -> None:
     """How the request was batched is in the headers, and in Server-Timing for browsers."""
-    answer = await serve(Told(truncated=1)).call("POST", "/v1/embeddings", ask())
+    answer = await serve(RecordingRunner(truncated=1)).call("POST", "/v1/embeddings", ask())
     facts = {name: value for name, value in answer.headers.items() if name.startswith("x-shoal-")}
     assert facts == {
         "x-shoal-batch-size": "7",

@@ -187,12 +187,12 @@ async def test_requests_in_flight_finish_before_an_unload() -> None:
     async with living() as life:
         runner = life.loader.runners[MODEL]
         runner.release = asyncio.Event()
-        asked = asyncio.create_task(life.call("POST", "/v1/embeddings", {"input": "ab", "model": MODEL}))
+        pending = asyncio.create_task(life.call("POST", "/v1/embeddings", {"input": "ab", "model": MODEL}))
         await runner.begun.wait()
         unloading = asyncio.create_task(life.manage("POST", f"/v1/models/{MODEL}/unload"))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not unloading.done()
         runner.release.set()
-        assert (await asked).status == 200
+        assert (await pending).status == 200
         assert (await unloading).status == 200

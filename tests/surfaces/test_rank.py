@@ -16,7 +16,7 @@ from shoal.specs import ContrastSpec
 from shoal.types import Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, CONTRAST, DIMENSION, EMBEDDER, family
 from tests.surfaces.pictures_kit import ONE, TWO, Album
-from tests.surfaces.surface_kit import Server, Told, serve
+from tests.surfaces.surface_kit import RecordingRunner, Server, serve
 
 TEXTS = ["a cat", "a dog", "a red square", "a shoal of fish at noon"]
 RANK = {"model": CLIP, "image": ONE, "texts": TEXTS}
@@ -36,9 +36,9 @@ def expected(picture: Image, contrast: ContrastSpec = CONTRAST) -> list[dict[str
     return sorted(entries, key=lambda entry: -entry["score"])
 
 
-def same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
-    assert [(each["index"], each["text"]) for each in found] == [(each["index"], each["text"]) for each in wanted]
-    numbers = [[each[name] for name in ("cosine", "score")] for each in (*found, *wanted)]
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    assert [(each["index"], each["text"]) for each in found] == [(each["index"], each["text"]) for each in expected]
+    numbers = [[each[name] for name in ("cosine", "score")] for each in (*found, *expected)]
     return np.allclose(numbers[: len(found)], numbers[len(found) :], atol=1e-5)
 
 
@@ -57,36 +57,36 @@ async def test_rank(server: Server, album: Album) -> None:
     """The best text first, with its place, cosine and share; headers go along with the URL."""
     headers = {"authorization": "Bearer x"}
     answer = await server.call("POST", "/rank", {**RANK, "image_download_headers": headers})
-    said = answer.json()
-    assert answer.status == 200, said
-    assert list(said) == ["model", "activation", "results", "usage"]
-    assert (said["model"], said["activation"]) == (CLIP, "softmax")
-    assert same(said["results"], expected(LINKED))
-    assert sum(each["score"] for each in said["results"]) == pytest.approx(1)
-    assert said["usage"] == {"prompt_tokens": TOKENS, "total_tokens": TOKENS}
-    assert album.asked == [(ONE, headers)]
+    reply = answer.json()
+    assert answer.status == 200, reply
+    assert list(reply) == ["model", "activation", "results", "usage"]
+    assert (reply["model"], reply["activation"]) == (CLIP, "softmax")
+    assert same(reply["results"], expected(LINKED))
+    assert sum(each["score"] for each in reply["results"]) == pytest.approx(1)
+    assert reply["usage"] == {"prompt_tokens": TOKENS, "total_tokens": TOKENS}
+    assert album.fetched == [(ONE, headers)]
     assert int(answer.headers["x-shoal-batch-size"]) >= 1
 
 
 async def test_several_pictures(server: Server) -> None:
     """A ranking for each, in their order, each by itself; a URL bare and in an object."""
     body = {"model": CLIP, "images": [{"url": TWO}, ONE], "texts": TEXTS, "top_n": 2}
-    said = (await server.call("POST", "/rank", body)).json()
-    assert list(said) == ["model", "activation", "images", "usage"]
-    assert [each["index"] for each in said["images"]] == [0, 1]
-    for each, picture in zip(said["images"], (OTHER, LINKED), strict=True):
+    reply = (await server.call("POST", "/rank", body)).json()
+    assert list(reply) == ["model", "activation", "images", "usage"]
+    assert [each["index"] for each in reply["images"]] == [0, 1]
+    for each, picture in zip(reply["images"], (OTHER, LINKED), strict=True):
         assert same(each["results"], expected(picture)[:2])
-    assert said["usage"]["total_tokens"] == TOKENS
+    assert reply["usage"]["total_tokens"] == TOKENS
 
 
 async def test_many_texts(server: Server) -> None:
     """More than are written at once, and a text above the size that is decoded in one go."""
     texts = [f"text {at}" for at in range(200)] + ["word " * 20_000]
     answer = await server.call("POST", "/rank", {**RANK, "texts": texts})
-    said = answer.json()
-    assert answer.status == 200, said
-    assert sorted(each["index"] for each in said["results"]) == list(range(201))
-    scores = [each["score"] for each in said["results"]]
+    reply = answer.json()
+    assert answer.status == 200, reply
+    assert sorted(each["index"] for each in reply["results"]) == list(range(201))
+    scores = [each["score"] for each in reply["results"]]
     assert scores == sorted(scores, reverse=True)
     assert answer.headers["x-shoal-truncated"] == "1"
 
@@ -95,9 +95,9 @@ async def test_sigmoid() -> None:
     """SigLIP's scores do not add up to anything; the order is that of the cosines."""
     contrast = ContrastSpec(scale=8.0, bias=-6.0, activation="sigmoid")
     async with family(CLIP, pictures=Album().pictures(), facts={"contrast": contrast}) as server:
-        said = (await server.call("POST", "/rank", RANK)).json()
-    assert said["activation"] == "sigmoid"
-    assert same(said["results"], expected(LINKED, contrast))
+        reply = (await server.call("POST", "/rank", RANK)).json()
+    assert reply["activation"] == "sigmoid"
+    assert same(reply["results"], expected(LINKED, contrast))
 
 
 async def test_the_model_that_nobody_names(server: Server) -> None:
@@ -123,7 +123,7 @@ async def test_no_model_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "param", "words"),
+    ("fields", "status", "param", "words"),
     [
         ({"model": "nobody"}, 404, "model", "does not exist"),
         ({"model": EMBEDDER}, 400, "model", "does not compare pictures with texts"),
@@ -142,17 +142,17 @@ async def test_no_model_at_all() -> None:
     ],
 )
 async def test_refused_before_anything_is_fetched(
-    server: Server, album: Album, said: dict[str, Any], status: int, param: str, words: str
+    server: Server, album: Album, fields: dict[str, Any], status: int, param: str, words: str
 ) -> None:
-    answer = await server.call("POST", "/rank", {**RANK, **said})
+    answer = await server.call("POST", "/rank", {**RANK, **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (status, param), error
     assert words in error["message"]
-    assert not album.asked
+    assert not album.fetched
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("fields", "told"),
     [
         ({"image": "/etc/passwd"}, "'image': the text is no picture"),
         ({"image": {"url": ""}}, "'image.url': the picture is empty"),
@@ -160,9 +160,9 @@ async def test_refused_before_anything_is_fetched(
         ({"texts": ["a", "reject-item"]}, "text 1: "),
     ],
 )
-async def test_what_is_wrong_is_named(server: Server, said: dict[str, Any], told: str) -> None:
+async def test_what_is_wrong_is_named(server: Server, fields: dict[str, Any], told: str) -> None:
     """Pictures and texts are counted by themselves."""
-    answer = await server.call("POST", "/rank", {**RANK, **said})
+    answer = await server.call("POST", "/rank", {**RANK, **fields})
     assert (answer.status, answer.json()["error"]["message"].startswith(told)) == (400, True), answer.body
 
 
@@ -172,12 +172,12 @@ async def test_one_tower_cannot_compare(album: Album, modality: str, words: str)
     async with family(CLIP, pictures=album.pictures(), facts={"modalities": (modality,)}) as server:
         answer = await server.call("POST", "/rank", RANK)
     assert (answer.status, words in answer.json()["error"]["message"]) == (400, True), answer.body
-    assert not album.asked
+    assert not album.fetched
 
 
 async def test_a_full_queue() -> None:
     """As everywhere: 429, and when to come again."""
-    runner = Told(error=Overloaded("full", retry_after=3))
+    runner = RecordingRunner(error=Overloaded("full", retry_after=3))
     runner.facts = replace(runner.facts, modalities=("text", "image"), contrast=CONTRAST)
     answer = await serve(runner).call("POST", "/rank", {"image": "data:,x", "texts": ["a"]})
     assert (answer.status, answer.headers["retry-after"]) == (429, "3")

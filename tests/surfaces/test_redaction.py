@@ -121,15 +121,15 @@ def test_a_callers_own_words_stay() -> None:
 )
 async def test_errors_of_a_generation(path: str, stream: bool) -> None:
     """Before an answer and in the middle of it, in every dialect that streams."""
-    asked: dict[str, Any] = {"prompt": "a"}
+    body: dict[str, Any] = {"prompt": "a"}
     if path.endswith(("chat", "chat/completions")):
-        asked = {"messages": [{"role": "user", "content": "a"}]}
+        body = {"messages": [{"role": "user", "content": "a"}]}
     elif path.endswith("responses"):
-        asked = {"input": "a"}
+        body = {"input": "a"}
     for after in (0, 2):
         for place in PLACES:
             error = errors.TransportFailed(f"the connection to {place} broke")
             server = talking(Talker(error=error, fail_after=after))
-            answer = await server.call("POST", path, {**asked, "stream": stream, "model": server.model.name})
+            answer = await server.call("POST", path, {**body, "stream": stream, "model": server.model.name})
             assert b"[address hidden]" in answer.body, answer.body
             assert not leaks(answer.body.decode() + str(answer.headers))

@@ -13,7 +13,7 @@ from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_i
 from shoal.errors import Overloaded
 from shoal.surfaces.shared.ranking import sort_descending
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, family
-from tests.surfaces.surface_kit import Server, Told, serve
+from tests.surfaces.surface_kit import RecordingRunner, Server, serve
 
 QUERY = "what is a shoal"
 DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep", "fish"]
@@ -38,17 +38,17 @@ async def server() -> AsyncIterator[Server]:
 async def test_as_jina_tells_it(server: Server, path: str) -> None:
     """The best first, each with its place, its score and its text; usage, and what older clients of Cohere look for."""
     answer = await server.call("POST", path, ASK)
-    said = answer.json()
+    reply = answer.json()
     assert answer.status == 200
     assert answer.headers["x-shoal-batch-size"] == "4"
-    assert list(said) == ["id", "object", "model", "usage", "results", "meta"]
-    assert (said["id"], said["model"]) == (answer.headers["x-request-id"], RERANKER)
-    assert [each["index"] for each in said["results"]] == ORDER
-    assert [each["document"]["text"] for each in said["results"]] == [DOCUMENTS[at] for at in ORDER]
-    assert [each["relevance_score"] for each in said["results"]] == pytest.approx([SCORES[at] for at in ORDER])
+    assert list(reply) == ["id", "object", "model", "usage", "results", "meta"]
+    assert (reply["id"], reply["model"]) == (answer.headers["x-request-id"], RERANKER)
+    assert [each["index"] for each in reply["results"]] == ORDER
+    assert [each["document"]["text"] for each in reply["results"]] == [DOCUMENTS[at] for at in ORDER]
+    assert [each["relevance_score"] for each in reply["results"]] == pytest.approx([SCORES[at] for at in ORDER])
     total = sum(len(tokenize_item((QUERY, each))) for each in DOCUMENTS)
-    assert said["usage"] == {"prompt_tokens": total, "total_tokens": total}
-    assert said["meta"]["billed_units"] == {"search_units": 1}
+    assert reply["usage"] == {"prompt_tokens": total, "total_tokens": total}
+    assert reply["meta"]["billed_units"] == {"search_units": 1}
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
@@ -57,11 +57,11 @@ async def test_as_voyage_tells_it(server: Server, path: str, top_k: int | None) 
     """Its client sends `top_k` also as null, and that it is there decides; byte for byte in Voyage's order of keys."""
     voyage = {"query": QUERY, "documents": DOCUMENTS, "model": RERANKER, "top_k": top_k, "truncation": True}
     answer = await server.call("POST", path, voyage)
-    said = answer.json()
-    assert list(said) == ["object", "data", "model", "usage"]
-    assert [each["index"] for each in said["data"]] == ORDER[:top_k]
-    assert set(said["data"][0]) == {"index", "relevance_score"}
-    assert list(said["usage"]) == ["total_tokens"]
+    reply = answer.json()
+    assert list(reply) == ["object", "data", "model", "usage"]
+    assert [each["index"] for each in reply["data"]] == ORDER[:top_k]
+    assert set(reply["data"][0]) == {"index", "relevance_score"}
+    assert list(reply["usage"]) == ["total_tokens"]
     shown = (await server.call("POST", path, {**voyage, "return_documents": True})).json()["data"]
     assert [each["document"] for each in shown] == [DOCUMENTS[at] for at in ORDER[:top_k]]
 
@@ -71,16 +71,16 @@ async def test_as_voyage_tells_it(server: Server, path: str, top_k: int | None) 
 )
 async def test_how_many(server: Server, top: dict[str, Any], count: int) -> None:
     """The best of them; nought, null and more than there are mean all."""
-    said = (await server.call("POST", "/v1/rerank", {**ASK, **top})).json()
-    assert [each["index"] for each in said["results"]] == ORDER[:count]
+    reply = (await server.call("POST", "/v1/rerank", {**ASK, **top})).json()
+    assert [each["index"] for each in reply["results"]] == ORDER[:count]
 
 
 async def test_without_documents_and_raw(server: Server) -> None:
     """Documents are left out on request; raw scores are the logits, by Infinity's name and by vLLM's."""
-    said = (await server.call("POST", "/v1/rerank", {**ASK, "return_documents": False, "raw_scores": True})).json()
-    assert all(set(each) == {"index", "relevance_score"} for each in said["results"])
+    reply = (await server.call("POST", "/v1/rerank", {**ASK, "return_documents": False, "raw_scores": True})).json()
+    assert all(set(each) == {"index", "relevance_score"} for each in reply["results"])
     logits = sorted((score(each, raw=True) for each in DOCUMENTS), reverse=True)
-    assert [each["relevance_score"] for each in said["results"]] == pytest.approx(logits)
+    assert [each["relevance_score"] for each in reply["results"]] == pytest.approx(logits)
     other = (await server.call("POST", "/v1/rerank", {**ASK, "use_activation": False})).json()
     assert [each["relevance_score"] for each in other["results"]] == pytest.approx(logits)
 
@@ -88,8 +88,8 @@ async def test_without_documents_and_raw(server: Server) -> None:
 async def test_documents_as_objects(server: Server) -> None:
     """A document, and the query, may have its text in an object; other fields of it are ignored."""
     documents = [{"text": each, "id": 7} if at % 2 else each for at, each in enumerate(DOCUMENTS)]
-    said = (await server.call("POST", "/v1/rerank", {"query": {"text": QUERY}, "documents": documents})).json()
-    assert [(each["index"], each["document"]["text"]) for each in said["results"]] == [
+    reply = (await server.call("POST", "/v1/rerank", {"query": {"text": QUERY}, "documents": documents})).json()
+    assert [(each["index"], each["document"]["text"]) for each in reply["results"]] == [
         (at, DOCUMENTS[at]) for at in ORDER
     ]
 
@@ -198,14 +198,14 @@ async def test_what_is_accepted(server: Server) -> None:
 async def test_where_nobody_reranks() -> None:
     """A model that embeds ranks by the cosine of its vectors; a limit of a document that changes nothing is no harm."""
     async with family(EMBEDDER) as server:
-        said = (await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 4096})).json()
+        reply = (await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 4096})).json()
         refused = await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 8})
     query = compute_vector(tokenize_item(QUERY), DIMENSION)
-    for each in said["results"]:
+    for each in reply["results"]:
         vector = compute_vector(tokenize_item(each["document"]["text"]), DIMENSION)
         cosine = query @ vector / np.linalg.norm(query) / np.linalg.norm(vector)
         assert each["relevance_score"] == pytest.approx(float(cosine), abs=1e-6)
-    assert (said["model"], refused.status) == (EMBEDDER, 400)
+    assert (reply["model"], refused.status) == (EMBEDDER, 400)
 
 
 @pytest.mark.parametrize("path", ["/v1/ranking", "/ranking"])
@@ -214,11 +214,11 @@ async def test_as_nvidia_tells_it(server: Server, path: str) -> None:
     passages = [{"text": each} for each in DOCUMENTS]
     body = {"model": RERANKER, "query": {"text": QUERY}, "passages": passages, "truncate": "END"}
     answer = await server.call("POST", path, body, headers={"authorization": "Bearer **********"})
-    said = answer.json()
-    assert list(said) == ["rankings", "usage"]
-    assert [each["index"] for each in said["rankings"]] == ORDER
+    reply = answer.json()
+    assert list(reply) == ["rankings", "usage"]
+    assert [each["index"] for each in reply["rankings"]] == ORDER
     logits = [score(DOCUMENTS[at], raw=True) for at in ORDER]
-    assert [each["logit"] for each in said["rankings"]] == pytest.approx(logits)
+    assert [each["logit"] for each in reply["rankings"]] == pytest.approx(logits)
     refused = await server.call("POST", path, {**body, "truncate": "NONE", "passages": [{"text": "word " * 600}]})
     assert (refused.status, list(refused.json())) == (400, ["detail"])
     assert (await server.call("POST", path, {**body, "passages": DOCUMENTS})).status == 422
@@ -241,7 +241,7 @@ async def test_who_is_not_let_in(path: str) -> None:
 
 async def test_a_full_queue() -> None:
     """429 says when to come again, in the dialect of the body."""
-    server = serve(Told(error=Overloaded("The queue is full.", retry_after=1.5)))
+    server = serve(RecordingRunner(error=Overloaded("The queue is full.", retry_after=1.5)))
     for path, body in (("/rerank", ASK), ("/v1/rerank", {**ASK, "top_k": None})):
         answer = await server.call("POST", path, body)
         assert (answer.status, answer.headers["retry-after"]) == (429, "2")
@@ -257,7 +257,7 @@ async def test_open_webui(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "count"),
+    ("fields", "count"),
     [
         ({"truncate": "END", "truncation": True}, 4),
         ({"max_tokens_per_doc": 0, "max_doc_length": 5000}, 4),
@@ -265,11 +265,11 @@ async def test_open_webui(server: Server) -> None:
         ({"top_n": 2, "top_k": 0}, 2),
     ],
 )
-async def test_two_names_that_agree(server: Server, said: dict[str, Any], count: int) -> None:
+async def test_two_names_that_agree(server: Server, fields: dict[str, Any], count: int) -> None:
     """A word and its flag are one thing, and 0 says nothing."""
-    answer = await server.call("POST", "/v1/rerank", {**ASK, **said})
+    answer = await server.call("POST", "/v1/rerank", {**ASK, **fields})
     assert answer.status == 200, answer.body
-    assert len(answer.json()["data" if "top_k" in said else "results"]) == count
+    assert len(answer.json()["data" if "top_k" in fields else "results"]) == count
 
 
 @pytest.mark.parametrize("raw", [False, True])

@@ -34,14 +34,14 @@ async def server() -> AsyncIterator[Server]:
 async def test_one_against_many(server: Server, path: str, names: tuple[str, str]) -> None:
     """By any of the names; in order, and in vLLM's envelope."""
     answer = await server.call("POST", path, {"model": RERANKER, names[0]: "what", names[1]: TEXTS})
-    said = answer.json()
+    reply = answer.json()
     assert answer.status == 200
-    assert list(said) == ["id", "object", "created", "model", "data", "usage"]
-    assert said["id"] == f"score-{answer.headers['x-request-id']}"
-    assert [(each["index"], each["object"]) for each in said["data"]] == [(at, "score") for at in range(3)]
-    assert [each["score"] for each in said["data"]] == pytest.approx([score("what", each) for each in TEXTS])
+    assert list(reply) == ["id", "object", "created", "model", "data", "usage"]
+    assert reply["id"] == f"score-{answer.headers['x-request-id']}"
+    assert [(each["index"], each["object"]) for each in reply["data"]] == [(at, "score") for at in range(3)]
+    assert [each["score"] for each in reply["data"]] == pytest.approx([score("what", each) for each in TEXTS])
     total = sum(len(tokenize_item(("what", each))) for each in TEXTS)
-    assert said["usage"] == {
+    assert reply["usage"] == {
         "prompt_tokens": total,
         "total_tokens": total,
         "completion_tokens": 0,
@@ -136,8 +136,8 @@ async def test_pooling_gives_vectors(server: Server) -> None:
     packed = await server.call("POST", "/pooling", {"model": EMBEDDER, "input": TEXTS, "encoding_format": "base64"})
     assert found["id"].startswith("pool-")
     for text, each, other in zip(TEXTS, found["data"], packed.json()["data"], strict=True):
-        wanted = compute_vector(tokenize_item(text), DIMENSION)
-        assert each["data"] == pytest.approx(wanted / np.linalg.norm(wanted), abs=1e-6)
+        expected = compute_vector(tokenize_item(text), DIMENSION)
+        assert each["data"] == pytest.approx(expected / np.linalg.norm(expected), abs=1e-6)
         assert np.frombuffer(base64.b64decode(other["data"]), "<f4").tolist() == pytest.approx(each["data"])
     raw = await server.call("POST", "/pooling", {"input": "fish", "use_activation": False, "dimensions": 2})
     assert raw.json()["data"][0]["data"] == compute_vector(tokenize_item("fish"), DIMENSION)[:2].tolist()
@@ -149,10 +149,10 @@ async def test_pooling_gives_tokens(server: Server) -> None:
     found = (await server.call("POST", "/pooling", body)).json()["data"]
     packed = (await server.call("POST", "/pooling", {**body, "encoding_format": "base64"})).json()["data"]
     for at, text in enumerate(TEXTS):
-        wanted = np.stack([compute_vector([token], DIMENSION) for token in tokenize_item(text)])
+        expected = np.stack([compute_vector([token], DIMENSION) for token in tokenize_item(text)])
         assert (found[at]["index"], found[at]["object"]) == (at, "pooling")
-        assert found[at]["data"] == wanted.tolist()
-        assert np.frombuffer(base64.b64decode(packed[at]["data"]), "<f4").tolist() == wanted.ravel().tolist()
+        assert found[at]["data"] == expected.tolist()
+        assert np.frombuffer(base64.b64decode(packed[at]["data"]), "<f4").tolist() == expected.ravel().tolist()
     none = await server.call("POST", "/pooling", {"model": SPLADE, **body})
     assert (none.status, "no tokens vectors" in none.json()["error"]["message"]) == (400, True)
 

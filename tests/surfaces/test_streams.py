@@ -18,7 +18,7 @@ from shoal.surfaces.openai.chat import ChatEvents
 from shoal.surfaces.openai.events import AnswerHeader
 from shoal.types import Chunk, Result, TaskKind, TokenLogprob, ToolDelta, Usage
 from tests.surfaces.surface_kit import Answer, request_scope
-from tests.surfaces.talk_kit import TALKER, Heard, Talker, data_of, talking, turns
+from tests.surfaces.talk_kit import TALKER, Talker, WatchedExchange, data_of, talking, turns
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "one two three"}]
@@ -320,7 +320,7 @@ async def test_a_server_that_stops() -> None:
 async def test_a_head_that_cannot_be_sent() -> None:
     """Whoever leaves before the first byte of a stream leaves nothing open either."""
     server = talking(Talker(waits={1: asyncio.Event()}))
-    exchange = Heard([orjson.dumps(BODIES[CHAT])])
+    exchange = WatchedExchange([orjson.dumps(BODIES[CHAT])])
 
     async def gone(message: dict[str, Any]) -> None:
         raise asyncio.CancelledError
@@ -335,7 +335,7 @@ async def test_slow_readers_hold_the_model_back() -> None:
     """Who does not read is not read ahead for: no more than the buffer's worth is made."""
     says = [*[Chunk(text="x" * 100)] * 5000, Chunk(finish_reason="stop")]
     server = talking(Talker(says=lambda task: says))
-    exchange = Heard([orjson.dumps(BODIES[CHAT])])
+    exchange = WatchedExchange([orjson.dumps(BODIES[CHAT])])
     reads = asyncio.Event()
 
     async def slow(message: dict[str, Any]) -> None:

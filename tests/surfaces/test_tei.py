@@ -20,7 +20,7 @@ from shoal.errors import (
     Unavailable,
     Unsupported,
 )
-from tests.surfaces.surface_kit import MODEL, Told, raising, serve, vector
+from tests.surfaces.surface_kit import MODEL, RecordingRunner, raising, serve, vector
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed/", "/"])
@@ -203,9 +203,9 @@ async def test_decode() -> None:
 async def test_info() -> None:
     """The original's keys, all of them, with this server's values."""
     answer = await serve(max_inputs=100, max_batch_size=8, max_batch_tokens=99, truncate=False).call("GET", "/info")
-    said = answer.json()
-    assert isinstance(said.pop("version"), str)
-    assert said == {
+    reply = answer.json()
+    assert isinstance(reply.pop("version"), str)
+    assert reply == {
         "model_id": "sentence-transformers/all-MiniLM-L6-v2",
         "model_sha": "abc123",
         "model_dtype": "bfloat16",
@@ -227,18 +227,18 @@ async def test_info_of_a_model_with_a_table_of_its_own() -> None:
     """What its table says stands above the server's settings; a size of 0 is none."""
     own = {"max_queue_items": 5, "max_batch_tokens": 6, "max_batch_size": 7, "truncate": False}
     told = ("max_concurrent_requests", "max_batch_tokens", "max_batch_requests", "auto_truncate")
-    runner = Told()
+    runner = RecordingRunner()
     runner.facts = replace(runner.facts, details=own)
-    said = (await serve(runner).call("GET", "/info")).json()
-    assert [said[name] for name in told] == [5, 6, 7, False]
+    reply = (await serve(runner).call("GET", "/info")).json()
+    assert [reply[name] for name in told] == [5, 6, 7, False]
     runner.facts = replace(runner.facts, details={"max_batch_size": 0})
-    said = (await serve(runner, max_batch_size=8).call("GET", "/info")).json()
-    assert [said[name] for name in told] == [16_384, 16_384, 8, True]
+    reply = (await serve(runner, max_batch_size=8).call("GET", "/info")).json()
+    assert [reply[name] for name in told] == [16_384, 16_384, 8, True]
 
 
 async def test_info_of_a_model_without_an_id() -> None:
     """The served name stands in for it."""
-    server = serve(Told(facts=ModelFacts(source="fake", backend="fake", tasks=("embed",))))
+    server = serve(RecordingRunner(facts=ModelFacts(source="fake", backend="fake", tasks=("embed",))))
     assert (await server.call("GET", "/info")).json()["model_id"] == MODEL
 
 
@@ -270,5 +270,5 @@ async def test_after_the_model_failed() -> None:
 
 async def test_truncation_is_told() -> None:
     """The header counts inputs that were cut, on this surface as on the others."""
-    answer = await serve(Told(truncated=3)).call("POST", "/embed", {"inputs": ["a", "b", "c"]})
+    answer = await serve(RecordingRunner(truncated=3)).call("POST", "/embed", {"inputs": ["a", "b", "c"]})
     assert answer.headers["x-shoal-truncated"] == "3"

@@ -52,8 +52,8 @@ def close(one: Any, other: Any) -> None:
 async def test_two_texts_are_a_pair(inputs: Any, items: list[Item], batch: bool) -> None:
     """Several inputs are lists in a list, and each of those is answered by a list."""
     async with family() as server:
-        said = (await server.call("POST", "/predict", {"inputs": inputs})).json()
-    close(said if batch else [said], [predicted(item) for item in items])
+        reply = (await server.call("POST", "/predict", {"inputs": inputs})).json()
+    close(reply if batch else [reply], [predicted(item) for item in items])
 
 
 async def test_scores_are_the_original_s_whatever_the_model_says() -> None:
@@ -272,8 +272,8 @@ async def test_a_large_body_of_pairs() -> None:
     """The same answers as in small bodies, and the same refusals."""
     pairs = [[f"first {at} {'x' * 60}", f'second \\ " {at}'] for at in range(1500)]
     async with family() as server:
-        said = (await server.call("POST", "/predict", {"inputs": pairs})).json()
-        close(said[:3] + said[-3:], [predicted((one, other)) for one, other in pairs[:3] + pairs[-3:]])
+        reply = (await server.call("POST", "/predict", {"inputs": pairs})).json()
+        close(reply[:3] + reply[-3:], [predicted((one, other)) for one, other in pairs[:3] + pairs[-3:]])
         many = await server.call("POST", "/predict", {"inputs": pairs * 2})
         assert (many.status, many.json()["error"]) == (422, "batch size 3000 > maximum allowed batch size 2048")
         for wrong in (["a", "b", "c", "d"], [], [7]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.surfaces.surface_kit import MODEL, Answer, Server, Told, serve
+from tests.surfaces.surface_kit import MODEL, Answer, RecordingRunner, Server, serve
 
 ALIAS = "text-embedding-3-small"
 TABLE = {9906: "Hello", 1917: " world"}
@@ -85,7 +85,7 @@ async def test_the_operator_may_accept_them() -> None:
 
 async def test_a_server_of_that_api_knows_its_own() -> None:
     """What is behind has the tokenizer that its clients use."""
-    server = serve(Told(facts=replace(Told().facts, knows_token_ids=True)))
+    server = serve(RecordingRunner(facts=replace(RecordingRunner().facts, knows_token_ids=True)))
     answer = await ask(server, IDS)
     assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "taken")
 

@@ -108,8 +108,8 @@ async def test_a_backend_and_a_dialect_of_a_folder_each(extended: None, tmp_path
         assert answer.status == 400
         assert list(answer.json()) == ["msg"]
 
-        asked = {"model": "parrot", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 3}
-        answer = await post(app, "/v1/chat/completions", asked)
+        body = {"model": "parrot", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 3}
+        answer = await post(app, "/v1/chat/completions", body)
         assert answer.status == 200, answer.body
         assert answer.json()["choices"][0]["message"]["content"].split() == ["user:", "one", "two"]
 

@@ -81,11 +81,11 @@ def test_what_the_project_asks_for_is_locked(name: str) -> None:
 @pytest.mark.parametrize("name", LOCKS)
 def test_nothing_else_is_locked(name: str) -> None:
     """What is there for Shoal's own sake is still asked for."""
-    asked = {canonicalize_name(requirement.name) for requirement in wanted(name)}
+    required = {canonicalize_name(requirement.name) for requirement in wanted(name)}
     for entry in entries(name):
         package = canonicalize_name(entry.split("==")[0])
         if "pyproject.toml" in entry:
-            assert package in asked, f"{package} is in requirements/{name}.txt, but nothing asks for it: {RENEW}"
+            assert package in required, f"{package} is in requirements/{name}.txt, but nothing asks for it: {RENEW}"
 
 
 @pytest.mark.parametrize("name", LOCKS)

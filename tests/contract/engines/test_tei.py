@@ -73,8 +73,8 @@ async def test_it_computes_the_model(subject: Subject) -> None:
 
 
 async def test_it_returns_exactly_what_was_asked(subject: Subject) -> None:
-    wanted: list[list[str]] = [["token_count"], ["embedding"], ["tokens", "embedding"], list(reversed(OUTPUTS))]
-    for outputs in wanted:
+    expected: list[list[str]] = [["token_count"], ["embedding"], ["tokens", "embedding"], list(reversed(OUTPUTS))]
+    for outputs in expected:
         assert list(await infer(subject, ["a", "b"], outputs)) == outputs
 
 

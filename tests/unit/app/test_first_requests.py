@@ -46,12 +46,12 @@ async def test_a_request_waits_for_the_first_answer(tei: FakeTei, named: bool) -
     """Of a server whose models are asked for, and of one that a model is named on; others' requests do not wait."""
     address, name = (f"m={tei.address}", "m") if named else (tei.address, "org/model")
     async with open_app(load({}, {}), ["other=fake:", address]) as app:
-        asked = asyncio.create_task(embed(app, name))
+        pending = asyncio.create_task(embed(app, name))
         await until(lambda: tei.looks > 0)
         assert len(vector_of(await embed(app, "other"))) == 32
-        assert not asked.done()
+        assert not pending.done()
         tei.info_gate.set()
-        assert np.allclose(vector_of(await asked), dense_of("a"), atol=1e-6)
+        assert np.allclose(vector_of(await pending), dense_of("a"), atol=1e-6)
 
 
 @pytest.mark.parametrize("named", [False, True])

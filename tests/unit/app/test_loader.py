@@ -132,7 +132,7 @@ async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
         yield server
 
 
-class House:
+class TritonLoader:
     """A loader with a Triton to load into, over a repository's folder or by push."""
 
     def __init__(self, make: Make, triton: FakeTriton, folder: Path | None) -> None:
@@ -152,17 +152,17 @@ class House:
 
 
 @pytest.fixture
-async def house(triton: FakeTriton, tmp_path: Path, make: Make) -> AsyncIterator[House]:
+async def triton_loader(triton: FakeTriton, tmp_path: Path, make: Make) -> AsyncIterator[TritonLoader]:
     (tmp_path / "repository").mkdir()
-    made = await asyncio.to_thread(House, make, triton, tmp_path / "repository")
+    made = await asyncio.to_thread(TritonLoader, make, triton, tmp_path / "repository")
     await made.backend.start()
     yield made
     await made.backend.aclose()
 
 
 @pytest.fixture
-async def pushing(triton: FakeTriton, make: Make) -> AsyncIterator[House]:
-    made = await asyncio.to_thread(House, make, triton, None)
+async def pushing(triton: FakeTriton, make: Make) -> AsyncIterator[TritonLoader]:
+    made = await asyncio.to_thread(TritonLoader, make, triton, None)
     await made.backend.start()
     yield made
     await made.backend.aclose()
@@ -204,9 +204,9 @@ class TestBackends:
         assert error.param == "backend"
         assert refusal(lambda: loader.resolve("org/there", LoadOptions())).param == "backend"
 
-    async def test_with_triton_they_run_there(self, house: House) -> None:
+    async def test_with_triton_they_run_there(self, triton_loader: TritonLoader) -> None:
         """Unless a table or the caller says otherwise."""
-        loader = house.loader
+        loader = triton_loader.loader
         assert loader.resolve("org/name", LoadOptions()).backend == "triton"
         assert loader.resolve("org/here", LoadOptions()).backend == "local"
         assert loader.resolve("org/name", LoadOptions(backend="local")).backend == "local"
@@ -303,28 +303,28 @@ class TestFetching:
         assert not prepares
 
     async def test_what_tritons_repository_has_needs_none(
-        self, house: House, prepares: list[str], notes: Notes, tmp_path: Path
+        self, triton_loader: TritonLoader, prepares: list[str], notes: Notes, tmp_path: Path
     ) -> None:
         """A model that Shoal did not make, by its bare name alone."""
         (tmp_path / "repository" / "theirs").mkdir()
-        loader = house.loader
+        loader = triton_loader.loader
         assert not (await loader.fetch(loader.resolve("theirs", LoadOptions()), notes)).changed
         assert not prepares
         await loader.fetch(loader.resolve("hf:theirs", LoadOptions()), notes)
         assert prepares == ["hf:theirs"]
 
     async def test_nor_what_another_shoal_made(
-        self, house: House, prepares: list[str], notes: Notes, tmp_path: Path
+        self, triton_loader: TritonLoader, prepares: list[str], notes: Notes, tmp_path: Path
     ) -> None:
         """As long as there are no files of it here."""
         elsewhere = await asyncio.to_thread(stored_model, Store(tmp_path / "elsewhere"))
-        await house.host.write("org/mini", elsewhere, house.loader.loaded.settings)
-        plan = house.loader.resolve("hf:org/mini", LoadOptions())
-        assert not (await house.loader.fetch(plan, notes)).changed
+        await triton_loader.host.write("org/mini", elsewhere, triton_loader.loader.loaded.settings)
+        plan = triton_loader.loader.resolve("hf:org/mini", LoadOptions())
+        assert not (await triton_loader.loader.fetch(plan, notes)).changed
         assert not prepares
 
     async def test_a_triton_that_is_away_does_not_keep_from_downloading(
-        self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes
+        self, pushing: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
     ) -> None:
         await triton.stop()
         await pushing.loader.fetch(pushing.loader.resolve("org/name", LoadOptions()), notes)
@@ -445,24 +445,24 @@ class TestOpening:
         await loader._backends.aclose()
 
     async def test_a_model_of_files_is_put_into_triton(
-        self, house: House, triton: FakeTriton, prepares: list[str], notes: Notes
+        self, triton_loader: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
     ) -> None:
         """Written, loaded and asked; its texts are tokenised here."""
-        plan = house.loader.resolve("org/name", LoadOptions())
-        runner = await house.loader.open(plan, notes)
+        plan = triton_loader.loader.resolve("org/name", LoadOptions())
+        runner = await triton_loader.loader.open(plan, notes)
         assert (await vectors(runner, "fish")).shape == (1, HIDDEN)
         assert triton.models["org~name"].state == "READY"
         assert [stage for stage in notes.stages if stage != "converting"] == [
             "writing the model into Triton's repository",
             "waiting for Triton to load the model",
         ]
-        assert [entry.name for entry in await house.loader.entries()] == ["org/name"]
-        await house.loader.close(plan, runner)
+        assert [entry.name for entry in await triton_loader.loader.entries()] == ["org/name"]
+        await triton_loader.loader.close(plan, runner)
         assert triton.models["org~name"].state == "UNAVAILABLE"
-        assert await house.host.find_entry("org/name") is not None
+        assert await triton_loader.host.find_entry("org/name") is not None
 
     async def test_by_push_where_there_is_no_folder(
-        self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes
+        self, pushing: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
     ) -> None:
         """After an unload nothing of it is remembered."""
         triton.add(token_model("org~name", HIDDEN, loaded=False, pushed=True))
@@ -473,7 +473,7 @@ class TestOpening:
         assert pushing.host._pushed_specs == {}
 
     async def test_what_is_in_the_repository_is_taken_as_it_is(
-        self, pushing: House, triton: FakeTriton, prepares: list[str], notes: Notes
+        self, pushing: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
     ) -> None:
         """A bare name means the model that is there; nothing is pushed over it."""
         triton.add(text_model("theirs", loaded=False))
@@ -489,51 +489,51 @@ class TestOpening:
         with pytest.raises(ConfigError, match="start Shoal with --triton, or name one with --triton-url"):
             await loader.open(loader.plan(parse_served("org/there")), notes)
 
-    async def test_in_triton_a_model_has_one_address(self, house: House, notes: Notes) -> None:
+    async def test_in_triton_a_model_has_one_address(self, triton_loader: TritonLoader, notes: Notes) -> None:
         with pytest.raises(ConfigError, match="set triton_instances"):
-            await house.loader.open(house.loader.plan(parse_served("x=hf:org/a,hf:org/b")), notes)
+            await triton_loader.loader.open(triton_loader.loader.plan(parse_served("x=hf:org/a,hf:org/b")), notes)
 
     async def test_a_failed_open_leaves_nothing(
-        self, house: House, triton: FakeTriton, prepares: list[str], notes: Notes, tmp_path: Path
+        self, triton_loader: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes, tmp_path: Path
     ) -> None:
         reads(triton, tmp_path / "repository", load_error="the graph is broken")
         with pytest.raises(ShoalError, match="the graph is broken"):
-            await house.loader.open(house.loader.resolve("org/name", LoadOptions()), notes)
-        assert await house.host.find_entry("org/name") is None
-        assert house.loader._resources._queues.lengths() == []
+            await triton_loader.loader.open(triton_loader.loader.resolve("org/name", LoadOptions()), notes)
+        assert await triton_loader.host.find_entry("org/name") is None
+        assert triton_loader.loader._resources._queues.lengths() == []
 
     async def test_closing_closes_also_where_triton_is_away(
-        self, house: House, triton: FakeTriton, prepares: list[str], notes: Notes
+        self, triton_loader: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
     ) -> None:
         """The reason is told, and no runner is left."""
-        plan = house.loader.resolve("org/name", LoadOptions())
-        runner = await house.loader.open(plan, notes)
+        plan = triton_loader.loader.resolve("org/name", LoadOptions())
+        runner = await triton_loader.loader.open(plan, notes)
         await triton.stop()
         with pytest.raises(TransportFailed):
-            await house.loader.close(plan, runner)
+            await triton_loader.loader.close(plan, runner)
         assert not runner.ready()
-        assert house.loader._resources._queues.lengths() == []
+        assert triton_loader.loader._resources._queues.lengths() == []
 
 
 class TestFiles:
     async def test_entries_of_both_places(
-        self, house: House, store: Store, prepares: list[str], tmp_path: Path
+        self, triton_loader: TritonLoader, store: Store, prepares: list[str], tmp_path: Path
     ) -> None:
         """A name that both have is Triton's."""
         stored = await asyncio.to_thread(stored_model, store)
         await asyncio.to_thread(stored_model, store, "pypi:small", created=2)
-        await house.host.write("org/mini", stored, house.loader.loaded.settings)
-        found = {entry.name: entry for entry in await house.loader.entries()}
+        await triton_loader.host.write("org/mini", stored, triton_loader.loader.loaded.settings)
+        found = {entry.name: entry for entry in await triton_loader.loader.entries()}
         assert {name: entry.backend for name, entry in found.items()} == {"small": "local", "org/mini": "triton"}
         assert (found["small"].source, found["small"].created) == ("pypi:small", 2)
         assert found["small"].size == found["org/mini"].size or found["small"].size > 0
 
-    async def test_removing_takes_both(self, house: House, store: Store, tmp_path: Path) -> None:
+    async def test_removing_takes_both(self, triton_loader: TritonLoader, store: Store, tmp_path: Path) -> None:
         stored = await asyncio.to_thread(stored_model, store)
-        await house.host.write("org/mini", stored, house.loader.loaded.settings)
-        assert await house.loader.remove("org/mini")
-        assert await house.loader.entries() == []
-        assert not await house.loader.remove("org/mini")
+        await triton_loader.host.write("org/mini", stored, triton_loader.loader.loaded.settings)
+        assert await triton_loader.loader.remove("org/mini")
+        assert await triton_loader.loader.entries() == []
+        assert not await triton_loader.loader.remove("org/mini")
 
     async def test_removing_by_address_or_name(self, make: Make, store: Store) -> None:
         loader = await asyncio.to_thread(make)

@@ -60,7 +60,7 @@ def test_scripts_are_read_from_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"speed": "5"}, "unknown option 'speed'; it takes delay_ms"),
         ({"slots": "two"}, "slots='two' is not a number"),
@@ -75,9 +75,9 @@ def test_scripts_are_read_from_addresses() -> None:
         ({"token_ms": "inf"}, "token_ms must be between"),
     ],
 )
-def test_options_that_cannot_work_are_named(options: dict[str, str], said: str) -> None:
+def test_options_that_cannot_work_are_named(options: dict[str, str], message: str) -> None:
     """Unknown, no number, or out of range: refused with the option and what would do."""
-    with pytest.raises(AddressError, match=re.escape(said)):
+    with pytest.raises(AddressError, match=re.escape(message)):
         FakeScript.parse(options)
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Inline(Threads):
-    """Runs the call where it stands: a real thread would race with a virtual clock."""
+    """Runs calls inline: a real thread would race with a virtual clock."""
 
     def __init__(self) -> None:
         super().__init__("inline", 2)
@@ -67,6 +67,6 @@ def embed(*inputs: TextItem, normalize: bool = False, dimensions: int | None = N
 
 
 def right(answer: Embedded, inputs: Sequence[TextItem], dimension: int = 32) -> bool:
-    """Whether each row is the vector of its own input."""
+    """Return whether each row is the vector of its own input."""
     expected = np.stack([compute_vector(tokenize_item(item), dimension) for item in inputs])
     return bool(np.array_equal(answer.vectors, expected))

@@ -1,4 +1,4 @@
-"""A loader that does as told, and a gateway over what it loads: for tests of the life of models."""
+"""A scripted loader and a gateway over it, for tests of the lifecycle of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.core.runners import Embedder
 
 
 class Life(Embedder):
-    """A runner that knows whether it is open, and answers only then."""
+    """A runner that answers only while it is open, and counts calls after its close."""
 
     def __init__(self, name: str, seconds: float, tasks: tuple[TaskKind, ...]) -> None:
         super().__init__(tasks)
@@ -35,10 +35,10 @@ class Life(Embedder):
 
 
 class Loads:
-    """Each stage takes its seconds; `errors` holds what a stage of a name raises, `log` what was called, in order.
+    """A loader whose stages take `seconds`. `errors`: what a stage of a name raises; `log`: the calls, in order.
 
-    A name is its source, unless `sources` says otherwise; sizes come from `sizes`, and from `found` where a fetch
-    says that a name leads.
+    A name is its source unless `sources` differs. `sizes` are the sizes; `found` maps a name to the source that a fetch
+    reports.
     """
 
     def __init__(self) -> None:
@@ -111,15 +111,15 @@ class Loads:
             del self.running[name]
 
 
-class House:
-    """A gateway, its lifecycle and the loader below, on the loop's clock."""
+class Stack:
+    """A gateway, its lifecycle and the scripted loader, on the event loop's clock."""
 
     def __init__(self, **options: Any) -> None:
         self.loads = Loads()
         self.registry = Registry()
         clock = asyncio.get_running_loop().time
         self.gateway = Gateway(self.registry, clock=clock)
-        self.life = self.gateway.lifecycle = Lifecycle(self.registry, self.loads, clock=clock, **options)
+        self.lifecycle = self.gateway.lifecycle = Lifecycle(self.registry, self.loads, clock=clock, **options)
 
     def state(self, name: str) -> str:
         model = self.registry.get(name)
@@ -130,15 +130,15 @@ class House:
 
     async def loaded(self, *names: str) -> None:
         for name in names:
-            await self.life.load(name).wait()
+            await self.lifecycle.load(name).wait()
 
     async def ask(self, name: str, seconds: float = 30.0) -> Embedded:
         return await self.gateway.run(Embed(model=name, inputs=["x"]), context(seconds))
 
     def idle(self) -> bool:
-        return not list(self.life._queue)
+        return not list(self.lifecycle._queue)
 
 
-async def read(house: House, into: list[Event]) -> None:
-    """Everything that happens until the house is closed."""
-    into.extend([event async for event in house.life.events()])
+async def read(stack: Stack, into: list[Event]) -> None:
+    """Collect all events until the lifecycle is closed."""
+    into.extend([event async for event in stack.lifecycle.events()])

@@ -1,4 +1,4 @@
-"""Runners that do as told, for tests of what stands before them."""
+"""Scripted runners, for tests of the gateway and the lifecycle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.types import BatchTask, Chunk, Context, Embedded, Generate, Result, T
 
 
 class Embedder:
-    """Embeds and generates as told: answers, raises `error`, or waits until `release` is set."""
+    """Embeds and generates as scripted: answers, raises `error`, or waits until `release` is set."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Embedder:
 
 
 class Codec:
-    """Shows characters as tokens."""
+    """Uses characters as tokens."""
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None

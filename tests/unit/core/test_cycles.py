@@ -36,11 +36,11 @@ def test_an_answered_request_is_gone(virtual: Run[None], text: str, neighbours: 
         lane = make_lane(FakeScript(delay_ms=5))
         texts = [Held(f"{text} at last"), *(Held(f"fine {number}") for number in range(neighbours))]
         gone = [weakref.ref(each) for each in texts]
-        asked = [asyncio.create_task(lane.run(embed(each), context())) for each in texts]
+        pending = [asyncio.create_task(lane.run(embed(each), context())) for each in texts]
         del texts
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*pending, return_exceptions=True)
         assert isinstance(answers[0], ShoalError) == (text != "fine")
-        del answers, asked
+        del answers, pending
         await asyncio.sleep(1)
         assert [each() for each in gone] == [None] * (1 + neighbours)
         await lane.aclose()
@@ -53,12 +53,12 @@ def test_a_request_whose_caller_left_is_gone(virtual: Run[None]) -> None:
         lane = make_lane(FakeScript(delay_ms=1000))
         text = Held("left")
         gone = weakref.ref(text)
-        asked = asyncio.create_task(lane.run(embed(text), context()))
+        pending = asyncio.create_task(lane.run(embed(text), context()))
         del text
         await until(lambda: bool(engine(lane).running))
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        del asked
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
+        del pending
         await asyncio.sleep(2)
         assert gone() is None
         await lane.aclose()
@@ -71,10 +71,10 @@ def test_a_request_that_was_late_is_gone(virtual: Run[None]) -> None:
         lane = make_lane(FakeScript(delay_ms=1000))
         text = Held("late")
         gone = weakref.ref(text)
-        asked = asyncio.create_task(lane.run(embed(text), context(0.5)))
+        pending = asyncio.create_task(lane.run(embed(text), context(0.5)))
         del text
-        assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], ShoalError)
-        del asked
+        assert isinstance((await asyncio.gather(pending, return_exceptions=True))[0], ShoalError)
+        del pending
         await asyncio.sleep(2)
         assert gone() is None
         await lane.aclose()

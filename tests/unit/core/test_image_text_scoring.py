@@ -76,7 +76,7 @@ async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("message", "named"),
     [
         ("input 1: too long", "text 1: too long"),
         ("input 2: no picture", "picture 0: no picture"),
@@ -84,12 +84,12 @@ async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) ->
         ("the model is tired", "the model is tired"),
     ],
 )
-async def test_an_error_names_the_text_or_the_picture(said: str, named: str) -> None:
-    given = InvalidValue(said, param="input")
+async def test_an_error_names_the_text_or_the_picture(message: str, named: str) -> None:
+    given = InvalidValue(message, param="input")
     with pytest.raises(InvalidValue) as caught:
         await score_image_texts(Eyes(given).run, "m", [Image(b"up")] * 12, ["up", "left"], CTX, SOFTMAX)
     assert (caught.value.message, str(caught.value), caught.value.param) == (named, named, "input")
-    assert given.message == said
+    assert given.message == message
 
 
 async def test_an_error_about_no_input_is_passed_on_as_it_is() -> None:

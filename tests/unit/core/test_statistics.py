@@ -92,23 +92,23 @@ def test_ever_new_names_do_not_add_up() -> None:
 
 def test_everything_is_passed_on() -> None:
     """As it came."""
-    told: list[tuple[object, ...]] = []
+    reports: list[tuple[object, ...]] = []
 
     class Told(Observer):
         def refused(self, reason: str) -> None:
-            told.append(("refused", reason))
+            reports.append(("refused", reason))
 
         def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-            told.append(("accepted", model, task, items, traffic))
+            reports.append(("accepted", model, task, items, traffic))
 
         def batched(self, report: BatchReport) -> None:
-            told.append(("batched", report))
+            reports.append(("batched", report))
 
         def generated(self, report: GenerationReport) -> None:
-            told.append(("generated", report))
+            reports.append(("generated", report))
 
         def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-            told.append(("finished", model, task, outcome, seconds, result))
+            reports.append(("finished", model, task, outcome, seconds, result))
 
     counts = Counts(Told())
     counts.refused("x")
@@ -116,7 +116,7 @@ def test_everything_is_passed_on() -> None:
     counts.batched(report := batch(3, 1.0))
     counts.generated(spoken := GenerationReport("m", 3, 5, 0.1, 0.5))
     counts.finished("m", "embed", "cancelled", 2.0, None)
-    assert told == [
+    assert reports == [
         ("refused", "x"),
         ("accepted", "m", "embed", 3, "bulk"),
         ("batched", report),

@@ -108,7 +108,7 @@ def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "message"),
     [
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk is full"),
         ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching", "be reached"),
@@ -121,10 +121,10 @@ def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypat
         ("", "said nothing"),
     ],
 )
-def test_what_pip_says(output: str, said: str) -> None:
+def test_what_pip_says(output: str, message: str) -> None:
     """Each way of pip to fail becomes one sentence with the next step."""
     error = Advice().error(output, "Triton")
-    assert said in error.message
+    assert message in error.message
     assert error.message.startswith("Triton: ")
 
 

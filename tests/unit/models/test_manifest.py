@@ -121,7 +121,7 @@ def test_digest_follows_content(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "cannot be read"),
         ("{", "is broken"),
@@ -129,13 +129,13 @@ def test_digest_follows_content(folder: Path) -> None:
         ('{"format": 99, "unheard": true}', "this Shoal reads 1"),
     ],
 )
-def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, said: str) -> None:
+def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, message: str) -> None:
     """An absent, broken or newer manifest is refused with the next step."""
     if text is not None:
         (folder / MANIFEST).write_text(text)
     with pytest.raises(ModelFileError) as caught:
         read_manifest(folder)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "pull the model again" in caught.value.message
 
 

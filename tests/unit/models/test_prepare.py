@@ -224,10 +224,10 @@ def test_a_conversion_can_be_stopped(local: Address, store: Store, conversions: 
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "disk is full"), (errno.EROFS, "SHOAL_HOME")]
+    ("code", "message"), [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "disk is full"), (errno.EROFS, "SHOAL_HOME")]
 )
 def test_errors_of_the_disk(
-    local: Address, store: Store, monkeypatch: pytest.MonkeyPatch, code: int, said: str
+    local: Address, store: Store, monkeypatch: pytest.MonkeyPatch, code: int, message: str
 ) -> None:
     """A disk that is full or cannot be written is reported with the next step."""
 
@@ -235,7 +235,7 @@ def test_errors_of_the_disk(
         raise OSError(code, os.strerror(code), str(target))
 
     monkeypatch.setattr("shoal.models.convert.convert.convert", convert)
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=message):
         prepare(local, store=store)
 
 

@@ -171,7 +171,7 @@ async def test_some_descriptors_are_left_for_others(
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "wanted"),
+    ("soft", "hard", "expected"),
     [
         (1024, 4096, 4096),
         (1024, resource.RLIM_INFINITY, MAX_DESCRIPTORS),
@@ -180,9 +180,9 @@ async def test_some_descriptors_are_left_for_others(
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
     ],
 )
-def test_the_limit_is_raised(soft: int, hard: int, wanted: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_raised(soft: int, hard: int, expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: done.append(limits))
     raise_descriptor_limit()
-    assert done == ([] if wanted is None else [(wanted, hard)])
+    assert done == ([] if expected is None else [(expected, hard)])

@@ -409,8 +409,8 @@ class TestLife:
     async def test_a_process_that_dies(self) -> None:
         """All that it answered fails, whoever asked to be told is told once, and nothing waits for ever."""
         made = await start_generator(IR, name="dying", options=EXACT)
-        told: list[ShoalError] = []
-        made.when_broken(told.append)
+        errors: list[ShoalError] = []
+        made.when_broken(errors.append)
         stream = made.generate(Prompt(text="", ids=(1, 9)), Sampling(**(GREEDY | {"max_tokens": 1900})), context())
         await anext(stream)
         os.kill(made.pid, signal.SIGKILL)
@@ -421,30 +421,30 @@ class TestLife:
             await answer(made, PROMPT)
         assert not made.ready()
         await made.aclose()
-        assert [type(error) for error in told] == [Crashed]
+        assert [type(error) for error in errors] == [Crashed]
 
     async def test_one_that_died_before_anybody_asked(self) -> None:
         """Who asks to be told of it is told at the next turn of the loop, once."""
         made = await start_generator(IR, name="early", options=EXACT)
         os.kill(made.pid, signal.SIGKILL)
         await until(lambda: not made.ready())
-        told: list[ShoalError] = []
-        made.when_broken(told.append)
-        assert told == []
+        errors: list[ShoalError] = []
+        made.when_broken(errors.append)
+        assert errors == []
         await asyncio.sleep(0)
-        assert [type(error) for error in told] == [Crashed]
+        assert [type(error) for error in errors] == [Crashed]
         await made.aclose()
-        assert len(told) == 1
+        assert len(errors) == 1
 
     async def test_one_that_was_closed_is_not_broken(self) -> None:
         """Nobody is told of what he did himself."""
         made = await start_generator(IR, name="closed", options=EXACT)
-        told: list[ShoalError] = []
-        made.when_broken(told.append)
+        errors: list[ShoalError] = []
+        made.when_broken(errors.append)
         await made.aclose()
-        made.when_broken(told.append)
+        made.when_broken(errors.append)
         await asyncio.sleep(0)
-        assert told == []
+        assert errors == []
 
     async def test_a_process_that_hangs_and_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is out of service, by itself, until it speaks again, and then answers what waited."""
@@ -479,25 +479,25 @@ class TestLife:
         """It is killed, what it answered fails, and whoever asked to be told is told."""
         made = await start_generator(IR, name="stuck", options=EXACT)
         monkeypatch.setattr(watch, "LOOK_S", 0.01)
-        told: list[ShoalError] = []
-        made.when_broken(told.append)
+        errors: list[ShoalError] = []
+        made.when_broken(errors.append)
         os.kill(made.pid, signal.SIGSTOP)
         with pytest.raises(Crashed, match="did not answer for"):
             await answer(made, PROMPT)
         await made._receive_task
         assert made._worker.process.returncode == -signal.SIGKILL
         await made.aclose()
-        assert [type(error) for error in told] == [Crashed]
+        assert [type(error) for error in errors] == [Crashed]
 
     async def test_every_step_is_a_sign_of_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A prompt of many steps, in which nothing is said, is no silence."""
         made = await start_generator(IR, name="long", options=EXACT)
-        heard: list[bool] = []
-        monkeypatch.setattr(made._watch, "record_message", lambda *, owes: heard.append(owes))
+        states: list[bool] = []
+        monkeypatch.setattr(made._watch, "record_message", lambda *, owes: states.append(owes))
         _, last = await answer(made, [5] * 1500, max_tokens=1, temperature=0.0)
         await made.aclose()
         assert last.finish_reason
-        assert len(heard) > 3
+        assert len(states) > 3
 
     async def test_what_is_not_understood(self, caplog: pytest.LogCaptureFixture) -> None:
         """A process that talks nonsense is ended, and said to be."""

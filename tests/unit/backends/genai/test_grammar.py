@@ -75,15 +75,15 @@ class TestTrying:
 class TestPreparing:
     def prepared(self, grammars: GuideCompiler, guide: Guide) -> ShoalError | None:
         done = threading.Event()
-        told: list[ShoalError | None] = []
+        errors: list[ShoalError | None] = []
 
         def then(error: ShoalError | None) -> None:
-            told.append(error)
+            errors.append(error)
             done.set()
 
         grammars.prepare(guide, then)
         assert done.wait(20)
-        (error,) = told
+        (error,) = errors
         return error
 
     def test_what_came_of_it(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.unit.core.conftest import VirtualLoop, run_virtual
 HALF = LOOK_S / 2
 
 
-class Told:
+class Recorder:
     """What a watch asks for, with the time since the process was told something."""
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ def test_a_process_that_never_answers(caplog: pytest.LogCaptureFixture) -> None:
     """It is pinged after 15 s, out of service after 30 s, and given up 120 s after the ping, each once."""
 
     async def main() -> None:
-        told = Told()
-        told.watch.expect_answer()
+        recorder = Recorder()
+        recorder.watch.expect_answer()
         await asyncio.sleep(LOOK_S * SILENT_AT - HALF)
-        assert not told.silent()
+        assert not recorder.silent()
         await asyncio.sleep(LOOK_S)
-        assert told.silent()
+        assert recorder.silent()
         await asyncio.sleep(1000)
-        assert told.pings == [LOOK_S * PING_AT] == [15.0]
-        assert told.gone == [LOOK_S * GONE_AT] == [135.0]
+        assert recorder.pings == [LOOK_S * PING_AT] == [15.0]
+        assert recorder.gone == [LOOK_S * GONE_AT] == [135.0]
 
     run_virtual(main)
     assert "tiny is out of service: its process does not answer for 30 s" in caplog.text
@@ -53,14 +53,14 @@ def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> 
     """Any word will do; with nothing more to say it is watched no longer."""
 
     async def main() -> None:
-        told = Told()
-        told.watch.expect_answer()
+        recorder = Recorder()
+        recorder.watch.expect_answer()
         await asyncio.sleep(LOOK_S * (GONE_AT - 1))
-        assert told.silent()
-        told.watch.record_message(owes=False)
-        assert not told.silent()
+        assert recorder.silent()
+        recorder.watch.record_message(owes=False)
+        assert not recorder.silent()
         await asyncio.sleep(1000)
-        assert (len(told.pings), told.gone) == (1, [])
+        assert (len(recorder.pings), recorder.gone) == (1, [])
 
     run_virtual(main)
     assert "tiny answers again" in caplog.text
@@ -70,15 +70,15 @@ def test_one_that_has_more_to_say_is_watched_on() -> None:
     """From its last word, and silence of many short pauses is none."""
 
     async def main() -> None:
-        told = Told()
-        told.watch.expect_answer()
+        recorder = Recorder()
+        recorder.watch.expect_answer()
         for _ in range(100):
             await asyncio.sleep(LOOK_S * (PING_AT - 1))
-            told.watch.expect_answer()
-            told.watch.record_message(owes=True)
-        assert (told.pings, told.silent()) == ([], False)
+            recorder.watch.expect_answer()
+            recorder.watch.record_message(owes=True)
+        assert (recorder.pings, recorder.silent()) == ([], False)
         await asyncio.sleep(1000)
-        assert (len(told.pings), len(told.gone)) == (1, 1)
+        assert (len(recorder.pings), len(recorder.gone)) == (1, 1)
 
     run_virtual(main)
 
@@ -87,13 +87,13 @@ def test_nothing_is_owed_by_one_that_was_told_nothing() -> None:
     """Idle for an hour, and closed in the middle."""
 
     async def main() -> None:
-        told = Told()
+        recorder = Recorder()
         await asyncio.sleep(3600)
-        told.watch.expect_answer()
+        recorder.watch.expect_answer()
         await asyncio.sleep(LOOK_S * SILENT_AT + HALF)
-        told.watch.close()
+        recorder.watch.close()
         await asyncio.sleep(3600)
-        assert (len(told.pings), told.gone) == (1, [])
+        assert (len(recorder.pings), recorder.gone) == (1, [])
 
     run_virtual(main)
 
@@ -102,14 +102,14 @@ def test_a_gateway_that_was_held_up_blames_nobody() -> None:
     """An hour in which the loop did not turn counts as one look."""
 
     async def main() -> None:
-        told = Told()
-        told.watch.expect_answer()
+        recorder = Recorder()
+        recorder.watch.expect_answer()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         for _ in range(PING_AT - 1):
             loop._virtual.now += 3600
             await asyncio.sleep(0)
-        assert (told.pings, told.gone, told.silent()) == ([], [], False)
+        assert (recorder.pings, recorder.gone, recorder.silent()) == ([], [], False)
 
     run_virtual(main)
 
@@ -119,10 +119,10 @@ def test_it_may_end_before_it_began(end: Callable[[Watch], None]) -> None:
     """A word that nobody asked for is a word."""
 
     async def main() -> None:
-        told = Told()
-        end(told.watch)
-        told.watch.expect_answer()
+        recorder = Recorder()
+        end(recorder.watch)
+        recorder.watch.expect_answer()
         await asyncio.sleep(1000)
-        assert len(told.gone) == 1
+        assert len(recorder.gone) == 1
 
     run_virtual(main)

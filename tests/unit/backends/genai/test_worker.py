@@ -144,13 +144,13 @@ def run(library: Library, ends: tuple[socket.socket, MessageSocket], *messages: 
         steps._step()
     steps._flush()
     ours.setblocking(False)
-    told = []
+    results = []
     try:
         while data := ours.recv(LENGTH.size):
-            told += decode_produced(ours.recv(LENGTH.unpack(data)[0]))
+            results += decode_produced(ours.recv(LENGTH.unpack(data)[0]))
     except BlockingIOError:
         pass
-    return told
+    return results
 
 
 def start(number: int, *ids: int, **fields: Any) -> Start:

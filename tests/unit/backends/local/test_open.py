@@ -134,10 +134,10 @@ def test_without_an_engine_files_are_prepared_unverified(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command line may fetch models on a machine that runs none."""
-    asked: dict[str, Any] = {}
+    request: dict[str, Any] = {}
 
     def prepare(address: Any, **options: Any) -> Any:
-        asked.update(options, address=address)
+        request.update(options, address=address)
 
     def lacking(engine: str) -> str:
         raise MissingExtra("install an engine", extra="openvino")
@@ -145,8 +145,8 @@ def test_without_an_engine_files_are_prepared_unverified(
     monkeypatch.setattr(shoal.backends.local.open, "prepare", prepare)
     monkeypatch.setattr(shoal.backends.local.open, "choose_engine", lacking)
     prepare_local(ADDRESS, settings, refresh=True)
-    assert (asked["address"], asked["engine"], asked["refresh"]) == (ADDRESS, None, True)
-    assert asked["access"].offline
+    assert (request["address"], request["engine"], request["refresh"]) == (ADDRESS, None, True)
+    assert request["access"].offline
 
 
 def test_where_one_is_installed_they_are_verified_with_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,9 +96,14 @@ async def test_texts_and_pictures_in_one_request(tmp_path: Path, family: str, en
             await embed(gateway, ["a", Image(b"no picture at all, by any means"), PICTURES[0]])
 
 
-@pytest.mark.parametrize(("wanted", "inputs", "refused"), [("text", TEXTS, PICTURES[:1]), ("image", PICTURES, TEXTS)])
+@pytest.mark.parametrize(("expected", "inputs", "refused"), [("text", TEXTS, PICTURES[:1]), ("image", PICTURES, TEXTS)])
 async def test_the_tower_that_is_not_needed_is_not_loaded(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, inputs: list[Item], refused: list[Item]
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: str,
+    inputs: list[Item],
+    refused: list[Item],
 ) -> None:
     """Its graph is never opened, its inputs are refused by the model's name, and the vectors are as with both."""
     graphs: list[str] = []
@@ -113,16 +118,16 @@ async def test_the_tower_that_is_not_needed_is_not_loaded(
         both = await embed(gateway, inputs)
         space = facts_of(gateway).space
     assert graphs == ["model.onnx", "image.onnx"]
-    async with opened(tmp_path, f"m=file:{folder}", precision="f32", towers=wanted) as gateway:
+    async with opened(tmp_path, f"m=file:{folder}", precision="f32", towers=expected) as gateway:
         assert np.allclose((await embed(gateway, inputs)).vectors, both.vectors, atol=1e-6)
         with pytest.raises(InvalidValue, match=r"'m' (reads text|takes pictures) alone"):
             await embed(gateway, refused)
         with pytest.raises(InvalidValue):
-            gateway.check_modality("m", "image" if wanted == "text" else "text")
+            gateway.check_modality("m", "image" if expected == "text" else "text")
         facts = facts_of(gateway)
-        assert (facts.modalities, facts.contrast, facts.space) == ((wanted,), None, space)
-        assert (facts.max_input_tokens is None) == (wanted == "image")
-    assert graphs[2:] == ["model.onnx" if wanted == "text" else "image.onnx"]
+        assert (facts.modalities, facts.contrast, facts.space) == ((expected,), None, space)
+        assert (facts.max_input_tokens is None) == (expected == "image")
+    assert graphs[2:] == ["model.onnx" if expected == "text" else "image.onnx"]
 
 
 async def test_what_was_stored_is_opened_again(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,16 +19,16 @@ def batch(rows: int = 2, length: int = 3) -> dict[str, Array]:
 
 def test_fitting_arrays_are_not_copied() -> None:
     """What has the right type and layout goes to the engine as it is."""
-    given = batch()
-    feeds = check_inputs(given, PORTS, 512)
-    assert all(feeds[name] is given[name] for name in given)
+    inputs = batch()
+    feeds = check_inputs(inputs, PORTS, 512)
+    assert all(feeds[name] is inputs[name] for name in inputs)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8])
 def test_narrower_integers_are_widened(dtype: type[np.generic]) -> None:
     """Ids of a narrower integer type are the same ids."""
-    given = batch() | {"ids": np.array([[1, 2, 3], [4, 5, 6]], dtype=dtype)}
-    assert check_inputs(given, PORTS, 512)["ids"].dtype == np.int64
+    feeds = batch() | {"ids": np.array([[1, 2, 3], [4, 5, 6]], dtype=dtype)}
+    assert check_inputs(feeds, PORTS, 512)["ids"].dtype == np.int64
 
 
 def test_views_and_frozen_arrays_are_made_contiguous_and_writeable() -> None:
@@ -55,9 +55,9 @@ def test_views_and_frozen_arrays_are_made_contiguous_and_writeable() -> None:
 )
 def test_each_misfit_is_named(changed: dict[str, Array | None], param: str | None, words: str) -> None:
     """An input that cannot be run is refused by its name, with what the graph takes."""
-    given = {name: array for name, array in (batch() | changed).items() if array is not None}
+    feeds = {name: array for name, array in (batch() | changed).items() if array is not None}
     with pytest.raises(InputRejected, match=words) as caught:
-        check_inputs(given, PORTS, 512)
+        check_inputs(feeds, PORTS, 512)
     assert caught.value.param == param
 
 

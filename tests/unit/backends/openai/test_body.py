@@ -116,8 +116,8 @@ class TestAnswers:
         ],
     )
     def test_only_at_the_top(self, body: bytes) -> None:
-        told = json.loads(ModelNameRewriter("mine")(body))
-        assert told == {**json.loads(body), "model": "mine"}
+        reply = json.loads(ModelNameRewriter("mine")(body))
+        assert reply == {**json.loads(body), "model": "mine"}
 
     def test_the_responses_api_has_it_in_its_response(self) -> None:
         response = b'{"id":"r","model":"up","tools":[]}'

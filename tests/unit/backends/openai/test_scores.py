@@ -55,11 +55,11 @@ class TestPairs:
     def test_what_is_asked_of_rerankers(self) -> None:
         """All documents, and none of them back; and raw scores in both ways to ask for them."""
         calls = RerankCalls("/rerank")
-        asked = {"model": "m", "query": "q", "documents": ["one", "two"], "top_n": 2, "return_documents": False}
-        assert calls.body("m", PAIRS) == asked
+        request = {"model": "m", "query": "q", "documents": ["one", "two"], "top_n": 2, "return_documents": False}
+        assert calls.body("m", PAIRS) == request
         raw = {"raw_scores": True, "use_activation": False}
-        assert calls.body("m", PAIRS, raw_scores=True) == asked | raw
-        assert calls.body("m", PAIRS, truncate=False, max_document_tokens=3) == asked | {
+        assert calls.body("m", PAIRS, raw_scores=True) == request | raw
+        assert calls.body("m", PAIRS, truncate=False, max_document_tokens=3) == request | {
             "truncation": False,
             "max_tokens_per_doc": 3,
         }

@@ -118,8 +118,8 @@ class TestErrors:
         assert passed_on(chunks) == delta(model="mine")
         assert isinstance(error, UpstreamRefused)
         assert error.status == 500
-        said = json.loads(error.body)["error"]
-        assert (said["message"] if message is not None else said) == (message or "boom")
+        reply = json.loads(error.body)["error"]
+        assert (reply["message"] if message is not None else reply) == (message or "boom")
         assert (message or "boom") in error.message
 
     def test_the_key_stays_here(self) -> None:

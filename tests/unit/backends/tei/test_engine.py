@@ -318,21 +318,21 @@ class TestLeaving:
 
     async def test_cancelling_ends_the_call_there(self, server: FakeTei, engine: TeiEngine) -> None:
         server.gate.clear()
-        asked = asyncio.create_task(ask(engine, ["a"]))
+        pending = asyncio.create_task(ask(engine, ["a"]))
         await server.call()
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
         await until(lambda: server.calls[0].aborted and not server.in_flight)
 
     async def test_closing_waits_for_what_runs(self, server: FakeTei, engine: TeiEngine) -> None:
         server.gate.clear()
-        asked = asyncio.create_task(ask(engine, ["a"]))
+        pending = asyncio.create_task(ask(engine, ["a"]))
         await server.call()
         closing = asyncio.create_task(engine.aclose())
         await asyncio.sleep(0)
         assert not closing.done()
         server.gate.set()
-        assert np.array_equal((await asked)[0], dense_of("a"))
+        assert np.array_equal((await pending)[0], dense_of("a"))
         await closing
         await engine.aclose()
         with pytest.raises(TransportFailed, match="closed"):

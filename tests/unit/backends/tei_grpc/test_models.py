@@ -148,10 +148,10 @@ class TestJoining:
     async def test_callers_who_leave(self, server: FakeTeiGrpc, opened: Open) -> None:
         runner = await opened(server)
         server.gate.clear()
-        asked = asyncio.create_task(embed(runner, "a"))
+        pending = asyncio.create_task(embed(runner, "a"))
         await server.call(FIRST + 1)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
         await until(lambda: server.calls[-1].aborted and not server.in_flight)
         server.gate.set()
         assert np.array_equal((await embed(runner, "b")).vectors[0], dense_of("b"))

@@ -223,10 +223,10 @@ class TestLeaving:
 
     async def test_cancelling_ends_the_stream_there(self, server: FakeTeiGrpc, engine: TeiEngine) -> None:
         server.gate.clear()
-        asked = asyncio.create_task(ask(engine, ["a", "b"]))
+        pending = asyncio.create_task(ask(engine, ["a", "b"]))
         await server.call()
-        asked.cancel()
-        (found,) = await asyncio.gather(asked, return_exceptions=True)
+        pending.cancel()
+        (found,) = await asyncio.gather(pending, return_exceptions=True)
         assert isinstance(found, asyncio.CancelledError)
         await until(lambda: server.calls[0].aborted and not server.in_flight)
 
@@ -236,11 +236,11 @@ class TestLeaving:
         info = await link.info(time.monotonic() + 10)
         server.calls.clear()
         server.gate.clear()
-        asked = asyncio.create_task(link.rows("embedding", ["a"], {}, time.monotonic() + 10, ExpectedShape(info, 16)))
+        pending = asyncio.create_task(link.rows("embedding", ["a"], {}, time.monotonic() + 10, ExpectedShape(info, 16)))
         await server.call()
         await link.aclose()
         with pytest.raises(TransportFailed, match="closed"):
-            await asked
+            await pending
         with pytest.raises(TransportFailed, match="closed"):
             await link.info(time.monotonic() + 10)
         await link.aclose()

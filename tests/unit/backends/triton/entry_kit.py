@@ -24,13 +24,13 @@ def entry(folder: Path, name: str = "org/mini", *, graph: bytes = b"graph", **fi
     (folder / "model.onnx").write_bytes(graph)
     (folder / "tokenizer.json").write_text("{}")
     options = EntryOptions(**fields.pop("options", {}))
-    wanted: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "text": SPEC,
         "tokenizer": folder / "tokenizer.json",
         "source": "hf:org/mini@main",
         "space": "5face",
     }
-    return EntrySpec(name=name, graph=folder / "model.onnx", options=options, **(wanted | fields))
+    return EntrySpec(name=name, graph=folder / "model.onnx", options=options, **(expected | fields))
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:

@@ -94,12 +94,12 @@ def test_waiting_for_another_can_be_stopped(tmp_path: Path) -> None:
     os.close(lock)
 
 
-@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "SHOAL_HOME names")])
-def test_a_disk_that_refuses(tmp_path: Path, number: int, said: str) -> None:
+@pytest.mark.parametrize(("number", "message"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "SHOAL_HOME names")])
+def test_a_disk_that_refuses(tmp_path: Path, number: int, message: str) -> None:
     """The error says the next step."""
 
     def fail(folder: Path) -> None:
         raise OSError(number, os.strerror(number), str(folder))
 
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=message):
         build_once(tmp_path / "one", fail, usable=present, stop=threading.Event())

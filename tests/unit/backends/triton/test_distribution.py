@@ -144,16 +144,16 @@ def test_offline_fetches_nothing(index: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "libc", "said"),
+    ("machine", "libc", "message"),
     [
         ("riscv64", ("glibc", "2.40"), "no tritonserver to fetch for Linux on riscv64"),
         ("x86_64", ("glibc", "2.31"), "needs glibc 2.35 .* has glibc 2.31"),
         ("aarch64", ("", ""), "has another C library"),
     ],
 )
-def test_machines_that_cannot_run_it(machine: str, libc: tuple[str, str], said: str) -> None:
+def test_machines_that_cannot_run_it(machine: str, libc: tuple[str, str], message: str) -> None:
     """Told before anything is fetched, with the other ways to a Triton."""
-    with pytest.raises(SetupError, match=said) as caught:
+    with pytest.raises(SetupError, match=message) as caught:
         check_machine(machine, libc)
     assert "PATH" in caught.value.message
 

@@ -133,7 +133,7 @@ def test_external_weights_keep_their_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         (
             {"accelerator": "tensorrt", "kind": "gpu", "fp16": True},
@@ -143,10 +143,10 @@ def test_external_weights_keep_their_paths(tmp_path: Path) -> None:
         ({"accelerator": "openvino", "kind": "cpu"}, {"cpu_execution_accelerator": [{"name": "openvino"}]}),
     ],
 )
-def test_accelerators(tmp_path: Path, options: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_accelerators(tmp_path: Path, options: dict[str, Any], expected: dict[str, Any]) -> None:
     """As the onnxruntime backend reads them."""
     (model,) = triton_models(entry(tmp_path, options=options))
-    assert config_of(model)["optimization"] == {"execution_accelerators": wanted}
+    assert config_of(model)["optimization"] == {"execution_accelerators": expected}
 
 
 def test_tensors_may_be_given(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ M3 = msgspec.structs.replace(
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted"),
+    ("changes", "expected"),
     [
         ({"dimension": 0, "score": ScoreSpec(labels=("a", "b"), activation="softmax")}, {"logits": [2]}),
         ({"dimension": 0, "vocab_size": 30, "sparse": SparseSpec()}, {"sparse_embedding": [30]}),
@@ -194,22 +194,22 @@ M3 = msgspec.structs.replace(
         ),
     ],
 )
-def test_every_head_is_an_output(tmp_path: Path, changes: dict[str, Any], wanted: dict[str, list[int]]) -> None:
+def test_every_head_is_an_output(tmp_path: Path, changes: dict[str, Any], expected: dict[str, list[int]]) -> None:
     """With the axes of one text: a number a label, a word, a token, or a vector a token."""
     (model,) = triton_models(entry(tmp_path, text=msgspec.structs.replace(SPEC, **changes), token_width=6))
-    assert {output.name: list(output.dims) for output in model.config.output} == wanted
+    assert {output.name: list(output.dims) for output in model.config.output} == expected
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"dimension": 0, "sparse": SparseSpec()}, "org/mini gives no dense vectors"),
         ({"frame_tokens": False}, "org/mini reads texts as no tokenizer there does"),
     ],
 )
-def test_ensembles_are_over_encoders(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_ensembles_are_over_encoders(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     """One vector comes out, of a text that the tokenizer frames; the encoder beside it gives all that it has."""
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         entry(tmp_path, text=msgspec.structs.replace(SPEC, **changes), options={"text_in": True})
     assert caught.value.param == "triton_text_in"
     encoder, _, whole = triton_models(entry(tmp_path, text=M3, options={"text_in": True}))
@@ -279,7 +279,7 @@ def test_without_dynamic_batching(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "param", "said"),
+    ("options", "param", "message"),
     [
         ({"fp16": True}, "triton_fp16", "triton_accelerator tensorrt and triton_kind gpu"),
         ({"fp16": True, "accelerator": "tensorrt"}, "triton_fp16", "triton_kind gpu"),
@@ -294,9 +294,11 @@ def test_without_dynamic_batching(tmp_path: Path) -> None:
         ({"max_queue_size": -1}, "max_queue_size", "at least 0"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str, Any], param: str, said: str) -> None:
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, options: dict[str, Any], param: str, message: str
+) -> None:
     """With the setting at fault and the next step."""
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         entry(tmp_path, options=options)
     assert caught.value.param == param
 

@@ -31,8 +31,8 @@ def answer(kind: Kind, *, stream: bool = True, model: dict[str, Any] | None = No
     config = talker_config(kind, **model or {})
     schema = detect_llm(config, pb.ModelMetadataResponse(platform=config.platform))
     assert schema is not None
-    asked = GenerationRequest(id="i", prompt=PROMPT, sampling=Sampling(**sampling), stream=stream)
-    return Answer(schema, asked, WORDS)
+    request = GenerationRequest(id="i", prompt=PROMPT, sampling=Sampling(**sampling), stream=stream)
+    return Answer(schema, request, WORDS)
 
 
 def response(*, typed: bool = False, **tensors: Array) -> pb.ModelInferResponse:
@@ -108,10 +108,10 @@ class TestDeltas:
     def test_reasons(self, told: str, expected: str) -> None:
         assert pieces(answer("dynamo"), say("a", finish_reason=texts(told)))[-1].finish_reason == expected
 
-    @pytest.mark.parametrize("told", ["abort", "cancelled", "timeout", "error"])
-    def test_a_reason_that_is_a_failure(self, told: str) -> None:
-        with pytest.raises(UpstreamFailed, match=told):
-            answer("vllm").read(say("a", finish_reason=texts(told)))
+    @pytest.mark.parametrize("reason", ["abort", "cancelled", "timeout", "error"])
+    def test_a_reason_that_is_a_failure(self, reason: str) -> None:
+        with pytest.raises(UpstreamFailed, match=reason):
+            answer("vllm").read(say("a", finish_reason=texts(reason)))
 
     @pytest.mark.parametrize(("tokens", "expected"), [(1, "stop"), (2, "length"), (3, "length")])
     def test_who_tells_no_reason_is_read_by_its_counts(self, tokens: int, expected: str) -> None:

@@ -235,7 +235,7 @@ class TestTensorRtLlm:
         assert sent("ensemble", stream=True, model={"decoupled": False})["stream"] is False
 
     @pytest.mark.parametrize(
-        ("asked", "expected"),
+        ("fields", "expected"),
         [
             ({"temperature": 0.0, "top_p": 0.9}, {"top_k": 1}),
             ({"temperature": 0.8}, {"temperature": 0.8, "top_k": 0, "top_p": 1.0}),
@@ -247,9 +247,9 @@ class TestTensorRtLlm:
             ({"logprobs": 0, "top_k": 4}, {"top_k": 4}),
         ],
     )
-    def test_a_temperature_means_what_it_says(self, asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    def test_a_temperature_means_what_it_says(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
         """Without top_k or top_p the likeliest token is taken whatever it is; and 0 is not taken everywhere."""
-        found = sent("ensemble", **asked)
+        found = sent("ensemble", **fields)
         assert {name: found[name] for name in ("temperature", "top_k", "top_p") if name in found} == pytest.approx(
             expected
         )
@@ -391,8 +391,8 @@ class TestOthers:
         del config.input[1].dims[:]
         found = detect_llm(config, pb.ModelMetadataResponse())
         assert found is not None
-        asked = GenerationRequest(id="i", prompt=PROMPT, sampling=Sampling(max_tokens=3), stream=True)
-        made = RequestBuilder(found, "llm").build_generation(asked)
+        request = GenerationRequest(id="i", prompt=PROMPT, sampling=Sampling(max_tokens=3), stream=True)
+        made = RequestBuilder(found, "llm").build_generation(request)
         assert [list(each.shape) for each in made.inputs if each.name == "max_tokens"] == [[]]
 
     def test_who_cannot_be_told_to_stop(self) -> None:
@@ -451,6 +451,8 @@ def test_word_lists_can_be_read_back(words: list[str], extra: list[int]) -> None
 def test_whatever_is_sampled_can_be_sent(sampling: Sampling, kind: Kind) -> None:
     model = schema(kind)
     able = {name: getattr(sampling, name) for name in model.parameters}
-    asked = GenerationRequest(id="i", prompt=PROMPT, sampling=msgspec.structs.replace(Sampling(), **able), stream=True)
-    made = RequestBuilder(model, "llm", words=WORDS).build_generation(asked)
+    request = GenerationRequest(
+        id="i", prompt=PROMPT, sampling=msgspec.structs.replace(Sampling(), **able), stream=True
+    )
+    made = RequestBuilder(model, "llm", words=WORDS).build_generation(request)
     assert len({tensor.name for tensor in made.inputs}) == len(made.inputs) == len(made.raw_input_contents)

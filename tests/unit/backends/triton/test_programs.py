@@ -68,10 +68,10 @@ def piped(folder: Path, spec: TextSpec, texts: Sequence[str]) -> dict[str, Array
     return pipeline.collate(batch, EngineFacts(name="", inputs=(), outputs=()))
 
 
-def same(answer: InferenceResponse, wanted: dict[str, Array]) -> None:
+def same(answer: InferenceResponse, expected: dict[str, Array]) -> None:
     assert answer.error is None, answer.error
-    assert set(answer.outputs) == set(wanted)
-    for name, array in wanted.items():
+    assert set(answer.outputs) == set(expected)
+    for name, array in expected.items():
         assert answer.outputs[name].dtype == np.int64
         np.testing.assert_array_equal(answer.outputs[name], array, err_msg=name)
 
@@ -166,8 +166,8 @@ def test_the_encoder_answers_each_request(monkeypatch: pytest.MonkeyPatch, tmp_p
     """With the graph's own rows, for the outputs that it asked for; equal lengths share a run."""
     model = encoder_of(monkeypatch, tmp_path, tiny)
     shapes = [(2, 5), (1, 7), (3, 5), (1, 5)]
-    wanted = [["pooled"], ["pooled"], ["pooled"], ["sentence_embedding", "pooled"]]
-    requests = [Request(rows(shape), outputs) for shape, outputs in zip(shapes, wanted, strict=True)]
+    expected = [["pooled"], ["pooled"], ["pooled"], ["sentence_embedding", "pooled"]]
+    requests = [Request(rows(shape), outputs) for shape, outputs in zip(shapes, expected, strict=True)]
     runs: list[int] = []
     session = model.session
 

@@ -233,8 +233,8 @@ def test_why_an_answer_ended(virtual: Run[None]) -> None:
     and ends the model's work."""
 
     async def main() -> None:
-        said = Scripted(Piece(text="x", tokens=1, finish_reason="content_filter"))
-        assert reasons(await read(talking(said), ask())) == {0: "content_filter"}
+        generator = Scripted(Piece(text="x", tokens=1, finish_reason="content_filter"))
+        assert reasons(await read(talking(generator), ask())) == {0: "content_filter"}
         silent = Scripted(Piece(text="x", tokens=2))
         assert reasons(await read(talking(silent), ask(max_tokens=2))) == {0: "length"}
         assert reasons(await read(talking(silent), ask(max_tokens=3))) == {0: "stop"}
@@ -434,9 +434,9 @@ def test_the_backends_count_of_a_prompt_goes_before_ours(virtual: Run[None]) -> 
     """And what it had in its cache; without any count four bytes are a token."""
 
     async def main() -> None:
-        told = Scripted(Piece(text="x", tokens=2, prompt_tokens=40, cached_tokens=30))
+        generator = Scripted(Piece(text="x", tokens=2, prompt_tokens=40, cached_tokens=30))
         pipeline = PlainPipeline(counts=True)
-        assert (await read(talking(told, pipeline=pipeline), ask()))[-1].usage == Usage(
+        assert (await read(talking(generator, pipeline=pipeline), ask()))[-1].usage == Usage(
             prompt_tokens=40, completion_tokens=2, cached_tokens=30
         )
         mute = Scripted(Piece(text="x"))

@@ -21,7 +21,7 @@ def test_a_request_goes_before_the_models_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "name"),
+    ("fields", "name"),
     [
         ({"top_k": 3}, "top_k"),
         ({"seed": 0}, "seed"),
@@ -31,14 +31,14 @@ def test_a_request_goes_before_the_models_defaults() -> None:
         ({"repetition_penalty": 1.5}, "repeat_penalty"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_its_name_on_the_wire(asked: dict[str, Any], name: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_its_name_on_the_wire(fields: dict[str, Any], name: str) -> None:
     """By either of its names it can be ignored instead."""
     names = {"repetition_penalty": "repeat_penalty"}
     with pytest.raises(Unsupported, match=name) as caught:
-        merge_sampling(Sampling(**asked), UNSET, ABLE, (), names)
+        merge_sampling(Sampling(**fields), UNSET, ABLE, (), names)
     assert caught.value.param == name
-    for ignored in (name, next(iter(asked))):
-        assert merge_sampling(Sampling(**asked), UNSET, ABLE, {ignored}, names) == UNSET
+    for ignored in (name, next(iter(fields))):
+        assert merge_sampling(Sampling(**fields), UNSET, ABLE, {ignored}, names) == UNSET
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

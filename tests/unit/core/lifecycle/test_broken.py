@@ -17,7 +17,7 @@ from shoal.core.routing import TaskRouter
 from shoal.errors import Crashed, InternalError, ModelFailed, ShoalError, TransportFailed
 from tests.unit.core.conftest import Run, until
 from tests.unit.core.lanes import context, embed, make_lane
-from tests.unit.core.lives import House, Life, read
+from tests.unit.core.lives import Life, Stack, read
 from tests.unit.core.runners import Embedder
 
 REASON = InternalError("the batcher stopped")
@@ -39,18 +39,18 @@ class Fragile(Life):
         self.tell(error)
 
 
-def fragile(house: House) -> list[Fragile]:
+def fragile(stack: Stack) -> list[Fragile]:
     """Every runner that is opened from now on can break; the list holds them."""
     opened: list[Fragile] = []
-    real = house.loads.open
+    real = stack.loads.open
 
     async def open_fragile(plan: Any, report: Any) -> Fragile:
         await real(plan, report)
-        house.loads.runners[-1] = one = Fragile(plan.name)
+        stack.loads.runners[-1] = one = Fragile(plan.name)
         opened.append(one)
         return one
 
-    house.loads.open = open_fragile  # type: ignore[method-assign]
+    stack.loads.open = open_fragile  # type: ignore[method-assign]
     return opened
 
 
@@ -84,28 +84,28 @@ def test_a_broken_model_says_so_and_is_loaded_anew(virtual: Run[None]) -> None:
     """Its card, its event, readiness; a load closes the old runner and opens another."""
 
     async def main() -> None:
-        house = House()
-        opened, events = fragile(house), list[Event]()
-        reader = asyncio.create_task(read(house, events))
-        await house.life.add(house.loads.plan("a")).wait()
-        assert house.gateway.ready()
+        stack = Stack()
+        opened, events = fragile(stack), list[Event]()
+        reader = asyncio.create_task(read(stack, events))
+        await stack.lifecycle.add(stack.loads.plan("a")).wait()
+        assert stack.gateway.ready()
         opened[0].breaks()
-        card = house.gateway.model("a")
+        card = stack.gateway.model("a")
         assert (card.state, card.error, card.facts is not None) == ("failed", REASON.message, True)
-        assert not house.gateway.ready()
+        assert not stack.gateway.ready()
         with pytest.raises(ModelFailed, match="'a' stopped working"):
-            await house.ask("a")
-        job = house.life.load("a")
+            await stack.ask("a")
+        job = stack.lifecycle.load("a")
         await job.wait()
         assert job.changed
         assert (opened[0].closed, opened[1].closed) == (1, 0)
-        assert house.gateway.model("a").error is None
-        assert house.gateway.ready()
-        await house.ask("a")
+        assert stack.gateway.model("a").error is None
+        assert stack.gateway.ready()
+        await stack.ask("a")
         opened[0].breaks()  # the old one has no say any longer
-        assert house.gateway.ready()
-        assert [log[0] for log in house.loads.log] == ["fetch", "open", "close", "fetch", "open"]
-        await house.life.aclose()
+        assert stack.gateway.ready()
+        assert [log[0] for log in stack.loads.log] == ["fetch", "open", "close", "fetch", "open"]
+        await stack.lifecycle.aclose()
         await reader
         statuses = [event.data["status"] for event in events if event.name == "model_status"]
         assert [each for at, each in enumerate(statuses) if at == 0 or statuses[at - 1] != each] == [
@@ -123,21 +123,21 @@ def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None])
     """The server that it was on may be gone; and a second failure leaves the model there, as failed."""
 
     async def main() -> None:
-        house = House()
-        opened = fragile(house)
-        await house.loaded("a")
+        stack = Stack()
+        opened = fragile(stack)
+        await stack.loaded("a")
         opened[0].breaks()
-        house.loads.errors["close", "a"] = TransportFailed("the server is gone")
-        house.loads.errors["open", "a"] = TransportFailed("the server is gone")
+        stack.loads.errors["close", "a"] = TransportFailed("the server is gone")
+        stack.loads.errors["open", "a"] = TransportFailed("the server is gone")
         with pytest.raises(TransportFailed):
-            await house.life.load("a").wait()
-        card = house.gateway.model("a")
+            await stack.lifecycle.load("a").wait()
+        card = stack.gateway.model("a")
         assert (card.state, card.broken, opened[0].closed) == ("failed", False, 1)
         with pytest.raises(ModelFailed, match="'a' failed to load: the server is gone"):
-            await house.ask("a")
-        house.loads.errors.clear()
-        await house.loaded("a")
-        await house.ask("a")
+            await stack.ask("a")
+        stack.loads.errors.clear()
+        await stack.loaded("a")
+        await stack.ask("a")
 
     virtual(main)
 
@@ -146,15 +146,15 @@ def test_a_model_that_cannot_answer_is_loaded_anew(virtual: Run[None]) -> None:
     """Its server let go of it: nothing broke here, but whoever loads it wants it to answer."""
 
     async def main() -> None:
-        house = House()
-        opened = fragile(house)
-        await house.loaded("a")
-        assert not house.life.load("a").changed
+        stack = Stack()
+        opened = fragile(stack)
+        await stack.loaded("a")
+        assert not stack.lifecycle.load("a").changed
         opened[0].is_ready = False
-        job = house.life.load("a")
+        job = stack.lifecycle.load("a")
         await job.wait()
         assert (job.changed, opened[0].closed, len(opened)) == (True, 1, 2)
-        await house.ask("a")
+        await stack.ask("a")
 
     virtual(main)
 
@@ -163,12 +163,12 @@ def test_a_broken_model_can_be_unloaded(virtual: Run[None]) -> None:
     """Its runner is closed, and nothing is left of it."""
 
     async def main() -> None:
-        house = House()
-        opened = fragile(house)
-        await house.loaded("a")
+        stack = Stack()
+        opened = fragile(stack)
+        await stack.loaded("a")
         opened[0].breaks()
-        await house.life.unload("a").wait()
-        assert (house.state("a"), opened[0].closed) == ("gone", 1)
+        await stack.lifecycle.unload("a").wait()
+        assert (stack.state("a"), opened[0].closed) == ("gone", 1)
 
     virtual(main)
 
@@ -177,16 +177,16 @@ def test_a_broken_model_keeps_no_room_from_others(virtual: Run[None]) -> None:
     """It goes to sleep for them, and wakes well; loading it anew does not count it twice."""
 
     async def main() -> None:
-        house = House(max_loaded_models=1)
-        opened = fragile(house)
-        await house.loaded("a")
+        stack = Stack(max_loaded_models=1)
+        opened = fragile(stack)
+        await stack.loaded("a")
         opened[0].breaks()
-        await house.loaded("a")
+        await stack.loaded("a")
         opened[1].breaks()
-        await house.loaded("b")
-        assert house.states("a", "b") == ["unloaded", "ready"]
-        await house.ask("a")
-        assert house.states("a", "b") == ["ready", "unloaded"]
+        await stack.loaded("b")
+        assert stack.states("a", "b") == ["unloaded", "ready"]
+        await stack.ask("a")
+        assert stack.states("a", "b") == ["ready", "unloaded"]
         assert [one.closed for one in opened] == [1, 1, 1, 0]
 
     virtual(main)
@@ -196,20 +196,20 @@ def test_a_model_whose_process_died_comes_back_with_the_next_request(virtual: Ru
     """Once; one that dies again at once is failed, with the reason, until it is loaded; after a while it may again."""
 
     async def main() -> None:
-        house = House()
-        opened = fragile(house)
-        await house.loaded("a")
+        stack = Stack()
+        opened = fragile(stack)
+        await stack.loaded("a")
         for at, pause in ((0, 100.0), (1, 10.0)):
             opened[at].breaks(Crashed("its process died"))
-            assert (house.state("a"), house.gateway.ready()) == ("unloading", True)
-            await house.ask("a")
-            assert (house.state("a"), opened[at].closed) == ("ready", 1)
+            assert (stack.state("a"), stack.gateway.ready()) == ("unloading", True)
+            await stack.ask("a")
+            assert (stack.state("a"), opened[at].closed) == ("ready", 1)
             await asyncio.sleep(pause)
         opened[2].breaks(Crashed("its process died"))
         with pytest.raises(ModelFailed, match="'a' stopped working: its process died"):
-            await house.ask("a")
-        await house.loaded("a")
-        assert house.state("a") == "ready"
+            await stack.ask("a")
+        await stack.loaded("a")
+        assert stack.state("a") == "ready"
 
     virtual(main)
 
@@ -218,16 +218,16 @@ def test_a_model_that_dies_in_the_middle_of_something_is_failed(virtual: Run[Non
     """What goes on with it decides what becomes of it; so also without a plan to load it by."""
 
     async def main() -> None:
-        house = House()
-        opened = fragile(house)
-        await house.loaded("a")
-        model = house.registry.find("a")
+        stack = Stack()
+        opened = fragile(stack)
+        await stack.loaded("a")
+        model = stack.registry.find("a")
         model.enter()
-        unload = house.life.unload("a")
-        await until(lambda: house.state("a") == "unloading")
+        unload = stack.lifecycle.unload("a")
+        await until(lambda: stack.state("a") == "unloading")
         opened[0].breaks(Crashed("its process died"))
         model.leave()
         await unload.wait()
-        assert house.state("a") == "gone"
+        assert stack.state("a") == "gone"
 
     virtual(main)

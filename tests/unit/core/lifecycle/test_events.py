@@ -7,7 +7,7 @@ import pytest
 
 from shoal.core.lifecycle.events import MAX_WAITING, Event, Events
 from tests.unit.core.conftest import Run, gathered, until
-from tests.unit.core.lives import House, read
+from tests.unit.core.lives import Stack, read
 
 
 def progress(done: int, model: str = "m") -> Event:
@@ -74,16 +74,16 @@ def test_a_life_is_told(virtual: Run[None]) -> None:
     """Status by status, with the reason of a failure, and downloads with their progress."""
 
     async def main() -> None:
-        house = House()
+        stack = Stack()
         seen: list[Event] = []
-        watch = asyncio.create_task(read(house, seen))
-        await until(lambda: bool(house.life._model_status.events._watchers))
-        await house.loaded("a")
-        await house.life.download("b").wait()
-        house.loads.errors["fetch", "c"] = asyncio.InvalidStateError("by hand")
-        await gathered(house.life.download("c").wait(), house.life.load("d").wait())
-        await house.life.delete("a").wait()
-        await house.life.aclose()
+        watch = asyncio.create_task(read(stack, seen))
+        await until(lambda: bool(stack.lifecycle._model_status.events._watchers))
+        await stack.loaded("a")
+        await stack.lifecycle.download("b").wait()
+        stack.loads.errors["fetch", "c"] = asyncio.InvalidStateError("by hand")
+        await gathered(stack.lifecycle.download("c").wait(), stack.lifecycle.load("d").wait())
+        await stack.lifecycle.delete("a").wait()
+        await stack.lifecycle.aclose()
         await watch
 
         def told(model: str) -> list[str]:

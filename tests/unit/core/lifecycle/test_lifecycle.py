@@ -27,27 +27,27 @@ from shoal.errors import (
 )
 from shoal.types import Embedded
 from tests.unit.core.conftest import Run, gathered, until
-from tests.unit.core.lives import House
+from tests.unit.core.lives import Stack
 
 
 def test_a_load_fetches_opens_and_serves(virtual: Run[None]) -> None:
     """The model is there at once, as loading and not required; with the job's end it answers."""
 
     async def main() -> None:
-        house = House()
-        job = house.life.load("a")
+        stack = Stack()
+        job = stack.lifecycle.load("a")
         assert (job.action, job.model, job.state, job.finished) == ("load", "a", "running", None)
-        assert house.state("a") == "loading"
+        assert stack.state("a") == "loading"
         with pytest.raises(ModelNotReady, match="is loading"):
-            await house.ask("a")
-        assert house.gateway.ready()
+            await stack.ask("a")
+        assert stack.gateway.ready()
         await job.wait()
         assert (job.state, job.error, job.changed, job.fraction) == ("done", None, True, 1.0)
         assert job.finished is not None
-        assert (await house.ask("a")).tokens == [1]
-        assert house.loads.log == [("fetch", "a"), ("open", "a")]
-        assert house.life.job(job.id) is job
-        assert house.life.jobs() == [job]
+        assert (await stack.ask("a")).tokens == [1]
+        assert stack.loads.log == [("fetch", "a"), ("open", "a")]
+        assert stack.lifecycle.job(job.id) is job
+        assert stack.lifecycle.jobs() == [job]
 
     virtual(main)
 
@@ -56,17 +56,17 @@ def test_the_same_load_twice_is_one(virtual: Run[None]) -> None:
     """Whoever asks while it runs gets its job; whoever asks later a job that is done and changed nothing."""
 
     async def main() -> None:
-        house = House()
-        first = house.life.load("a")
+        stack = Stack()
+        first = stack.lifecycle.load("a")
         await asyncio.sleep(0.5)
-        assert house.life.load("a") is first
-        assert house.life.load("hf:a") is first
-        assert house.life.load("a", LoadOptions(backend="local")) is first
+        assert stack.lifecycle.load("a") is first
+        assert stack.lifecycle.load("hf:a") is first
+        assert stack.lifecycle.load("a", LoadOptions(backend="local")) is first
         await first.wait()
-        again = house.life.load("a")
+        again = stack.lifecycle.load("a")
         assert (again.state, again.changed, again is first) == ("done", False, False)
         await again.wait()
-        assert house.loads.log == [("fetch", "a"), ("open", "a")]
+        assert stack.loads.log == [("fetch", "a"), ("open", "a")]
 
     virtual(main)
 
@@ -75,20 +75,20 @@ def test_a_name_means_one_model(virtual: Run[None]) -> None:
     """Another source, another backend, other options: refused while the name runs, also while it is being loaded."""
 
     async def main() -> None:
-        house = House()
-        job = house.life.load("a")
+        stack = Stack()
+        job = stack.lifecycle.load("a")
         for _ in range(2):
             with pytest.raises(Conflict, match="loaded from hf:a on local, not from hf:a on triton: unload it first"):
-                house.life.load("a", LoadOptions(backend="triton"))
+                stack.lifecycle.load("a", LoadOptions(backend="triton"))
             with pytest.raises(Conflict, match="unload it first"):
-                house.life.load("a", LoadOptions(text_in=True))
-            house.loads.sources["a"] = "file:/elsewhere"
+                stack.lifecycle.load("a", LoadOptions(text_in=True))
+            stack.loads.sources["a"] = "file:/elsewhere"
             with pytest.raises(Conflict, match="not from file:/elsewhere"):
-                house.life.load("hf:a")
-            assert house.life.load("a").model == "a"
-            del house.loads.sources["a"]
+                stack.lifecycle.load("hf:a")
+            assert stack.lifecycle.load("a").model == "a"
+            del stack.loads.sources["a"]
             await job.wait()
-        assert [model.name for model in house.registry] == ["a"]
+        assert [model.name for model in stack.registry] == ["a"]
 
     virtual(main)
 
@@ -97,19 +97,19 @@ def test_a_name_means_what_its_files_came_from(virtual: Run[None]) -> None:
     """A name that led to another source than its own words is that source's: its address joins it, and no other."""
 
     async def main() -> None:
-        house = House()
-        house.loads.found["a"] = "pypi:a"
-        job = house.life.load("a")
+        stack = Stack()
+        stack.loads.found["a"] = "pypi:a"
+        job = stack.lifecycle.load("a")
         await asyncio.sleep(1.5)
-        assert house.life.load("a") is job
-        house.loads.sources["a"] = "pypi:a"
-        assert house.life.load("a") is job
+        assert stack.lifecycle.load("a") is job
+        stack.loads.sources["a"] = "pypi:a"
+        assert stack.lifecycle.load("a") is job
         await job.wait()
-        assert not house.life.load("hf:a").changed
-        del house.loads.sources["a"]
+        assert not stack.lifecycle.load("hf:a").changed
+        del stack.loads.sources["a"]
         with pytest.raises(Conflict, match="'a' is loaded from pypi:a on local, not from hf:a on local"):
-            house.life.load("hf:a")
-        assert not house.life.load("a").changed
+            stack.lifecycle.load("hf:a")
+        assert not stack.lifecycle.load("a").changed
 
     virtual(main)
 
@@ -119,30 +119,30 @@ def test_an_address_beside_a_name_that_has_yet_to_find_its_source(virtual: Run[N
     """It waits for its turn; only then is known whether both mean one model, and whether there is any."""
 
     async def main() -> None:
-        house = House()
-        house.loads.resolved = False
+        stack = Stack()
+        stack.loads.resolved = False
         if found:
-            house.loads.found["a"] = found
+            stack.loads.found["a"] = found
         else:
-            house.loads.errors["fetch", "a"] = SourceError("the hub has no such model")
-        named = house.life.load("a")
+            stack.loads.errors["fetch", "a"] = SourceError("the hub has no such model")
+        named = stack.lifecycle.load("a")
         await asyncio.sleep(0.5)
-        house.loads.resolved = True
-        house.loads.sources["a"] = "pypi:a"
-        addressed = house.life.load("hf:a")
+        stack.loads.resolved = True
+        stack.loads.sources["a"] = "pypi:a"
+        addressed = stack.lifecycle.load("hf:a")
         assert addressed is not named
         if found == "hf:a":
             with pytest.raises(Conflict, match="loaded from hf:a on local, not from pypi:a"):
                 await addressed.wait()
             return
         await asyncio.sleep(1.0)
-        house.loads.errors.clear()
+        stack.loads.errors.clear()
         if not found:
             with pytest.raises(SourceError):
                 await named.wait()
         await addressed.wait()
         assert addressed.changed == (not found)
-        model = house.registry.find("a")
+        model = stack.registry.find("a")
         assert model.plan is not None
         assert model.plan.source == "pypi:a"
 
@@ -153,20 +153,20 @@ def test_when_a_model_falls_asleep(virtual: Run[None]) -> None:
     """Counted from the end of its last request; never, where nobody puts it to sleep."""
 
     async def main() -> None:
-        house = House(keep_alive_s=60.0)
-        await house.life.load("a").wait()
-        assert house.life.seconds_until_sleep("a") == pytest.approx(60.0)
+        stack = Stack(keep_alive_s=60.0)
+        await stack.lifecycle.load("a").wait()
+        assert stack.lifecycle.seconds_until_sleep("a") == pytest.approx(60.0)
         await asyncio.sleep(20)
-        assert house.life.seconds_until_sleep("a") == pytest.approx(40.0)
-        model = house.registry.find("a")
+        assert stack.lifecycle.seconds_until_sleep("a") == pytest.approx(40.0)
+        model = stack.registry.find("a")
         model.enter()
         await asyncio.sleep(20)
-        assert house.life.seconds_until_sleep("a") == pytest.approx(60.0)
+        assert stack.lifecycle.seconds_until_sleep("a") == pytest.approx(60.0)
         model.leave()
-        assert house.life.seconds_until_sleep("a") == pytest.approx(60.0)
-        house = House()
-        await house.life.load("a").wait()
-        assert house.life.seconds_until_sleep("a") is None
+        assert stack.lifecycle.seconds_until_sleep("a") == pytest.approx(60.0)
+        stack = Stack()
+        await stack.lifecycle.load("a").wait()
+        assert stack.lifecycle.seconds_until_sleep("a") is None
 
     virtual(main)
 
@@ -175,19 +175,19 @@ def test_aliases_are_names_too(virtual: Run[None]) -> None:
     """An alias loads, unloads and deletes its model; another model cannot have it, now or when its turn has come."""
 
     async def main() -> None:
-        house = House()
-        await house.life.add(house.loads.plan("a", aliases=("x", "y"))).wait()
-        assert not house.life.load("x").changed
+        stack = Stack()
+        await stack.lifecycle.add(stack.loads.plan("a", aliases=("x", "y"))).wait()
+        assert not stack.lifecycle.load("x").changed
         with pytest.raises(Conflict, match="'x' is loaded from hf:a"):
-            house.life.load("hf:x")
-        house.loads.sources["x"] = "hf:a"
-        assert house.life.load("hf:x").model == "a"
-        del house.loads.sources["x"]
+            stack.lifecycle.load("hf:x")
+        stack.loads.sources["x"] = "hf:a"
+        assert stack.lifecycle.load("hf:x").model == "a"
+        del stack.loads.sources["x"]
         with pytest.raises(AddressError):
-            house.life.add(house.loads.plan("b", aliases=("y",)))
-        await house.life.unload("x").wait()
-        assert house.state("a") == "gone"
-        again = house.life.load("y")
+            stack.lifecycle.add(stack.loads.plan("b", aliases=("y",)))
+        await stack.lifecycle.unload("x").wait()
+        assert stack.state("a") == "gone"
+        again = stack.lifecycle.load("y")
         assert again.model == "a"
         await again.wait()
 
@@ -198,19 +198,19 @@ def test_a_name_that_is_taken_in_between_is_a_conflict(virtual: Run[None]) -> No
     """At once, and for a load that waited for its turn: the job's error."""
 
     async def main() -> None:
-        house = House()
-        download = house.life.download("x")
-        job = house.life.load("x")
-        assert house.state("x") == "gone"
-        await house.life.add(house.loads.plan("a", aliases=("x",))).wait()
+        stack = Stack()
+        download = stack.lifecycle.download("x")
+        job = stack.lifecycle.load("x")
+        assert stack.state("x") == "gone"
+        await stack.lifecycle.add(stack.loads.plan("a", aliases=("x",))).wait()
         with pytest.raises(Conflict, match="'x' cannot be loaded beside what is served: the name 'x' is served twice"):
             await job.wait()
         await download.wait()
-        plan = house.loads.plan("b", aliases=("x",))
-        house.loads.resolve = lambda name, options: plan  # type: ignore[method-assign]
+        plan = stack.loads.plan("b", aliases=("x",))
+        stack.loads.resolve = lambda name, options: plan  # type: ignore[method-assign]
         with pytest.raises(Conflict, match="'b' cannot be loaded"):
-            house.life.load("b")
-        assert [model.name for model in house.registry] == ["a"]
+            stack.lifecycle.load("b")
+        assert [model.name for model in stack.registry] == ["a"]
 
     virtual(main)
 
@@ -221,22 +221,22 @@ def test_a_load_that_fails_leaves_nothing_but_its_reason(virtual: Run[None], sta
     """The model is gone, the job and the list say why, and the next load begins anew."""
 
     async def main() -> None:
-        house = House()
-        house.loads.errors[stage, "a"] = error
-        job = house.life.load("a")
+        stack = Stack()
+        stack.loads.errors[stage, "a"] = error
+        job = stack.lifecycle.load("a")
         expected = SourceError if isinstance(error, SourceError) else InternalError
         with pytest.raises(expected, match=r"the hub is down|by hand"):
             await job.wait()
         assert (job.state, job.error is not None) == ("failed", True)
-        assert not list(house.registry)
+        assert not list(stack.registry)
         with pytest.raises(ModelNotFound):
-            await house.ask("a")
-        [listing] = await house.life.listing()
+            await stack.ask("a")
+        [listing] = await stack.lifecycle.listing()
         assert (listing.name, listing.source, listing.status) == ("a", "hf:a", "failed")
         assert listing.error is not None and str(error) in listing.error
-        house.loads.errors.clear()
-        await house.loaded("a")
-        assert [each.status for each in await house.life.listing()] == ["loaded"]
+        stack.loads.errors.clear()
+        await stack.loaded("a")
+        assert [each.status for each in await stack.lifecycle.listing()] == ["loaded"]
 
     virtual(main)
 
@@ -249,7 +249,7 @@ def test_what_a_load_held_is_free_once_it_has_failed(virtual: Run[None], at_star
     class Weights: ...
 
     async def main() -> None:
-        house = House()
+        stack = Stack()
         held: list[weakref.ref[Weights]] = []
 
         async def verified(plan: Plan, report: ProgressReporter) -> Runner:
@@ -262,12 +262,12 @@ def test_what_a_load_held_is_free_once_it_has_failed(virtual: Run[None], at_star
             held.append(weakref.ref(body))
             await job.wait()
 
-        house.loads.open = verified  # type: ignore[method-assign]
-        job = house.life.add(house.loads.plan("a")) if at_start else house.life.load("a")
+        stack.loads.open = verified  # type: ignore[method-assign]
+        job = stack.lifecycle.add(stack.loads.plan("a")) if at_start else stack.lifecycle.load("a")
         for _ in range(3):
             with pytest.raises(SourceError, match="do not agree"):
                 await asked(job)
-        await until(house.idle)
+        await until(stack.idle)
         gc.collect()
         assert [each() for each in held] == [None] * 4
         assert isinstance(job.error, SourceError)
@@ -279,17 +279,17 @@ def test_failures_are_remembered_for_the_last_hundred_names(virtual: Run[None]) 
     """An unload, a download that works or a delete makes the list forget one."""
 
     async def main() -> None:
-        house = House()
+        stack = Stack()
         for number in range(103):
-            house.loads.errors["open", f"m{number}"] = SourceError("no")
+            stack.loads.errors["open", f"m{number}"] = SourceError("no")
         for number in range(103):
-            await gathered(house.life.load(f"m{number}").wait())
-        names = [each.name for each in await house.life.listing()]
+            await gathered(stack.lifecycle.load(f"m{number}").wait())
+        names = [each.name for each in await stack.lifecycle.listing()]
         assert (len(names), names[0]) == (100, "m3")
-        assert not house.life.unload("m3").changed
-        await house.life.download("m4").wait()
-        await house.life.delete("m5").wait()
-        assert next(each.name for each in await house.life.listing()) == "m6"
+        assert not stack.lifecycle.unload("m3").changed
+        await stack.lifecycle.download("m4").wait()
+        await stack.lifecycle.delete("m5").wait()
+        assert next(each.name for each in await stack.lifecycle.listing()) == "m6"
 
     virtual(main)
 
@@ -298,22 +298,22 @@ def test_a_load_has_its_time(virtual: Run[None]) -> None:
     """Past it, the error names the setting and what it was doing; without a bound it may take a day."""
 
     async def main() -> None:
-        house = House()
-        house.loads.timeout_s = 60.0
-        house.loads.seconds["open"] = 86_400.0
+        stack = Stack()
+        stack.loads.timeout_s = 60.0
+        stack.loads.seconds["open"] = 86_400.0
         with pytest.raises(SetupError, match=r"load_timeout_s \(60 s\); at the last it was opening: give it more time"):
-            await house.life.load("a").wait()
-        assert house.states("a") == ["gone"]
-        house.loads.timeout_s = 0
-        await house.loaded("a")
+            await stack.lifecycle.load("a").wait()
+        assert stack.states("a") == ["gone"]
+        stack.loads.timeout_s = 0
+        await stack.loaded("a")
 
         async def silent(*_: object) -> None:
             await asyncio.sleep(100)
 
-        house.loads.fetch = silent  # type: ignore[assignment,method-assign]
-        house.loads.timeout_s = 60.0
+        stack.loads.fetch = silent  # type: ignore[assignment,method-assign]
+        stack.loads.timeout_s = 60.0
         with pytest.raises(SetupError, match=r"\(60 s\): give it more time"):
-            await house.life.load("b").wait()
+            await stack.lifecycle.load("b").wait()
 
     virtual(main)
 
@@ -322,22 +322,22 @@ def test_models_named_at_start_stay_when_they_fail(virtual: Run[None]) -> None:
     """They say why, keep the server from being ready, and may be tried again, however often that fails."""
 
     async def main() -> None:
-        house = House()
-        house.loads.errors["open", "a"] = TransportFailed("triton is not there")
-        first = house.life.add(house.loads.plan("a"))
-        assert not house.gateway.ready()
+        stack = Stack()
+        stack.loads.errors["open", "a"] = TransportFailed("triton is not there")
+        first = stack.lifecycle.add(stack.loads.plan("a"))
+        assert not stack.gateway.ready()
         assert isinstance((await gathered(first.wait()))[0], TransportFailed)
         for _ in range(2):
-            assert (house.state("a"), house.gateway.ready()) == ("failed", False)
-            [listing] = await house.life.listing()
+            assert (stack.state("a"), stack.gateway.ready()) == ("failed", False)
+            [listing] = await stack.lifecycle.listing()
             assert (listing.status, listing.error) == ("failed", "triton is not there")
-            assert isinstance((await gathered(house.life.load("a").wait()))[0], TransportFailed)
-        house.loads.errors.clear()
-        await house.loaded("a")
-        assert house.gateway.ready()
-        house.life.add(house.loads.plan("b"), required=False)
-        assert house.gateway.ready()
-        await house.life.unload("b").wait()
+            assert isinstance((await gathered(stack.lifecycle.load("a").wait()))[0], TransportFailed)
+        stack.loads.errors.clear()
+        await stack.loaded("a")
+        assert stack.gateway.ready()
+        stack.lifecycle.add(stack.loads.plan("b"), required=False)
+        assert stack.gateway.ready()
+        await stack.lifecycle.unload("b").wait()
 
     virtual(main)
 
@@ -346,23 +346,23 @@ def test_unload_lets_requests_finish_and_refuses_new_ones(virtual: Run[None]) ->
     """Whoever was in is answered; then the runner is closed, and the name is free."""
 
     async def main() -> None:
-        house = House()
-        await house.loaded("a")
-        house.loads.infer_s = 0.0
-        house.loads.runners[0].seconds = 5.0
-        calls = [asyncio.create_task(house.ask("a")) for _ in range(3)]
-        await until(lambda: house.loads.runners[0].begun == 3)
-        job = house.life.unload("a")
-        assert house.life.unload("a") is job
+        stack = Stack()
+        await stack.loaded("a")
+        stack.loads.infer_s = 0.0
+        stack.loads.runners[0].seconds = 5.0
+        calls = [asyncio.create_task(stack.ask("a")) for _ in range(3)]
+        await until(lambda: stack.loads.runners[0].begun == 3)
+        job = stack.lifecycle.unload("a")
+        assert stack.lifecycle.unload("a") is job
         await asyncio.sleep(1)
-        assert house.state("a") == "unloading"
+        assert stack.state("a") == "unloading"
         with pytest.raises(ModelNotReady, match="is unloading"):
-            await house.ask("a")
+            await stack.ask("a")
         assert not job.done_event.is_set()
         await job.wait()
         assert [answer.tokens for answer in await asyncio.gather(*calls)] == [[1]] * 3
-        assert (house.loads.runners[0].closed, house.state("a"), job.changed) == (1, "gone", True)
-        again = house.life.unload("a")
+        assert (stack.loads.runners[0].closed, stack.state("a"), job.changed) == (1, "gone", True)
+        again = stack.lifecycle.unload("a")
         assert (again.state, again.changed) == ("done", False)
 
     virtual(main)
@@ -372,13 +372,13 @@ def test_unload_waits_so_long_and_no_longer(virtual: Run[None]) -> None:
     """A request that outlasts unload_timeout_s ends with the runner's own error."""
 
     async def main() -> None:
-        house = House(unload_timeout_s=10.0)
-        house.loads.infer_s = 100.0
-        await house.loaded("a")
-        call = asyncio.create_task(house.ask("a", 1000))
-        await until(lambda: bool(house.loads.runners) and house.loads.runners[0].begun == 1)
+        stack = Stack(unload_timeout_s=10.0)
+        stack.loads.infer_s = 100.0
+        await stack.loaded("a")
+        call = asyncio.create_task(stack.ask("a", 1000))
+        await until(lambda: bool(stack.loads.runners) and stack.loads.runners[0].begun == 1)
         begun = asyncio.get_running_loop().time()
-        await house.life.unload("a").wait()
+        await stack.lifecycle.unload("a").wait()
         assert asyncio.get_running_loop().time() - begun == pytest.approx(11)
         assert isinstance((await gathered(call))[0], Unavailable)
 
@@ -389,12 +389,12 @@ def test_a_stream_whose_reader_leaves_is_not_waited_for(virtual: Run[None]) -> N
     """Cancelled requests leave too."""
 
     async def main() -> None:
-        house = House()
-        house.loads.infer_s = 100.0
-        await house.loaded("a")
-        call = asyncio.create_task(house.ask("a", 1000))
-        await until(lambda: house.loads.runners[0].begun == 1)
-        job = house.life.unload("a")
+        stack = Stack()
+        stack.loads.infer_s = 100.0
+        await stack.loaded("a")
+        call = asyncio.create_task(stack.ask("a", 1000))
+        await until(lambda: stack.loads.runners[0].begun == 1)
+        job = stack.lifecycle.unload("a")
         await asyncio.sleep(1)
         call.cancel()
         await asyncio.sleep(1.5)
@@ -407,15 +407,15 @@ def test_an_unload_that_fails_says_so_and_the_runner_is_closed(virtual: Run[None
     """The model is gone from Shoal in any case; what it could not undo elsewhere is the job's error."""
 
     async def main() -> None:
-        house = House()
+        stack = Stack()
         for error in (TransportFailed("triton went away"), ZeroDivisionError("by hand")):
-            await house.loaded("a")
-            house.loads.errors["close", "a"] = error
-            job = house.life.unload("a")
+            await stack.loaded("a")
+            stack.loads.errors["close", "a"] = error
+            job = stack.lifecycle.unload("a")
             with pytest.raises((TransportFailed, InternalError), match=r"triton went away|by hand"):
                 await job.wait()
-            assert (house.state("a"), house.loads.runners[-1].closed, job.state) == ("gone", 1, "failed")
-        [listing] = await house.life.listing()
+            assert (stack.state("a"), stack.loads.runners[-1].closed, job.state) == ("gone", 1, "failed")
+        [listing] = await stack.lifecycle.listing()
         assert listing.status == "failed"
 
     virtual(main)
@@ -425,22 +425,22 @@ def test_unload_cancels_a_load(virtual: Run[None]) -> None:
     """Wherever it stands; who waited for it is told who undid it; then the name is free for another source."""
 
     async def main() -> None:
-        house = House()
+        stack = Stack()
         for after in (0.0, 0.5, 1.5):
-            job = house.life.load("a")
+            job = stack.lifecycle.load("a")
             waits = asyncio.create_task(job.wait())
             await asyncio.sleep(after)
-            undo = house.life.unload("a")
-            house.loads.sources["a"] = f"file:{after}"
-            then = house.life.load("a")
+            undo = stack.lifecycle.unload("a")
+            stack.loads.sources["a"] = f"file:{after}"
+            then = stack.lifecycle.load("a")
             await undo.wait()
             assert (undo.changed, job.state) == (True, "cancelled")
             assert isinstance((await gathered(waits))[0], Conflict)
             await then.wait()
-            assert house.state("a") == "ready"
-            await house.life.unload("a").wait()
-        assert not house.loads.running
-        assert [each.status for each in await house.life.listing()] == []
+            assert stack.state("a") == "ready"
+            await stack.lifecycle.unload("a").wait()
+        assert not stack.loads.running
+        assert [each.status for each in await stack.lifecycle.listing()] == []
 
     virtual(main)
 
@@ -449,13 +449,13 @@ def test_unload_of_a_model_that_still_loads_at_start(virtual: Run[None]) -> None
     """It is taken out like any other, and readiness asks for it no longer."""
 
     async def main() -> None:
-        house = House()
-        job = house.life.add(house.loads.plan("a"))
-        await house.life.unload("a").wait()
-        assert (job.state, house.state("a"), house.gateway.ready()) == ("cancelled", "gone", True)
-        house.loads.sources["a"] = "elsewhere"
-        await house.loaded("a")
-        [listing] = await house.life.listing()
+        stack = Stack()
+        job = stack.lifecycle.add(stack.loads.plan("a"))
+        await stack.lifecycle.unload("a").wait()
+        assert (job.state, stack.state("a"), stack.gateway.ready()) == ("cancelled", "gone", True)
+        stack.loads.sources["a"] = "elsewhere"
+        await stack.loaded("a")
+        [listing] = await stack.lifecycle.listing()
         assert listing.source == "hf:a"
 
     virtual(main)
@@ -465,20 +465,20 @@ def test_jobs_on_one_name_take_turns(virtual: Run[None]) -> None:
     """Load, unload, load, delete, download: each stage of the loader alone, the last word counts."""
 
     async def main() -> None:
-        house = House()
-        await house.loaded("a")
-        unload = house.life.unload("a")
-        load = house.life.load("a")
-        assert house.life.load("a") is load
+        stack = Stack()
+        await stack.loaded("a")
+        unload = stack.lifecycle.unload("a")
+        load = stack.lifecycle.load("a")
+        assert stack.lifecycle.load("a") is load
         await load.wait()
-        assert (unload.state, house.state("a")) == ("done", "ready")
-        delete = house.life.delete("a")
-        assert house.life.delete("a") is delete
-        unload, download = house.life.unload("a"), house.life.download("a")
+        assert (unload.state, stack.state("a")) == ("done", "ready")
+        delete = stack.lifecycle.delete("a")
+        assert stack.lifecycle.delete("a") is delete
+        unload, download = stack.lifecycle.unload("a"), stack.lifecycle.download("a")
         await gathered(unload.wait(), download.wait(), delete.wait())
         assert (delete.changed, unload.changed, download.changed) == (True, False, True)
-        assert house.state("a") == "gone"
-        assert house.loads.log[-3:] == [("close", "a"), ("remove", "a"), ("fetch", "a")]
+        assert stack.state("a") == "gone"
+        assert stack.loads.log[-3:] == [("close", "a"), ("remove", "a"), ("fetch", "a")]
 
     virtual(main)
 
@@ -487,14 +487,14 @@ def test_steps_of_a_conversion_are_no_bytes(virtual: Run[None]) -> None:
     """What is told of them is a fraction of the step, until bytes are told again."""
 
     async def main() -> None:
-        house = House()
-        job = house.life.load("a")
+        stack = Stack()
+        job = stack.lifecycle.load("a")
         await asyncio.sleep(1.5)
-        house.loads.reports["a"]("verify", fraction=0.5)
+        stack.loads.reports["a"]("verify", fraction=0.5)
         assert (job.stage, job.fraction, job.done, job.total) == ("verify", 0.5, None, None)
-        [listing] = await house.life.listing()
+        [listing] = await stack.lifecycle.listing()
         assert (listing.note, listing.fraction) == ("verify", 0.5)
-        house.loads.reports["a"]("writing", 30.0, 120.0)
+        stack.loads.reports["a"]("writing", 30.0, 120.0)
         assert (job.fraction, job.done, job.total) == (0.25, 30.0, 120.0)
         await job.wait()
 
@@ -505,20 +505,20 @@ def test_downloads_are_joined_and_change_nothing_the_second_time(virtual: Run[No
     """The model is not served; another source of the same name waits its turn by being refused."""
 
     async def main() -> None:
-        house = House()
-        job = house.life.download("a")
-        assert house.life.download("a") is job
-        house.loads.sources["a"] = "file:/b"
+        stack = Stack()
+        job = stack.lifecycle.download("a")
+        assert stack.lifecycle.download("a") is job
+        stack.loads.sources["a"] = "file:/b"
         with pytest.raises(Conflict, match="hf:a is being downloaded as 'a': wait for it"):
-            house.life.download("a")
-        [listing] = await house.life.listing()
+            stack.lifecycle.download("a")
+        [listing] = await stack.lifecycle.listing()
         assert (listing.status, listing.note, listing.fraction) == ("downloading", "", None)
         await asyncio.sleep(0.5)
-        [listing] = await house.life.listing()
+        [listing] = await stack.lifecycle.listing()
         assert (listing.status, listing.note, listing.fraction) == ("downloading", "downloading", 0.0)
         await job.wait()
-        assert (job.changed, list(house.registry)) == (True, [])
-        again = house.life.download("a")
+        assert (job.changed, list(stack.registry)) == (True, [])
+        again = stack.lifecycle.download("a")
         await again.wait()
         assert not again.changed
 
@@ -529,21 +529,21 @@ def test_delete_unloads_and_removes(virtual: Run[None]) -> None:
     """In that order; what is under way is cancelled; where there is nothing it says so."""
 
     async def main() -> None:
-        house = House()
-        await house.loaded("a")
-        job = house.life.delete("a")
+        stack = Stack()
+        await stack.loaded("a")
+        job = stack.lifecycle.delete("a")
         await job.wait()
-        assert house.loads.log[2:] == [("close", "a"), ("remove", "a")]
-        assert (job.changed, house.state("a")) == (True, "gone")
-        nothing = house.life.delete("a")
+        assert stack.loads.log[2:] == [("close", "a"), ("remove", "a")]
+        assert (job.changed, stack.state("a")) == (True, "gone")
+        nothing = stack.lifecycle.delete("a")
         await nothing.wait()
         assert not nothing.changed
-        for begin in (house.life.load, house.life.download):
+        for begin in (stack.lifecycle.load, stack.lifecycle.download):
             begun = begin("a")
             await asyncio.sleep(0.5)
-            job = house.life.delete("a")
+            job = stack.lifecycle.delete("a")
             await job.wait()
-            assert (begun.state, job.changed, house.state("a")) == ("cancelled", True, "gone")
+            assert (begun.state, job.changed, stack.state("a")) == ("cancelled", True, "gone")
 
     virtual(main)
 
@@ -552,18 +552,18 @@ def test_what_shoal_did_not_make_is_not_deleted(virtual: Run[None]) -> None:
     """Nothing is touched: it serves on, and a load of it goes on."""
 
     async def main() -> None:
-        house = House()
+        stack = Stack()
         for name in ("other", "a"):
-            house.loads.on_disk[name] = Entry(name=name, source="triton", backend="triton", managed=name != "a")
-        await house.loaded("a")
+            stack.loads.on_disk[name] = Entry(name=name, source="triton", backend="triton", managed=name != "a")
+        await stack.loaded("a")
         for state in ("ready", "loading"):
-            job = house.life.delete("a")
+            job = stack.lifecycle.delete("a")
             with pytest.raises(Forbidden, match="'a' was not made by Shoal"):
                 await job.wait()
-            assert house.state("a") == state
-            await house.life.unload("a").wait()
-            house.life.load("a")
-        await house.loaded("a")
+            assert stack.state("a") == state
+            await stack.lifecycle.unload("a").wait()
+            stack.lifecycle.load("a")
+        await stack.loaded("a")
 
     virtual(main)
 
@@ -572,12 +572,12 @@ def test_bad_names_touch_nothing(virtual: Run[None]) -> None:
     """The loader's refusal comes at once, before there is a job."""
 
     async def main() -> None:
-        house = House()
-        for act in (house.life.load, house.life.download, house.life.unload, house.life.delete):
+        stack = Stack()
+        for act in (stack.lifecycle.load, stack.lifecycle.download, stack.lifecycle.unload, stack.lifecycle.delete):
             for name in ("", "..", "a/../../b"):
                 with pytest.raises(InvalidValue):
                     act(name)
-        assert (house.life.jobs(), house.loads.log) == ([], [])
+        assert (stack.lifecycle.jobs(), stack.loads.log) == ([], [])
 
     virtual(main)
 
@@ -586,13 +586,13 @@ def test_leaving_a_wait_leaves_the_job(virtual: Run[None]) -> None:
     """A caller's deadline or a closed connection does not stop the load."""
 
     async def main() -> None:
-        house = House()
-        job = house.life.load("a")
+        stack = Stack()
+        job = stack.lifecycle.load("a")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await job.wait()
         await job.wait()
-        assert house.state("a") == "ready"
+        assert stack.state("a") == "ready"
 
     virtual(main)
 
@@ -601,24 +601,24 @@ def test_the_loader_says_what_it_is_doing(virtual: Run[None]) -> None:
     """In the job, in the card, in the refusal of a request and in the list, from the load on and later too."""
 
     async def main() -> None:
-        house = House()
-        job = house.life.load("a")
+        stack = Stack()
+        job = stack.lifecycle.load("a")
         await asyncio.sleep(0.5)
         assert (job.stage, job.done, job.total, job.fraction) == ("downloading", 0, 100, 0.0)
         await asyncio.sleep(1)
-        house.loads.reports["a"]("waiting for triton at h:1: connection refused")
-        assert house.gateway.model("a").note == "waiting for triton at h:1: connection refused"
+        stack.loads.reports["a"]("waiting for triton at h:1: connection refused")
+        assert stack.gateway.model("a").note == "waiting for triton at h:1: connection refused"
         with pytest.raises(ModelNotReady, match=r"is loading \(waiting for triton at h:1: connection refused\): try"):
-            await house.ask("a")
-        [listing] = await house.life.listing()
+            await stack.ask("a")
+        [listing] = await stack.lifecycle.listing()
         assert (listing.status, listing.note) == ("loading", "waiting for triton at h:1: connection refused")
         await job.wait()
-        assert house.gateway.model("a").note == ""
-        house.loads.reports["a"]("connecting again", 1, 2)
-        assert (house.gateway.model("a").note, job.stage) == ("connecting again", job.stage)
+        assert stack.gateway.model("a").note == ""
+        stack.loads.reports["a"]("connecting again", 1, 2)
+        assert (stack.gateway.model("a").note, job.stage) == ("connecting again", job.stage)
         assert job.stage != "connecting again"
-        await house.life.unload("a").wait()
-        house.loads.reports["a"]("nobody listens")
+        await stack.lifecycle.unload("a").wait()
+        stack.loads.reports["a"]("nobody listens")
 
     virtual(main)
 
@@ -627,23 +627,23 @@ def test_the_list_shows_what_is_and_what_could_be(virtual: Run[None]) -> None:
     """Served ones first, with what is known of their files; then entries, the first of a name; nothing twice."""
 
     async def main() -> None:
-        house = House()
+        stack = Stack()
         for entry in (
             Entry(name="a", source="hf:a", backend="local", size=7, created=5),
             Entry(name="b", source="repo", backend="triton", size=8, managed=False, reason="no backend for it"),
         ):
-            house.loads.on_disk[entry.name] = entry
-        house.loads.on_disk["b again"] = Entry(name="b", source="store", backend="local")
-        house.life.add(house.loads.plan("c", aliases=("see",)))
-        await house.loaded("a")
-        a, b, c = sorted(await house.life.listing(), key=lambda each: each.name)
+            stack.loads.on_disk[entry.name] = entry
+        stack.loads.on_disk["b again"] = Entry(name="b", source="store", backend="local")
+        stack.lifecycle.add(stack.loads.plan("c", aliases=("see",)))
+        await stack.loaded("a")
+        a, b, c = sorted(await stack.lifecycle.listing(), key=lambda each: each.name)
         assert (a.status, a.size, a.source, a.managed) == ("loaded", 7, "hf:a", True)
         assert a.facts is not None
         assert (b.status, b.size, b.source, b.managed, b.note) == ("unloaded", 8, "repo", False, "no backend for it")
         assert (c.status, c.aliases, c.size) == ("loaded", ("see",), 0)
-        load = house.life.load("b")
+        load = stack.lifecycle.load("b")
         await asyncio.sleep(0.5)
-        _, _, b = sorted(await house.life.listing(), key=lambda each: each.name == "b")
+        _, _, b = sorted(await stack.lifecycle.listing(), key=lambda each: each.name == "b")
         assert (b.status, b.fraction, b.managed) == ("loading", 0.0, False)
         await load.wait()
 
@@ -655,7 +655,7 @@ def test_unknown_jobs_are_told(virtual: Run[None]) -> None:
 
     async def main() -> None:
         with pytest.raises(JobNotFound, match="only the last jobs are kept"):
-            House().life.job("job_x")
+            Stack().lifecycle.job("job_x")
 
     virtual(main)
 
@@ -665,21 +665,26 @@ def test_closing_ends_everything(virtual: Run[None], after: float) -> None:
     """Jobs are cancelled, runners closed once without being unloaded anywhere, nothing new is begun."""
 
     async def main() -> None:
-        house = House()
-        await house.loaded("stays")
-        jobs = [house.life.load("a"), house.life.download("b"), house.life.unload("stays"), house.life.load("stays")]
+        stack = Stack()
+        await stack.loaded("stays")
+        jobs = [
+            stack.lifecycle.load("a"),
+            stack.lifecycle.download("b"),
+            stack.lifecycle.unload("stays"),
+            stack.lifecycle.load("stays"),
+        ]
         await asyncio.sleep(after)
-        await house.life.aclose()
-        await house.life.aclose()
+        await stack.lifecycle.aclose()
+        await stack.lifecycle.aclose()
         assert all(job.done_event.is_set() for job in jobs)
         assert all(isinstance(job.error, Unavailable) for job in jobs if job.state == "cancelled")
-        assert [life.closed >= 1 for life in house.loads.runners] == [True] * len(house.loads.runners)
-        assert not house.loads.running
-        for act in (house.life.load, house.life.download, house.life.unload, house.life.delete):
+        assert [life.closed >= 1 for life in stack.loads.runners] == [True] * len(stack.loads.runners)
+        assert not stack.loads.running
+        for act in (stack.lifecycle.load, stack.lifecycle.download, stack.lifecycle.unload, stack.lifecycle.delete):
             with pytest.raises(Unavailable, match="shutting down"):
                 act("c")
         with pytest.raises(Unavailable):
-            house.life.add(house.loads.plan("c"))
+            stack.lifecycle.add(stack.loads.plan("c"))
 
     virtual(main)
 
@@ -688,18 +693,18 @@ def test_one_runner_that_cannot_be_closed_does_not_keep_the_others(virtual: Run[
     """The error comes out once all of them had their turn."""
 
     async def main() -> None:
-        house = House()
-        await house.loaded("a", "b")
+        stack = Stack()
+        await stack.loaded("a", "b")
 
         async def fail() -> None:
             raise ZeroDivisionError
 
-        for broken in house.loads.runners:
+        for broken in stack.loads.runners:
             broken.closed = 0
-        house.loads.runners[1].aclose = fail  # type: ignore[method-assign]
+        stack.loads.runners[1].aclose = fail  # type: ignore[method-assign]
         with pytest.raises(ZeroDivisionError):
-            await house.life.aclose()
-        assert house.loads.runners[0].closed == 1
+            await stack.lifecycle.aclose()
+        assert stack.loads.runners[0].closed == 1
 
     virtual(main)
 
@@ -716,18 +721,18 @@ def test_an_unload_forgets_the_request_that_it_waited_for(virtual: Run[None], mo
     """Also where closing takes no time: what is loaded under the name next begins at zero."""
 
     async def main() -> None:
-        house, counts = House(), Counts()
-        monkeypatch.setattr(house.gateway, "_observer", counts)
-        monkeypatch.setattr(house.gateway, "_counts", counts)
+        stack, counts = Stack(), Counts()
+        monkeypatch.setattr(stack.gateway, "_observer", counts)
+        monkeypatch.setattr(stack.gateway, "_counts", counts)
 
         async def close(plan: Plan, runner: Runner) -> None:
             """At once."""
 
-        monkeypatch.setattr(house.loads, "close", close)
-        await house.loaded("a")
-        asking = asyncio.create_task(house.ask("a"))
+        monkeypatch.setattr(stack.loads, "close", close)
+        await stack.loaded("a")
+        asking = asyncio.create_task(stack.ask("a"))
         await asyncio.sleep(0.05)
-        await house.life.unload("a").wait()
+        await stack.lifecycle.unload("a").wait()
         assert isinstance(await asking, Embedded)
         await asyncio.sleep(1)
         assert counts.stats_for("a").inference_stats.success.count == 0

@@ -9,26 +9,26 @@ import pytest
 from shoal.errors import Unavailable, Unsupported
 from tests.unit.core.conftest import Run
 from tests.unit.core.lanes import context
-from tests.unit.core.lives import House
+from tests.unit.core.lives import Stack
 
 
 def test_a_tokenizer_wakes_its_model_and_keeps_it_awake(virtual: Run[None]) -> None:
     """What needs a model otherwise than by a task counts as a request to it."""
 
     async def main() -> None:
-        house = House(max_loaded_models=1)
-        await house.loaded("a", "b")
+        stack = Stack(max_loaded_models=1)
+        await stack.loaded("a", "b")
         shown: list[str] = []
 
         async def use() -> None:
             with pytest.raises(Unsupported, match="'a' does not show"):
-                async with house.gateway.using_codec("a", context()):
+                async with stack.gateway.using_codec("a", context()):
                     shown.append("a")
 
-        assert house.state("a") == "unloaded"
+        assert stack.state("a") == "unloaded"
         await use()
-        assert (house.states("a", "b"), shown) == (["ready", "unloaded"], [])
-        model = house.registry.get("a")
+        assert (stack.states("a", "b"), shown) == (["ready", "unloaded"], [])
+        model = stack.registry.get("a")
         assert model is not None
         assert model.inflight == 0
 
@@ -39,27 +39,27 @@ def test_who_finds_no_room_until_the_deadline_hears_why(virtual: Run[None]) -> N
     """Everything that is loaded is always busy: nobody hangs, and the next one who asks tries again."""
 
     async def main() -> None:
-        house = House(max_loaded_models=1)
-        house.loads.infer_s = 1.0
-        await house.loaded("a", "b")
+        stack = Stack(max_loaded_models=1)
+        stack.loads.infer_s = 1.0
+        await stack.loaded("a", "b")
         over = asyncio.get_running_loop().time() + 60
 
         async def busy(late: float) -> None:
             await asyncio.sleep(late)
             while asyncio.get_running_loop().time() < over:
-                await house.ask("b")
+                await stack.ask("b")
 
         crowd = [asyncio.create_task(busy(late)) for late in (0.0, 0.3, 0.6)]
         for _ in range(2):
             await asyncio.sleep(1)
             with pytest.raises(Unavailable, match=r"all that are loaded were busy.* max_loaded_models") as caught:
-                await house.ask("a", 10)
+                await stack.ask("a", 10)
             assert caught.value.retry_after == 2.0
         await asyncio.sleep(1)
-        assert (house.states("a", "b"), house.idle()) == (["unloaded", "ready"], True)
-        waiting = asyncio.create_task(house.ask("a", 100))
+        assert (stack.states("a", "b"), stack.idle()) == (["unloaded", "ready"], True)
+        waiting = asyncio.create_task(stack.ask("a", 100))
         await asyncio.gather(*crowd)
         assert (await waiting).tokens == [1]
-        assert house.loads.runners[1].answered_closed == 0
+        assert stack.loads.runners[1].answered_closed == 0
 
     virtual(main)

@@ -27,7 +27,7 @@ from shoal.errors import (
 from shoal.types import Embed, Embedded, Generate
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context
-from tests.unit.core.lives import House
+from tests.unit.core.lives import Stack
 from tests.unit.core.runners import Embedder
 
 
@@ -35,25 +35,25 @@ def test_the_least_recently_used_makes_room(virtual: Run[None]) -> None:
     """It stays served, as sleeping, and wakes on its next request; then another one sleeps."""
 
     async def main() -> None:
-        house = House(max_loaded_models=2)
-        await house.loaded("a", "b")
-        await house.ask("a")
-        await house.loaded("c")
-        assert house.states("a", "b", "c") == ["ready", "unloaded", "ready"]
-        card = house.gateway.model("b")
+        stack = Stack(max_loaded_models=2)
+        await stack.loaded("a", "b")
+        await stack.ask("a")
+        await stack.loaded("c")
+        assert stack.states("a", "b", "c") == ["ready", "unloaded", "ready"]
+        card = stack.gateway.model("b")
         assert (card.sleeping, card.facts is not None) == (True, True)
-        assert [each.status for each in await house.life.listing()] == ["loaded", "sleeping", "loaded"]
-        answers = await asyncio.gather(*(house.ask("b") for _ in range(5)))
+        assert [each.status for each in await stack.lifecycle.listing()] == ["loaded", "sleeping", "loaded"]
+        answers = await asyncio.gather(*(stack.ask("b") for _ in range(5)))
         assert [answer.tokens for answer in answers] == [[1]] * 5
-        assert house.states("a", "b", "c") == ["unloaded", "ready", "ready"]
-        assert [log for log in house.loads.log if log[1] == "b"] == [
+        assert stack.states("a", "b", "c") == ["unloaded", "ready", "ready"]
+        assert [log for log in stack.loads.log if log[1] == "b"] == [
             ("fetch", "b"),
             ("open", "b"),
             ("close", "b"),
             ("fetch", "b"),
             ("open", "b"),
         ]
-        assert [job.action for job in house.life.jobs()] == ["load"] * 3
+        assert [job.action for job in stack.lifecycle.jobs()] == ["load"] * 3
 
     virtual(main)
 
@@ -62,16 +62,16 @@ def test_bytes_are_a_budget_too(virtual: Run[None]) -> None:
     """As many sleep as the next one needs, and one that can never fit is refused by name."""
 
     async def main() -> None:
-        house = House(max_loaded_bytes=100)
-        house.loads.sizes = {"a": 40, "b": 40, "c": 90, "d": 101}
-        await house.loaded("a", "b")
-        assert house.states("a", "b") == ["ready", "ready"]
-        await house.loaded("c")
-        assert house.states("a", "b", "c") == ["unloaded", "unloaded", "ready"]
+        stack = Stack(max_loaded_bytes=100)
+        stack.loads.sizes = {"a": 40, "b": 40, "c": 90, "d": 101}
+        await stack.loaded("a", "b")
+        assert stack.states("a", "b") == ["ready", "ready"]
+        await stack.loaded("c")
+        assert stack.states("a", "b", "c") == ["unloaded", "unloaded", "ready"]
         with pytest.raises(InvalidValue, match=r"'d' needs 101 bytes, more than max_loaded_bytes \(100\)"):
-            await house.life.load("d").wait()
-        assert house.states("c", "d") == ["ready", "gone"]
-        assert [listing.size for listing in await house.life.listing()] == [40, 40, 90, 0]
+            await stack.lifecycle.load("d").wait()
+        assert stack.states("c", "d") == ["ready", "gone"]
+        assert [listing.size for listing in await stack.lifecycle.listing()] == [40, 40, 90, 0]
 
     virtual(main)
 
@@ -80,20 +80,20 @@ def test_nobody_is_driven_out_under_a_request(virtual: Run[None]) -> None:
     """A load waits until somebody is idle, and says what it waits for."""
 
     async def main() -> None:
-        house = House(max_loaded_models=1)
-        house.loads.infer_s = 20.0
-        await house.loaded("a")
-        call = asyncio.create_task(house.ask("a"))
-        await until(lambda: house.loads.runners[0].begun == 1)
-        job = house.life.load("b")
+        stack = Stack(max_loaded_models=1)
+        stack.loads.infer_s = 20.0
+        await stack.loaded("a")
+        call = asyncio.create_task(stack.ask("a"))
+        await until(lambda: stack.loads.runners[0].begun == 1)
+        job = stack.lifecycle.load("b")
         await asyncio.sleep(10)
-        assert (house.states("a", "b"), job.stage) == (
+        assert (stack.states("a", "b"), job.stage) == (
             ["ready", "loading"],
             "waiting until another model may be put to sleep",
         )
         assert (await call).tokens == [1]
         await job.wait()
-        assert (house.states("a", "b"), house.loads.runners[0].answered_closed) == (["unloaded", "ready"], 0)
+        assert (stack.states("a", "b"), stack.loads.runners[0].answered_closed) == (["unloaded", "ready"], 0)
 
     virtual(main)
 
@@ -102,14 +102,14 @@ def test_models_named_at_start_do_not_drive_each_other_out(virtual: Run[None]) -
     """Those that find no room begin asleep; the server is ready, and they wake when they are asked."""
 
     async def main() -> None:
-        house = House(max_loaded_models=1)
-        jobs = [house.life.add(house.loads.plan(name)) for name in "abc"]
+        stack = Stack(max_loaded_models=1)
+        jobs = [stack.lifecycle.add(stack.loads.plan(name)) for name in "abc"]
         await gathered(*(job.wait() for job in jobs))
-        assert sorted(house.states("a", "b", "c")) == ["ready", "unloaded", "unloaded"]
-        assert house.gateway.ready()
+        assert sorted(stack.states("a", "b", "c")) == ["ready", "unloaded", "unloaded"]
+        assert stack.gateway.ready()
         for name in "abc":
-            await house.ask(name)
-            assert house.state(name) == "ready"
+            await stack.ask(name)
+            assert stack.state(name) == "ready"
 
     virtual(main)
 
@@ -118,26 +118,26 @@ def test_models_fall_asleep_when_nobody_asks(virtual: Run[None]) -> None:
     """After keep_alive_s without a request, each for itself; a long request counts until its end."""
 
     async def main() -> None:
-        house = House(keep_alive_s=60.0)
-        await house.loaded("a", "b")
-        house.loads.runners[1].seconds = 100.0
+        stack = Stack(keep_alive_s=60.0)
+        await stack.loaded("a", "b")
+        stack.loads.runners[1].seconds = 100.0
         await asyncio.sleep(50)
-        await house.ask("a")
-        call = asyncio.create_task(house.ask("b", 1000))
+        await stack.ask("a")
+        call = asyncio.create_task(stack.ask("b", 1000))
         await asyncio.sleep(58)
-        assert house.states("a", "b") == ["ready", "ready"]
+        assert stack.states("a", "b") == ["ready", "ready"]
         await asyncio.sleep(5)
-        assert house.states("a", "b") == ["unloaded", "ready"]
+        assert stack.states("a", "b") == ["unloaded", "ready"]
         await call
         await asyncio.sleep(58)
-        assert house.state("b") == "ready"
+        assert stack.state("b") == "ready"
         await asyncio.sleep(5)
-        assert house.states("a", "b") == ["unloaded", "unloaded"]
-        await house.ask("a")
-        assert house.state("a") == "ready"
-        await house.life.aclose()
+        assert stack.states("a", "b") == ["unloaded", "unloaded"]
+        await stack.ask("a")
+        assert stack.state("a") == "ready"
+        await stack.lifecycle.aclose()
         await asyncio.sleep(100)
-        assert house.state("a") == "ready"
+        assert stack.state("a") == "ready"
 
     virtual(main)
 
@@ -146,40 +146,40 @@ def test_a_download_beside_it_keeps_a_model_awake_no_longer_than_it_takes(virtua
     """The timer that found it busy is set again."""
 
     async def main() -> None:
-        house = House(keep_alive_s=60.0)
-        await house.loaded("a")
-        house.loads.seconds["fetch"] = 100.0
-        job = house.life.download("a")
+        stack = Stack(keep_alive_s=60.0)
+        await stack.loaded("a")
+        stack.loads.seconds["fetch"] = 100.0
+        job = stack.lifecycle.download("a")
         await asyncio.sleep(99)
-        assert house.state("a") == "ready"
+        assert stack.state("a") == "ready"
         await job.wait()
         await asyncio.sleep(130)
-        assert house.state("a") == "unloaded"
+        assert stack.state("a") == "unloaded"
 
     virtual(main)
 
 
-async def asleep(**options: float) -> House:
+async def asleep(**options: float) -> Stack:
     """A house whose model "a" sleeps."""
-    house = House(max_loaded_models=1, **options)
-    await house.loaded("a", "b")
-    assert house.states("a", "b") == ["unloaded", "ready"]
-    return house
+    stack = Stack(max_loaded_models=1, **options)
+    await stack.loaded("a", "b")
+    assert stack.states("a", "b") == ["unloaded", "ready"]
+    return stack
 
 
 def test_a_request_that_comes_while_it_falls_asleep_waits_for_both(virtual: Run[None]) -> None:
     """Closed in peace, then opened again."""
 
     async def main() -> None:
-        house = House(max_loaded_models=1)
-        await house.loaded("a")
-        load = house.life.load("b")
-        await until(lambda: house.state("a") == "ready")
+        stack = Stack(max_loaded_models=1)
+        await stack.loaded("a")
+        load = stack.lifecycle.load("b")
+        await until(lambda: stack.state("a") == "ready")
         await asyncio.sleep(1.5)
-        assert house.state("a") == "unloading"
-        assert (await house.ask("a")).tokens == [1]
+        assert stack.state("a") == "unloading"
+        assert (await stack.ask("a")).tokens == [1]
         await load.wait()
-        assert [life.closed for life in house.loads.runners if life.name == "a"] == [1, 0]
+        assert [life.closed for life in stack.loads.runners if life.name == "a"] == [1, 0]
 
     virtual(main)
 
@@ -188,17 +188,17 @@ def test_a_wake_has_the_requests_time(virtual: Run[None]) -> None:
     """The request is told, the wake goes on, and the next one finds it ready."""
 
     async def main() -> None:
-        house = await asleep()
+        stack = await asleep()
         with pytest.raises(
             DeadlineExceeded, match=r"'a' was asleep and did not wake in time \(downloading\): allow more"
         ):
-            await house.ask("a", 0.5)
+            await stack.ask("a", 0.5)
         with pytest.raises(DeadlineExceeded, match=r"did not wake in time \(waiting until another model has"):
-            await house.ask("a", 1.0)
+            await stack.ask("a", 1.0)
         with pytest.raises(DeadlineExceeded, match=r"did not wake in time \(opening\)"):
-            await house.ask("a", 1.0)
-        await house.ask("a", 10.0)
-        assert [log for log in house.loads.log if log[0] == "open"] == [("open", "a"), ("open", "b"), ("open", "a")]
+            await stack.ask("a", 1.0)
+        await stack.ask("a", 10.0)
+        assert [log for log in stack.loads.log if log[0] == "open"] == [("open", "a"), ("open", "b"), ("open", "a")]
 
     virtual(main)
 
@@ -214,17 +214,17 @@ def test_a_wake_that_fails_says_why_and_may_be_tried_again(
     """Everybody who waited hears the reason; the model sleeps on."""
 
     async def main() -> None:
-        house = await asleep()
-        house.loads.errors["open", "a"] = error
-        for outcome in await gathered(*(house.ask("a") for _ in range(3))):
+        stack = await asleep()
+        stack.loads.errors["open", "a"] = error
+        for outcome in await gathered(*(stack.ask("a") for _ in range(3))):
             assert isinstance(outcome, told)
             assert f"'a' was asleep and could not be loaded again: {error.message}" in outcome.message
-        assert house.state("a") == "unloaded"
-        listing = next(each for each in await house.life.listing() if each.name == "a")
+        assert stack.state("a") == "unloaded"
+        listing = next(each for each in await stack.lifecycle.listing() if each.name == "a")
         assert (listing.status, listing.error) == ("sleeping", error.message)
-        house.loads.errors.clear()
-        await house.ask("a")
-        assert house.gateway.model("a").error is None
+        stack.loads.errors.clear()
+        await stack.ask("a")
+        assert stack.gateway.model("a").error is None
 
     virtual(main)
 
@@ -233,16 +233,16 @@ def test_no_room_is_waited_for_as_long_as_somebody_waits(virtual: Run[None]) -> 
     """A wake whose requests have all gone drives nobody out later."""
 
     async def main() -> None:
-        house = await asleep()
-        house.loads.runners[-1].seconds = 20.0
-        call = asyncio.create_task(house.ask("b", 100))
-        await until(lambda: house.loads.runners[-1].begun == 1)
+        stack = await asleep()
+        stack.loads.runners[-1].seconds = 20.0
+        call = asyncio.create_task(stack.ask("b", 100))
+        await until(lambda: stack.loads.runners[-1].begun == 1)
         with pytest.raises(Unavailable, match="all that are loaded were busy"):
-            await house.ask("a", 5)
+            await stack.ask("a", 5)
         await call
         await asyncio.sleep(10)
-        assert house.states("a", "b") == ["unloaded", "ready"]
-        assert house.idle()
+        assert stack.states("a", "b") == ["unloaded", "ready"]
+        assert stack.idle()
 
     virtual(main)
 
@@ -252,20 +252,20 @@ def test_an_unload_or_delete_ends_the_sleep(virtual: Run[None]) -> None:
 
     async def main() -> None:
         for undo in ("unload", "delete"):
-            house = await asleep()
-            act = getattr(house.life, undo)
+            stack = await asleep()
+            act = getattr(stack.lifecycle, undo)
             assert (await gathered(act("a").wait()))[0] is None
-            assert house.state("a") == "gone"
-            house = await asleep()
-            call = asyncio.create_task(house.ask("a"))
+            assert stack.state("a") == "gone"
+            stack = await asleep()
+            call = asyncio.create_task(stack.ask("a"))
             await asyncio.sleep(0.5)
-            job = getattr(house.life, undo)("a")
-            late = asyncio.create_task(house.ask("a"))
+            job = getattr(stack.lifecycle, undo)("a")
+            late = asyncio.create_task(stack.ask("a"))
             outcomes = await gathered(call, late)
             assert [type(outcome) for outcome in outcomes] == [ModelNotReady] * 2
             assert "load it again" in outcomes[0].message
             await job.wait()
-            assert (house.state("a"), job.changed) == ("gone", True)
+            assert (stack.state("a"), job.changed) == ("gone", True)
 
     virtual(main)
 
@@ -274,17 +274,17 @@ def test_a_load_wakes_and_is_joined_by_requests(virtual: Run[None]) -> None:
     """One that fails leaves the model as it was: asleep."""
 
     async def main() -> None:
-        house = await asleep()
-        house.loads.errors["open", "a"] = SourceError("no")
-        assert isinstance((await gathered(house.life.load("a").wait()))[0], SourceError)
-        assert house.state("a") == "unloaded"
-        house.loads.errors.clear()
-        job = house.life.load("a")
-        await house.ask("a")
+        stack = await asleep()
+        stack.loads.errors["open", "a"] = SourceError("no")
+        assert isinstance((await gathered(stack.lifecycle.load("a").wait()))[0], SourceError)
+        assert stack.state("a") == "unloaded"
+        stack.loads.errors.clear()
+        job = stack.lifecycle.load("a")
+        await stack.ask("a")
         assert (job.state, job.changed) == ("done", True)
-        call = asyncio.create_task(house.ask("b"))
+        call = asyncio.create_task(stack.ask("b"))
         await asyncio.sleep(0.5)
-        behind = house.life.load("b")
+        behind = stack.lifecycle.load("b")
         await behind.wait()
         assert not behind.changed
         await call
@@ -297,12 +297,12 @@ def test_what_cannot_be_put_to_sleep_well_sleeps_all_the_same(virtual: Run[None]
 
     async def main() -> None:
         for error in (TransportFailed("triton is away"), ZeroDivisionError("by hand")):
-            house = House(max_loaded_models=1)
-            await house.loaded("a")
-            house.loads.errors["close", "a"] = error
-            await house.loaded("b")
-            assert (house.states("a", "b"), house.loads.runners[0].closed) == (["unloaded", "ready"], 1)
-            assert house.gateway.model("a").error in (None, "triton is away")
+            stack = Stack(max_loaded_models=1)
+            await stack.loaded("a")
+            stack.loads.errors["close", "a"] = error
+            await stack.loaded("b")
+            assert (stack.states("a", "b"), stack.loads.runners[0].closed) == (["unloaded", "ready"], 1)
+            assert stack.gateway.model("a").error in (None, "triton is away")
 
     virtual(main)
 
@@ -311,21 +311,21 @@ def test_a_sleeper_is_asked_only_for_what_it_could(virtual: Run[None]) -> None:
     """Known before it wakes where it was loaded once; else when it has woken."""
 
     async def main() -> None:
-        house = await asleep()
-        model = house.registry.find("a")
+        stack = await asleep()
+        model = stack.registry.find("a")
         model.facts = ModelFacts(source="s", backend="b", tasks=("generate",))
         with pytest.raises(Unsupported, match="'a' cannot embed"):
-            await house.ask("a")
-        assert house.state("a") == "unloaded"
+            await stack.ask("a")
+        assert stack.state("a") == "unloaded"
         task = Generate(model="a", prompts=["x y"])
-        assert [chunk.text async for chunk in house.gateway.stream(task, context())] == ["x", "y"]
-        await house.loaded("b")
+        assert [chunk.text async for chunk in stack.gateway.stream(task, context())] == ["x", "y"]
+        await stack.loaded("b")
         model.facts = None
-        assert house.state("a") == "unloaded"
-        house.loads.tasks = ("generate",)
+        assert stack.state("a") == "unloaded"
+        stack.loads.tasks = ("generate",)
         with pytest.raises(Unsupported, match="'a' cannot embed"):
-            await house.ask("a")
-        assert house.state("a") == "ready"
+            await stack.ask("a")
+        assert stack.state("a") == "ready"
 
     virtual(main)
 
@@ -334,12 +334,12 @@ def test_without_a_lifecycle_nobody_wakes(virtual: Run[None]) -> None:
     """A model that rests in a registry by itself is refused as not ready."""
 
     async def main() -> None:
-        house = House()
-        house.gateway.lifecycle = None
-        house.registry.add(model := Model("m", is_sleeping=True))
+        stack = Stack()
+        stack.gateway.lifecycle = None
+        stack.registry.add(model := Model("m", is_sleeping=True))
         with pytest.raises(ModelNotReady):
-            await house.ask("m")
-        await house.gateway.wake("m", context())
+            await stack.ask("m")
+        await stack.gateway.wake("m", context())
         assert model.inflight == 0
 
     virtual(main)
@@ -349,12 +349,12 @@ def test_other_doors_wake_too(virtual: Run[None]) -> None:
     """Gateway.wake, for what needs a model otherwise than by a task."""
 
     async def main() -> None:
-        house = await asleep()
-        await house.gateway.wake("a", context())
-        assert (house.states("a", "b"), house.registry.find("a").inflight) == (["ready", "unloaded"], 0)
-        await house.gateway.wake("a", context())
+        stack = await asleep()
+        await stack.gateway.wake("a", context())
+        assert (stack.states("a", "b"), stack.registry.find("a").inflight) == (["ready", "unloaded"], 0)
+        await stack.gateway.wake("a", context())
         with pytest.raises(ModelNotFound):
-            await house.gateway.wake("nobody", context())
+            await stack.gateway.wake("nobody", context())
 
     virtual(main)
 
@@ -363,11 +363,11 @@ def test_nobody_wakes_when_all_is_closed(virtual: Run[None]) -> None:
     """Shutting down is the reason."""
 
     async def main() -> None:
-        house = await asleep()
-        call = asyncio.create_task(house.ask("a"))
+        stack = await asleep()
+        call = asyncio.create_task(stack.ask("a"))
         await asyncio.sleep(0.5)
-        await house.life.aclose()
-        for outcome in await gathered(call, house.ask("a")):
+        await stack.lifecycle.aclose()
+        for outcome in await gathered(call, stack.ask("a")):
             assert isinstance(outcome, Unavailable)
             assert "shutting down" in outcome.message
 
@@ -383,55 +383,55 @@ def test_invariants_hold_over_random_lives(virtual: Run[None], seed: int) -> Non
     async def main() -> None:
         chance = random.Random(seed)
         most = chance.choice([0, 1, 2])
-        house = House(
+        stack = Stack(
             max_loaded_models=most,
             max_loaded_bytes=chance.choice([0, 25]),
             keep_alive_s=chance.choice([0.0, 0.7]),
             unload_timeout_s=1000.0,
         )
-        loads = house.loads
+        loads = stack.loads
         loads.sizes = {"a": 10, "b": 10, "c": 20}
         loads.infer_s = chance.choice([0.0, 0.3])
         for stage in loads.seconds:
             loads.seconds[stage] = chance.choice([0.0, 0.1, 0.5])
         names = ["a", "b", "c"]
         for name in names:
-            house.life.add(loads.plan(name))
-        watch = asyncio.create_task(_watch(house, most))
-        outcomes = await gathered(*(_one_life(house, chance, names) for _ in range(150)), _faults(house, chance))
+            stack.lifecycle.add(loads.plan(name))
+        watch = asyncio.create_task(_watch(stack, most))
+        outcomes = await gathered(*(_one_life(stack, chance, names) for _ in range(150)), _faults(stack, chance))
         watch.cancel()
         assert isinstance((await gathered(watch))[0], asyncio.CancelledError)
         assert [outcome for outcome in outcomes if isinstance(outcome, BaseException)] == []
         loads.errors.clear()
         await asyncio.sleep(2000)
-        assert house.idle()
+        assert stack.idle()
         assert not loads.running
-        for model in house.registry:
+        for model in stack.registry:
             assert (model.inflight, model.state in ("ready", "unloaded", "failed")) == (0, True)
             assert (model.runner is not None) == (model.state == "ready")
-        alive = [model.runner for model in house.registry if model.runner is not None]
+        alive = [model.runner for model in stack.registry if model.runner is not None]
         assert [life.closed for life in loads.runners] == [int(life not in alive) for life in loads.runners]
         assert sum(life.answered_closed for life in loads.runners) == 0
-        await house.life.aclose()
+        await stack.lifecycle.aclose()
         assert [life.closed for life in loads.runners] == [1] * len(loads.runners)
 
     virtual(main)
 
 
-async def _watch(house: House, most: int) -> None:
+async def _watch(stack: Stack, most: int) -> None:
     while True:
-        open_now = [life.name for life in house.loads.runners if not life.closed]
+        open_now = [life.name for life in stack.loads.runners if not life.closed]
         assert len(open_now) == len(set(open_now)), open_now
         assert not most or len(open_now) <= most, open_now
         await asyncio.sleep(0.01)
 
 
-async def _one_life(house: House, chance: random.Random, names: list[str]) -> None:
+async def _one_life(stack: Stack, chance: random.Random, names: list[str]) -> None:
     await asyncio.sleep(chance.random() * 10)
     name = chance.choice(names)
     what = chance.choice(["ask"] * 8 + ["load", "load", "download", "unload", "delete"])
     patience = chance.choice([0.2, 100.0, 100.0])
-    call = asyncio.create_task(house.ask(name, patience) if what == "ask" else _job(house.life, what, name))
+    call = asyncio.create_task(stack.ask(name, patience) if what == "ask" else _job(stack.lifecycle, what, name))
     if chance.random() < 0.2:
         await asyncio.sleep(chance.random())
         call.cancel()
@@ -448,23 +448,23 @@ async def _job(life: Lifecycle, what: str, name: str) -> None:
     await getattr(life, what)(name).wait()
 
 
-async def _faults(house: House, chance: random.Random) -> None:
+async def _faults(stack: Stack, chance: random.Random) -> None:
     for _ in range(20):
         await asyncio.sleep(chance.random())
         fault = (chance.choice(["fetch", "open"]), chance.choice("abc"))
-        house.loads.errors[fault] = SourceError("by chance")
+        stack.loads.errors[fault] = SourceError("by chance")
         await asyncio.sleep(chance.random())
-        del house.loads.errors[fault]
+        del stack.loads.errors[fault]
 
 
 def test_embedding_through_a_sleeper_counts_as_one_request(virtual: Run[None]) -> None:
     """In flight from before it wakes until it is answered, once."""
 
     async def main() -> None:
-        house = await asleep()
-        call = asyncio.create_task(house.gateway.run(Embed(model="a", inputs=["x"]), context()))
+        stack = await asleep()
+        call = asyncio.create_task(stack.gateway.run(Embed(model="a", inputs=["x"]), context()))
         await asyncio.sleep(0.5)
-        model = house.registry.find("a")
+        model = stack.registry.find("a")
         assert model.inflight == 1
         await call
         assert model.inflight == 0
@@ -477,23 +477,23 @@ def test_a_model_can_be_told_to_rest(virtual: Run[None]) -> None:
     without a plan to come back by."""
 
     async def main() -> None:
-        house = House()
-        await house.loaded("a")
-        assert house.life.try_sleep("a")
-        assert house.life.try_sleep("a")
-        await house.ask("a")
-        assert house.state("a") == "ready"
-        model = house.registry.find("a")
+        stack = Stack()
+        await stack.loaded("a")
+        assert stack.lifecycle.try_sleep("a")
+        assert stack.lifecycle.try_sleep("a")
+        await stack.ask("a")
+        assert stack.state("a") == "ready"
+        model = stack.registry.find("a")
         model.enter()
-        assert not house.life.try_sleep("a")
+        assert not stack.lifecycle.try_sleep("a")
         model.leave()
-        unloading = house.life.unload("a")
-        assert not house.life.try_sleep("a")
+        unloading = stack.lifecycle.unload("a")
+        assert not stack.lifecycle.try_sleep("a")
         await unloading.wait()
         with pytest.raises(ModelNotFound):
-            house.life.try_sleep("a")
-        house.registry.add(alone := Model("b"))
+            stack.lifecycle.try_sleep("a")
+        stack.registry.add(alone := Model("b"))
         alone.mark_loaded(Embedder())
-        assert not house.life.try_sleep("b")
+        assert not stack.lifecycle.try_sleep("b")
 
     virtual(main)

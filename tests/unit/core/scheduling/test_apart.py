@@ -57,8 +57,8 @@ def test_only_the_culprits_fail(virtual: Run[None], slots: int, poisoned: set[in
         lane = make_lane(script)
         lane.replicas[:] = [Replica(engine := Merging(script))]
         texts = [POISON if number in poisoned else f"text {number}" for number in range(41)]
-        asked = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        pending = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
+        answers = await asyncio.gather(*pending, return_exceptions=True)
         assert {number for number, answer in enumerate(answers) if isinstance(answer, EngineFailed)} == poisoned
         assert all(
             right(answer, [text])

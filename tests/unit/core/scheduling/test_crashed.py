@@ -67,8 +67,8 @@ def test_only_the_culprit_fails(virtual: Run[None], slots: int, first: bool) -> 
         lane.replicas[:] = [Replica(engine := Mortal(script))]
         texts = [f"fine {number}" for number in range(9)]
         texts.insert(0 if first else 5, LETHAL)
-        asked = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        pending = [asyncio.create_task(lane.run(embed(text), context())) for text in texts]
+        answers = await asyncio.gather(*pending, return_exceptions=True)
         for text, answer in zip(texts, answers, strict=True):
             if text == LETHAL:
                 assert isinstance(answer, Crashed)

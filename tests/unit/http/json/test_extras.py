@@ -163,9 +163,9 @@ async def test_what_is_not_weighed() -> None:
     may be long count for no bytes beside."""
     decode: ExtrasDecoder[Wide] = ExtrasDecoder(Wide, "x", "items", also=("texts",))
     text = "[{,}]" * 100_000
-    asked: dict[str, Any] = {"items": [{"a": text}, *[{}] * 30_000], "more": {"a": text}, "raw": [0] * 200_000}
-    value, extras = await decode(orjson.dumps(asked))
-    assert (value.items, value.more, extras) == (asked["items"], asked["more"], {})
+    request: dict[str, Any] = {"items": [{"a": text}, *[{}] * 30_000], "more": {"a": text}, "raw": [0] * 200_000}
+    value, extras = await decode(orjson.dumps(request))
+    assert (value.items, value.more, extras) == (request["items"], request["more"], {})
     assert (await decode(orjson.dumps({"texts": ["x" * 2_000_000]})))[0].texts == ["x" * 2_000_000]
     assert len((await decode(orjson.dumps({f"unknown{at}": 1 for at in range(1000)})))[1]) == 1000
 

@@ -81,12 +81,12 @@ def test_conversion_is_deterministic(tmp_path: Path) -> None:
 
 def test_progress_names_its_stages(tmp_path: Path) -> None:
     """Fractions of `read` and of `convert`, up to 1."""
-    heard: list[tuple[str, float]] = []
+    reports: list[tuple[str, float]] = []
     folder = checkpoint(tmp_path)
-    convert(folder, out(folder), progress=lambda stage, fraction: heard.append((stage, fraction)))
-    assert heard[0] == ("read", 0.0)
-    assert heard[-1] == ("convert", 1.0)
-    assert heard == sorted(heard, key=lambda one: (one[0] != "read", one[1]))
+    convert(folder, out(folder), progress=lambda stage, fraction: reports.append((stage, fraction)))
+    assert reports[0] == ("read", 0.0)
+    assert reports[-1] == ("convert", 1.0)
+    assert reports == sorted(reports, key=lambda one: (one[0] != "read", one[1]))
 
 
 def test_a_shipped_graph_is_taken_first(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ print('{{"stage": "export", "fraction": 1}}')
 print('{DONE}'.replace('"x"', '"' + sys.argv[2] + sys.argv[3] + '"'))
 """
     )
-    heard: list[tuple[str, float, int]] = []
-    found = run(tmp_path, graph=False, progress=lambda stage, at: heard.append((stage, at, threading.get_ident())))
-    assert heard == [("load", 0.5, threading.get_ident()), ("export", 1.0, threading.get_ident())]
+    reports: list[tuple[str, float, int]] = []
+    found = run(tmp_path, graph=False, progress=lambda stage, at: reports.append((stage, at, threading.get_ident())))
+    assert reports == [("load", 0.5, threading.get_ident()), ("export", 1.0, threading.get_ident())]
     assert found == ExportResult(
         folder=f"{tmp_path / 'into'}0", kind="encoder", graph="onnx/model.onnx", verification="fine"
     )

@@ -51,10 +51,10 @@ def test_what_it_makes_is_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         "assert sys.argv[3] == 'open_clip' and sys.argv[1].endswith('model') and sys.argv[2].endswith('into')\n"
         f"""print('{{"stage": "export", "fraction": 0.5}}')\nprint({line!r})""",
     )
-    heard: list[tuple[str, float]] = []
-    found = export_towers(folder, folder.parent / "into", progress=lambda stage, at: heard.append((stage, at)))
+    reports: list[tuple[str, float]] = []
+    found = export_towers(folder, folder.parent / "into", progress=lambda stage, at: reports.append((stage, at)))
     assert found == DONE
-    assert heard == [("export", 0.5)]
+    assert reports == [("export", 0.5)]
     assert found.words == "exported by PyTorch from open_clip"
 
 

@@ -48,7 +48,7 @@ def test_home_is_expanded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("gone", "does not exist"),
         ("tiny/config.json/within", "does not exist"),
@@ -56,9 +56,9 @@ def test_home_is_expanded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -
         (".", "neither config.json"),
     ],
 )
-def test_what_is_no_model_is_refused(model_folder: Path, path: str, said: str) -> None:
+def test_what_is_no_model_is_refused(model_folder: Path, path: str, message: str) -> None:
     """A missing path, a file and a folder without a model are told apart."""
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=message):
         resolve(parse_address(f"file:{model_folder.parent / path}"))
 
 

@@ -76,7 +76,7 @@ def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "said", "kind"),
+    ("status", "headers", "message", "kind"),
     [
         (404, {"X-Error-Code": "RepoNotFound"}, "no such model", NotAtSource),
         (401, {"X-Error-Code": "RepoNotFound"}, "SHOAL_HF_TOKEN", NotAtSource),
@@ -90,14 +90,14 @@ def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
     ],
 )
 def test_refusals_of_the_hub(
-    hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], said: str, kind: type[SourceError]
+    hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], message: str, kind: type[SourceError]
 ) -> None:
     """Every way of the hub to say no becomes one sentence with the next step, and says who has to take it."""
     hub.answers["/api/models"] = (status, headers)
     with pytest.raises(SourceError) as caught:
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
     assert type(caught.value) is kind
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.message.startswith("hf:org/tiny: ")
 
 

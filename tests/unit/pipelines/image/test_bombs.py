@@ -63,8 +63,8 @@ def read(
     command = [sys.executable, "-c", READER, str(more), str(seconds), str(threads), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    said, grown = json.loads(done.stdout)
-    return {names[path]: each for path, each in said.items()}, grown
+    result, grown = json.loads(done.stdout)
+    return {names[path]: each for path, each in result.items()}, grown
 
 
 def test_bombs_take_neither_memory_nor_time(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def resized_whole(spec: ImageSpec, picture: Image.Image) -> Array:
     elif spec.resize:
         long = int(spec.edge * max(width, height) / min(width, height))
         picture = picture.resize((spec.edge, long) if width <= height else (long, spec.edge), spec.resample)
-    wanted = (spec.size[1], spec.size[0])
+    expected = (spec.size[1], spec.size[0])
     frame: list[int] = []
-    for have, want in zip(picture.size, wanted, strict=True):
+    for have, want in zip(picture.size, expected, strict=True):
         frame.append((have - want) // 2 if have >= want else -ceil((want - have) / 2))
-    box = (frame[0], frame[1], frame[0] + wanted[0], frame[1] + wanted[1])
+    box = (frame[0], frame[1], frame[0] + expected[0], frame[1] + expected[1])
     return np.asarray(picture.crop(box))  # Pillow puts zeros outside
 
 

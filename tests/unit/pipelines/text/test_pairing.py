@@ -120,13 +120,13 @@ def test_pairs_are_those_of_the_library(
     ours, raw = made[kind]
     whole = len(raw.encode(first, second).ids)
     raw.enable_truncation(max_tokens, direction=direction, strategy="longest_first")
-    wanted = raw.encode(first, second)
+    expected = raw.encode(first, second)
     raw.no_truncation()
     pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
     (framed,) = pairs.read([PairInput(first, second, direction)])
     assert isinstance(framed, FramedText)
-    assert framed.ids == wanted.ids
-    assert pairs.types(framed) == wanted.type_ids
+    assert framed.ids == expected.ids
+    assert pairs.types(framed) == expected.type_ids
     assert framed.total == whole if framed.exact else max_tokens < framed.total <= whole
     assert framed.fits == (whole <= max_tokens) == (not framed.cut)
 
@@ -160,13 +160,13 @@ def test_single_texts_are_those_of_the_library(
     """Framed as a text and not as half of a pair."""
     ours, raw = made[kind]
     raw.enable_truncation(max_tokens, direction=direction)
-    wanted = raw.encode(text)
+    expected = raw.encode(text)
     raw.no_truncation()
     pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
     (framed,) = pairs.read([PairInput(text, None, direction)])
     assert isinstance(framed, FramedText)
-    assert (framed.ids, pairs.types(framed)) == (wanted.ids, [0] * len(wanted.ids))
-    assert framed.fits == (not wanted.overflowing)
+    assert (framed.ids, pairs.types(framed)) == (expected.ids, [0] * len(expected.ids))
+    assert framed.fits == (not expected.overflowing)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -73,8 +73,8 @@ def test_pairs_and_texts_share_a_call(pipeline: PairPipeline) -> None:
     assert {(item.group, item.outputs) for item in batch} == {((), ("logits",))}
     tensors = pipeline.collate(batch, FACTS)
     assert set(tensors) == set(INPUTS)
-    wanted = [raw.encode("the fox", "a dog"), raw.encode("the fox"), raw.encode("a", "b")]
-    for row, encoding in enumerate(wanted):
+    expected = [raw.encode("the fox", "a dog"), raw.encode("the fox"), raw.encode("a", "b")]
+    for row, encoding in enumerate(expected):
         size = len(encoding.ids)
         assert tensors["input_ids"][row, :size].tolist() == encoding.ids
         assert tensors["token_type_ids"][row].tolist() == encoding.type_ids + [0] * (8 - size)
@@ -86,10 +86,10 @@ def test_pairs_and_texts_share_a_call(pipeline: PairPipeline) -> None:
 def test_segments_past_the_second(tmp_path: Path) -> None:
     """As many as the post-processor names."""
     pipeline = PairPipeline(tiny_tokenizers.save(xlnet(), tmp_path), scoring(), truncate=True)
-    wanted = xlnet().encode("the fox", "in").type_ids
-    assert pipeline.collate([one(pipeline, ("the fox", "in"))], FACTS)["token_type_ids"][0, : len(wanted)].tolist() == (
-        wanted
-    )
+    expected = xlnet().encode("the fox", "in").type_ids
+    assert pipeline.collate([one(pipeline, ("the fox", "in"))], FACTS)["token_type_ids"][
+        0, : len(expected)
+    ].tolist() == (expected)
 
 
 def test_a_graph_without_segments_is_given_none(folder: Path) -> None:
@@ -120,9 +120,9 @@ class TestTruncation:
         raw = bert()
         for item in (self.PAIR, self.PAIR[0]):
             raw.enable_truncation(16, direction="left")
-            wanted = raw.encode(*item).ids if isinstance(item, tuple) else raw.encode(item).ids
+            expected = raw.encode(*item).ids if isinstance(item, tuple) else raw.encode(item).ids
             task = classify(truncation_direction="left")
-            assert ids(one(pipeline, item, task)) == wanted
+            assert ids(one(pipeline, item, task)) == expected
 
     def test_a_document_is_cut_by_itself_first(self, folder: Path, pipeline: PairPipeline) -> None:
         """The client asked for it, so it is no reason to refuse; what is still too long is."""
@@ -226,10 +226,10 @@ class TestRefusals:
         assert isinstance(fault(nothing, ("", "")), EmptyInput)
 
     @pytest.mark.parametrize(
-        ("changes", "said"),
+        ("changes", "message"),
         [({"inputs": ("input_ids", "pooling_mask")}, "pooling_mask"), ({"score": None, "dimension": 8}, "no scores")],
     )
-    def test_models_that_it_is_not_for(self, folder: Path, changes: dict[str, Any], said: str) -> None:
+    def test_models_that_it_is_not_for(self, folder: Path, changes: dict[str, Any], message: str) -> None:
         """Named when they are loaded."""
-        with pytest.raises(ModelFileError, match=said):
+        with pytest.raises(ModelFileError, match=message):
             PairPipeline(folder, scoring(**changes), truncate=True)

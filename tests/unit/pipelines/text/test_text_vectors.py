@@ -215,15 +215,15 @@ class TestSparse:
     )
     def test_the_largest_weight_of_each_id(self, pairs: list[tuple[int, float]], skipped: set[int]) -> None:
         """As a dictionary would collect them."""
-        wanted: dict[int, float] = {}
+        expected: dict[int, float] = {}
         for token, weight in pairs:
             if weight > 0 and token not in skipped:
-                wanted[token] = max(weight, wanted.get(token, 0))
+                expected[token] = max(weight, expected.get(token, 0))
         tokens = np.array([token for token, _ in pairs], dtype=np.int64)
         weights = np.array([weight for _, weight in pairs], dtype=np.float32)
         found = weights_by_id(tokens, weights, np.array(sorted(skipped), dtype=np.int64))
-        assert dict(zip(found.indices.tolist(), found.values.tolist(), strict=True)) == wanted
-        assert found.indices.tolist() == sorted(wanted)
+        assert dict(zip(found.indices.tolist(), found.values.tolist(), strict=True)) == expected
+        assert found.indices.tolist() == sorted(expected)
 
 
 class TestLateInteraction:

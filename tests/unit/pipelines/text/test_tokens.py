@@ -129,11 +129,11 @@ class TestTexts:
         pipeline, plain = _kind(tmp_path_factory, kind)
         direction = "left" if left else "right"
         plain.enable_truncation(16, direction=direction)
-        wanted = plain.encode(text)
+        expected = plain.encode(text)
         prepared = one(pipeline, text, truncation_direction=direction)
-        assert ids(prepared) == wanted.ids
-        assert prepared.truncated == bool(wanted.overflowing)
-        assert prepared.cost == prepared.tokens == len(wanted.ids)
+        assert ids(prepared) == expected.ids
+        assert prepared.truncated == bool(expected.overflowing)
+        assert prepared.cost == prepared.tokens == len(expected.ids)
 
     def test_blanks_stay(self, tmp_path: Path) -> None:
         """Texts are not stripped, as in sentence-transformers 6: a byte-level model sees the difference."""
@@ -190,12 +190,12 @@ class TestPrompts:
         assert ids(one(pipeline, "fox")) == ids(one(pipeline, "fox", prompt_name="query"))
         assert ids(one(pipeline, [5, 6])) == [5, 6]
 
-    @pytest.mark.parametrize("asked", [{"prompt_name": "query"}, {"input_type": "query"}])
-    def test_a_prompt_for_token_ids_is_refused(self, pipeline: TextPipeline, asked: dict[str, str]) -> None:
+    @pytest.mark.parametrize("fields", [{"prompt_name": "query"}, {"input_type": "query"}])
+    def test_a_prompt_for_token_ids_is_refused(self, pipeline: TextPipeline, fields: dict[str, str]) -> None:
         """A prompt asked for by name or role cannot be put before ids."""
-        error = fault(pipeline, [5], **asked)
+        error = fault(pipeline, [5], **fields)
         assert isinstance(error, InvalidValue)
-        assert error.param == next(iter(asked))
+        assert error.param == next(iter(fields))
 
     def test_a_role_that_adds_nothing_passes_with_ids(self, folder: Path) -> None:
         """input_type on a model without prompts changes nothing, for ids too."""

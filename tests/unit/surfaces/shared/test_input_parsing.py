@@ -30,9 +30,9 @@ FORMS: list[tuple[str, Any]] = [
 @given(st.lists(st.tuples(st.sampled_from(FORMS), LINK), min_size=1, max_size=6))
 def test_every_form_of_a_picture_keeps_its_place(sent: list[tuple[tuple[str, Any], str]]) -> None:
     asked = DECODER.decode(msgspec.json.encode([form(link) for (_, form), link in sent]))
-    wanted = [ImageReference(link, f"input[{at}]{where}") for at, ((where, _), link) in enumerate(sent)]
-    assert input_parsing.parse_inputs(asked, 6, "image") == wanted
-    assert input_parsing.parse_inputs(asked, 6, ["image"] * len(sent)) == wanted
+    expected = [ImageReference(link, f"input[{at}]{where}") for at, ((where, _), link) in enumerate(sent)]
+    assert input_parsing.parse_inputs(asked, 6, "image") == expected
+    assert input_parsing.parse_inputs(asked, 6, ["image"] * len(sent)) == expected
 
 
 VALUES = st.one_of(
@@ -87,7 +87,7 @@ def test_tokens_of_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "wanted"), [(msgspec.UNSET, {}), (msgspec.Raw(b"null"), {}), (msgspec.Raw(b'{"a":"b"}'), {"a": "b"})]
+    ("raw", "expected"), [(msgspec.UNSET, {}), (msgspec.Raw(b"null"), {}), (msgspec.Raw(b'{"a":"b"}'), {"a": "b"})]
 )
-def test_headers(raw: Any, wanted: dict[str, str]) -> None:
-    assert input_parsing.parse_headers(raw) == wanted
+def test_headers(raw: Any, expected: dict[str, str]) -> None:
+    assert input_parsing.parse_headers(raw) == expected

@@ -18,8 +18,8 @@ from tests.unit.surfaces.shared.test_truncation import card
 @given(st.lists(st.integers(-3, 3), max_size=40), st.integers(0, 50) | st.none())
 def test_order(values: list[int], most: int | None) -> None:
     """Falling, by place where equal, cut to the best; as sorting says it."""
-    wanted = sorted(range(len(values)), key=lambda at: (-values[at], at))
-    assert ranking.sort_descending(np.array(values, dtype=np.float32), most) == (wanted[:most] if most else wanted)
+    expected = sorted(range(len(values)), key=lambda at: (-values[at], at))
+    assert ranking.sort_descending(np.array(values, dtype=np.float32), most) == (expected[:most] if most else expected)
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
@@ -31,10 +31,10 @@ async def test_an_object_around_a_list(count: int, head: dict[str, Any], tail: d
     body = ranking.wrap_body(ranking.open_object(head, "rows"), listed, ranking.close_object(tail))
     assert isinstance(body, bytes | list)
     assert isinstance(body, list) == (count > 64)
-    said = orjson.loads(b"".join(body) if isinstance(body, list) else body)
-    assert list(said) == [*head, "rows", *tail]
-    assert {name: said[name] for name in (*head, *tail)} == {**head, **tail}
-    assert said["rows"] == [{"index": at, "score": at / 10} for at in range(count)]
+    reply = orjson.loads(b"".join(body) if isinstance(body, list) else body)
+    assert list(reply) == [*head, "rows", *tail]
+    assert {name: reply[name] for name in (*head, *tail)} == {**head, **tail}
+    assert reply["rows"] == [{"index": at, "score": at / 10} for at in range(count)]
 
 
 def test_roles() -> None:

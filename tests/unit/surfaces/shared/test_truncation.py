@@ -24,7 +24,7 @@ def card(most: int | None, *, known: bool = True) -> ModelCard:
 
 
 @pytest.mark.parametrize(
-    ("asked", "side", "wanted"),
+    ("asked", "side", "expected"),
     [
         (None, None, (None, "right")),
         (None, "left", (None, "left")),
@@ -36,9 +36,9 @@ def card(most: int | None, *, known: bool = True) -> ModelCard:
         ("START", "right", (True, "left")),
     ],
 )
-def test_words(asked: Any, side: str | None, wanted: Any) -> None:
+def test_words(asked: Any, side: str | None, expected: Any) -> None:
     """A flag and a direction; a word for the start wins over a side."""
-    assert parse_truncation(asked, side) == wanted
+    assert parse_truncation(asked, side) == expected
 
 
 def test_limits() -> None:
@@ -66,7 +66,7 @@ def test_two_names_for_one_thing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truncate", "truncation", "wanted"),
+    ("truncate", "truncation", "expected"),
     [
         (None, None, None),
         (None, False, False),
@@ -77,9 +77,9 @@ def test_two_names_for_one_thing() -> None:
         (True, True, True),
     ],
 )
-def test_a_word_and_a_flag(truncate: Any, truncation: bool | None, wanted: Any) -> None:
+def test_a_word_and_a_flag(truncate: Any, truncation: bool | None, expected: Any) -> None:
     """The word says more than a flag that agrees with it."""
-    assert merge_truncate_fields(truncate, truncation) == wanted
+    assert merge_truncate_fields(truncate, truncation) == expected
 
 
 @pytest.mark.parametrize(("truncate", "truncation"), [("END", False), ("NONE", True), (True, False), (False, True)])

@@ -81,8 +81,8 @@ class TestWhatItCanDo:
 
     async def test_the_questions_make_no_tokens(self, server: FakeUpstream, opened: Open) -> None:
         await opened()
-        asked = [one.json for one in server.requests if one.path == "/v1/chat/completions"]
-        assert asked == [{"model": "up/model", "messages": [], "max_tokens": 0}]
+        requests = [one.json for one in server.requests if one.path == "/v1/chat/completions"]
+        assert requests == [{"model": "up/model", "messages": [], "max_tokens": 0}]
 
     async def test_the_table_says_it(self, server: FakeUpstream, opened: Open) -> None:
         """Then nothing is asked but whether the server is there."""
@@ -216,8 +216,8 @@ class TestEmbeddings:
             await (answer({"error": {"message": "no"}}, 400) if bad else answer(server.embedded(body)))(exchange)
 
         server.on("/embeddings", picky)
-        asked = [embed(runner, text) for text in ("a", "b", "bad", "c")]
-        told = await asyncio.gather(*asked, return_exceptions=True)
+        pending = [embed(runner, text) for text in ("a", "b", "bad", "c")]
+        told = await asyncio.gather(*pending, return_exceptions=True)
         assert [isinstance(one, ShoalError) for one in told] == [False, False, True, False]
 
     async def test_replicas_agree_before_they_serve(self, server: FakeUpstream, opened: Open) -> None:

@@ -66,8 +66,8 @@ class TestRanking:
             (),
         )
         before = len(called(scores, "/v1/score"))
-        asked = [rerank(runner, f"query {at}", *DOCUMENTS) for at in range(20)]
-        for at, found in enumerate(await asyncio.gather(*asked)):
+        pending = [rerank(runner, f"query {at}", *DOCUMENTS) for at in range(20)]
+        for at, found in enumerate(await asyncio.gather(*pending)):
             assert np.allclose(found.scores, expected(f"query {at}", *DOCUMENTS), atol=1e-6)
         assert len(called(scores, "/v1/score")) - before < 8
 
@@ -98,8 +98,8 @@ class TestRanking:
         runner = await opened(scores)
         assert runner.facts.details["raw_scores"] is False
         before = len(called(scores, "/v1/rerank"))
-        asked = [rerank(runner, f"query {at % 2}", f"document {at}", "same") for at in range(40)]
-        for at, found in enumerate(await asyncio.gather(*asked)):
+        pending = [rerank(runner, f"query {at % 2}", f"document {at}", "same") for at in range(40)]
+        for at, found in enumerate(await asyncio.gather(*pending)):
             assert np.allclose(found.scores, expected(f"query {at % 2}", f"document {at}", "same"), atol=1e-6)
         assert len(called(scores, "/v1/rerank")) - before < 20
         assert called(scores, "/v1/rerank")[-1].keys() == {"model", "query", "documents", *fields}
@@ -156,9 +156,9 @@ class TestRanking:
         scores.on("/rerank", NO_TASK)
         with pytest.raises(ConfigError, match="neither embeds, scores nor chats"):
             await opened(scores)
-        asked = [one.json for one in scores.requests if one.path.endswith(("/score", "/rerank", "/classify"))]
-        assert len(asked) == 6
-        for body in asked:
+        requests = [one.json for one in scores.requests if one.path.endswith(("/score", "/rerank", "/classify"))]
+        assert len(requests) == 6
+        for body in requests:
             del body["model"]
             assert not any(body.values())
 

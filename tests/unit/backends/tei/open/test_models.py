@@ -235,16 +235,16 @@ class TestStarting:
     async def test_answers_tell_one_model_from_another(self, opened: Open) -> None:
         """A server that names no revision: its rows on disk are of the weights, and the prompt, that it has now."""
         for kind in ("embedding", "splade"):
-            told: list[tuple[str, str]] = []
+            reports: list[tuple[str, str]] = []
             for change in ({}, {}, {"seed": 9}, {"default_prompt": "query: "}):
                 async with FakeTei(Script(kind=kind, **change)) as server:
                     facts = (await opened(server)).facts
-                    told.append((facts.space, facts.answers))
-            assert told[0] == told[1]
-            assert all(len(answers) == 16 for _, answers in told)
-            assert len({space for space, _ in told}) == 1
+                    reports.append((facts.space, facts.answers))
+            assert reports[0] == reports[1]
+            assert all(len(answers) == 16 for _, answers in reports)
+            assert len({space for space, _ in reports}) == 1
             # The sparse vectors of the fake count words, whatever its seed.
-            assert len({answers for _, answers in told}) == (3 if kind == "embedding" else 2)
+            assert len({answers for _, answers in reports}) == (3 if kind == "embedding" else 2)
 
     async def test_scores_are_told_by_nothing(self, opened: Open) -> None:
         async with FakeTei(Script(kind="reranker")) as server:

@@ -118,8 +118,8 @@ class TestTokenModels:
         made = checkpoint(tmp_path / "embedder")
         triton.add(token_scorer("three", 3, output="output", dims=[-1]))
         labels = ("no", "maybe", "yes")
-        wanted = ModelTable(tokenizer=str(made), tasks=("classify",), labels=labels, activation="identity")
-        facts = (await opened("three", table=wanted)).facts
+        expected = ModelTable(tokenizer=str(made), tasks=("classify",), labels=labels, activation="identity")
+        facts = (await opened("three", table=expected)).facts
         assert (facts.tasks, facts.labels, facts.details["activation"]) == (("classify",), labels, "identity")
         with pytest.raises(ConfigError, match="nothing says whether they are final: set `activation`") as caught:
             await opened("three", table=ModelTable(tokenizer=str(made), tasks=("classify",)))

@@ -156,13 +156,13 @@ class TestEntries:
         """A vector a token is much to carry."""
         triton.add(written(made["m3"]))
         runner = await opened("m", stored=made["m3"].stored)
-        wanted: list[tuple[tuple[VectorKind, ...], set[str]]] = [
+        expected: list[tuple[tuple[VectorKind, ...], set[str]]] = [
             (("dense",), {"pooled"}),
             (("sparse",), {"token_weights"}),
             (("dense", "multi"), {"pooled", "multi_vectors"}),
             (("tokens",), {"token_embeddings"}),
         ]
-        for kinds, outputs in wanted:
+        for kinds, outputs in expected:
             answer = await embed(runner, "fish", outputs=kinds)
             assert {one.name for one in asked(triton, "ModelInfer")[-1].outputs} == outputs
             assert bool(answer.vectors.size) == ("dense" in kinds)

@@ -183,17 +183,17 @@ class TestLabels:
         order.shuffle(items)
         assert read_labels(config(id2label=dict(items))) == tuple(names)
 
-    @pytest.mark.parametrize(("told", "count"), [({}, 2), ({"num_labels": 5}, 5), ({"num_labels": None}, 2)])
-    def test_without_names_they_are_numbered(self, told: dict[str, Any], count: int) -> None:
+    @pytest.mark.parametrize(("fields", "count"), [({}, 2), ({"num_labels": 5}, 5), ({"num_labels": None}, 2)])
+    def test_without_names_they_are_numbered(self, fields: dict[str, Any], count: int) -> None:
         """As transformers calls them."""
-        assert read_labels(config(**told)) == tuple(f"LABEL_{index}" for index in range(count))
+        assert read_labels(config(**fields)) == tuple(f"LABEL_{index}" for index in range(count))
 
     def test_names_that_are_numbers_are_told_as_text(self) -> None:
         """Some configurations have them."""
         assert read_labels(config(id2label={"0": 0, "1": 1})) == ("0", "1")
 
     @pytest.mark.parametrize(
-        "told",
+        "fields",
         [
             {"id2label": {"0": "a", "2": "c"}},
             {"id2label": {"1": "a"}},
@@ -208,10 +208,10 @@ class TestLabels:
             {"id2label": {str(index): str(index) for index in range(100_001)}},
         ],
     )
-    def test_what_is_no_numbering_is_refused(self, told: dict[str, Any]) -> None:
+    def test_what_is_no_numbering_is_refused(self, fields: dict[str, Any]) -> None:
         """By key."""
-        with pytest.raises(ModelFileError, match=next(iter(told))):
-            read_labels(config(**told))
+        with pytest.raises(ModelFileError, match=next(iter(fields))):
+            read_labels(config(**fields))
 
 
 class TestActivation:

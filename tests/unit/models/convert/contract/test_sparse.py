@@ -91,21 +91,21 @@ def test_module_lists_that_are_refused(tmp_path: Path, kinds: tuple[str, ...], k
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "fields"),
     [
         ("config.json", {"_name_or_path": "naver/splade-v3"}),
         ("tokenizer_config.json", {"name_or_path": "prithivida/Splade_PP_en_v1"}),
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}),
     ],
 )
-def test_a_plain_masked_model_that_is_called_splade(tmp_path: Path, name: str, said: dict[str, Any]) -> None:
+def test_a_plain_masked_model_that_is_called_splade(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
     """Without modules.json only its files can tell that it is not an encoder to pool."""
     folder = masked(tmp_path)
     assert read_contract(folder).dimension == HIDDEN
     if (folder / name).is_file():
-        edit(folder / name, **said)
+        edit(folder / name, **fields)
     else:
-        write_json(folder / name, said)
+        write_json(folder / name, fields)
     assert read_contract(folder).splade == Splade()
 
 

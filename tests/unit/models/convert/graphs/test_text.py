@@ -263,10 +263,10 @@ def test_parameters_are_counted(tmp_path: Path) -> None:
 
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     """Fractions rise to 1."""
-    heard: list[float] = []
-    build(checkpoint(tmp_path), progress=heard.append)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
+    reports: list[float] = []
+    build(checkpoint(tmp_path), progress=reports.append)
+    assert reports == sorted(reports)
+    assert reports[-1] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -140,12 +140,12 @@ def test_missing_and_odd_tensors_are_refused_by_name(tmp_path: Path, family: str
 
 def test_big_weights_lie_beside_the_graph_and_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, model = made(tmp_path, "clip")
-    told: list[float] = []
+    reports: list[float] = []
     monkeypatch.setattr(builder, "INLINE_BYTES", 10)
-    built = build_image_tower(folder, model, folder / "image.onnx", progress=told.append)
+    built = build_image_tower(folder, model, folder / "image.onnx", progress=reports.append)
     assert built.files == ("image.onnx", "image.onnx_data")
-    assert told[-1] == 1.0
-    assert told == sorted(told)
+    assert reports[-1] == 1.0
+    assert reports == sorted(reports)
     pixels = np.ones((1, 3, SIZE, SIZE), np.float32)
     got = RUNS["onnxruntime"](folder / "image.onnx")({PIXELS: pixels}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS]
     close(got, embed_pictures(folder, model, pixels))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shoal.types import ToolDelta
-from tests.unit.pipelines.chat.tools.heard import Heard, hear_all_ways, parser
+from tests.unit.pipelines.chat.tools.parse_kit import ParsedAnswer, parse_all_ways, parser
 
 PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
@@ -32,21 +32,21 @@ def test_the_first_delta_has_the_name_and_the_rest_the_arguments_as_they_come() 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", Heard("", [])),
-        ("No call at all.\n", Heard("No call at all.\n", [])),
-        ("\n\n indented", Heard("\n\n indented", [])),
-        (CALL, Heard("", [("get_weather", PARIS)])),
-        (f"{CALL}\n{CALL}\n", Heard("", [("get_weather", PARIS)] * 2)),
-        (f"\n\n{CALL}", Heard("", [("get_weather", PARIS)])),
-        (f"I look.\n\n{CALL}", Heard("I look.", [("get_weather", PARIS)])),
-        (f"I look.\n\n{CALL}\nDone. ", Heard("I look.\nDone. ", [("get_weather", PARIS)])),
-        (f"I look. {CALL}Done.", Heard("I look. Done.", [("get_weather", PARIS)])),
-        (f"{CALL}\n Done.", Heard("Done.", [("get_weather", PARIS)])),
-        (f"a {CALL} {CALL} b {CALL} c", Heard("a b c", [("get_weather", PARIS)] * 3)),
+        ("", ParsedAnswer("", [])),
+        ("No call at all.\n", ParsedAnswer("No call at all.\n", [])),
+        ("\n\n indented", ParsedAnswer("\n\n indented", [])),
+        (CALL, ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"{CALL}\n{CALL}\n", ParsedAnswer("", [("get_weather", PARIS)] * 2)),
+        (f"\n\n{CALL}", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"I look.\n\n{CALL}", ParsedAnswer("I look.", [("get_weather", PARIS)])),
+        (f"I look.\n\n{CALL}\nDone. ", ParsedAnswer("I look.\nDone. ", [("get_weather", PARIS)])),
+        (f"I look. {CALL}Done.", ParsedAnswer("I look. Done.", [("get_weather", PARIS)])),
+        (f"{CALL}\n Done.", ParsedAnswer("Done.", [("get_weather", PARIS)])),
+        (f"a {CALL} {CALL} b {CALL} c", ParsedAnswer("a b c", [("get_weather", PARIS)] * 3)),
     ],
 )
-def test_content_and_calls(text: str, expected: Heard) -> None:
-    assert hear_all_ways("hermes", text) == expected
+def test_content_and_calls(text: str, expected: ParsedAnswer) -> None:
+    assert parse_all_ways("hermes", text) == expected
 
 
 ARGUMENTS = [
@@ -68,9 +68,9 @@ ARGUMENTS = [
 @pytest.mark.parametrize("key", ["arguments", "parameters"])
 def test_arguments_come_to_the_character(arguments: str, key: str) -> None:
     text = f'<tool_call>{{"name":"f","{key}":{arguments}}}</tool_call>'
-    assert hear_all_ways("hermes", text) == Heard("", [("f", arguments)])
+    assert parse_all_ways("hermes", text) == ParsedAnswer("", [("f", arguments)])
     text = f'<tool_call>{{"{key}": {arguments} , "name": "f"}}</tool_call>'
-    assert hear_all_ways("hermes", text) == Heard("", [("f", arguments)])
+    assert parse_all_ways("hermes", text) == ParsedAnswer("", [("f", arguments)])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_arguments_come_to_the_character(arguments: str, key: str) -> None:
     ],
 )
 def test_what_a_call_may_look_like(written: str, expected: tuple[str, str]) -> None:
-    assert hear_all_ways("hermes", f"<tool_call>\n{written}\n</tool_call>") == Heard("", [expected])
+    assert parse_all_ways("hermes", f"<tool_call>\n{written}\n</tool_call>") == ParsedAnswer("", [expected])
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_what_a_call_may_look_like(written: str, expected: tuple[str, str]) -> N
     ],
 )
 def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
-    assert hear_all_ways("hermes", text) == Heard(text, [])
+    assert parse_all_ways("hermes", text) == ParsedAnswer(text, [])
 
 
 def test_after_what_is_no_call_a_call_is_found() -> None:
-    assert hear_all_ways("hermes", f"<tool_call><tool_call>?{CALL}") == Heard(
+    assert parse_all_ways("hermes", f"<tool_call><tool_call>?{CALL}") == ParsedAnswer(
         "<tool_call><tool_call>?", [("get_weather", PARIS)]
     )
 
@@ -140,8 +140,8 @@ def test_after_what_is_no_call_a_call_is_found() -> None:
 @pytest.mark.parametrize("cut", ['{"city": "Pa', '{"city": ', "{", '{"city": "Paris\\'])
 def test_a_call_that_ends_too_early_keeps_the_arguments_that_it_has(cut: str) -> None:
     """No end is made up: half of a command must not look whole."""
-    heard = hear_all_ways("hermes", f'<tool_call>\n{{"name": "f", "arguments": {cut}')
-    assert heard == Heard("", [("f", cut)])
+    parsed = parse_all_ways("hermes", f'<tool_call>\n{{"name": "f", "arguments": {cut}')
+    assert parsed == ParsedAnswer("", [("f", cut)])
 
 
 @pytest.mark.parametrize(
@@ -161,23 +161,23 @@ def test_a_call_that_ends_too_early_keeps_the_arguments_that_it_has(cut: str) ->
 )
 def test_a_bad_end_harms_no_whole_arguments(end: str, content: str) -> None:
     text = f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}{end}'
-    assert hear_all_ways("hermes", text) == Heard(content, [("get_weather", PARIS)])
+    assert parse_all_ways("hermes", text) == ParsedAnswer(content, [("get_weather", PARIS)])
 
 
 def test_several_objects_in_one_pair_of_tags() -> None:
     one = f'{{"name": "f", "arguments": {PARIS}}}'
-    assert hear_all_ways("hermes", f"<tool_call>\n{one}\n{one}\n</tool_call>") == Heard("", [("f", PARIS)] * 2)
+    assert parse_all_ways("hermes", f"<tool_call>\n{one}\n{one}\n</tool_call>") == ParsedAnswer("", [("f", PARIS)] * 2)
 
 
 def test_arguments_that_are_no_json_come_as_the_model_wrote_them() -> None:
     arguments = '{"a": True, "b": [1,], c: NaN}'
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-    assert hear_all_ways("hermes", text) == Heard("", [("f", arguments)])
+    assert parse_all_ways("hermes", text) == ParsedAnswer("", [("f", arguments)])
 
 
 def test_without_parallel_calls_only_the_first_counts() -> None:
     text = f'a{CALL}b<tool_call>{{"name": "other", "arguments": {{"x": 1}}}}</tool_call>c'
-    assert hear_all_ways("hermes", text, parallel=False) == Heard("abc", [("get_weather", PARIS)])
+    assert parse_all_ways("hermes", text, parallel=False) == ParsedAnswer("abc", [("get_weather", PARIS)])
 
 
 def tagged(body: str, name: str = "get_weather") -> str:
@@ -209,16 +209,16 @@ def tagged(body: str, name: str = "get_weather") -> str:
     ],
 )
 def test_tagged_parameters_have_the_type_of_their_schema(key: str, value: str, expected: object) -> None:
-    heard = hear_all_ways("hermes", tagged(f"<parameter={key}>{value}</parameter>\n"))
-    assert heard.content == ""
-    assert [(name, json.loads(arguments)) for name, arguments in heard.calls] == [("get_weather", {key: expected})]
+    parsed = parse_all_ways("hermes", tagged(f"<parameter={key}>{value}</parameter>\n"))
+    assert parsed.content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [("get_weather", {key: expected})]
 
 
 def test_several_tagged_parameters_and_calls() -> None:
     body = "<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
     text = f"So.\n{tagged(body)}\n{tagged('', 'other')}\n{tagged(body, 'odd')}{tagged(body, 'unknown')}"
     untyped = '{"city": "Paris", "days": "3"}'
-    assert hear_all_ways("hermes", text) == Heard(
+    assert parse_all_ways("hermes", text) == ParsedAnswer(
         "So.",
         [("get_weather", '{"city": "Paris", "days": 3}'), ("other", "{}"), ("odd", untyped), ("unknown", untyped)],
     )
@@ -236,7 +236,7 @@ def test_a_tagged_parameter_is_told_when_it_is_whole() -> None:
 
 
 def test_the_end_of_the_call_ends_a_tagged_function() -> None:
-    assert hear_all_ways("hermes", "<tool_call><function=f><parameter=a>1</parameter></tool_call>.") == Heard(
+    assert parse_all_ways("hermes", "<tool_call><function=f><parameter=a>1</parameter></tool_call>.") == ParsedAnswer(
         ".", [("f", '{"a": "1"}')]
     )
 
@@ -256,10 +256,10 @@ def test_the_end_of_the_call_ends_a_tagged_function() -> None:
     ],
 )
 def test_tags_that_make_no_call_are_content(text: str) -> None:
-    assert hear_all_ways("hermes", text) == Heard(text, [])
+    assert parse_all_ways("hermes", text) == ParsedAnswer(text, [])
 
 
 def test_a_tagged_call_that_breaks_keeps_its_parameters_and_loses_no_text() -> None:
     start = "<tool_call><function=f><parameter=a>1</parameter>"
-    assert hear_all_ways("hermes", f"{start}<parameter=b>2") == Heard("<parameter=b>2", [("f", '{"a": "1"')])
-    assert hear_all_ways("hermes", f"{start} what?") == Heard("what?", [("f", '{"a": "1"')])
+    assert parse_all_ways("hermes", f"{start}<parameter=b>2") == ParsedAnswer("<parameter=b>2", [("f", '{"a": "1"')])
+    assert parse_all_ways("hermes", f"{start} what?") == ParsedAnswer("what?", [("f", '{"a": "1"')])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.pipelines.chat.tools.heard import Heard, hear_all_ways
+from tests.unit.pipelines.chat.tools.parse_kit import ParsedAnswer, parse_all_ways
 
 PARIS = '{"city": "Paris"}'
 ONE = f'{{"name": "get_weather", "arguments": {PARIS}, "id": "123456789"}}'
@@ -14,24 +14,24 @@ MARK = "[TOOL_CALLS]"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"{MARK} [{ONE}]", Heard("", [("get_weather", PARIS)])),
-        (f"{MARK}[{ONE}, {ONE}]\n", Heard("", [("get_weather", PARIS)] * 2)),
-        (f"{MARK} [ {ONE} ,\n{ONE} ] So.", Heard("So.", [("get_weather", PARIS)] * 2)),
-        (f"I look.{MARK}{ONE}", Heard("I look.", [("get_weather", PARIS)])),
-        (f"{MARK}get_weather[ARGS]{PARIS}", Heard("", [("get_weather", PARIS)])),
-        (f"{MARK}get_weather{PARIS}", Heard("", [("get_weather", PARIS)])),
-        (f"{MARK} get_weather [ARGS] {PARIS}", Heard("", [("get_weather", PARIS)])),
-        (f"{MARK}get_weather[CALL_ID]abcDEF123[ARGS]{PARIS}", Heard("", [("get_weather", PARIS)])),
+        (f"{MARK} [{ONE}]", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"{MARK}[{ONE}, {ONE}]\n", ParsedAnswer("", [("get_weather", PARIS)] * 2)),
+        (f"{MARK} [ {ONE} ,\n{ONE} ] So.", ParsedAnswer("So.", [("get_weather", PARIS)] * 2)),
+        (f"I look.{MARK}{ONE}", ParsedAnswer("I look.", [("get_weather", PARIS)])),
+        (f"{MARK}get_weather[ARGS]{PARIS}", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"{MARK}get_weather{PARIS}", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"{MARK} get_weather [ARGS] {PARIS}", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"{MARK}get_weather[CALL_ID]abcDEF123[ARGS]{PARIS}", ParsedAnswer("", [("get_weather", PARIS)])),
         (
             f"I look.\n{MARK}a.b-c[ARGS]{{}}{MARK}d{PARIS}\nSo.",
-            Heard("I look.\nSo.", [("a.b-c", "{}"), ("d", PARIS)]),
+            ParsedAnswer("I look.\nSo.", [("a.b-c", "{}"), ("d", PARIS)]),
         ),
-        (f'{MARK}f[ARGS]{{"a": "{MARK}[ARGS]}}"}}', Heard("", [("f", f'{{"a": "{MARK}[ARGS]}}"}}')])),
-        (f"{MARK}f{{}}{MARK}[{ONE}]", Heard("", [("f", "{}"), ("get_weather", PARIS)])),
+        (f'{MARK}f[ARGS]{{"a": "{MARK}[ARGS]}}"}}', ParsedAnswer("", [("f", f'{{"a": "{MARK}[ARGS]}}"}}')])),
+        (f"{MARK}f{{}}{MARK}[{ONE}]", ParsedAnswer("", [("f", "{}"), ("get_weather", PARIS)])),
     ],
 )
-def test_content_and_calls(text: str, expected: Heard) -> None:
-    assert hear_all_ways("mistral", text) == expected
+def test_content_and_calls(text: str, expected: ParsedAnswer) -> None:
+    assert parse_all_ways("mistral", text) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,20 @@ def test_content_and_calls(text: str, expected: Heard) -> None:
     ],
 )
 def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
-    assert hear_all_ways("mistral", text) == Heard(text, [])
+    assert parse_all_ways("mistral", text) == ParsedAnswer(text, [])
 
 
 def test_cut_arguments_stay_as_they_are() -> None:
-    assert hear_all_ways("mistral", f"{MARK}f[ARGS]{PARIS[:-1]}") == Heard("", [("f", PARIS[:-1])])
-    assert hear_all_ways("mistral", f"{MARK} [{ONE[:46]}") == Heard("", [("get_weather", '{"city": ')])
+    assert parse_all_ways("mistral", f"{MARK}f[ARGS]{PARIS[:-1]}") == ParsedAnswer("", [("f", PARIS[:-1])])
+    assert parse_all_ways("mistral", f"{MARK} [{ONE[:46]}") == ParsedAnswer("", [("get_weather", '{"city": ')])
 
 
 def test_an_array_that_breaks_keeps_its_whole_calls() -> None:
-    assert hear_all_ways("mistral", f"{MARK} [{ONE}, {{}}] x") == Heard(", {}] x", [("get_weather", PARIS)])
-    assert hear_all_ways("mistral", f"{MARK} [{ONE[:-20]}]") == Heard("", [("get_weather", PARIS)])
-    assert hear_all_ways("mistral", f"{MARK} [{ONE}, ") == Heard("", [("get_weather", PARIS)])
+    assert parse_all_ways("mistral", f"{MARK} [{ONE}, {{}}] x") == ParsedAnswer(", {}] x", [("get_weather", PARIS)])
+    assert parse_all_ways("mistral", f"{MARK} [{ONE[:-20]}]") == ParsedAnswer("", [("get_weather", PARIS)])
+    assert parse_all_ways("mistral", f"{MARK} [{ONE}, ") == ParsedAnswer("", [("get_weather", PARIS)])
 
 
 def test_without_parallel_calls_only_the_first_counts() -> None:
     text = f"{MARK}[{ONE}, {ONE}]{MARK}f{{}}"
-    assert hear_all_ways("mistral", text, parallel=False) == Heard("", [("get_weather", PARIS)])
+    assert parse_all_ways("mistral", text, parallel=False) == ParsedAnswer("", [("get_weather", PARIS)])

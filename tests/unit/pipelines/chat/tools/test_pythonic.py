@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.types import ToolDelta
-from tests.unit.pipelines.chat.tools.heard import Heard, hear_all_ways, parser
+from tests.unit.pipelines.chat.tools.parse_kit import ParsedAnswer, parse_all_ways, parser
 
 WEATHER = 'get_weather(city="Paris")'
 PARIS = '{"city": "Paris"}'
@@ -15,28 +15,31 @@ START, END = "<|python_start|>", "<|python_end|>"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"[{WEATHER}]", Heard("", [("get_weather", PARIS)])),
-        (f"\n[ {WEATHER},\n {WEATHER} , ]\n", Heard("", [("get_weather", PARIS)] * 2)),
-        ("[other()]", Heard("", [("other", "{}")])),
+        (f"[{WEATHER}]", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"\n[ {WEATHER},\n {WEATHER} , ]\n", ParsedAnswer("", [("get_weather", PARIS)] * 2)),
+        ("[other()]", ParsedAnswer("", [("other", "{}")])),
         (
             '[get_weather(city="Paris", unit=\'c\'), other(x=[1,2], y={"a": None})]',
-            Heard(
+            ParsedAnswer(
                 "", [("get_weather", '{"city": "Paris", "unit": "c"}'), ("other", '{"x": [1, 2], "y": {"a": null}}')]
             ),
         ),
-        ("[other(a=')]', b=\"it's (\", c='\\'[')]", Heard("", [("other", '{"a": ")]", "b": "it\'s (", "c": "\'["}')])),
-        (f"[{WEATHER}] So.", Heard("So.", [("get_weather", PARIS)])),
-        (f"[{WEATHER}, unknown(a=1)]", Heard(", unknown(a=1)]", [("get_weather", PARIS)])),
-        (f"{START}[unknown(a=1)]{END}", Heard("", [("unknown", '{"a": 1}')])),
-        (f"I look.\n{START}[{WEATHER}]{END}\nSo.", Heard("I look.\nSo.", [("get_weather", PARIS)])),
-        (f"{START}[{WEATHER}]", Heard("", [("get_weather", PARIS)])),
-        (f"<|python_tag|>[{WEATHER}]", Heard("", [("get_weather", PARIS)])),
-        (f"<|tool_call_start|>[{WEATHER}]<|tool_call_end|>So.", Heard("So.", [("get_weather", PARIS)])),
-        (f"[{WEATHER}]{START}[a.b-c()]{END}", Heard("", [("get_weather", PARIS), ("a.b-c", "{}")])),
+        (
+            "[other(a=')]', b=\"it's (\", c='\\'[')]",
+            ParsedAnswer("", [("other", '{"a": ")]", "b": "it\'s (", "c": "\'["}')]),
+        ),
+        (f"[{WEATHER}] So.", ParsedAnswer("So.", [("get_weather", PARIS)])),
+        (f"[{WEATHER}, unknown(a=1)]", ParsedAnswer(", unknown(a=1)]", [("get_weather", PARIS)])),
+        (f"{START}[unknown(a=1)]{END}", ParsedAnswer("", [("unknown", '{"a": 1}')])),
+        (f"I look.\n{START}[{WEATHER}]{END}\nSo.", ParsedAnswer("I look.\nSo.", [("get_weather", PARIS)])),
+        (f"{START}[{WEATHER}]", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"<|python_tag|>[{WEATHER}]", ParsedAnswer("", [("get_weather", PARIS)])),
+        (f"<|tool_call_start|>[{WEATHER}]<|tool_call_end|>So.", ParsedAnswer("So.", [("get_weather", PARIS)])),
+        (f"[{WEATHER}]{START}[a.b-c()]{END}", ParsedAnswer("", [("get_weather", PARIS), ("a.b-c", "{}")])),
     ],
 )
-def test_content_and_calls(text: str, expected: Heard) -> None:
-    assert hear_all_ways("pythonic", text) == expected
+def test_content_and_calls(text: str, expected: ParsedAnswer) -> None:
+    assert parse_all_ways("pythonic", text) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_content_and_calls(text: str, expected: Heard) -> None:
     ],
 )
 def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
-    assert hear_all_ways("pythonic", text) == Heard(text, [])
+    assert parse_all_ways("pythonic", text) == ParsedAnswer(text, [])
 
 
 def test_a_call_is_told_when_it_is_whole() -> None:
@@ -87,10 +90,14 @@ def test_a_call_is_told_when_it_is_whole() -> None:
 
 
 def test_a_list_that_ends_too_early_keeps_its_whole_calls() -> None:
-    assert hear_all_ways("pythonic", f"[{WEATHER}, ") == Heard("", [("get_weather", PARIS)])
-    assert hear_all_ways("pythonic", f"[{WEATHER}, get_weather(") == Heard(", get_weather(", [("get_weather", PARIS)])
-    assert hear_all_ways("pythonic", f"[{WEATHER}]<|python") == Heard("<|python", [("get_weather", PARIS)])
+    assert parse_all_ways("pythonic", f"[{WEATHER}, ") == ParsedAnswer("", [("get_weather", PARIS)])
+    assert parse_all_ways("pythonic", f"[{WEATHER}, get_weather(") == ParsedAnswer(
+        ", get_weather(", [("get_weather", PARIS)]
+    )
+    assert parse_all_ways("pythonic", f"[{WEATHER}]<|python") == ParsedAnswer("<|python", [("get_weather", PARIS)])
 
 
 def test_without_parallel_calls_only_the_first_counts() -> None:
-    assert hear_all_ways("pythonic", f"[{WEATHER}, other()]", parallel=False) == Heard("", [("get_weather", PARIS)])
+    assert parse_all_ways("pythonic", f"[{WEATHER}, other()]", parallel=False) == ParsedAnswer(
+        "", [("get_weather", PARIS)]
+    )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shoal.pipelines.chat.tools import ParserKind, call_object
 from shoal.pipelines.chat.tools.reader import BLANK_RUN, Reader, begins, overlap
 from shoal.pipelines.chat.tools.result_collector import MAX_BEGUN
-from tests.unit.pipelines.chat.tools.heard import Heard, cuts, hear, parser
+from tests.unit.pipelines.chat.tools.parse_kit import ParsedAnswer, cuts, parse, parser
 
 KINDS: tuple[ParserKind, ...] = get_args(ParserKind)
 MARKUP = [
@@ -60,18 +60,18 @@ PROSE = st.sampled_from(["", "Let me see. ", "\n\n", "Größe 🌊: 5 < 6\n", "S
 def test_any_text_is_heard_the_same_however_it_is_cut(
     kind: ParserKind, text: str, parallel: bool, data: st.DataObject
 ) -> None:
-    whole = hear(kind, [text], parallel=parallel)
-    assert hear(kind, list(text), parallel=parallel) == whole
-    assert hear(kind, data.draw(cuts(text)), parallel=parallel) == whole
+    whole = parse(kind, [text], parallel=parallel)
+    assert parse(kind, list(text), parallel=parallel) == whole
+    assert parse(kind, data.draw(cuts(text)), parallel=parallel) == whole
     assert parallel or len(whole.calls) <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=PARTS)
 def test_an_answer_without_calls_is_content_to_the_character(kind: ParserKind, text: str) -> None:
-    heard = hear(kind, list(text))
-    if not heard.calls:
-        assert heard.content == text
+    parsed = parse(kind, list(text))
+    if not parsed.calls:
+        assert parsed.content == text
 
 
 def written(kind: ParserKind, form: int, arguments: dict[str, Any], random_indent: int | None) -> tuple[str, str]:
@@ -110,12 +110,12 @@ def test_calls_come_through(
 ) -> None:
     pairs = [written(kind, form, arguments, indent) for arguments in calls]
     text = before + "\n".join(call for call, _ in pairs) + after
-    heard = hear(kind, data.draw(cuts(text)))
-    assert [name for name, _ in heard.calls] == ["other"] * len(calls)
-    assert [json.loads(arguments) for _, arguments in heard.calls] == calls
+    parsed = parse(kind, data.draw(cuts(text)))
+    assert [name for name, _ in parsed.calls] == ["other"] * len(calls)
+    assert [json.loads(arguments) for _, arguments in parsed.calls] == calls
     if kind != "pythonic":
-        assert [arguments for _, arguments in heard.calls] == [expected for _, expected in pairs]
-    assert re.sub(r"\s+", "", heard.content) == re.sub(r"\s+", "", before + after)
+        assert [arguments for _, arguments in parsed.calls] == [expected for _, expected in pairs]
+    assert re.sub(r"\s+", "", parsed.content) == re.sub(r"\s+", "", before + after)
 
 
 HOSTILE = [
@@ -152,17 +152,17 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("kind", "text", "calls"), HOSTILE)
 def test_hostile_answers_are_read_and_nothing_is_lost(kind: ParserKind, text: str, calls: int) -> None:
-    heard = hear(kind, [text])
-    assert len(heard.calls) == calls
+    parsed = parse(kind, [text])
+    assert len(parsed.calls) == calls
     if not calls:
-        assert heard.content == text
+        assert parsed.content == text
     sizes = random.Random(1)
     fragments, at = [], 0
     while at < len(text):
         size = sizes.randint(1, 60)
         fragments.append(text[at : at + size])
         at += size
-    assert hear(kind, fragments) == heard
+    assert parse(kind, fragments) == parsed
 
 
 class Counting:
@@ -259,15 +259,15 @@ def test_the_limit_falls_on_the_same_character_always(monkeypatch: pytest.Monkey
     text = '<tool_call>{"arguments": {"a": "' + "x" * 40 + '"}, "name": "f"}</tool_call> <tool_call> {"name": "g"}'
     for limit in range(20, 100):
         monkeypatch.setattr("shoal.pipelines.chat.tools.reader.MAX_BEGUN", limit)
-        whole = hear("hermes", [text])
+        whole = parse("hermes", [text])
         for size in (1, 2, 3, 5, 11):
-            assert hear("hermes", [text[at : at + size] for at in range(0, len(text), size)]) == whole, (limit, size)
+            assert parse("hermes", [text[at : at + size] for at in range(0, len(text), size)]) == whole, (limit, size)
 
 
 def test_the_arguments_that_pass_through_have_no_limit() -> None:
     arguments = '{"a": "' + "x" * (MAX_BEGUN + 5) + '"}'
-    heard = hear("hermes", [f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'])
-    assert heard == Heard("", [("f", arguments)])
+    parsed = parse("hermes", [f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'])
+    assert parsed == ParsedAnswer("", [("f", arguments)])
 
 
 def test_marks_at_the_end_of_a_text() -> None:

@@ -31,7 +31,7 @@ TOOLS = [
 ]
 
 
-class Heard(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """The content, and (name, arguments) of each call."""
 
     content: str
@@ -62,22 +62,22 @@ def join(deltas: Iterable[ToolDelta]) -> list[tuple[str, str]]:
     return calls
 
 
-def hear(kind: ParserKind, fragments: Iterable[str], *, parallel: bool = True) -> Heard:
+def parse(kind: ParserKind, fragments: Iterable[str], *, parallel: bool = True) -> ParsedAnswer:
     reader = parser(kind, parallel=parallel)
     told = [reader.push(fragment) for fragment in fragments]
     told.append(reader.flush())
     calls = join(delta for _, deltas in told for delta in deltas)
     assert reader.calls == len(calls)
-    return Heard("".join(content for content, _ in told), calls)
+    return ParsedAnswer("".join(content for content, _ in told), calls)
 
 
-def hear_all_ways(kind: ParserKind, text: str, *, parallel: bool = True) -> Heard:
+def parse_all_ways(kind: ParserKind, text: str, *, parallel: bool = True) -> ParsedAnswer:
     """The same, read whole and in fragments of 1 to 7 characters, which must not matter."""
-    heard = hear(kind, [text], parallel=parallel)
+    parsed = parse(kind, [text], parallel=parallel)
     for size in range(1, 8):
         cut = [text[at : at + size] for at in range(0, len(text), size)]
-        assert hear(kind, cut, parallel=parallel) == heard, size
-    return heard
+        assert parse(kind, cut, parallel=parallel) == parsed, size
+    return parsed
 
 
 def cuts(text: str) -> st.SearchStrategy[list[str]]:
