@@ -1,6 +1,6 @@
-"""What every kind of language model has to do alike, asked through OpenAI's own client over a real connection.
+"""What every kind of language model must do, tested with OpenAI's client over a real connection.
 
-A kind that cannot do something says so: with a 400 that names the field, and never by passing over it.
+A kind rejects what it does not support with a 400 that names the field; it never ignores it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Client = openai.AsyncOpenAI
 
 
 async def say(stack: Stack, client: Client, kind: Kind, text: str, *, route: str = "chat", **fields: Any) -> Completion:
-    """Have a model say a text; `fields` are the request's."""
+    """Make a model answer with a text; `fields` are those of the request."""
     prompt = stack.prompt_for(kind, text)
     body = {**prompt.fields, **fields.pop("extra_body", {})}
     return await ROUTES[route](client, kind, prompt.words, extra_body=body, **fields)
@@ -90,7 +90,7 @@ async def say(stack: Stack, client: Client, kind: Kind, text: str, *, route: str
 @routes
 @kinds
 async def test_the_text(stack: Stack, client: Client, kind: Kind, route: str) -> None:
-    """The same in pieces and whole, with its reason, and with the tokens of the whole prompt and of the answer."""
+    """Streamed and not: the same text, with its reason, and the tokens of the whole prompt and of the answer."""
     words = stack.prompt_for(kind, TEXT).words
     counted = []
     for stream in (False, True):
@@ -109,7 +109,7 @@ async def test_the_text(stack: Stack, client: Client, kind: Kind, route: str) ->
 
 @kinds
 async def test_a_text_of_many_scripts(stack: Stack, client: Client, kind: Kind) -> None:
-    """Its letters come in halves from models of tokens, and are never told so."""
+    """Models that produce tokens split characters; clients never receive half of one."""
     for route in ROUTES:
         for stream in (False, True):
             completion = await say(stack, client, kind, TRICKY, route=route, stream=stream)
@@ -119,7 +119,7 @@ async def test_a_text_of_many_scripts(stack: Stack, client: Client, kind: Kind) 
 @streams
 @kinds
 async def test_the_length(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
-    """No token more than asked for, and counted so, whether the model can be told of it or not."""
+    """At most the requested tokens, counted so, whether or not the model supports a limit."""
     for route in ROUTES:
         completion = await say(stack, client, kind, TEXT, route=route, stream=stream, max_tokens=3)
         assert completion.reason == "length"
@@ -132,7 +132,7 @@ async def test_the_length(stack: Stack, client: Client, kind: Kind, stream: bool
 
 @streams
 @kinds
-async def test_the_length_by_its_new_name(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
+async def test_max_completion_tokens(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
     completion = await say(stack, client, kind, TEXT, stream=stream, max_completion_tokens=2)
     assert (completion.reason, completion.token_counts[1]) == ("length", 2)
 
@@ -140,7 +140,7 @@ async def test_the_length_by_its_new_name(stack: Stack, client: Client, kind: Ki
 @streams
 @kinds
 async def test_stop(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
-    """Found across pieces, left out, or shown where that is asked for; what only looked like one is told after all."""
+    """Stop texts are found across pieces, and included on request; a partial match is returned as text."""
     for route in ROUTES:
         completion = await say(stack, client, kind, TEXT, route=route, stream=stream, stop=["never", "ree fo"])
         assert (completion.text, completion.reason) == ("one two th", "stop")
@@ -154,7 +154,7 @@ async def test_stop(stack: Stack, client: Client, kind: Kind, stream: bool) -> N
 @streams
 @kinds
 async def test_several_choices(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
-    """Three, under their numbers, each with its end; the prompt is counted once and every answer is."""
+    """Three numbered choices, each with its reason; usage counts the prompt once and every answer."""
     for route in ROUTES:
         one = await say(stack, client, kind, TEXT, route=route)
         completion = await say(stack, client, kind, TEXT, route=route, stream=stream, n=3)
@@ -169,7 +169,7 @@ async def test_several_choices(stack: Stack, client: Client, kind: Kind, stream:
 
 @kinds
 async def test_a_seed(stack: Stack, client: Client, kind: Kind) -> None:
-    """Of several choices each has its own, those that follow; models that draw by it say the same again."""
+    """Each choice has its own seed, counted up; models that use seeds repeat their answers."""
     if "seed" not in kind.able:
         await refused(say(stack, client, kind, TEXT, seed=5, n=3), "seed")
         return
@@ -189,7 +189,7 @@ async def test_a_seed(stack: Stack, client: Client, kind: Kind) -> None:
 
 
 def seed_in(text: str) -> int:
-    """What a model says it was given, as a tensor or within vLLM's parameters."""
+    """Return the seed that a model received, as a tensor or within vLLM's parameters."""
     found = json.loads(text)
     if "sampling_parameters" in found:
         found = json.loads(found["sampling_parameters"])
@@ -198,8 +198,8 @@ def seed_in(text: str) -> int:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.script_style == "pieces" and kind.model], ids=str)
 async def test_the_prompt(client: Client, kind: Kind) -> None:
-    """Models of texts read what the template makes of the conversation, without the first token, which their own
-    tokenizer adds; of a completion they read the text."""
+    """Text models get the rendered conversation without the first token, which their own tokenizer adds; for a
+    completion they get the text itself."""
     seen = json.loads((await chat(client, kind, "echo été 🐟")).text)
     assert seen["text_input"] == render_chat("echo été 🐟").removeprefix("<s>")
     assert json.loads((await complete(client, kind, "echo été 🐟")).text)["text_input"] == "echo été 🐟"
@@ -207,7 +207,7 @@ async def test_the_prompt(client: Client, kind: Kind) -> None:
 
 @kinds
 async def test_every_field(stack: Stack, client: Client, kind: Kind) -> None:
-    """It is honoured, or refused by its name before anything begins."""
+    """Each field is supported, or rejected by name before anything starts."""
     for name, fields in FIELDS.items():
         prompt = stack.prompt_for(kind, CALL if name == "tool_choice" else TEXT)
         beside = {} if name in ("response_format", "tool_choice") else prompt.fields  # one guide is enough
@@ -222,7 +222,7 @@ async def test_every_field(stack: Stack, client: Client, kind: Kind) -> None:
 
 
 async def refused(answer: Any, param: str, *, code: str | None = None) -> openai.BadRequestError:
-    """The 400 that names the field."""
+    """Check for a 400 that names the field, and return it."""
     with pytest.raises(openai.BadRequestError) as caught:
         found = await answer
         pytest.fail(f"{param} was not refused: {found}")
@@ -237,7 +237,7 @@ async def refused(answer: Any, param: str, *, code: str | None = None) -> openai
 @streams
 @kinds
 async def test_log_probabilities(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
-    """Of each token, so that they spell the text; where a model tells none, none can be asked for."""
+    """One per token, so that they spell the text; models without them reject the request."""
     for route in ROUTES:
         options: Any = {"logprobs": True} if route == "chat" else {"logprobs": 0}
         if "logprobs" not in kind.able:
@@ -250,7 +250,7 @@ async def test_log_probabilities(stack: Stack, client: Client, kind: Kind, strea
 
 
 @kinds
-async def test_a_field_that_nobody_knows(stack: Stack, client: Client, kind: Kind) -> None:
+async def test_an_unknown_field(stack: Stack, client: Client, kind: Kind) -> None:
     fields: Any = {"extra_body": {"some_new_field": {"deep": [1, None]}}, "user": "me", "metadata": {"a": "b"}}
     for stream in (False, True):
         assert (await say(stack, client, kind, TEXT, stream=stream, **fields)).text == TEXT
@@ -258,7 +258,7 @@ async def test_a_field_that_nobody_knows(stack: Stack, client: Client, kind: Kin
 
 @kinds
 async def test_a_tool(stack: Stack, client: Client, kind: Kind) -> None:
-    """What the model writes as a call is one, whole and in pieces; its result goes back in the next turn."""
+    """A call that the model writes becomes a tool call, streamed and not; its result is part of the next turn."""
     for stream in (False, True):
         prompt = stack.prompt_for(kind, f"well {CALL}")
         tools: Any = {"tools": [ADD], "stream": stream}
@@ -283,7 +283,7 @@ async def test_a_tool(stack: Stack, client: Client, kind: Kind) -> None:
 async def test_an_error_before_the_first_token(
     stack: Stack, client: Client, kind: Kind, route: str, stream: bool
 ) -> None:
-    """A status and a body of its own, streamed or not; the next request is answered."""
+    """A status and an error body, streamed or not; the next request is answered."""
     prompt = stack.prompt_for(kind, TEXT, fails=0)
     if kind.script_style == "guide":  # this engine fails by dying alone: see the end of this file
         prompt.fields["structured_outputs"] = {"regex": "(unclosed"}
@@ -301,9 +301,9 @@ async def test_an_error_before_the_first_token(
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name not in ("bls", "embedded")], ids=str)
 async def test_an_error_in_mid_stream(stack: Stack, client: Client, kind: Kind) -> None:
-    """What came before it is told; then the error, no reason as if all were well, and no [DONE]. A model that answers
-    in one piece, or is asked for one, fails before it began. The embedded engine fails by dying alone: see the end of
-    this file. Of a model that another one calls, Triton 2.51 loses such an error."""
+    """The text before it arrives; then the error, without a finish reason or [DONE]. A model that answers in one
+    piece fails before the first byte. The embedded engine fails only by dying: see the end of this file. Triton 2.51
+    loses such an error of a model that another one calls."""
     prompt = stack.prompt_for(kind, TEXT, fails=2)
     with pytest.raises(openai.InternalServerError):
         await chat(client, kind, prompt.words)
@@ -336,7 +336,7 @@ def streamed(stack: Stack, path: str, body: dict[str, Any]) -> str:
 
 @kinds
 async def test_a_prompt_that_is_too_long(stack: Stack, client: Client, kind: Kind) -> None:
-    """Refused before the model sees it, where it is known how much it takes; else it is the model's to say."""
+    """Rejected before the model gets it if its context is known; otherwise the model rejects it."""
     prompt = stack.prompt_for(kind, TEXT)
     for stream in (False, True):
         words = f"{TOO_LONG} {prompt.words}"
@@ -351,7 +351,7 @@ async def test_a_prompt_that_is_too_long(stack: Stack, client: Client, kind: Kin
 
 @kinds
 async def test_many_at_once(stack: Stack, client: Client, kind: Kind) -> None:
-    """Sixteen clients, half of them with streams, and each hears what it asked for."""
+    """Sixteen clients, half of them streaming, and each gets its own answer."""
 
     async def one(number: int) -> None:
         text = f"this is number {number} of {16 * number}"
@@ -362,8 +362,8 @@ async def test_many_at_once(stack: Stack, client: Client, kind: Kind) -> None:
 
 
 async def test_an_engine_that_dies_in_mid_stream(stack: Stack, client: Client) -> None:
-    """The embedded engine is a process: its end is an error of the answers that it was making, and of no others; it is
-    there again when it was loaded again."""
+    """The embedded engine is a process: its death fails the answers in progress, and no others; it works again after
+    a reload."""
     kind = next(kind for kind in KINDS if kind.script_style == "guide")
     [worker] = processes_of(stack.front, "shoal.backends.genai.worker")
     body = {

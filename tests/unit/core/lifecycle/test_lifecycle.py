@@ -1,4 +1,4 @@
-"""Load, download, unload and delete: joined, undone, refused and failed."""
+"""Load, download, unload and delete: joining, undoing, rejecting and failing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.core.lives import Stack
 
 
 def test_a_load_fetches_opens_and_serves(virtual: Run[None]) -> None:
-    """The model is there at once, as loading and not required; with the job's end it answers."""
+    """The model is listed at once, as loading and not required; it answers once the job ends."""
 
     async def main() -> None:
         stack = Stack()
@@ -53,7 +53,7 @@ def test_a_load_fetches_opens_and_serves(virtual: Run[None]) -> None:
 
 
 def test_the_same_load_twice_is_one(virtual: Run[None]) -> None:
-    """Whoever asks while it runs gets its job; whoever asks later a job that is done and changed nothing."""
+    """A request during a load gets its job; a later one gets a finished job that changed nothing."""
 
     async def main() -> None:
         stack = Stack()
@@ -72,7 +72,7 @@ def test_the_same_load_twice_is_one(virtual: Run[None]) -> None:
 
 
 def test_a_name_means_one_model(virtual: Run[None]) -> None:
-    """Another source, another backend, other options: refused while the name runs, also while it is being loaded."""
+    """Another source, backend or other options are rejected while the name is loading or loaded."""
 
     async def main() -> None:
         stack = Stack()
@@ -93,8 +93,8 @@ def test_a_name_means_one_model(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_a_name_means_what_its_files_came_from(virtual: Run[None]) -> None:
-    """A name that led to another source than its own words is that source's: its address joins it, and no other."""
+def test_a_name_means_its_resolved_source(virtual: Run[None]) -> None:
+    """If a name resolves to another source, the address of that source joins its load, and no other does."""
 
     async def main() -> None:
         stack = Stack()
@@ -115,8 +115,8 @@ def test_a_name_means_what_its_files_came_from(virtual: Run[None]) -> None:
 
 
 @pytest.mark.parametrize("found", ["pypi:a", "hf:a", ""])
-def test_an_address_beside_a_name_that_has_yet_to_find_its_source(virtual: Run[None], found: str) -> None:
-    """It waits for its turn; only then is known whether both mean one model, and whether there is any."""
+def test_an_address_waits_for_the_source_of_a_name(virtual: Run[None], found: str) -> None:
+    """It waits for its turn; only then is it known whether both mean the same model, and whether it exists."""
 
     async def main() -> None:
         stack = Stack()
@@ -150,7 +150,7 @@ def test_an_address_beside_a_name_that_has_yet_to_find_its_source(virtual: Run[N
 
 
 def test_when_a_model_falls_asleep(virtual: Run[None]) -> None:
-    """Counted from the end of its last request; never, where nobody puts it to sleep."""
+    """Idle time counts from the end of the last request; a model never sleeps if nothing unloads it."""
 
     async def main() -> None:
         stack = Stack(keep_alive_s=60.0)
@@ -172,7 +172,7 @@ def test_when_a_model_falls_asleep(virtual: Run[None]) -> None:
 
 
 def test_aliases_are_names_too(virtual: Run[None]) -> None:
-    """An alias loads, unloads and deletes its model; another model cannot have it, now or when its turn has come."""
+    """An alias loads, unloads and deletes its model; no other model can take it, now or in the queue."""
 
     async def main() -> None:
         stack = Stack()
@@ -194,8 +194,8 @@ def test_aliases_are_names_too(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_a_name_that_is_taken_in_between_is_a_conflict(virtual: Run[None]) -> None:
-    """At once, and for a load that waited for its turn: the job's error."""
+def test_a_name_taken_meanwhile_is_a_conflict(virtual: Run[None]) -> None:
+    """A conflict fails at once, or as the job's error if the load was queued."""
 
     async def main() -> None:
         stack = Stack()
@@ -217,8 +217,8 @@ def test_a_name_that_is_taken_in_between_is_a_conflict(virtual: Run[None]) -> No
 
 @pytest.mark.parametrize("stage", ["fetch", "open"])
 @pytest.mark.parametrize("error", [SourceError("the hub is down"), ZeroDivisionError("by hand")], ids=["told", "bug"])
-def test_a_load_that_fails_leaves_nothing_but_its_reason(virtual: Run[None], stage: str, error: Exception) -> None:
-    """The model is gone, the job and the list say why, and the next load begins anew."""
+def test_a_failed_load_leaves_only_its_reason(virtual: Run[None], stage: str, error: Exception) -> None:
+    """The model is removed, the job and the list have the reason, and the next load starts anew."""
 
     async def main() -> None:
         stack = Stack()
@@ -242,9 +242,9 @@ def test_a_load_that_fails_leaves_nothing_but_its_reason(virtual: Run[None], sta
 
 
 @pytest.mark.parametrize("at_start", [True, False])
-def test_what_a_load_held_is_free_once_it_has_failed(virtual: Run[None], at_start: bool) -> None:
-    """Its error is kept, by a model named at start for as long as that is served, and its frames are not; nor are
-    those of whoever waited for it."""
+def test_a_failed_load_frees_its_frames(virtual: Run[None], at_start: bool) -> None:
+    """The error is kept, for as long as a model named at startup is served, but not its frames or those of waiting
+    callers."""
 
     class Weights: ...
 
@@ -276,7 +276,7 @@ def test_what_a_load_held_is_free_once_it_has_failed(virtual: Run[None], at_star
 
 
 def test_failures_are_remembered_for_the_last_hundred_names(virtual: Run[None]) -> None:
-    """An unload, a download that works or a delete makes the list forget one."""
+    """An unload, a successful download or a delete removes one from the list."""
 
     async def main() -> None:
         stack = Stack()
@@ -294,8 +294,8 @@ def test_failures_are_remembered_for_the_last_hundred_names(virtual: Run[None]) 
     virtual(main)
 
 
-def test_a_load_has_its_time(virtual: Run[None]) -> None:
-    """Past it, the error names the setting and what it was doing; without a bound it may take a day."""
+def test_load_timeout(virtual: Run[None]) -> None:
+    """After the timeout, the error names the setting and the stage; without a timeout a load may take a day."""
 
     async def main() -> None:
         stack = Stack()
@@ -319,7 +319,7 @@ def test_a_load_has_its_time(virtual: Run[None]) -> None:
 
 
 def test_models_named_at_start_stay_when_they_fail(virtual: Run[None]) -> None:
-    """They say why, keep the server from being ready, and may be tried again, however often that fails."""
+    """They report the reason, keep the server from being ready, and may be retried any number of times."""
 
     async def main() -> None:
         stack = Stack()
@@ -343,7 +343,7 @@ def test_models_named_at_start_stay_when_they_fail(virtual: Run[None]) -> None:
 
 
 def test_unload_lets_requests_finish_and_refuses_new_ones(virtual: Run[None]) -> None:
-    """Whoever was in is answered; then the runner is closed, and the name is free."""
+    """Requests in flight are answered; then the runner is closed and the name is free."""
 
     async def main() -> None:
         stack = Stack()
@@ -368,7 +368,7 @@ def test_unload_lets_requests_finish_and_refuses_new_ones(virtual: Run[None]) ->
     virtual(main)
 
 
-def test_unload_waits_so_long_and_no_longer(virtual: Run[None]) -> None:
+def test_unload_timeout(virtual: Run[None]) -> None:
     """A request that outlasts unload_timeout_s ends with the runner's own error."""
 
     async def main() -> None:
@@ -385,8 +385,8 @@ def test_unload_waits_so_long_and_no_longer(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_a_stream_whose_reader_leaves_is_not_waited_for(virtual: Run[None]) -> None:
-    """Cancelled requests leave too."""
+def test_unload_does_not_wait_for_cancelled_streams(virtual: Run[None]) -> None:
+    """Cancelled requests do not delay an unload either."""
 
     async def main() -> None:
         stack = Stack()
@@ -403,8 +403,8 @@ def test_a_stream_whose_reader_leaves_is_not_waited_for(virtual: Run[None]) -> N
     virtual(main)
 
 
-def test_an_unload_that_fails_says_so_and_the_runner_is_closed(virtual: Run[None]) -> None:
-    """The model is gone from Shoal in any case; what it could not undo elsewhere is the job's error."""
+def test_a_failed_unload_reports_it_and_closes_the_runner(virtual: Run[None]) -> None:
+    """Shoal drops the model in any case; a failure to undo it elsewhere is the job's error."""
 
     async def main() -> None:
         stack = Stack()
@@ -422,7 +422,7 @@ def test_an_unload_that_fails_says_so_and_the_runner_is_closed(virtual: Run[None
 
 
 def test_unload_cancels_a_load(virtual: Run[None]) -> None:
-    """Wherever it stands; who waited for it is told who undid it; then the name is free for another source."""
+    """At any stage; waiting callers learn who cancelled it, and the name is free for another source."""
 
     async def main() -> None:
         stack = Stack()
@@ -446,7 +446,7 @@ def test_unload_cancels_a_load(virtual: Run[None]) -> None:
 
 
 def test_unload_of_a_model_that_still_loads_at_start(virtual: Run[None]) -> None:
-    """It is taken out like any other, and readiness asks for it no longer."""
+    """It is removed as any other, and readiness no longer depends on it."""
 
     async def main() -> None:
         stack = Stack()
@@ -462,7 +462,7 @@ def test_unload_of_a_model_that_still_loads_at_start(virtual: Run[None]) -> None
 
 
 def test_jobs_on_one_name_take_turns(virtual: Run[None]) -> None:
-    """Load, unload, load, delete, download: each stage of the loader alone, the last word counts."""
+    """Load, unload, load, delete, download: one stage at a time, and the last job wins."""
 
     async def main() -> None:
         stack = Stack()
@@ -483,8 +483,8 @@ def test_jobs_on_one_name_take_turns(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_steps_of_a_conversion_are_no_bytes(virtual: Run[None]) -> None:
-    """What is told of them is a fraction of the step, until bytes are told again."""
+def test_conversion_steps_report_no_bytes(virtual: Run[None]) -> None:
+    """Conversion progress is a fraction of its step, until bytes are reported again."""
 
     async def main() -> None:
         stack = Stack()
@@ -502,7 +502,7 @@ def test_steps_of_a_conversion_are_no_bytes(virtual: Run[None]) -> None:
 
 
 def test_downloads_are_joined_and_change_nothing_the_second_time(virtual: Run[None]) -> None:
-    """The model is not served; another source of the same name waits its turn by being refused."""
+    """The model is not served; another source of the same name is rejected until the download ends."""
 
     async def main() -> None:
         stack = Stack()
@@ -526,7 +526,7 @@ def test_downloads_are_joined_and_change_nothing_the_second_time(virtual: Run[No
 
 
 def test_delete_unloads_and_removes(virtual: Run[None]) -> None:
-    """In that order; what is under way is cancelled; where there is nothing it says so."""
+    """In that order; jobs in progress are cancelled; for an absent model nothing changes."""
 
     async def main() -> None:
         stack = Stack()
@@ -548,8 +548,8 @@ def test_delete_unloads_and_removes(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_what_shoal_did_not_make_is_not_deleted(virtual: Run[None]) -> None:
-    """Nothing is touched: it serves on, and a load of it goes on."""
+def test_foreign_models_are_not_deleted(virtual: Run[None]) -> None:
+    """Nothing changes: it stays served, and a load of it continues."""
 
     async def main() -> None:
         stack = Stack()
@@ -568,8 +568,8 @@ def test_what_shoal_did_not_make_is_not_deleted(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_bad_names_touch_nothing(virtual: Run[None]) -> None:
-    """The loader's refusal comes at once, before there is a job."""
+def test_bad_names_change_nothing(virtual: Run[None]) -> None:
+    """The loader rejects them at once, before a job exists."""
 
     async def main() -> None:
         stack = Stack()
@@ -582,7 +582,7 @@ def test_bad_names_touch_nothing(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_leaving_a_wait_leaves_the_job(virtual: Run[None]) -> None:
+def test_cancelling_a_wait_keeps_the_job(virtual: Run[None]) -> None:
     """A caller's deadline or a closed connection does not stop the load."""
 
     async def main() -> None:
@@ -597,8 +597,8 @@ def test_leaving_a_wait_leaves_the_job(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_the_loader_says_what_it_is_doing(virtual: Run[None]) -> None:
-    """In the job, in the card, in the refusal of a request and in the list, from the load on and later too."""
+def test_the_loader_reports_its_stage(virtual: Run[None]) -> None:
+    """The job, the card, rejected requests and the list report its stage, during the load and after it."""
 
     async def main() -> None:
         stack = Stack()
@@ -623,8 +623,8 @@ def test_the_loader_says_what_it_is_doing(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_the_list_shows_what_is_and_what_could_be(virtual: Run[None]) -> None:
-    """Served ones first, with what is known of their files; then entries, the first of a name; nothing twice."""
+def test_the_list_has_models_and_entries(virtual: Run[None]) -> None:
+    """Served models first, with the facts of their files; then entries, the first of each name, without duplicates."""
 
     async def main() -> None:
         stack = Stack()
@@ -650,8 +650,8 @@ def test_the_list_shows_what_is_and_what_could_be(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_unknown_jobs_are_told(virtual: Run[None]) -> None:
-    """With the way to find out."""
+def test_unknown_jobs(virtual: Run[None]) -> None:
+    """The error says that only the last jobs are kept."""
 
     async def main() -> None:
         with pytest.raises(JobNotFound, match="only the last jobs are kept"):
@@ -662,7 +662,7 @@ def test_unknown_jobs_are_told(virtual: Run[None]) -> None:
 
 @pytest.mark.parametrize("after", [0.0, 0.5, 1.5, 2.5])
 def test_closing_ends_everything(virtual: Run[None], after: float) -> None:
-    """Jobs are cancelled, runners closed once without being unloaded anywhere, nothing new is begun."""
+    """Jobs are cancelled, runners are closed once without unloading them elsewhere, and nothing new starts."""
 
     async def main() -> None:
         stack = Stack()
@@ -689,8 +689,8 @@ def test_closing_ends_everything(virtual: Run[None], after: float) -> None:
     virtual(main)
 
 
-def test_one_runner_that_cannot_be_closed_does_not_keep_the_others(virtual: Run[None]) -> None:
-    """The error comes out once all of them had their turn."""
+def test_a_failing_close_does_not_stop_the_others(virtual: Run[None]) -> None:
+    """The error is raised after all runners were closed."""
 
     async def main() -> None:
         stack = Stack()
@@ -710,7 +710,7 @@ def test_one_runner_that_cannot_be_closed_does_not_keep_the_others(virtual: Run[
 
 
 def test_the_settings_have_their_defaults() -> None:
-    """Any number of models of any size, for ever, drained for 30 s."""
+    """Any number of models of any size, without expiry, drained for 30 s."""
     defaults = Lifecycle.__init__.__kwdefaults__
     assert defaults is not None
     assert [defaults[name] for name in ("max_loaded_models", "max_loaded_bytes", "keep_alive_s")] == [0, 0, 0.0]
@@ -718,7 +718,7 @@ def test_the_settings_have_their_defaults() -> None:
 
 
 def test_an_unload_forgets_the_request_that_it_waited_for(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where closing takes no time: what is loaded under the name next begins at zero."""
+    """Also if closing takes no time: the next model with the name starts with no requests in flight."""
 
     async def main() -> None:
         stack, counts = Stack(), Counts()
