@@ -1,4 +1,4 @@
-"""Models that make room, fall asleep and wake: never under a request, never in vain."""
+"""Eviction, sleep and wake-up of models: never during a request, and only when needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.core.runners import Embedder
 
 
 def test_the_least_recently_used_makes_room(virtual: Run[None]) -> None:
-    """It stays served, as sleeping, and wakes on its next request; then another one sleeps."""
+    """The evicted model stays listed, as sleeping, and wakes on its next request; then another one sleeps."""
 
     async def main() -> None:
         stack = Stack(max_loaded_models=2)
@@ -59,7 +59,7 @@ def test_the_least_recently_used_makes_room(virtual: Run[None]) -> None:
 
 
 def test_bytes_are_a_budget_too(virtual: Run[None]) -> None:
-    """As many sleep as the next one needs, and one that can never fit is refused by name."""
+    """As many models sleep as the next one needs; one that can never fit is rejected by name."""
 
     async def main() -> None:
         stack = Stack(max_loaded_bytes=100)
@@ -76,8 +76,8 @@ def test_bytes_are_a_budget_too(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_nobody_is_driven_out_under_a_request(virtual: Run[None]) -> None:
-    """A load waits until somebody is idle, and says what it waits for."""
+def test_no_model_is_evicted_during_a_request(virtual: Run[None]) -> None:
+    """A load waits until a model is idle, and reports what it waits for."""
 
     async def main() -> None:
         stack = Stack(max_loaded_models=1)
@@ -98,8 +98,8 @@ def test_nobody_is_driven_out_under_a_request(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_models_named_at_start_do_not_drive_each_other_out(virtual: Run[None]) -> None:
-    """Those that find no room begin asleep; the server is ready, and they wake when they are asked."""
+def test_models_named_at_start_do_not_evict_each_other(virtual: Run[None]) -> None:
+    """Those without room start asleep; the server is ready, and they wake on a request."""
 
     async def main() -> None:
         stack = Stack(max_loaded_models=1)
@@ -114,8 +114,8 @@ def test_models_named_at_start_do_not_drive_each_other_out(virtual: Run[None]) -
     virtual(main)
 
 
-def test_models_fall_asleep_when_nobody_asks(virtual: Run[None]) -> None:
-    """After keep_alive_s without a request, each for itself; a long request counts until its end."""
+def test_idle_models_fall_asleep(virtual: Run[None]) -> None:
+    """After keep_alive_s without a request, each by itself; a long request counts until its end."""
 
     async def main() -> None:
         stack = Stack(keep_alive_s=60.0)
@@ -143,7 +143,7 @@ def test_models_fall_asleep_when_nobody_asks(virtual: Run[None]) -> None:
 
 
 def test_a_download_beside_it_keeps_a_model_awake_no_longer_than_it_takes(virtual: Run[None]) -> None:
-    """The timer that found it busy is set again."""
+    """The timer that found the model busy is set again."""
 
     async def main() -> None:
         stack = Stack(keep_alive_s=60.0)
@@ -160,7 +160,7 @@ def test_a_download_beside_it_keeps_a_model_awake_no_longer_than_it_takes(virtua
 
 
 async def asleep(**options: float) -> Stack:
-    """A house whose model "a" sleeps."""
+    """Return a stack whose model "a" sleeps."""
     stack = Stack(max_loaded_models=1, **options)
     await stack.loaded("a", "b")
     assert stack.states("a", "b") == ["unloaded", "ready"]
@@ -168,7 +168,7 @@ async def asleep(**options: float) -> Stack:
 
 
 def test_a_request_that_comes_while_it_falls_asleep_waits_for_both(virtual: Run[None]) -> None:
-    """Closed in peace, then opened again."""
+    """The model is closed without interruption, then opened again."""
 
     async def main() -> None:
         stack = Stack(max_loaded_models=1)
@@ -185,7 +185,7 @@ def test_a_request_that_comes_while_it_falls_asleep_waits_for_both(virtual: Run[
 
 
 def test_a_wake_has_the_requests_time(virtual: Run[None]) -> None:
-    """The request is told, the wake goes on, and the next one finds it ready."""
+    """The request fails at its deadline, the wake-up continues, and the next request finds the model ready."""
 
     async def main() -> None:
         stack = await asleep()
@@ -211,7 +211,7 @@ def test_a_wake_has_the_requests_time(virtual: Run[None]) -> None:
 def test_a_wake_that_fails_says_why_and_may_be_tried_again(
     virtual: Run[None], error: ShoalError, told: type[ShoalError]
 ) -> None:
-    """Everybody who waited hears the reason; the model sleeps on."""
+    """All waiting requests get the reason; the model stays asleep."""
 
     async def main() -> None:
         stack = await asleep()
@@ -230,7 +230,7 @@ def test_a_wake_that_fails_says_why_and_may_be_tried_again(
 
 
 def test_no_room_is_waited_for_as_long_as_somebody_waits(virtual: Run[None]) -> None:
-    """A wake whose requests have all gone drives nobody out later."""
+    """A wake-up whose requests have all left evicts no model later."""
 
     async def main() -> None:
         stack = await asleep()
@@ -248,7 +248,7 @@ def test_no_room_is_waited_for_as_long_as_somebody_waits(virtual: Run[None]) -> 
 
 
 def test_an_unload_or_delete_ends_the_sleep(virtual: Run[None]) -> None:
-    """Asleep, waking or being woken by a load: it is gone, and who waited is told what to do."""
+    """Asleep, waking or being loaded: the model is gone, and waiting requests learn what to do."""
 
     async def main() -> None:
         for undo in ("unload", "delete"):
@@ -271,7 +271,7 @@ def test_an_unload_or_delete_ends_the_sleep(virtual: Run[None]) -> None:
 
 
 def test_a_load_wakes_and_is_joined_by_requests(virtual: Run[None]) -> None:
-    """One that fails leaves the model as it was: asleep."""
+    """A failed load leaves the model asleep, as before."""
 
     async def main() -> None:
         stack = await asleep()
@@ -292,8 +292,8 @@ def test_a_load_wakes_and_is_joined_by_requests(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_what_cannot_be_put_to_sleep_well_sleeps_all_the_same(virtual: Run[None]) -> None:
-    """Its runner is closed in any case; the reason is in the list, and a bug is no reason to keep others waiting."""
+def test_a_model_sleeps_even_if_closing_fails(virtual: Run[None]) -> None:
+    """Its runner is closed in any case; the list has the reason, and a bug does not block other loads."""
 
     async def main() -> None:
         for error in (TransportFailed("triton is away"), ZeroDivisionError("by hand")):
@@ -307,8 +307,8 @@ def test_what_cannot_be_put_to_sleep_well_sleeps_all_the_same(virtual: Run[None]
     virtual(main)
 
 
-def test_a_sleeper_is_asked_only_for_what_it_could(virtual: Run[None]) -> None:
-    """Known before it wakes where it was loaded once; else when it has woken."""
+def test_a_sleeping_model_gets_only_tasks_it_supports(virtual: Run[None]) -> None:
+    """Its capabilities are checked before the wake-up if it was loaded once, else after it."""
 
     async def main() -> None:
         stack = await asleep()
@@ -330,8 +330,8 @@ def test_a_sleeper_is_asked_only_for_what_it_could(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_without_a_lifecycle_nobody_wakes(virtual: Run[None]) -> None:
-    """A model that rests in a registry by itself is refused as not ready."""
+def test_without_a_lifecycle_no_model_wakes(virtual: Run[None]) -> None:
+    """Without a lifecycle, a sleeping model is rejected as not ready."""
 
     async def main() -> None:
         stack = Stack()
@@ -345,8 +345,8 @@ def test_without_a_lifecycle_nobody_wakes(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_other_doors_wake_too(virtual: Run[None]) -> None:
-    """Gateway.wake, for what needs a model otherwise than by a task."""
+def test_gateway_wake(virtual: Run[None]) -> None:
+    """Gateway.wake, for callers that need a model without a task."""
 
     async def main() -> None:
         stack = await asleep()
@@ -359,8 +359,8 @@ def test_other_doors_wake_too(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_nobody_wakes_when_all_is_closed(virtual: Run[None]) -> None:
-    """Shutting down is the reason."""
+def test_no_model_wakes_after_shutdown(virtual: Run[None]) -> None:
+    """The error names the shutdown."""
 
     async def main() -> None:
         stack = await asleep()
@@ -376,9 +376,9 @@ def test_nobody_wakes_when_all_is_closed(virtual: Run[None]) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_invariants_hold_over_random_lives(virtual: Run[None], seed: int) -> None:
-    """Loads, unloads, deletes, requests, sleep, failures and departures, all at once: every request has one outcome,
-    none is answered by a closed runner or cut off by a sleep, a name is open once at a time and closed once, the
-    bounds hold, and nothing is left at the end."""
+    """Random loads, unloads, deletes, requests, sleep, failures and cancellations: each request has one outcome, a
+    closed runner answers none, sleep interrupts none, a name is open once at a time and closed once, the limits
+    hold, and nothing is left at the end."""
 
     async def main() -> None:
         chance = random.Random(seed)
@@ -458,7 +458,7 @@ async def _faults(stack: Stack, chance: random.Random) -> None:
 
 
 def test_embedding_through_a_sleeper_counts_as_one_request(virtual: Run[None]) -> None:
-    """In flight from before it wakes until it is answered, once."""
+    """It is in flight, once, from before the wake-up until its answer."""
 
     async def main() -> None:
         stack = await asleep()
@@ -472,9 +472,9 @@ def test_embedding_through_a_sleeper_counts_as_one_request(virtual: Run[None]) -
     virtual(main)
 
 
-def test_a_model_can_be_told_to_rest(virtual: Run[None]) -> None:
-    """At once when it is idle, and the next request wakes it; not in use, not in the middle of something else, and not
-    without a plan to come back by."""
+def test_a_model_sleeps_on_request(virtual: Run[None]) -> None:
+    """An idle model sleeps at once, and the next request wakes it; a model in use, in another job, or without a plan
+    to load it again does not."""
 
     async def main() -> None:
         stack = Stack()
