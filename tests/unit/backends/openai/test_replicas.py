@@ -333,19 +333,33 @@ class TestWatching:
 
     async def test_a_late_answer_is_forgiven_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that loads a model, or computes on its event loop, may be late."""
-        monkeypatch.setattr(replicas_module, "LOOK_TIMEOUT_S", 0.01)
+        ready_at_checks: list[bool] = []
+        is_late = True
+
+        async def check(client: Client) -> None:
+            ready_at_checks.append(pool.ready())
+            if is_late:
+                raise DeadlineExceeded("it did not answer in time")
+
+        monkeypatch.setattr(replicas_module, "check_health", check)
         async with FakeUpstream() as server:
             runner = runner_of(server)
-            fleet = runner._fleet
-            server.on("/models", Exchange.left)
-            fleet.start()
-            await server.request(2, "/models")
-            assert fleet.ready()
-            await until(fleet, ready=False)
-            assert len(server.requests) >= 3
-            server.on("/models", answer({}, 404))
-            await until(fleet, ready=True)
+            pool = runner._fleet
+            pool.start()
+            await until(pool, ready=False)
+            assert ready_at_checks[:3] == [True, True, True]
+            is_late = False
+            await until(pool, ready=True)
             await runner.aclose()
+
+    async def test_a_health_check_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(replicas_module, "LOOK_TIMEOUT_S", 0.2)
+        async with FakeUpstream() as server:
+            server.on("/models", Exchange.left)
+            client = Client(server.base)
+            with pytest.raises(DeadlineExceeded):
+                await check_health(client)
+            await client.aclose()
 
     async def test_a_bug_does_not_end_the_watch(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
