@@ -150,10 +150,11 @@ clean:
 # it in a tenth of pip's time, but does not know an index that pip is told of; where it fails, pip does it. Bytecode is
 # written on first use, unless Python is told not to.
 COMPILED := $(PYTHONDONTWRITEBYTECODE)
+PIP := pip install $(if $(COMPILED),,--no-compile)
 LOCKED = --require-hashes --requirement requirements/$(2).txt
 define locked
 { ! $(1)/python -m pip config list | grep -q index-url && $(UV) pip install $(if $(COMPILED),--compile-bytecode) --python $(1)/python $(LOCKED) $(3); } || \
-	$(1)/python -m pip install $(if $(COMPILED),,--no-compile) $(LOCKED) $(3)
+	$(1)/python -m $(PIP) $(LOCKED) $(3)
 endef
 shoal = $(1)/python -m pip install --no-deps --no-build-isolation --editable .
 
@@ -171,7 +172,7 @@ $(VENV)/.installed: pyproject.toml requirements/serve.txt | $(UV)
 	@touch $@
 
 $(UV): requirements/uv.txt | $(VENV)/bin/python
-	$(@D)/python -m pip install $(if $(COMPILED),,--no-compile) --require-hashes --requirement $<
+	$(@D)/python -m $(PIP) --require-hashes --requirement $<
 	@touch $@
 
 $(VENV)/.developer: requirements/dev.txt | $(VENV)/.installed
@@ -186,7 +187,7 @@ $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed $(LOWEST)/.installed: .venv-%/.i
 
 # PyTorch first, in the build that the index of this machine has, with what that build needs; the rest must not change it.
 $(PARITY)/.installed: pyproject.toml requirements/parity.txt | $(PARITY)/bin/python $(UV)
-	$(@D)/bin/python -m pip install $(if $(COMPILED),,--no-compile) torch==$(TORCH)
+	$(@D)/bin/python -m $(PIP) torch==$(TORCH)
 	$(call locked,$(@D)/bin,parity,--no-deps)
 	$(call shoal,$(@D)/bin)
 	@touch $@
@@ -194,7 +195,7 @@ $(PARITY)/.installed: pyproject.toml requirements/parity.txt | $(PARITY)/bin/pyt
 # torchvision of an index is built with CUDA and does not load beside a PyTorch without it: === leaves out builds such as
 # 2.13.0+cpu, wherever they lie. 6 GB on the disk.
 $(CONVERT)/.installed: pyproject.toml requirements/convert.txt | $(CONVERT)/bin/python $(UV)
-	$(@D)/bin/python -m pip install $(if $(COMPILED),,--no-compile) torch===$(TORCH) torchvision
+	$(@D)/bin/python -m $(PIP) torch===$(TORCH) torchvision
 	$(call locked,$(@D)/bin,convert,--no-deps)
 	$(call shoal,$(@D)/bin)
 	@touch $@

@@ -28,7 +28,7 @@ from shoal.errors import ConfigError
 
 FILE_NAME = "shoal.toml"
 
-CLOSE = 0.75
+_CLOSE = 0.75
 """How similar a name must be to be suggested for another one: a wrong suggestion is worse than none."""
 
 MODELS = "models"
@@ -282,8 +282,8 @@ def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
         if setting is None or setting.env != variable:
             if name not in (MODELS, AS, "config"):
                 # Only a warning: others may own such a variable, and a pod cannot unset inherited ones.
-                near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=CLOSE)
-                warnings += [f"{variable} is not a setting: did you mean {BY_NAME[near[0]].env}?"] if near else []
+                near = find_similar(name, BY_NAME)
+                warnings += [f"{variable} is not a setting: did you mean {BY_NAME[near].env}?"] if near else []
             continue
         value = [part.strip() for part in text.split(",") if part.strip()] if setting.repeatable else text
         if not value:  # commas alone mean nothing, and must not override the keys of a file
@@ -313,6 +313,11 @@ def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) ->
     return convert(known[key], value, f"{where}: {key}")
 
 
+def find_similar(name: str, names: Iterable[str]) -> str:
+    """Return the one of `names` that `name` most likely is a misspelling of, "" if none is similar enough."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_CLOSE)), "")
+
+
 def _hint(known: Mapping[str, Setting], key: str, value: Any) -> str:
     """Return advice on a key of the file, with `_` for `-`, that is not spelled as the known ones."""
     at_top = known is BY_NAME
@@ -322,9 +327,9 @@ def _hint(known: Mapping[str, Setting], key: str, value: Any) -> str:
         return 'it is a key of one model: put it into its table, [models."name"]'
     if not at_top and key in BY_NAME:
         return "it is a setting of the whole server: put it above all tables"
-    near = difflib.get_close_matches(key, [*known, MODELS, AS] if at_top else known, n=1, cutoff=CLOSE)
+    near = find_similar(key, [*known, MODELS, AS] if at_top else known)
     if near:
-        return f"did you mean {near[0]}?"
+        return f"did you mean {near}?"
     if at_top and isinstance(value, dict):
         return 'the only tables are those of models, [models."name"]; settings stand above them'
     return "docs/settings.md lists them all"

@@ -8,7 +8,6 @@ logging, no port.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 import math
 import os
@@ -23,7 +22,7 @@ import numpy as np
 
 from shoal import config
 from shoal.backends import parse_served
-from shoal.config import CLOSE, LoadedConfig
+from shoal.config import LoadedConfig, find_similar
 from shoal.config.schema import convert
 from shoal.config.settings import BY_NAME
 from shoal.core.image_text_scoring import score_image_texts
@@ -367,8 +366,8 @@ def _load_config(
 ) -> LoadedConfig:
     for name in settings:
         if name not in BY_NAME:
-            near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=CLOSE)
-            hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
+            near = find_similar(name, BY_NAME)
+            hint = f"did you mean {near}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name} is not a setting: {hint}", param=name)
         if BY_NAME[name].section in _SERVER_SECTIONS:
             raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)
