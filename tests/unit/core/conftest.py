@@ -14,14 +14,17 @@ T = TypeVar("T")
 Run = Callable[[Callable[[], Coroutine[Any, Any, T]]], T]
 
 
+START = 1.0
+"""The virtual clock's first time. Not ahead of the real clock, which the deadlines of HTTP requests are read from and
+which begins with the machine's start."""
+
+
 class _Selector(selectors.SelectSelector):
     """Never waits: time jumps to the next timer instead. Real file descriptors (thread hops) are still seen."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Not ahead of the real clock, which deadlines of HTTP requests are read from: it begins with the machine's
-        # start.
-        self.now = min(1000.0, time.monotonic())
+        self.now = START
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)

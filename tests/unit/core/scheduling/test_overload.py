@@ -13,7 +13,7 @@ from shoal.backends.fake.model import FakeScript
 from shoal.core.protocols import CostModel
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import DeadlineExceeded, Overloaded
-from tests.unit.core.conftest import run_virtual
+from tests.unit.core.conftest import START, run_virtual
 from tests.unit.core.lanes import context, embed, engine, make_lane
 
 SCRIPT = FakeScript(delay_ms=20, token_us=200, max_batch_size=16)
@@ -40,10 +40,6 @@ class Seen:
 
     def goodput(self, since: float, until: float) -> float:
         return sum(since <= came + took < until for came, took in self.answered) / (until - since)
-
-
-START = 1000.0
-"""The virtual clock's."""
 
 
 async def ask(lane: Lane, seen: Seen, text: str, deadline: float, client: str = "c") -> None:
