@@ -83,21 +83,23 @@ class Application:
             await _NOT_HTTP(scope, receive, send)
             return
         request = Request(scope, time.monotonic())
-        request.id = self._request_id(request)
-        found = self._find(request, scope)
-        request.deadline = request.started + self._choose_timeout(request, found)
-        extensions = scope.get("extensions")
-        exchange: Exchange | None = extensions.get(EXTENSION) if extensions else None
-        status = await self._respond(request, found, receive, send, exchange)
-        log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
-
-    def _find(self, request: Request, scope: Any) -> Route | Miss:
+        given = request.headers.get(b"x-request-id")
+        is_valid = given is not None and _SANE_ID.fullmatch(given) is not None
+        request.id = given.decode("ascii") if given and is_valid else f"{self._id_prefix}{next(self._count):08x}"
         found = self.routes.find(request.method, request.path)
         try:
             check_headers(scope["headers"], scope["http_version"], self._client_header)
         except Malformed as error:
-            return Miss(found.surface, error)
-        return found
+            found = Miss(found.surface, error)
+        generates = isinstance(found, Route) and found.operation.generates
+        timeout = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
+        if b"x-request-timeout" in request.headers:
+            timeout = _choose_timeout(request.headers[b"x-request-timeout"], timeout)
+        request.deadline = request.started + timeout
+        extensions = scope.get("extensions")
+        exchange: Exchange | None = extensions.get(EXTENSION) if extensions else None
+        status = await self._respond(request, found, receive, send, exchange)
+        log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
 
     async def _respond(
         self, request: Request, found: Route | Miss, receive: Receive, send: Send, exchange: Exchange | None
@@ -109,8 +111,9 @@ class Application:
                 ) or self._render_miss(found)
             else:
                 with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
-                    await self._admit(request, found, receive, exchange)
-                    watch.mark_body_read()
+                    await self._admit(request, found, receive, exchange, watch)
+                    if exchange is None:
+                        watch.start()
                     try:
                         reply = await found.operation.endpoint(request)
                     except ModelNotReady as error:
@@ -123,7 +126,12 @@ class Application:
             if isinstance(error, ShoalError) and not request.is_handed_over:
                 self._gateway.report_refusal(error)
             reply = _report_error(request, request.render_error or found.surface.render_error, error)
-        if exchange is None or not self._send_whole(request, reply, exchange):
+        if (
+            exchange is None
+            or not request.body_read
+            or not isinstance(reply.body, bytes)
+            or not exchange.send_whole(reply.status, self._build_headers(request, reply, unread=False), reply.body)
+        ):
             await self._send(request, reply, receive, send)
         return reply.status
 
@@ -142,7 +150,9 @@ class Application:
         self._gateway.report_refusal(miss.error)
         return _render_reply(miss.surface.render_error, miss.error)
 
-    async def _admit(self, request: Request, route: Route, receive: Receive, exchange: Exchange | None) -> None:
+    async def _admit(
+        self, request: Request, route: Route, receive: Receive, exchange: Exchange | None, watch: DisconnectWatch
+    ) -> None:
         operation = route.operation
         request.gate = self._gate
         request.client, request.key_class = self._gate.admit(request, operation.access)
@@ -154,19 +164,14 @@ class Application:
             form = isinstance(operation, DocumentedOperation) and operation.form is not None
             check_head(request, limit, json=operation.request is not None, form=form)
             body = exchange.take_body(limit) if exchange is not None else None
-            request.body = await read_body(receive, limit) if body is None else body
+            if body is None:
+                with watch.limit_body_time():
+                    body = await read_body(receive, limit)
+            request.body = body
             if len(request.body) > LARGE_BODY:
                 async with self._decoding:
                     await asyncio.sleep(0)
         request.body_read = True
-
-    def _send_whole(self, request: Request, reply: Reply, exchange: Exchange) -> bool:
-        """Send the reply in one call; returns False, having sent nothing, if it needs ASGI messages."""
-        return (
-            request.body_read
-            and isinstance(reply.body, bytes)
-            and exchange.send_whole(reply.status, self._build_headers(request, reply, unread=False), reply.body)
-        )
 
     async def _send(self, request: Request, reply: Reply, receive: Receive, send: Send) -> None:
         body = reply.body
@@ -216,24 +221,14 @@ class Application:
             headers.append(_CLOSE)
         return headers
 
-    def _request_id(self, request: Request) -> str:
-        value = request.headers.get(b"x-request-id")
-        if value is not None and _SANE_ID.fullmatch(value):
-            return value.decode("ascii")
-        return f"{self._id_prefix}{next(self._count):08x}"
 
-    def _choose_timeout(self, request: Request, found: Route | Miss) -> float:
-        """Return the request's timeout in seconds: the server's, or a smaller valid one from the client."""
-        generates = isinstance(found, Route) and found.operation.generates
-        most = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
-        value = request.headers.get(b"x-request-timeout")
-        if value is None:
-            return most
-        try:
-            seconds = float(value)
-        except ValueError:
-            return most
-        return min(seconds, most) if seconds > 0 else most
+def _choose_timeout(value: bytes, most: float) -> float:
+    """Return the client's timeout in seconds, or `most` if it is invalid or larger."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return most
+    return min(seconds, most) if seconds > 0 else most
 
 
 def _render_reply(render: ErrorRenderer, error: ShoalError) -> Reply:

@@ -13,13 +13,10 @@ EXTENSION = "shoal.exchange"
 
 
 class Exchange(Protocol):
-    """One request and its response. `body_complete`: the whole body has arrived. `on_disconnect` is called when the
-    client disconnects before the response is complete."""
+    """One request and its response. `on_disconnect` is called when the client disconnects before the response is
+    complete."""
 
     on_disconnect: Callable[[], None] | None
-
-    @property
-    def body_complete(self) -> bool: ...
 
     def take_body(self, limit: int) -> bytes | None:
         """Take the whole body. Returns None, and takes nothing, if it is incomplete or longer than `limit`."""

@@ -38,11 +38,9 @@ _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{0,253}))(?::(
 
 def combine_headers(raw: RawHeaders) -> dict[bytes, bytes]:
     """Return one value per name; the values of a repeated header are joined to a list (RFC 9110, section 5.3)."""
-    headers = dict(raw)
-    if len(headers) < len(raw):
-        headers.clear()
-        for name, value in raw:
-            headers[name] = headers[name] + b", " + value if name in headers else value
+    headers: dict[bytes, bytes] = {}
+    for name, value in raw:
+        headers[name] = headers[name] + b", " + value if name in headers else value
     return headers
 
 

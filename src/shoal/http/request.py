@@ -129,7 +129,9 @@ class Request:
             path = path[len(root) :]
         self.path = path
         self.query: bytes = scope.get("query_string", b"")
-        self.headers = combine_headers(scope["headers"])
+        raw = scope["headers"]
+        headers = dict(raw)
+        self.headers: dict[bytes, bytes] = headers if len(headers) == len(raw) else combine_headers(raw)
         peer = scope.get("client")
         self.peer: str = peer[0] if peer else ""
         self.is_handed_over = False

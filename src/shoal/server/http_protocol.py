@@ -133,7 +133,7 @@ class Connection(HttpToolsProtocol):
         self._framing = 0  # bytes of the body's chunk sizes, extensions and trailers, minus the allowance of its data
         self._refusal: bytes | None = None
         self._render_error = render_error
-        self._open: deque[_Exchange] = deque()  # requests, from the first without a complete response
+        self._open: deque[_Exchange] = deque()  # requests without a complete response
         self._writes = 0  # count of writes, and of times the transport's buffer drained
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -158,7 +158,10 @@ class Connection(HttpToolsProtocol):
         if before is _ParserState.BODY:
             self._framing += len(data)
         try:
-            self._parse(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                self._parse_upgrade(data, offer)
         except httptools.HttpParserError as error:
             self._refuse(b"400 Bad Request", f"The request is not valid HTTP/1.1: {_describe_parse_error(error)}.")
             return
@@ -171,7 +174,7 @@ class Connection(HttpToolsProtocol):
         elif self._framing > HEAD_BYTES:
             self._refuse(b"400 Bad Request", "The body's chunks or trailers hold too little data for their size.")
             return
-        if not self._is_idle():
+        if self._open:
             if self._head_timer is not None:
                 self._cancel_head_timer()
         elif before is _ParserState.BODY and self._parser_state is _ParserState.BETWEEN:
@@ -183,15 +186,17 @@ class Connection(HttpToolsProtocol):
         else:
             self._start_head_timer()
 
-    def _parse(self, data: bytes) -> None:
+    def _parse_upgrade(self, data: bytes, offer: httptools.HttpParserUpgrade) -> None:
+        """Parse on after a head with an upgrade offer, at which the parser stopped."""
         while True:
+            self._skip_upgrade()
+            if self.scope["method"] == "CONNECT":
+                return
+            data = data[offer.args[0] :]
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as offer:
-                self._skip_upgrade()
-                if self.scope["method"] == "CONNECT":
-                    return
-                data = data[offer.args[0] :]
+            except httptools.HttpParserUpgrade as another:
+                offer = another
             else:
                 return
 
@@ -227,8 +232,6 @@ class Connection(HttpToolsProtocol):
         self._framing = 0
         if not self.parser.should_keep_alive():  # uvicorn before 0.54 overlooks a `close` beside other options
             self.cycle.keep_alive = False
-        while self._open and self._open[0].complete:
-            self._open.popleft()
         exchange = _Exchange(self.cycle, self.transport, self.loop, self.server_state)
         self.cycle.transport = exchange  # type: ignore[assignment]
         self.scope["extensions"] = {EXTENSION: exchange}  # type: ignore[dict-item]  # not a type that uvicorn declares
@@ -248,11 +251,13 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._open:
+            self._open.popleft()  # responses come in the order of their requests
         super().on_response_complete()
         self._watch_writes()
         if self._refusal is not None:
             self._send_refusal()
-        elif self._parser_state is _ParserState.HEAD and self._is_idle() and not self.transport.is_closing():
+        elif self._parser_state is _ParserState.HEAD and not self._open and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._start_head_timer()
 
@@ -261,7 +266,7 @@ class Connection(HttpToolsProtocol):
         # At least LINGER_S after a response that was sent without `connection: close`.
         self.timeout_keep_alive = max(idle_s, LINGER_S)  # type: ignore[assignment]  # only used as a timer's delay
         self._head_s = min(self._head_s, self.timeout_keep_alive)
-        if self._is_idle() and not self.transport.is_closing():
+        if not self._open and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._cancel_head_timer()
             if self._parser_state is _ParserState.HEAD:
@@ -281,10 +286,6 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._writes += 1
-
-    def _is_idle(self) -> bool:
-        """Whether no request waits for its response. Timeouts on the client apply only then."""
-        return self.cycle is None or self.cycle.response_complete
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
@@ -325,7 +326,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = b""
 
     def _send_refusal(self) -> None:
-        if self.transport.is_closing() or not all(exchange.complete for exchange in self._open):
+        if self.transport.is_closing() or self._open:
             return
         self.flow.resume_reading()
         if self._refusal:
@@ -402,7 +403,7 @@ class _Exchange:
     """One request and its response: the transport of its cycle, and the application's shoal.http.exchange.Exchange.
 
     The head, which is the first piece that the cycle writes, is held until the second piece or the next turn of the
-    loop. `complete`: the response is written, or never will be.
+    loop.
     """
 
     __slots__ = ("_first_part", "_has_started", "_loop", "_state", "_transport", "cycle", "on_disconnect")
@@ -422,14 +423,10 @@ class _Exchange:
         self._first_part = b""
         self.on_disconnect: Callable[[], None] | None = None
 
-    @property
-    def complete(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
     def release(self) -> None:
         """Drop the reference to the cycle, which references this object, once the application has finished."""
         self.on_disconnect = None
-        if self.complete:
+        if self.cycle is not None and self.cycle.response_complete:
             self.cycle = None
 
     def mark_disconnected(self) -> None:
@@ -438,10 +435,6 @@ class _Exchange:
             self.cycle.message_event.set()
             if self.on_disconnect is not None:
                 self.on_disconnect()
-
-    @property
-    def body_complete(self) -> bool:
-        return self.cycle is not None and not self.cycle.more_body
 
     def take_body(self, limit: int) -> bytes | None:
         cycle = self.cycle

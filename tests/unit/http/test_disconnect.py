@@ -50,7 +50,7 @@ async def test_work_that_is_done() -> None:
     client = Client()
     for wait in (False, True):
         with DisconnectWatch(client.receive, 30.0) as watch:
-            watch.mark_body_read()
+            watch.start()
             if wait:
                 await client.watched.wait()
 
@@ -60,7 +60,7 @@ async def test_a_client_that_leaves() -> None:
     client = Client()
     client.left.set()
     with pytest.raises(Cancelled), DisconnectWatch(client.receive, 30.0) as watch:
-        watch.mark_body_read()
+        watch.start()
         await never()
     task = asyncio.current_task()
     assert task is not None
@@ -68,18 +68,23 @@ async def test_a_client_that_leaves() -> None:
 
 
 async def test_a_client_that_leaves_after_a_slow_body() -> None:
-    """The body took longer than the patience of the watch: it goes over to waiting for the client to leave."""
+    """Once the body is there, the watch waits for the client to leave."""
     client = Client()
     client.left.set()
     with pytest.raises(Cancelled), DisconnectWatch(client.receive, 30.0) as watch:
-        await in_a_while(0.0)
-        watch.mark_body_read()
+        with watch.limit_body_time():
+            await in_a_while(0.0)
+        watch.start()
         await never()
 
 
 async def test_a_body_that_is_late() -> None:
     """What waits for the body is cancelled, and the block raises RequestTimeout."""
-    with pytest.raises(RequestTimeout, match=r"0\.001 s"), DisconnectWatch(Client().receive, 0.001):
+    with (
+        pytest.raises(RequestTimeout, match=r"0\.001 s"),
+        DisconnectWatch(Client().receive, 0.001) as watch,
+        watch.limit_body_time(),
+    ):
         await never()
 
 
@@ -87,8 +92,9 @@ async def test_a_body_that_came_in_time() -> None:
     """After the body, its time limit is over."""
     client = Client()
     with DisconnectWatch(client.receive, 0.001) as watch:
-        await in_a_while(0.0)
-        watch.mark_body_read()
+        with watch.limit_body_time():
+            await in_a_while(0.0)
+        watch.start()
         await client.watched.wait()
         await in_a_while(0.002)
 
@@ -96,7 +102,7 @@ async def test_a_body_that_came_in_time() -> None:
 async def test_other_errors_pass() -> None:
     """An error of the work is not touched."""
     with pytest.raises(ZeroDivisionError), DisconnectWatch(Client().receive, 30.0) as watch:
-        watch.mark_body_read()
+        watch.start()
         raise ZeroDivisionError
 
 
@@ -107,7 +113,7 @@ async def test_a_cancellation_from_outside(also_gone: bool) -> None:
 
     async def work() -> None:
         with DisconnectWatch(client.receive, 30.0) as watch:
-            watch.mark_body_read()
+            watch.start()
             await never()
 
     task = asyncio.create_task(work())
@@ -124,7 +130,7 @@ async def test_after_stop_nobody_is_cancelled() -> None:
     """The HTTP server says that the client is gone as soon as the reply is complete; that must not matter."""
     client = Client()
     with DisconnectWatch(client.receive, 30.0) as watch:
-        watch.mark_body_read()
+        watch.start()
         await client.watched.wait()
         watch.stop()
         client.left.set()
