@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -52,6 +52,8 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     follows the model's setting. `normalize` and `dimensions` are of the dense vector, which is cut first.
     """
 
+    kind: ClassVar[TaskKind] = "embed"
+
     model: str
     inputs: Sequence[TextItem | Image]
     prompt_name: str | None = None
@@ -73,6 +75,8 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
     `raw_scores`: as the model gives them, without its activation. `truncate` None follows the model's setting; of a
     pair that is too long the longer text is cut, token by token. `max_document_tokens` cuts a document by itself first.
     """
+
+    kind: ClassVar[TaskKind] = "rerank"
 
     model: str
     queries: list[str]
@@ -96,6 +100,8 @@ class Classify(msgspec.Struct, frozen=True, kw_only=True, tag="classify"):
 
     `raw_scores`, `truncate` and `truncation_direction` as in Rerank.
     """
+
+    kind: ClassVar[TaskKind] = "classify"
 
     model: str
     inputs: Sequence[str | TextPair | Image]
@@ -199,6 +205,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     `names`: what the client calls fields of `sampling`, where its API has other names than OpenAI's and vLLM's.
     """
 
+    kind: ClassVar[TaskKind] = "generate"
+
     model: str
     prompts: list[TextItem] = []
     messages: list[Message] = []
@@ -230,14 +238,6 @@ BatchTask: TypeAlias = Embed | Rerank | Classify
 """Tasks that consist of items, which lanes join with those of other requests."""
 
 Task: TypeAlias = BatchTask | Generate
-
-
-def task_kind(task: Task) -> TaskKind:
-    """What the task is called in facts, settings and metrics."""
-    return _KINDS[type(task)]
-
-
-_KINDS: dict[type[Task], TaskKind] = {each: each.__struct_config__.tag for each in get_args(Task)}
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import overload
 
+import msgspec
+
 from shoal.core import similarity
 from shoal.core.generation.stream_limit import StreamLimit
 from shoal.core.generation.stream_timeout import StreamTimeout
@@ -46,7 +48,6 @@ from shoal.types import (
     Task,
     TaskKind,
     Usage,
-    task_kind,
 )
 
 logger = logging.getLogger("shoal.core")
@@ -91,31 +92,35 @@ class Gateway:
         self._clock = clock
 
     @overload
-    async def run(self, task: Embed, ctx: Context) -> Embedded: ...
+    async def run(self, task: Embed, ctx: Context, model: Model | None = None) -> Embedded: ...
 
     @overload
-    async def run(self, task: Rerank | Classify, ctx: Context) -> Scored: ...
+    async def run(self, task: Rerank | Classify, ctx: Context, model: Model | None = None) -> Scored: ...
 
     @overload
-    async def run(self, task: BatchTask, ctx: Context) -> Result: ...
+    async def run(self, task: BatchTask, ctx: Context, model: Model | None = None) -> Result: ...
 
-    async def run(self, task: BatchTask, ctx: Context) -> Result:
+    async def run(self, task: BatchTask, ctx: Context, model: Model | None = None) -> Result:
         """Embed, rerank or classify. Raises any RequestError, CapacityError, BackendError or InternalError.
 
-        A model that embeds but does not rerank scores documents by their vectors; see `similarity`.
+        A model that embeds but does not rerank scores documents by their vectors; see `similarity`. `model`: the one
+        that the task names, if the caller has found it.
         """
-        kind = task_kind(task)
-        model = self._find_model(task.model, kind)
+        kind = task.kind
+        if model is None:
+            model = self._find_model(task.model, kind)
         started = self._clock()
         items = count_items(task)
-        self._observer.accepted(model.name, kind, items, classify_traffic(ctx, items))
+        traffic = classify_traffic(ctx, items)
+        if ctx.traffic is None:
+            ctx = msgspec.structs.replace(ctx, traffic=traffic)
+        self._observer.accepted(model.name, kind, items, traffic)
         outcome = "cancelled"
         result: Result | None = None
         model.enter()
         try:
             runner = _get_runner(model, task, kind)
-            _check_items(task, items)
-            _check_deadline(ctx, started)
+            _check_request(task, items, ctx, started)
             if runner is None:
                 runner = await self._wake_runner(model, task, kind, ctx)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
@@ -150,7 +155,8 @@ class Gateway:
         model.enter()
         try:
             runner = _get_runner(model, task, "generate")
-            _check_deadline(ctx, started)
+            if ctx.deadline <= started:
+                raise _late_error()
             if runner is None:
                 runner = await self._wake_runner(model, task, "generate", ctx)
             places = self._get_stream_limit(model)
@@ -367,7 +373,7 @@ def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
     )
 
 
-def _check_items(task: BatchTask, items: int) -> None:
+def _check_request(task: BatchTask, items: int, ctx: Context, now: float) -> None:
     if not items:
         raise EmptyInput("there is no input: send at least one", param="input")
     if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
@@ -375,8 +381,9 @@ def _check_items(task: BatchTask, items: int) -> None:
             f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
             param="query",
         )
-
-
-def _check_deadline(ctx: Context, now: float) -> None:
     if ctx.deadline <= now:
-        raise DeadlineExceeded("the deadline had passed before the work began: allow more time")
+        raise _late_error()
+
+
+def _late_error() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline had passed before the work began: allow more time")

@@ -48,11 +48,7 @@ class LaneRunner(CodecMixin):
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TextCodec | None = None) -> None:
         super().__init__(codec)
         self.lane = lane
-        self._facts = facts
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._facts
+        self.facts = facts
 
     @overload
     def run(self, task: Embed, ctx: Context) -> Coroutine[Any, Any, Embedded]: ...
@@ -68,7 +64,7 @@ class LaneRunner(CodecMixin):
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         raise Unsupported(
-            f"the model {task.model!r} does not generate text; it can: {', '.join(self._facts.tasks)}", param="model"
+            f"the model {task.model!r} does not generate text; it can: {', '.join(self.facts.tasks)}", param="model"
         )
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:

@@ -18,7 +18,7 @@ from shoal.core.protocols import (
     Token,
 )
 from shoal.errors import ShoalError, Unsupported
-from shoal.types import BatchTask, Chunk, Context, Generate, Result, TaskKind, task_kind
+from shoal.types import BatchTask, Chunk, Context, Generate, Result, TaskKind
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class TaskRouter:
         return self._facts
 
     async def run(self, task: BatchTask, ctx: Context) -> Result:
-        return await self._runner_for(task_kind(task)).run(task, ctx)
+        return await self._runner_for(task.kind).run(task, ctx)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         return self._runner_for("generate").stream(task, ctx)

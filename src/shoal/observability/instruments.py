@@ -8,7 +8,7 @@ request partly counted, but never a torn number.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -44,6 +44,13 @@ class Histogram:
         """Return (upper bound, observations at or below it), up to +Inf, as the exposition format requires."""
         names = [*map(floatToGoString, self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+def observe_all(observations: Iterable[tuple[Histogram, float]]) -> None:
+    """Add a value to each of several histograms, in one call: a request adds to eight."""
+    for histogram, value in observations:
+        histogram.counts[bisect_left(histogram.bounds, value)] += 1
+        histogram.total += value
 
 
 I = TypeVar("I", Count, Histogram)  # noqa: E741 - an instrument

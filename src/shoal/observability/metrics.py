@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer, ReplicaStatus
 from shoal.observability import upstream
-from shoal.observability.instruments import Count, Family, Histogram, gauge
+from shoal.observability.instruments import Count, Family, Histogram, gauge, observe_all
 from shoal.types import ModelStats, Result, TaskKind, TrafficClass
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -212,12 +212,11 @@ class PrometheusObserver(Observer, Collector):
 
     def batched(self, report: BatchReport) -> None:
         series = self._batches.get((report.model, report.replica)) or self._add_batches(report.model, report.replica)
-        series.size.observe(report.items)
-        series.tokens.observe(report.tokens)
-        series.padded.value += report.padded_tokens
-        series.seconds.observe(report.seconds)
+        values = [(series.size, report.items), (series.tokens, report.tokens), (series.seconds, report.seconds)]
         if report.finish_seconds is not None:
-            series.finish.observe(report.finish_seconds)
+            values.append((series.finish, report.finish_seconds))
+        observe_all(values)
+        series.padded.value += report.padded_tokens
         flush = series.flushes.get(report.flush)
         if flush is None:
             label = self._label(report.model)
@@ -244,15 +243,21 @@ class PrometheusObserver(Observer, Collector):
         if count is None:
             count = series.outcomes[outcome] = self._families.requests.child(self._label(model), task, outcome)
         count.value += 1
-        series.seconds.observe(seconds)
-        if result is not None:
+        if result is None:
+            series.seconds.observe(seconds)
+        else:
             series.items.value += len(result.tokens)
             series.tokens.value += sum(result.tokens)
             series.truncated.value += result.truncated
             facts = result.facts
-            series.prepare.observe(facts.prepare_ms * 0.001)
-            series.queue.observe(facts.queue_ms * 0.001)
-            series.infer.observe(facts.infer_ms * 0.001)
+            observe_all(
+                (
+                    (series.seconds, seconds),
+                    (series.prepare, facts.prepare_ms * 0.001),
+                    (series.queue, facts.queue_ms * 0.001),
+                    (series.infer, facts.infer_ms * 0.001),
+                )
+            )
 
     def refused(self, reason: str) -> None:
         """Count a request rejected before it was accepted; `reason` is the error's kind."""

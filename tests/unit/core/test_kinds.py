@@ -28,7 +28,6 @@ from shoal.types import (
     TrafficClass,
     VectorKind,
     pack,
-    task_kind,
     unpack,
 )
 from tests.unit.core.conftest import Run
@@ -215,7 +214,7 @@ def test_tasks_and_results_travel() -> None:
     pair: TextPair = ("a", "b")
     tasks: list[Rerank | Classify] = [rerank("d", "e"), Classify(model="m", inputs=["a", pair], raw_scores=True)]
     assert [unpack(pack(task), type(task)) for task in tasks] == tasks
-    assert [task_kind(task) for task in tasks] == ["rerank", "classify"]
+    assert [task.kind for task in tasks] == ["rerank", "classify"]
     assert list(tasks[0].items) == [("q", "d"), ("q", "e")]
     assert list(tasks[1].items) == ["a", pair]
     assert list(rerank("d", "e", queries=("p", "q")).items) == [("p", "d"), ("q", "e")]

@@ -285,7 +285,7 @@ class FakeEngine:
         self._script = script
         self._cores = asyncio.Semaphore(script.parallel or script.slots)
         self._trigger_ids = {kind: word_id(getattr(script, kind)) for kind in ("poison", "reject", "nan")}
-        self._facts = EngineFacts(
+        self.facts = EngineFacts(
             name=name,
             inputs=("ids",),
             outputs=("embedding",),
@@ -296,10 +296,6 @@ class FakeEngine:
             length_buckets=(4, 8, 16, 32, 64, 128, 256, 512),
             cost=CostModel(max(script.delay_ms / 1e3, 1e-5), max(script.token_us / 1e6, 1e-9)),
         )
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
 
     def ready(self) -> bool:
         return self.online

@@ -54,7 +54,7 @@ class LocalEngine:
         rebuild: Callable[[], Awaitable[Lanes]] | None = None,
         end: Callable[[], None] | None = None,
     ) -> None:
-        self._facts = facts
+        self.facts = facts
         self._ports = tuple(ports)
         self._lanes = lanes
         self._max_length = max_length
@@ -69,29 +69,28 @@ class LocalEngine:
         self._closed = False
         self._warm_up_task: asyncio.Task[None] | None = None
 
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
-
     def ready(self) -> bool:
         return not self._closed
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise TransportFailed(f"{self._facts.name} is closed; load the model again")
+    def _closed_error(self) -> TransportFailed:
+        return TransportFailed(f"{self.facts.name} is closed; load the model again")
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        self._check_open()
+        if self._closed:
+            raise self._closed_error()
         feeds = check_inputs(inputs, self._ports, self._max_length)
         for output in outputs:
-            if output not in self._facts.outputs:
-                raise InputRejected(f"the graph has no output {output!r}; it has {', '.join(self._facts.outputs)}")
+            if output not in self.facts.outputs:
+                raise InputRejected(f"the graph has no output {output!r}; it has {', '.join(self.facts.outputs)}")
         self._calls += 1
         self._unused.clear()
         try:
-            await self._await_rebuild(deadline)
+            if self._rebuild_task is not None:
+                await asyncio.wait((self._rebuild_task,), timeout=deadline - time.monotonic())
+                if self._closed:
+                    raise self._closed_error()
             lanes = self._lanes
             slots = await self._choose(lanes, next(iter(feeds.values())).shape[0])
             try:
@@ -115,7 +114,7 @@ class LocalEngine:
         """Replace lanes on which a batch failed, unless that is done or under way."""
         if self._rebuild is not None and lanes is self._lanes and self._rebuild_task is None and not self._closed:
             self._rebuild_task = asyncio.create_task(
-                self._rebuild_lanes(self._rebuild), name=f"rebuild {self._facts.name}"
+                self._rebuild_lanes(self._rebuild), name=f"rebuild {self.facts.name}"
             )
 
     async def _rebuild_lanes(self, rebuild: Callable[[], Awaitable[Lanes]]) -> None:
@@ -123,17 +122,12 @@ class LocalEngine:
             self._lanes = await rebuild()
         except ShoalError as error:
             self._closed = True  # the model cannot be loaded any more; `ready` reports it
-            logger.error("%s is out of service: after a failed batch %s", self._facts.name, error.message)
+            logger.error("%s is out of service: after a failed batch %s", self.facts.name, error.message)
         except Exception:  # the failed lanes may return wrong results, and nobody awaits this task's error
             self._closed = True
-            logger.exception("%s is out of service: after a failed batch it could not be built anew", self._facts.name)
+            logger.exception("%s is out of service: after a failed batch it could not be built anew", self.facts.name)
         finally:
             self._rebuild_task = None
-
-    async def _await_rebuild(self, deadline: float) -> None:
-        if self._rebuild_task is not None:
-            await asyncio.wait((self._rebuild_task,), timeout=deadline - time.monotonic())
-            self._check_open()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -159,7 +153,7 @@ class LocalEngine:
         while time.monotonic() < end:
             if not await self._warm_next():
                 return
-        self._warm_up_task = asyncio.create_task(self._warm_idle(), name=f"warm-up of {self._facts.name}")
+        self._warm_up_task = asyncio.create_task(self._warm_idle(), name=f"warm-up of {self.facts.name}")
 
     async def _warm_idle(self) -> None:
         more = True
@@ -182,14 +176,14 @@ class LocalEngine:
         if lanes.wide is not None and shape.size <= SOLO_ITEMS:
             await self._run_everywhere(lanes.wide, shape)
         warm.record(shape, times)
-        if warm.cost != self._facts.cost:
-            self._facts = replace(self._facts, cost=warm.cost)
+        if warm.cost != self.facts.cost:
+            self.facts = replace(self.facts, cost=warm.cost)
         return True
 
     async def _run_everywhere(self, slots: Slots, shape: Shape) -> bool:
         """Return whether all runs succeeded. A shape that the graph rejects simply stays cold."""
         feeds = make_example(self._ports, shape.size, shape.length)
         deadline = time.monotonic() + WARM_DEADLINE_S
-        runs = (slots.run(feeds, self._facts.outputs, deadline) for _ in range(slots.count))
+        runs = (slots.run(feeds, self.facts.outputs, deadline) for _ in range(slots.count))
         results = await asyncio.gather(*runs, return_exceptions=True)
         return not any(isinstance(result, BaseException) for result in results)

@@ -90,7 +90,11 @@ class Slots:
         """
         if deadline <= time.monotonic():
             raise DeadlineExceeded(TIMEOUT_MESSAGE)
-        worker = await self._take(deadline)
+        try:
+            worker = self._free.get_nowait()
+        except asyncio.QueueEmpty:
+            worker = await self._wait_for_worker(deadline)
+        self._drained.clear()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outputs | BackendError] = loop.create_future()
         try:
@@ -99,15 +103,16 @@ class Slots:
             self._put(worker)
             raise engine_error(error) from error
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                outcome = await asyncio.shield(done)
-        except TimeoutError:
-            worker.abort()
-            raise DeadlineExceeded(TIMEOUT_MESSAGE) from None
+            # Neither the end of the time nor a cancellation may cancel `done`, which tells when the worker is free.
+            await asyncio.wait((done,), timeout=deadline - time.monotonic())
         except asyncio.CancelledError:
             worker.abort()
             await _wait_uninterrupted(done)
             raise
+        if not done.done():
+            worker.abort()
+            raise DeadlineExceeded(TIMEOUT_MESSAGE)
+        outcome = done.result()
         if isinstance(outcome, BackendError):
             raise outcome
         return outcome
@@ -120,17 +125,12 @@ class Slots:
         """Release the workers and what they hold. Nothing may run afterwards."""
         self._free = asyncio.LifoQueue()
 
-    async def _take(self, deadline: float) -> Worker:
+    async def _wait_for_worker(self, deadline: float) -> Worker:
         try:
-            worker = self._free.get_nowait()
-        except asyncio.QueueEmpty:
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    worker = await self._free.get()
-            except TimeoutError:
-                raise DeadlineExceeded(TIMEOUT_MESSAGE) from None
-        self._drained.clear()
-        return worker
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self._free.get()
+        except TimeoutError:
+            raise DeadlineExceeded(TIMEOUT_MESSAGE) from None
 
     def _put(self, worker: Worker) -> None:
         self._free.put_nowait(worker)

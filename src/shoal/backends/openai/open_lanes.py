@@ -207,13 +207,19 @@ class Scorer(LaneRunner):
     known so far."""
 
     def __init__(self, lane: Lane, facts: ModelFacts, codec: TokenizerCodec | None, labels: LabelNames) -> None:
-        super().__init__(lane, facts, codec)
         self._labels = labels
+        self._stated = facts
+        super().__init__(lane, facts, codec)
 
     @property
     def facts(self) -> ModelFacts:
-        facts = super().facts
-        return facts if facts.labels == self._labels.class_names else replace(facts, labels=self._labels.class_names)
+        if self._stated.labels != self._labels.class_names:
+            self._stated = replace(self._stated, labels=self._labels.class_names)
+        return self._stated
+
+    @facts.setter
+    def facts(self, facts: ModelFacts) -> None:
+        self._stated = facts
 
 
 class _ScoringOpener:

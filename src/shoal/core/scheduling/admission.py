@@ -123,8 +123,8 @@ class Admission:
 
     One client holds at most half of `max_items`, counted per class. Classes are counted separately because many users
     may share one address: the bulk job of one of them must not use up the share of the others' single texts. An empty
-    lane admits any request however large, so that no legal request is rejected for its size alone. Tokens are estimates
-    until `correct` is called.
+    lane admits any request however large, so that no legal request is rejected for its size alone. Tokens are
+    estimates, corrected by the ratio of true to estimated tokens of the requests answered before.
 
     `drain(tokens, items)` returns the seconds that this much work takes now, or None while unknown. A request is
     rejected if the work ahead of it, by the planner's shares of classes, clients and requests, takes longer than its
@@ -194,21 +194,14 @@ class Admission:
         self._count(flow, own, 1, items, tokens)
         return Permit(flow, items, tokens)
 
-    def correct(self, permit: Permit, tokens: int) -> None:
-        """Replace the permit's estimate with the true token count; never rejects. The estimates of the other requests
-        are assumed to be off by the same ratio."""
-        if permit.is_held:
-            self._true_tokens = ESTIMATE_DECAY * self._true_tokens + tokens
-            self._estimated_tokens = ESTIMATE_DECAY * self._estimated_tokens + permit.tokens
-            for each in (self._total, self._classes[permit.flow[1]], self._flows[permit.flow]):
-                each.tokens += tokens - permit.tokens
-            permit.tokens = tokens
-
-    def release(self, permit: Permit) -> None:
-        """Release the permit; a second call does nothing."""
+    def release(self, permit: Permit, tokens: int | None = None) -> None:
+        """Release the permit; a second call does nothing. `tokens`: the true count of a request that was answered."""
         if not permit.is_held:
             return
         permit.is_held = False
+        if tokens is not None:
+            self._true_tokens = ESTIMATE_DECAY * self._true_tokens + tokens
+            self._estimated_tokens = ESTIMATE_DECAY * self._estimated_tokens + permit.tokens
         own = self._flows[permit.flow]
         self._count(permit.flow, own, -1, -permit.items, -permit.tokens)
         if not own.requests:
@@ -218,7 +211,8 @@ class Admission:
             self._demand.record(now, left=permit.items)
         self._releases.append((now, permit.items))
         self._released_items += permit.items
-        self._forget()
+        if self._releases[0][0] < now - RATE_WINDOW_S:
+            self._forget()
 
     def _count(
         self, flow: tuple[str, TrafficClass], own: _AdmittedCounts, requests: int, items: int, tokens: int

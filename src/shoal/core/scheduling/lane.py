@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import overload
 
@@ -63,7 +64,8 @@ _NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
 
 
 class _InFlightBatch(msgspec.Struct, eq=False):
-    """One batch on one replica; `facts` are the replica's when the batch started.
+    """One batch on one replica; `facts` are the replica's when the batch started, `retries` those of the failed batch
+    that it is a part of (None: of none).
 
     Set when the engine call returns: `padded_tokens`, the padded tokens computed; `seconds`, the duration of the call;
     `own_seconds`, that duration without the wait behind another batch.
@@ -73,7 +75,7 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     items: list[Item]
     replica: Replica
     flush: str
-    retries: RetryState
+    retries: RetryState | None
     started: float
     lease: SlotLease
     facts: EngineFacts
@@ -182,22 +184,24 @@ class Lane:
                 f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
             )
         items = task.items
-        traffic = classify_traffic(ctx, len(items))
+        traffic = ctx.traffic or classify_traffic(ctx, len(items))
         estimates = [self.pipeline.estimate(item) for item in items]
         permit = self.admission.admit(ctx.client, traffic, len(items), sum(estimates), ctx.deadline)
         pending = RequestState(task, items, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
         timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
         self._requests.add(pending)
         self._preparer.add(pending)
+        tokens: int | None = None
         try:
             result = await pending.future
-            self.admission.correct(permit, sum(result.tokens))
+            tokens = sum(result.tokens)
             return result
         finally:
             timer.cancel()
             self._requests.discard(pending)
-            self._withdraw(pending)
-            self.admission.release(permit)
+            if pending.items:
+                self._withdraw(pending)
+            self.admission.release(permit, tokens)
             del pending  # its error references this frame: together they would form a cycle
 
     async def aclose(self) -> None:
@@ -273,11 +277,10 @@ class Lane:
             if not item.waiters:
                 self._coalescer.forget(item)
                 self._discard(item)
-        if pending.items:
-            pending.items.clear()
-            for run in self._in_flight:
-                if run.task is not None and not any(item.waiters for item in run.items):
-                    run.task.cancel()
+        pending.items.clear()
+        for run in self._in_flight:
+            if run.task is not None and not any(item.waiters for item in run.items):
+                run.task.cancel()
 
     def _discard(self, item: Item) -> None:
         """Remove the item from the queue if it is queued.
@@ -288,7 +291,8 @@ class Lane:
         if item.queued:
             self._planner.discard(item)
             item.prepared = _NOTHING
-            self._preparer.resume()
+            if self._preparer.large_queue:
+                self._preparer.resume()
 
     def _wake(self) -> None:
         if not self._pump_scheduled:
@@ -306,7 +310,8 @@ class Lane:
                 pass
         except Exception as error:  # any error stops the driver, and its requests must not hang
             self._fail_lane(error)
-        self._preparer.resume()
+        if self._preparer.large_queue:
+            self._preparer.resume()
 
     def _launch_next(self) -> bool:
         now = self._clock()
@@ -323,7 +328,7 @@ class Lane:
             if self._parts:  # they wait for another replica, which sends no signal when it is usable
                 self._schedule_pump(LOOK_AGAIN_S)
             return False
-        replica = self.replicas.choose(free, now)
+        replica = free[0] if len(free) == 1 else self.replicas.choose(free, now)
         share = max(1, sum(map(Replica.idle_cores, free))) if self._planner.items > 1 else 1
         facts = replica.facts
         decision, late = self._planner.take(facts, now, share=share, behind=replica.backlog_s(now))
@@ -338,7 +343,7 @@ class Lane:
         items, answered = self._coalescer.dequeue(decision.entries)
         for twin, item in answered:
             self._merge_duplicate(item, twin)
-        self._launch(replica, facts, items, decision.flush, RetryState.of(len(items)))
+        self._launch(replica, facts, items, decision.flush)
         return True
 
     def _launch_part(self, free: Sequence[Replica], now: float) -> bool:
@@ -376,7 +381,9 @@ class Lane:
             item.dispatched = True
             self._preparer.record_dispatched(item.waiters[0][0], 1)
 
-    def _launch(self, replica: Replica, facts: EngineFacts, items: list[Item], flush: str, retries: RetryState) -> None:
+    def _launch(
+        self, replica: Replica, facts: EngineFacts, items: list[Item], flush: str, retries: RetryState | None = None
+    ) -> None:
         now = self._clock()
         lease = replica.start(now, facts.cost.seconds(sum([item.cost for item in items])))
         run = _InFlightBatch(next(_batch_ids), items, replica, flush, retries, now, lease, facts)
@@ -384,9 +391,9 @@ class Lane:
             self._mark_dispatched(item)
         self._in_flight.add(run)
         run.task = asyncio.get_running_loop().create_task(self._execute(run))
-        run.task.add_done_callback(lambda _: self._ensure_released(run))
+        run.task.add_done_callback(partial(self._ensure_released, run))
 
-    def _ensure_released(self, run: _InFlightBatch) -> None:
+    def _ensure_released(self, run: _InFlightBatch, _: asyncio.Task[None]) -> None:
         """Release the slot if it is still held. A done callback, because a task cancelled before its first step runs no
         `finally`."""
         if run in self._in_flight:
@@ -448,9 +455,9 @@ class Lane:
 
     def _record_drain(self, run: _InFlightBatch) -> None:
         now, items = self._clock(), run.items
-        serving = self.replicas.serving_replicas(now)
         tokens = sum([item.cost for item in items])
         batch = FinishedBatch(run.facts, len(items), tokens, run.padded_tokens, run.flush == "full")
+        serving = self.replicas.serving_replicas(now)
         cores = sum([replica.cores for replica in serving])
         self._drain.record_batch(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
 
@@ -532,13 +539,14 @@ class Lane:
             return
         # Count all items that ran together: the bad one may be an item whose caller has left since.
         ready, shared, merges = run.replica.engine.ready(), run.lease.shared, run.facts.merges
-        elsewhere = self.replicas.blame(run.replica, run.retries, error, self._clock())
+        retries = run.retries or RetryState.of(len(run.items))
+        elsewhere = self.replicas.blame(run.replica, retries, error, self._clock())
         step = next_step(
-            error, len(run.items), run.retries, replica_ready=ready, shared=shared, merges=merges, elsewhere=elsewhere
+            error, len(run.items), retries, replica_ready=ready, shared=shared, merges=merges, elsewhere=elsewhere
         )
         logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.facts.name, step, error.message)
         waiting = len(self._parts)
-        self._apply_step(step, items, run.retries, error)
+        self._apply_step(step, items, retries, error)
         if merges and step in ("apart", "halve"):
             # The parts run next, alone: a bad item among them would fail other batches in flight too.
             run.replica.isolate_batches(len(self._parts) - waiting)

@@ -88,11 +88,9 @@ def longest_batch_s(limits: Limits, cost: CostModel) -> float:
 
 
 class Batch(msgspec.Struct, Generic[E], frozen=True):
-    """Entries for one slot. `length` is the padded length of each row in tokens, `tokens` the sum of the true ones."""
+    """Entries for one slot, and why they leave: "full", "idle" or "age" (see BatchFacts)."""
 
     entries: list[E]
-    length: int
-    tokens: int
     flush: str
 
 
@@ -307,7 +305,7 @@ class Planner(Generic[E]):
             return Wait(now + LOOK_AGAIN_S if self.items else None), expired
         full = draft.limited or len(draft.entries) == self._max_items(facts)
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
-        return Batch(draft.entries, draft.length, draft.tokens, flush), expired
+        return Batch(draft.entries, flush), expired
 
     def _take_lone(self, entry: E, facts: EngineFacts, now: float, behind: float) -> tuple[Batch[E] | Wait, list[E]]:
         """Take the only entry, as `_fill` would: on an idle replica it runs unless its deadline has passed."""
@@ -317,9 +315,9 @@ class Planner(Generic[E]):
         lane.last_served = now
         if entry.deadline <= now or (behind and entry.deadline < now + behind + facts.cost.seconds(entry.cost)):
             return Wait(None), [entry]
-        full = self._max_items(facts) == 1
+        full = self.limits.max_batch_size == 1 or facts.max_batch_size == 1
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
-        return Batch([entry], round_up(entry.cost, facts.length_buckets), entry.cost, flush), []
+        return Batch([entry], flush), []
 
     def pending(self) -> list[E]:
         """Return all entries in the queue, oldest first."""

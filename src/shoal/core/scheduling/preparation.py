@@ -44,7 +44,7 @@ class Preparer:
     """Calls `deliver` with one outcome for every item of every added request, in no guaranteed order.
 
     `held` returns the number of items delivered but not answered, for a pipeline that limits them (BoundedPipeline).
-    Call `resume` when that number decreases.
+    Call `resume` when that number decreases, if the `large_queue` holds requests.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Preparer:
         self._threads = threads
         self._deliver = deliver
         self._queues: dict[TrafficClass, deque[RequestState]] = {"interactive": deque(), "bulk": deque()}
-        self._large_queue: deque[RequestState] = deque()
+        self.large_queue: deque[RequestState] = deque()
         self._new_requests: deque[RequestState] = deque()
         self._jobs = 0
         self._large_jobs = 0
@@ -72,7 +72,7 @@ class Preparer:
         self._put(pending)
         if pending.traffic == "interactive" and not (self._is_light or self._is_heavy):
             self._new_requests.append(pending)
-        self._schedule()
+        self.resume()
 
     def record_dispatched(self, pending: RequestState, items: int) -> None:
         """Record that `items` prepared items of the request left for an engine; prepare more if few are left."""
@@ -81,23 +81,14 @@ class Preparer:
             self.add(pending)
 
     def resume(self) -> None:
-        if self._large_queue:
-            self._schedule()
-
-    def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _put(self, pending: RequestState) -> None:
         large = self._is_heavy or (not self._is_light and pending.estimates[pending.cursor] > JOB_TOKENS)
-        (self._large_queue if large else self._queues[pending.traffic]).append(pending)
+        (self.large_queue if large else self._queues[pending.traffic]).append(pending)
         pending.waiting = True
-
-    def _pop(self, queue: deque[RequestState]) -> RequestState:
-        pending = queue.popleft()
-        pending.waiting = False
-        return pending
 
     def _tick(self) -> None:
         self._is_scheduled = False
@@ -105,14 +96,15 @@ class Preparer:
             job, _ = self._collect(inf)
             if job:
                 if any(self._queues.values()):
-                    self._schedule()
+                    self.resume()
                 self._finish(job, self._prepare(job))
             return
         inline = INLINE_TOKENS
         threads = self._threads.count
         most_large = threads if self._is_heavy else max(1, threads - 1)
-        while self._large_queue and self._jobs < threads and self._large_jobs < most_large and self._has_room():
-            pending = self._pop(self._large_queue)
+        while self.large_queue and self._jobs < threads and self._large_jobs < most_large and self._has_room():
+            pending = self.large_queue.popleft()
+            pending.waiting = False
             if not pending.done and (job := _take_items(pending, 1)[0]):
                 self._large_jobs += 1
                 self._submit(job, large=True)
@@ -146,7 +138,7 @@ class Preparer:
             inline -= tokens
             job += piece
         if self._new_requests:
-            self._schedule()
+            self.resume()
         if job:
             self._finish(job, self._prepare(job))
 
@@ -166,7 +158,8 @@ class Preparer:
             for _ in range(len(queue)):
                 if len(job) == JOB_ITEMS:
                     return job, tokens
-                pending = self._pop(queue)
+                pending = queue.popleft()
+                pending.waiting = False
                 if not pending.future.done():
                     piece, taken = _take_items(pending, JOB_ITEMS - len(job), most - tokens)
                     tokens += taken
@@ -182,30 +175,20 @@ class Preparer:
     def _prepare(self, job: list[tuple[RequestState, int]]) -> tuple[list[Prepared | ShoalError], float]:
         started = time.perf_counter()
         try:
-            outcomes = self._run_pipeline(job)
+            outcomes = self._pipeline.prepare([(pending.task, pending.task_items[index]) for pending, index in job])
+            if len(outcomes) != len(job):
+                raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
         except Exception as error:  # a bug in a pipeline must fail the request that triggers it, not hang it
             logger.exception("preparing inputs failed")
             outcomes = self._prepare_separately(job, error)
         return outcomes, time.perf_counter() - started
-
-    def _run_pipeline(self, job: list[tuple[RequestState, int]]) -> list[Prepared | ShoalError]:
-        outcomes = self._pipeline.prepare([(pending.task, pending.task_items[index]) for pending, index in job])
-        if len(outcomes) != len(job):
-            raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
-        return outcomes
 
     def _prepare_separately(self, job: list[tuple[RequestState, int]], error: Exception) -> list[Prepared | ShoalError]:
         """Prepare each request of a failed job separately."""
         parts = [list(part) for _, part in groupby(job, key=lambda one: id(one[0]))]
         if len(parts) == 1:
             return [InternalError(f"preparing the input failed: {error!r}")] * len(job)
-        outcomes: list[Prepared | ShoalError] = []
-        for part in parts:
-            try:
-                outcomes += self._run_pipeline(part)
-            except Exception as own:  # as in `_prepare`
-                outcomes += self._prepare_separately(part, own)
-        return outcomes
+        return [outcome for part in parts for outcome in self._prepare(part)[0]]
 
     def _finish_job(
         self,
@@ -219,7 +202,7 @@ class Preparer:
             error = future.exception()
             # No thread was available, so the job never started: report the error to its requests here.
             self._finish(job, ([copy(error) for _ in job], 0.0) if isinstance(error, ShoalError) else future.result())
-        self._schedule()
+        self.resume()
 
     def _finish(self, job: list[tuple[RequestState, int]], prepared: tuple[list[Prepared | ShoalError], float]) -> None:
         outcomes, seconds = prepared

@@ -49,6 +49,7 @@ class Replica:
         self._unreachable_until = 0.0
         self._paused_until = 0.0
         self._suspects = 0
+        self._slots = self._engine_facts.slots
         self._facts: EngineFacts | None = None
 
     @property
@@ -65,6 +66,7 @@ class Replica:
             self._engine_facts = stated
             self.cores = stated.parallel or stated.slots
             self._facts = None
+            self._set_suspects(self._suspects)
         if self._facts is None:
             most = self._max_batch_tokens if self._max_batch_tokens is not None else stated.max_batch_tokens
             self._facts = replace(stated, cost=self._cost.model, max_batch_tokens=most)
@@ -81,7 +83,12 @@ class Replica:
         return self.ejection.status(self._engine_facts.name, now, present=self.is_usable(now))
 
     def is_free(self, now: float) -> bool:
-        return len(self._leases) < self._slots and now >= self._paused_until and self.is_usable(now)
+        return (
+            len(self._leases) < self._slots
+            and now >= self._paused_until
+            and now >= self._unreachable_until
+            and self.engine.ready()
+        )
 
     def next_check_s(self, now: float) -> float | None:
         """Seconds until to check again whether it is free; None if the end of a batch triggers the check."""
@@ -118,7 +125,7 @@ class Replica:
     def end(self, lease: SlotLease, now: float) -> None:
         self._leases.remove(lease)
         if lease.suspect:
-            self._suspects -= 1
+            self._set_suspects(self._suspects - 1)
         for each in islice(self._leases, self.cores):
             if each.waits_for_core:
                 each.started, each.waits_for_core = now, False
@@ -139,15 +146,16 @@ class Replica:
 
         The next `items` batches each have the replica to themselves, so that the next crash identifies its cause.
         """
-        self._suspects = max(self._suspects, items)
+        self._set_suspects(max(self._suspects, items))
 
     def isolate_batches(self, batches: int) -> None:
         """Run the next `batches` batches one at a time, each with the replica to itself."""
-        self._suspects += batches
+        self._set_suspects(self._suspects + batches)
 
-    @property
-    def _slots(self) -> int:
-        return 1 if self._suspects else self._engine_facts.slots
+    def _set_suspects(self, batches: int) -> None:
+        """Set the number of batches to run alone; while there are any, the replica has one slot."""
+        self._suspects = batches
+        self._slots = 1 if batches else self._engine_facts.slots
 
     def mark_unreachable(self, now: float) -> None:
         """Eject a replica that could not be reached, longer each time."""

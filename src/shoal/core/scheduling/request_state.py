@@ -151,7 +151,13 @@ class RequestState:
         item = self.items.pop(index, None)
         if item is None or self.future.done():
             return
-        self._record_batch(ran)
+        self._batches.add(ran.id)
+        # The request may have joined a running batch: count its times from its own arrival.
+        waited = max(0.0, ran.started - self.arrived)
+        self._queue = max(self._queue, waited)
+        self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
+        if self._best is None or ran.size > self._best.size:
+            self._best = ran
         self._store_row(index, row, space)
 
     def put_cached(self, index: int, row: Row, space: str) -> None:
@@ -174,15 +180,6 @@ class RequestState:
         self.unfinished -= 1
         if not self.unfinished:
             self.future.set_result(self._build_result(space))
-
-    def _record_batch(self, ran: BatchRecord) -> None:
-        self._batches.add(ran.id)
-        # The request may have joined a running batch: count its times from its own arrival.
-        waited = max(0.0, ran.started - self.arrived)
-        self._queue = max(self._queue, waited)
-        self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
-        if self._best is None or ran.size > self._best.size:
-            self._best = ran
 
     def _build_result(self, space: str) -> Result:
         facts = self._build_facts()

@@ -27,12 +27,12 @@ from shoal.surfaces.shared import (
 )
 from shoal.surfaces.shared.input_parsing import ImageReference, Input
 from shoal.surfaces.shared.quantization import Precision, quantize
-from shoal.surfaces.shared.task_runs import embed_inputs
-from shoal.types import Array, Embed, Embedded, VectorKind
+from shoal.surfaces.shared.task_runs import embed_inputs, run_task
+from shoal.types import Array, Embed, Embedded, Image, TextItem, VectorKind
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
-    from shoal.core.registry import ModelCard
+    from shoal.core.registry import Model, ModelCard
 
 _ENCODE = msgspec.json.Encoder()
 _BINARY = b"application/octet-stream"
@@ -72,7 +72,7 @@ class Embeddings:
             _check_supported(payload)
         inputs = _parse_inputs(payload, self._limit)
         kinds = set(map(type, inputs))
-        card, name, role = await self._resolve_model(request, payload.model or "")
+        model, card, name, role = await self._resolve_model(request, payload.model or "")
         token_headers: Headers = []
         if list in kinds:
             inputs, token_headers = await token_ids.resolve_token_ids(inputs, name, card, self._token_ids)
@@ -94,16 +94,22 @@ class Embeddings:
             raise InvalidValue(
                 "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
             )
-        result, tokens = await embed_inputs(
-            self._gateway, self._pictures, request, task, inputs, payload.image_download_headers
-        )
+        if ImageReference in kinds:
+            result, tokens = await embed_inputs(
+                self._gateway, self._pictures, request, task, inputs, payload.image_download_headers
+            )
+        else:
+            texts = cast(list[TextItem | Image], inputs)
+            result = await run_task(self._gateway, request, msgspec.structs.replace(task, inputs=texts), model)
+            tokens = sum(result.tokens)
         if result.multi_vectors:
             matrices.check_matrices(result.multi_vectors, "input")
         headers, body = await written.encode_reply(result, card.name, tokens)
         return Reply(200, [*headers, *batch_headers.batch_headers(request, result), *token_headers], body)
 
-    async def _resolve_model(self, request: Request, name: str) -> tuple[ModelCard, str, str | None]:
-        """Return the model, its name as the client sent it, and the role from the name's suffix (None: no suffix)."""
+    async def _resolve_model(self, request: Request, name: str) -> tuple[Model | None, ModelCard, str, str | None]:
+        """Return the model with exactly this name, if any; the card of the model that is meant; its name as the client
+        sent it; and the role from the name's suffix (None: no suffix)."""
         found = self._gateway.registry.get(name)
         if found is not None:
             card, role = found.card(), None
@@ -113,7 +119,7 @@ class Embeddings:
         request.model = card.name
         if card.facts is None:
             card = await default_models.wake_model(self._gateway, request, card)
-        return card, name, role
+        return found, card, name, role
 
     def _find_model(self, name: str) -> ModelCard:
         """Find a model by name. With `any_model`, unknown names mean the default model.

@@ -45,6 +45,8 @@ def parse_inputs(inputs: str | list[Any], limit: int, modality: Modalities | Non
     Raises WrongType, EmptyInput, TooManyInputs, InvalidValue.
     """
     if isinstance(inputs, str):
+        if inputs and modality is None:
+            return [inputs]
         inputs = [inputs]
     if not inputs:
         raise EmptyInput("'input' is an empty list; send at least one text.", param="input")

@@ -15,24 +15,27 @@ from shoal.types import BatchTask, Classify, Embed, Embedded, Image, Rerank, Res
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
+    from shoal.core.registry import Model
 
 
 @overload
-async def run_task(gateway: Gateway, request: Request, task: Embed) -> Embedded: ...
+async def run_task(gateway: Gateway, request: Request, task: Embed, model: Model | None = None) -> Embedded: ...
 
 
 @overload
-async def run_task(gateway: Gateway, request: Request, task: Rerank | Classify) -> Scored: ...
+async def run_task(
+    gateway: Gateway, request: Request, task: Rerank | Classify, model: Model | None = None
+) -> Scored: ...
 
 
-async def run_task(gateway: Gateway, request: Request, task: BatchTask) -> Result:
+async def run_task(gateway: Gateway, request: Request, task: BatchTask, model: Model | None = None) -> Result:
     """Run the task within the request's deadline, and record model, items and result for the log and the headers.
 
-    Raises what the gateway raises.
+    `model`: the one that the task names, if the caller has found it. Raises what the gateway raises.
     """
     request.model = task.model
     request.items = len(task.documents if isinstance(task, Rerank) else task.inputs)
-    result = await gateway.run(task, request.context())
+    result = await gateway.run(task, request.context(), model)
     request.result = result
     return result
 

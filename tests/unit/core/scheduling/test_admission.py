@@ -101,27 +101,28 @@ def test_empty_queue_admits_any_size(traffic: TrafficClass) -> None:
 
 
 def test_permit_is_given_back_once() -> None:
-    """A second release changes nothing, nor does a correction after it."""
+    """A second release changes nothing, whatever it says."""
     gate, _ = admission(16)
     kept = gate.admit("a", "interactive", 3, 30)
     gone = gate.admit("a", "interactive", 2, 20)
     gate.release(gone)
-    gate.release(gone)
-    gate.correct(gone, 500)
+    gate.release(gone, 500)
     assert (gate.items, gate.tokens) == (3, 30)
     gate.release(kept)
     assert (gate.items, gate.tokens) == (0, 0)
 
 
-def test_correction_replaces_the_estimate() -> None:
-    """The true count stands for the guess, up or down, and leaves with the permit."""
-    gate, _ = admission(16)
-    permit = gate.admit("a", "interactive", 1, 30)
-    for true in (50, 20):
-        gate.correct(permit, true)
-        assert gate.tokens == true
-    gate.release(permit)
-    assert gate.tokens == 0
+@pytest.mark.parametrize("ratio", [2.0, 0.5])
+def test_true_counts_correct_the_estimates_of_others(ratio: float) -> None:
+    """After many answers with twice the estimated tokens, the queue is estimated at twice its tokens."""
+    asked: list[float] = []
+    gate = Admission(16, Clock(), drain=lambda tokens, items: asked.append(tokens), jitter=lambda: 0.0)
+    for _ in range(500):
+        gate.release(gate.admit("a", "interactive", 1, 100), round(100 * ratio))
+    gate.admit("a", "interactive", 1, 100)
+    gate.admit("b", "interactive", 1, 100)
+    assert asked == [pytest.approx(200 * ratio, rel=0.02)]
+    assert gate.tokens == 200
 
 
 def drained(seconds: float, items: int) -> Admission:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakeScript, word_id
-from shoal.core.protocols import EngineFacts, Tensors
+from shoal.core.protocols import Tensors
 from shoal.core.scheduling.isolation import RetryState, next_step
 from shoal.core.scheduling.replica import Replica
 from shoal.errors import EngineFailed, InputRejected, ShoalError
@@ -26,12 +26,9 @@ class Merging(FakeEngine):
 
     def __init__(self, script: FakeScript) -> None:
         super().__init__(replace(script, poison="none"), "merging")
+        self.facts = replace(self.facts, merges=True)
         self.flights: list[Array] = []
         self.hurt = 0
-
-    @property
-    def facts(self) -> EngineFacts:
-        return replace(super().facts, merges=True)
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float

@@ -103,7 +103,7 @@ def overload(times: float, deadline: float, *, stated: CostModel | None = None) 
     async def main() -> Seen:
         lane = make_lane(SCRIPT, max_queue_s=1.0)
         if stated is not None:
-            engine(lane)._facts = replace(engine(lane)._facts, cost=stated)
+            engine(lane).facts = replace(engine(lane).facts, cost=stated)
         seen = Seen()
         await offer(lane, seen, rate, SECONDS, deadline)
         return seen

@@ -96,7 +96,7 @@ def test_other_bucket_joins_only_when_padding_is_cheaper_than_a_call() -> None:
     assert len(taken(queue).entries) == 2
     queue.add(Work(cost=64, request=3), 0.0)
     queue.add(Work(cost=8, request=4), 0.0)
-    assert [batch.length for batch in (taken(queue), taken(queue))] == [64, 8]
+    assert [[entry.cost for entry in batch.entries] for batch in (taken(queue), taken(queue))] == [[64], [8]]
 
 
 def test_unpadded_engines_mix_lengths_freely() -> None:

@@ -141,7 +141,7 @@ def test_memory_is_remembered_as_half_of_what_failed() -> None:
 def test_own_limit_stands_until_memory_runs_out() -> None:
     """What the engine states is the limit; a failure narrows it."""
     one, engine = replica()
-    engine._facts = replace(engine._facts, max_batch_tokens=700)
+    engine.facts = replace(engine.facts, max_batch_tokens=700)
     assert one.facts.max_batch_tokens == 700
     one.shrink(600)
     assert one.facts.max_batch_tokens == 300
@@ -153,11 +153,11 @@ def test_facts_that_an_engine_changes_are_taken_over() -> None:
     for _ in range(200):
         one.record_batch(32, 0.1)
     learnt = one.facts.cost
-    engine._facts = replace(engine._facts, slots=4)
+    engine.facts = replace(engine.facts, slots=4)
     assert (one.facts.slots, one.facts.cost) == (4, learnt)
     run(one, 3)
     assert one.is_free(0.0)
-    engine._facts = replace(engine._facts, cost=CostModel(0.5, 0.5))
+    engine.facts = replace(engine.facts, cost=CostModel(0.5, 0.5))
     assert one.facts.cost == CostModel(0.5, 0.5)
 
 
