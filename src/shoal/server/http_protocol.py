@@ -12,6 +12,8 @@ Differences from uvicorn:
 - Large bodies are read a few at a time, so that many uploads do not lengthen the turns of the event loop.
 - When a client disconnects, all of its pipelined requests are notified. uvicorn notifies only the last.
 - While draining, a connection stays open for a moment after a response that was sent without `connection: close`.
+- The keep-alive timer runs on while requests are answered, and starts again for the rest when it ends too early: a
+  timer a request costs as much as parsing its head.
 """
 
 from __future__ import annotations
@@ -134,6 +136,7 @@ class Connection(HttpToolsProtocol):
         self._refusal: bytes | None = None
         self._render_error = render_error
         self._open: deque[_Exchange] = deque()  # requests without a complete response
+        self._idle_until = 0.0
         self._writes = 0  # count of writes, and of times the transport's buffer drained
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -146,6 +149,7 @@ class Connection(HttpToolsProtocol):
         while self._open:
             self._open.popleft().mark_disconnected()
         self._cancel_head_timer()
+        self._unset_keepalive_if_required()
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
@@ -154,7 +158,6 @@ class Connection(HttpToolsProtocol):
         if self._refusal is not None:
             return
         before = self._parser_state
-        self._unset_keepalive_if_required()
         if before is _ParserState.BODY:
             self._framing += len(data)
         try:
@@ -180,9 +183,7 @@ class Connection(HttpToolsProtocol):
         elif before is _ParserState.BODY and self._parser_state is _ParserState.BETWEEN:
             # A body ended whose response had been sent before: the keep-alive timeout applies as usual.
             self._cancel_head_timer()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._start_keep_alive()
         else:
             self._start_head_timer()
 
@@ -251,33 +252,57 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """Start the next pipelined request, or wait for one. Replaces uvicorn's, which starts a timer each time."""
         if self._open:
             self._open.popleft()  # responses come in the order of their requests
-        super().on_response_complete()
         self._watch_writes()
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
         if self._refusal is not None:
             self._send_refusal()
-        elif self._parser_state is _ParserState.HEAD and not self._open and not self.transport.is_closing():
-            self._unset_keepalive_if_required()
-            self._start_head_timer()
+        elif not self._open:
+            if self._parser_state is _ParserState.HEAD:
+                self._start_head_timer()
+            else:
+                self._start_keep_alive()
 
     def drain(self, idle_s: float) -> None:
         """Limit the time for the next request to `idle_s` seconds."""
         # At least LINGER_S after a response that was sent without `connection: close`.
         self.timeout_keep_alive = max(idle_s, LINGER_S)  # type: ignore[assignment]  # only used as a timer's delay
         self._head_s = min(self._head_s, self.timeout_keep_alive)
+        self._unset_keepalive_if_required()  # it runs for longer
         if not self._open and not self.transport.is_closing():
-            self._unset_keepalive_if_required()
             self._cancel_head_timer()
             if self._parser_state is _ParserState.HEAD:
                 self._start_head_timer()
             else:
-                self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
+                self._start_keep_alive(idle_s)
 
     def idle_s(self) -> float:
         """Seconds since the last response; 0 while another one is due, and before the first request."""
-        timer = self.timeout_keep_alive_task
-        return self.timeout_keep_alive - (timer.when() - self.loop.time()) if timer is not None else 0.0
+        return self.timeout_keep_alive - (self._idle_until - self.loop.time()) if self._is_kept_alive() else 0.0
+
+    def _is_kept_alive(self) -> bool:
+        """Whether the connection waits for the first byte of another request."""
+        return self.cycle is not None and not self._open and self._head_timer is None
+
+    def _start_keep_alive(self, seconds: float | None = None) -> None:
+        self._idle_until = self.loop.time() + (self.timeout_keep_alive if seconds is None else seconds)
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_at(self._idle_until, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if not self._is_kept_alive():
+            return  # the end of the response, or of the body behind it, starts the timer again
+        if self._idle_until > self.loop.time():
+            self.timeout_keep_alive_task = self.loop.call_at(self._idle_until, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -51,13 +51,19 @@ class Clock:
 
     def __init__(self) -> None:
         Clock.now = self
-        self.time = 0.0
+        self.seconds = 0.0
         self.timers: list[Timer] = []
 
     def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Timer:
-        timer = Timer(self.time + delay, callback, args)
+        timer = Timer(self.seconds + delay, callback, args)
         self.timers.append(timer)
         return timer
+
+    def call_at(self, when: float, callback: Callable[..., None], *args: Any) -> Timer:
+        return self.call_later(when - self.seconds, callback, *args)
+
+    def time(self) -> float:
+        return self.seconds
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> asyncio.Handle:
         return asyncio.get_running_loop().call_soon(callback, *args)
@@ -66,13 +72,13 @@ class Clock:
         return asyncio.get_running_loop().create_task(work, **options)
 
     def go_on(self, seconds: float) -> None:
-        end = self.time + seconds
+        end = self.seconds + seconds
         while due := [timer for timer in self.timers if timer.at <= end]:
             first = min(due, key=lambda timer: timer.at)
             self.timers.remove(first)
-            self.time = first.at
+            self.seconds = first.at
             first.callback(*first.args)
-        self.time = end
+        self.seconds = end
 
 
 class Wire:
@@ -485,10 +491,12 @@ class TestHeads:
         client.clock.go_on(HEAD_TIMEOUT_S)
         assert b"HTTP/1.1 408" in client.wire.sent
 
+    @pytest.mark.parametrize("before", [0, 1])
     @pytest.mark.parametrize("more", [b"", b"G", b"\r\n"])
-    async def test_nobody_holds_a_server_that_goes_down(self, client: Client, more: bytes) -> None:
+    async def test_nobody_holds_a_server_that_goes_down(self, client: Client, more: bytes, before: int) -> None:
         """A connection that could not be told of its end waits for the next request, but not for long, and no longer
-        for the rest of one that has begun."""
+        for the rest of one that has begun; whether it was kept alive `before` or is new."""
+        await client.send(*[GET] * before)
         client.pieces = [b"o", b"k"]
         client.between.clear()
         await client.send(GET)
@@ -616,9 +624,9 @@ class TestUnread:
         assert client.wire.is_aborted()
 
     async def test_nothing_is_left_of_a_connection_that_is_gone(self, client: Client) -> None:
-        """Neither timer outlives it."""
+        """None of its timers outlives it."""
         client.wire.takes = False
         await client.send(GET, b"GET / HT")
-        assert len(client.clock.timers) == 2
+        assert len(client.clock.timers) == 3
         client.connection.connection_lost(None)
         assert client.clock.timers == []

@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 from typing import overload
 
 import msgspec
@@ -145,6 +146,8 @@ class Lane:
         self._in_flight: set[_InFlightBatch] = set()
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._next_expiry = inf
+        self._expiry_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._on_broken: Callable[[ShoalError], None] | None = None
 
@@ -188,8 +191,9 @@ class Lane:
         estimates = [self.pipeline.estimate(item) for item in items]
         permit = self.admission.admit(ctx.client, traffic, len(items), sum(estimates), ctx.deadline)
         pending = RequestState(task, items, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
-        timer = asyncio.get_running_loop().call_later(ctx.deadline - pending.arrived, pending.expire)
         self._requests.add(pending)
+        if ctx.deadline < self._next_expiry:
+            self._schedule_expiry(ctx.deadline)
         self._preparer.add(pending)
         tokens: int | None = None
         try:
@@ -197,7 +201,6 @@ class Lane:
             tokens = sum(result.tokens)
             return result
         finally:
-            timer.cancel()
             self._requests.discard(pending)
             if pending.items:
                 self._withdraw(pending)
@@ -213,8 +216,9 @@ class Lane:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
         await close_all(*(replica.engine.aclose for replica in self.replicas))
 
     def _accept_prepared(self, outcomes: list[Outcome]) -> None:
@@ -256,6 +260,25 @@ class Lane:
             pending.items[index] = item
             self._coalescer.add(item)
             self._planner.add(item, now)
+
+    def _schedule_expiry(self, deadline: float) -> None:
+        """Look for expired requests at `deadline`, the first one of all: one timer for a lane, since a timer a request
+        costs as much as admitting it."""
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self._next_expiry = deadline
+        seconds = max(deadline - self._clock(), 0.0)
+        self._expiry_timer = asyncio.get_running_loop().call_later(seconds, self._expire_requests)
+
+    def _expire_requests(self) -> None:
+        now = self._clock()
+        self._expiry_timer, self._next_expiry = None, inf
+        for pending in self._requests:
+            if pending.ctx.deadline <= now:
+                pending.expire()
+        waiting = [pending.ctx.deadline for pending in self._requests if pending.ctx.deadline > now]
+        if waiting and not self._closed:
+            self._schedule_expiry(min(waiting))
 
     def _count_held_items(self) -> int:
         """Count the items that are prepared and not answered."""
