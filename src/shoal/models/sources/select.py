@@ -23,6 +23,9 @@ _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")
 """Weights of bge-m3's heads other than its dense vectors."""
 
+MAX_MODULES_BYTES = 1_048_576
+"""Maximum size of a modules.json whose folders are searched; the largest have two kilobytes."""
+
 _METADATA = "artifact.metadata"
 """The settings of a Stanford ColBERT model, as JSON."""
 
@@ -110,6 +113,13 @@ def find_generative_graph(names: Collection[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def read_module_folders(folder: Path) -> list[str]:
+    """Return the folders that the modules.json of `folder` names, as `module_folders` does. One that is too large names
+    none. Raises OSError."""
+    path = folder / "modules.json"
+    return module_folders(path.read_bytes()) if path.stat().st_size <= MAX_MODULES_BYTES else []
+
+
 def module_folders(modules_json: bytes) -> list[str]:
     """Return the folders that a modules.json names. Ignores errors in it; the loader reports them by key."""
     try:
@@ -165,8 +175,7 @@ def choose_files(
 def choose_in_folder(folder: Path, *, weights: bool = True, pickles: bool = False) -> list[str]:
     """Choose, as `choose_files` does, out of all files of a folder on this machine."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    modules = folder / "modules.json"
-    folders = module_folders(modules.read_bytes()) if modules.is_file() else []
+    folders = read_module_folders(folder) if (folder / "modules.json").is_file() else []
     return choose_files(names, folders, weights=weights, pickles=pickles)
 
 

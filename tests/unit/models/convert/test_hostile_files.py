@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer, processors
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import read_contract
-from shoal.models.convert.contract.json_file import is_there, read_json, read_lines
+from shoal.models.convert.contract.json_file import MAX_JSON_BYTES, is_there, read_json, read_lines
 from shoal.models.convert.contract.lengths import LONGEST, LONGEST_QUERY
 from shoal.models.convert.convert import convert
 from tests.unit.models.checkpoints import ST, checkpoint, vocabulary, write_json
@@ -361,3 +362,16 @@ class TestTables:
         save_file({"weight": normal(1, 16), "bias": np.ones(1, np.int64)}, folder / "sparse_linear.safetensors")
         error = refused(folder)
         assert (error.file, error.key) == ("sparse_linear.safetensors", "bias")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modules.json"])
+def test_a_huge_json_file_is_refused_unread(tmp_path: Path, name: str) -> None:
+    """A wheel of a few kilobytes may unpack to one; it is not read into memory."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    checkpoint(folder)
+    (folder / name).touch()
+    os.truncate(folder / name, MAX_JSON_BYTES + 1)
+    error = refused(folder)
+    assert error.file == name
+    assert f"may have {MAX_JSON_BYTES}" in error.message

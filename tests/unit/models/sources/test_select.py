@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shoal.errors import SourceError
 from shoal.models.sources.select import (
+    MAX_MODULES_BYTES,
     choose_files,
     find_pickled_heads,
     is_pickle,
     is_pickle_index,
     is_weights,
     module_folders,
+    read_module_folders,
 )
 
 BASE = ["config.json", "tokenizer.json"]
@@ -147,6 +151,12 @@ def test_something_else_is_refused() -> None:
 def test_module_folders_stay_inside(text: bytes, folders: list[str]) -> None:
     """Folders are read leniently, and none leads out of the model."""
     assert module_folders(text) == folders
+
+
+@pytest.mark.parametrize(("size", "folders"), [(MAX_MODULES_BYTES, ["1_Pooling"]), (MAX_MODULES_BYTES + 1, [])])
+def test_a_huge_modules_json_names_no_folder(tmp_path: Path, size: int, folders: list[str]) -> None:
+    (tmp_path / "modules.json").write_bytes(b'[{"path": "1_Pooling"}]'.ljust(size))
+    assert read_module_folders(tmp_path) == folders
 
 
 def test_without_weights_the_settings_are_left() -> None:

@@ -10,6 +10,10 @@ import msgspec
 
 from shoal.errors import ModelFileError
 
+MAX_JSON_BYTES = 128 * 2**20
+"""Maximum size of a JSON file. The largest tokenizer.json files have 35 MB; a few kilobytes of a zip can unpack to
+hundreds of megabytes, and decoding takes several times that in memory."""
+
 
 class JsonFile:
     """An object of a JSON file. `name` is the file's path inside the model's folder and `at` the object's path inside
@@ -104,9 +108,15 @@ def is_there(folder: Path, name: str) -> bool:
 
 
 def read_json(folder: Path, name: str) -> Any:
-    """Return the decoded file `name` of the folder, None if there is none. Raises ModelFileError if it is not JSON."""
+    """Return the decoded file `name` of the folder, None if there is none. Raises ModelFileError if it is not JSON, or
+    larger than MAX_JSON_BYTES."""
     if not is_there(folder, name):
         return None
+    size = (folder / name).stat().st_size
+    if size > MAX_JSON_BYTES:
+        raise ModelFileError(
+            f"has {size} bytes, and a JSON file of a model may have {MAX_JSON_BYTES}; fetch the model again", file=name
+        )
     try:
         return msgspec.json.decode((folder / name).read_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # brackets nested a thousand levels deep
