@@ -19,8 +19,8 @@ class BareProxy:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"content-type": "application/json"})
-        asked = await receive()
-        async with self._session.post(self._behind + scope["path"], data=asked["body"]) as reply:
+        message = await receive()
+        async with self._session.post(self._behind + scope["path"], data=message["body"]) as reply:
             body = await reply.read()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -55,7 +55,7 @@ def main() -> None:
                     one.forget()
                 broken.change(misbehaves=how, delay_ms=0)
                 found = asyncio.run(load(server, options.seconds))
-                calls = [sum(1 for size in one.told()["sizes"] if size) for one in (broken, well)]
+                calls = [sum(1 for size in one.report()["sizes"] if size) for one in (broken, well)]
                 found = {"broken_share": round(calls[0] / sum(calls), 4), "broken_calls": calls[0], **found}
                 print("   ", found)
                 results[how] = found

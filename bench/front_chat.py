@@ -73,8 +73,8 @@ def serve_stub(port: int) -> None:
 
 def questions(model: str, count: int, *, stream: bool) -> Iterator[bytes]:
     for number in range(count):
-        asked = {"role": "user", "content": f"question number {number}: how does it go on?"}
-        yield json.dumps({"model": model, "messages": [asked], "stream": stream}).encode()
+        message = {"role": "user", "content": f"question number {number}: how does it go on?"}
+        yield json.dumps({"model": model, "messages": [message], "stream": stream}).encode()
 
 
 def main() -> None:

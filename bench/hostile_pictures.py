@@ -35,9 +35,9 @@ LATE = ("0.01", "0.025", "0.05", "0.1")
 
 def refused(server: Server, text: str) -> None:
     body = json.dumps({"model": server.model, "input": [{"image": text}]}).encode()
-    asked = urllib.request.Request(f"{server.url}/v1/embeddings", body, {"content-type": "application/json"})
+    request = urllib.request.Request(f"{server.url}/v1/embeddings", body, {"content-type": "application/json"})
     try:
-        urllib.request.urlopen(asked, timeout=60).close()
+        urllib.request.urlopen(request, timeout=60).close()
     except urllib.error.HTTPError as error:
         if error.code == 400:
             return

@@ -89,8 +89,8 @@ class Alone:
         (entry,) = Store(home).entries()
         part = entry.manifest.image
         assert part is not None
-        given: Any = precision
-        self._compiled = compile_graph(entry.path / part.graph, EngineOptions(precision=given, max_length=1))
+        value: Any = precision
+        self._compiled = compile_graph(entry.path / part.graph, EngineOptions(precision=value, max_length=1))
         self._requests = [self._compiled.narrow.create_infer_request() for _ in range(self._compiled.streams)]
         self._one = (self._compiled.wide or self._compiled.narrow).create_infer_request()
         self._input = part.spec.input

@@ -53,8 +53,8 @@ def batches(folder: Path, spec: Any) -> list[Tensors]:
     return [pipeline.collate(ready[at : at + BATCH], nothing) for at in range(0, len(ready), BATCH)]
 
 
-async def rows(engine: Engine, given: Sequence[Tensors], output: str) -> Array:
-    found = [(await engine.infer(one, (output,), {}, time.monotonic() + 60))[output] for one in given]
+async def rows(engine: Engine, inputs: Sequence[Tensors], output: str) -> Array:
+    found = [(await engine.infer(one, (output,), {}, time.monotonic() + 60))[output] for one in inputs]
     return np.concatenate(found).astype(np.float64)
 
 
@@ -114,8 +114,8 @@ async def measure(arguments: Any) -> dict[str, Any]:
             stack.push_async_callback(engines[name].aclose)
             results.setdefault("engine", engines[name].facts.details["engine"])
         with phase("parity"):
-            given = batches(entry.path, spec)
-            found = {name: await rows(engine, given, spec.pooled) for name, engine in engines.items()}
+            inputs = batches(entry.path, spec)
+            found = {name: await rows(engine, inputs, spec.pooled) for name, engine in engines.items()}
         results["texts"] = len(found["f32"])
         results["parity"] = {
             name: agreement(found["f32"], found[name])

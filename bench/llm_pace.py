@@ -58,8 +58,10 @@ class Stream:
     def __init__(self, request: Any) -> None:
         self.request = request
         self.sender = request.get_response_sender()
-        asked = pb_utils.get_input_tensor_by_name(request, "sampling_parameters")
-        self.total = json.loads(asked.as_numpy().flat[0]).get("max_tokens", TOKENS) if asked is not None else TOKENS
+        sampling = pb_utils.get_input_tensor_by_name(request, "sampling_parameters")
+        self.total = (
+            json.loads(sampling.as_numpy().flat[0]).get("max_tokens", TOKENS) if sampling is not None else TOKENS
+        )
         self.done = 0
         self.wanted = [name for name in FLAGS if asked_for(request, f"return_{name}")]
 

@@ -44,7 +44,7 @@ def ms(values: list[float], part: float) -> float:
     return round(1000 * percentile(sorted(values), part), 1)
 
 
-def told(record: Record, rate: float, seconds: float, capacity: float) -> dict[str, Any]:
+def summarize(record: Record, rate: float, seconds: float, capacity: float) -> dict[str, Any]:
     due = [at - took for at, took in zip(record.finished, record.latency, strict=True)]
     steady = [took for took, came in zip(record.latency, due, strict=True) if came >= WINDOW_S]
     inside = sum(WINDOW_S <= at < seconds for at in record.finished)
@@ -86,7 +86,7 @@ async def drill(server: Server, tokens: int, seconds: float) -> dict[str, Any]:
                 with phase(f"{times}x, {deadline:g} s"):
                     waited = server.waited_s()
                     record = await run_open_loop(pool, made, rate=rate, seconds=seconds)
-                    one = found[f"{times}x {deadline:g} s"] = told(record, rate, seconds, capacity)
+                    one = found[f"{times}x {deadline:g} s"] = summarize(record, rate, seconds, capacity)
                     one["waited"] = round((server.waited_s() - waited) / record.seconds, 3)
                     print("   ", one)
             burst = asyncio.create_task(

@@ -54,13 +54,13 @@ def measured(family: Family, place: Path) -> list[Row]:
     expected = family.expect(folder)
     found = []
     for engine, precision in ENGINES:
-        told = {"family": family.name, "reference": family.library, "engine": f"{engine} {precision}"}
+        labels = {"family": family.name, "reference": family.library, "engine": f"{engine} {precision}"}
         home = place / ("folders" if engine == "torch" else "graphs")
         if engine == "torch" and family.table:
             continue
         with opened(family, folder, home, engine=engine, precision=precision) as model:
             got = family.ask(model)
-        found += [{**told, "what": what, **figures(one)} for what, one in compared(got, expected)]
+        found += [{**labels, "what": what, **figures(one)} for what, one in compared(got, expected)]
     return found
 
 

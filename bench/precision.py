@@ -183,12 +183,12 @@ def measure(graph: Path, folder: Path, spec_file: Path) -> dict[str, Any]:
             answers = [answer.copy() for answer in request.infer(dict(sample)).values()]
             found[precision].append(to_comparable_rows(dict(zip(names, answers, strict=True)), sample, spec))
     checked = PrecisionCheck("", figures=compare(found["f32"], found["bf16"], spec))
-    told = {name: round(value, 7) for name, value in checked.figures.items()}
+    result = {name: round(value, 7) for name, value in checked.figures.items()}
     if spec.score is None:
-        told["least_cosine"] = round(
+        result["least_cosine"] = round(
             min(least(a[name], b[name]) for a, b in zip(*found.values(), strict=True) for name in a), 7
         )
-    return {"openvino": openvino.__version__.partition("-")[0], "auto": "bf16" if checked.agrees else "f32", **told}
+    return {"openvino": openvino.__version__.partition("-")[0], "auto": "bf16" if checked.agrees else "f32", **result}
 
 
 def least(exact: Array, fast: Array) -> float:
@@ -205,20 +205,20 @@ def main() -> None:
     arguments.add_argument("--isa", action="append", default=[], help="a value of ONEDNN_MAX_CPU_ISA")
     arguments.add_argument("--only", action="append", default=[], help="measure these models alone")
     arguments.add_argument("--one", nargs=3, help="graph, folder and spec of one model: print its figures")
-    given = arguments.parse_args()
-    if given.one:
-        print(json.dumps(measure(*map(Path, given.one))))
+    options = arguments.parse_args()
+    if options.one:
+        print(json.dumps(measure(*map(Path, options.one))))
         return
     import msgspec
 
-    source = stored(given.model).path / SOURCE
+    source = stored(options.model).path / SOURCE
     paths = {"installed": {}}
-    paths |= {f"ONEDNN_MAX_CPU_ISA={isa}": {"ONEDNN_MAX_CPU_ISA": isa} for isa in given.isa}
-    paths |= {f"openvino in {Path(site).name}": {"PYTHONPATH": site} for site in given.site}
+    paths |= {f"ONEDNN_MAX_CPU_ISA={isa}": {"ONEDNN_MAX_CPU_ISA": isa} for isa in options.isa}
+    paths |= {f"openvino in {Path(site).name}": {"PYTHONPATH": site} for site in options.site}
     results: dict[str, Any] = {"asked": {"at_least": MIN_FIGURES, "at_most": MAX_FIGURES}, "models": {}}
     with tempfile.TemporaryDirectory() as place:
         for name, folder in made(source, Path(place)).items():
-            if given.only and name not in given.only:
+            if options.only and name not in options.only:
                 continue
             one: StoredModel = prepare_local(parse_address(f"file:{folder}"), Settings(home=f"{place}/home"))
             spec = Path(place) / "spec.json"

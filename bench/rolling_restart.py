@@ -65,26 +65,26 @@ async def watch(instances: list[Instance]) -> None:
             await asyncio.sleep(0.2)
 
 
-async def client(name: str, post: Post, refused: Any, instances: list[Instance], pause_s: float, told: Any) -> None:
+async def client(name: str, post: Post, refused: Any, instances: list[Instance], pause_s: float, outcomes: Any) -> None:
     while True:
         usable = [each for each in instances if each.is_ready.is_set()] or instances
         random.shuffle(usable)
         for attempt in [*usable, *(each for each in instances if each not in usable)]:
             try:
                 status = await post(f"{attempt.url}/v1/embeddings")
-                told[f"{name}: {'ok' if status == 200 else status}"] += 1
+                outcomes[f"{name}: {'ok' if status == 200 else status}"] += 1
                 break
             except refused:
-                told[f"{name}: refused, sent to the other"] += 1
+                outcomes[f"{name}: refused, sent to the other"] += 1
             except Exception as error:
-                told[f"{name}: failed: {type(error).__name__}: {error}"[:120]] += 1
+                outcomes[f"{name}: failed: {type(error).__name__}: {error}"[:120]] += 1
                 break
         await asyncio.sleep(random.random() * pause_s)
 
 
 async def rolling(restarts: int, clients: int) -> dict[str, Any]:
     instances = [Instance(), Instance()]
-    told: collections.Counter[str] = collections.Counter()
+    outcomes: collections.Counter[str] = collections.Counter()
     watching = asyncio.create_task(watch(instances))
     for each in instances:
         await each.start()
@@ -102,7 +102,7 @@ async def rolling(restarts: int, clients: int) -> dict[str, Any]:
             return (await pool.post(url, json=BODY, timeout=30)).status_code
 
         tasks = [
-            asyncio.create_task(client(name, post, refused, instances, pause, told))
+            asyncio.create_task(client(name, post, refused, instances, pause, outcomes))
             for name, post, refused in (
                 ("aiohttp", by_aiohttp, aiohttp.ClientConnectorError),
                 ("httpx", by_httpx, httpx.ConnectError),
@@ -123,18 +123,18 @@ async def rolling(restarts: int, clients: int) -> dict[str, Any]:
     watching.cancel()
     for each in instances:
         each.process.kill()
-    failed = sum(count for name, count in told.items() if "ok" not in name and "refused" not in name)
+    failed = sum(count for name, count in outcomes.items() if "ok" not in name and "refused" not in name)
     return {
         "restarts": restarts,
-        "requests": sum(told.values()),
+        "requests": sum(outcomes.values()),
         "failed": failed,
-        "by": dict(told),
+        "by": dict(outcomes),
         "longest_stop_s": max(stops),
     }
 
 
 async def idle(count: int) -> dict[str, int]:
-    instance, told = Instance(), collections.Counter[str]()
+    instance, outcomes = Instance(), collections.Counter[str]()
     watching = asyncio.create_task(watch([instance]))
     await instance.start()
     pairs = [await asyncio.open_connection("127.0.0.1", instance.port) for _ in range(count)]
@@ -149,9 +149,9 @@ async def idle(count: int) -> dict[str, int]:
         await asyncio.sleep(random.random() * 4)
         try:
             head = (await ask(reader, writer)).lower()
-            told["answered" if b"connection: close" in head else "answered without connection: close"] += 1
+            outcomes["answered" if b"connection: close" in head else "answered without connection: close"] += 1
         except (OSError, asyncio.IncompleteReadError):
-            told["reset"] += 1
+            outcomes["reset"] += 1
 
     for reader, writer in pairs:
         await ask(reader, writer)
@@ -159,26 +159,26 @@ async def idle(count: int) -> dict[str, int]:
     await asyncio.gather(*(later(*pair) for pair in pairs))
     await stopping
     watching.cancel()
-    return dict(told)
+    return dict(outcomes)
 
 
 async def fresh(threads: int, rounds: int) -> dict[str, int]:
-    told: collections.Counter[str] = collections.Counter()
+    outcomes: collections.Counter[str] = collections.Counter()
 
     def connect(port: int, until: float) -> None:
         while time.perf_counter() < until:
             try:
                 connection = socket.create_connection(("127.0.0.1", port), timeout=5)
             except OSError:
-                told["refused"] += 1
+                outcomes["refused"] += 1
                 time.sleep(0.01)
                 continue
             with connection:
                 try:
                     connection.sendall(REQUEST)
-                    told["answered" if connection.recv(65536) else "reset"] += 1
+                    outcomes["answered" if connection.recv(65536) else "reset"] += 1
                 except OSError:
-                    told["reset"] += 1
+                    outcomes["reset"] += 1
 
     for _ in range(rounds):
         instance = Instance()
@@ -190,7 +190,7 @@ async def fresh(threads: int, rounds: int) -> dict[str, int]:
         await instance.stop()
         await asyncio.gather(*asking)
         watching.cancel()
-    return dict(told)
+    return dict(outcomes)
 
 
 def run(restarts: int, clients: int, rounds: int) -> dict[str, Any]:

@@ -22,11 +22,11 @@ def main() -> None:
     versions["sentence-transformers"] = sentence_transformers.__version__
     say({"threads": torch.get_num_threads(), "dtype": str(next(model.parameters()).dtype), "versions": versions})
     for line in sys.stdin:
-        asked = json.loads(line)
-        mixed = torch.autocast("cpu", torch.bfloat16) if asked["precision"] == "bf16" else contextlib.nullcontext()
+        request = json.loads(line)
+        mixed = torch.autocast("cpu", torch.bfloat16) if request["precision"] == "bf16" else contextlib.nullcontext()
         with mixed:
             start = time.perf_counter()
-            model.encode(asked["texts"], batch_size=32, show_progress_bar=False)
+            model.encode(request["texts"], batch_size=32, show_progress_bar=False)
             seconds = time.perf_counter() - start
         say({"seconds": seconds})
 

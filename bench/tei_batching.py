@@ -54,7 +54,7 @@ class Upstream:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
 
-    def told(self) -> Any:
+    def report(self) -> Any:
         with urllib.request.urlopen(f"{self.url}/control", timeout=10) as reply:
             return json.loads(reply.read())
 
@@ -108,7 +108,7 @@ async def measured(
 ) -> dict[str, Any]:
     """One burst; None: straight to the server behind."""
     url = behind.url if server is None else server.url
-    asked = requests(url, count, poisoned=poisoned)
+    burst = requests(url, count, poisoned=poisoned)
     pool = Pool(Target(url), connections)
     await pool.open()
     await asyncio.sleep(SETTLE_S)
@@ -119,18 +119,18 @@ async def measured(
         processes["shoal"] = server.process.pid
     before = {name: cpu_s(pid) for name, pid in processes.items()}
     began = time.time()
-    record = await run_burst(pool, asked)
+    record = await run_burst(pool, burst)
     spent = {name: cpu_s(pid) - before[name] for name, pid in processes.items()}
     pool.close()
-    told = await asyncio.to_thread(behind.told)
-    calls = told["calls"]
-    first, last = told["first_at"], told["last_at"]
-    flight = told["most_in_flight"]
+    report = await asyncio.to_thread(behind.report)
+    calls = report["calls"]
+    first, last = report["first_at"], report["last_at"]
+    flight = report["most_in_flight"]
     return {
         "seconds": round(record.seconds, 3),
         "errors": dict(record.errors),
         "calls": calls,
-        "mean_call": round(told["inputs"] / calls, 1),
+        "mean_call": round(report["inputs"] / calls, 1),
         "most_in_flight": flight,
         "start_s": round(first - began, 3),
         "calls_s": round(last - first, 3),
@@ -143,13 +143,13 @@ async def lone(urls: dict[str, str], count: int) -> dict[str, float]:
     """Milliseconds of a single request on an idle server, at each of these addresses, taking turns."""
     pools = {name: Pool(Target(url), 1) for name, url in urls.items()}
     took: dict[str, list[float]] = {name: [] for name in pools}
-    asked = {name: requests(url, count) for name, url in urls.items()}
+    pending = {name: requests(url, count) for name, url in urls.items()}
     for pool in pools.values():
         await pool.open()
     for number in range(count):
         for name, pool in pools.items():
             start = time.perf_counter()
-            reply = await pool.ask(asked[name][number])
+            reply = await pool.ask(pending[name][number])
             assert reply.status == 200, reply.status
             took[name].append((time.perf_counter() - start) * 1000)
             await asyncio.sleep(0.005)
