@@ -232,10 +232,10 @@ class FakeUpstream:
     def embedded(self, body: Any) -> dict[str, Any]:
         """The answer to a request for embeddings, in the form that it asks for."""
         rows = [vector_of(text, seed=self._seed)[: body.get("dimensions")] for text in body["input"]]
-        told: list[Any] = [row.tolist() for row in rows]
+        vectors: list[Any] = [row.tolist() for row in rows]
         if body.get("encoding_format") == "base64":
-            told = [base64.b64encode(row.tobytes()).decode() for row in rows]
-        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(told)]
+            vectors = [base64.b64encode(row.tobytes()).decode() for row in rows]
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(vectors)]
         tokens = sum(len(str(text).split()) + 2 for text in body["input"])
         usage = {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}} if self.usage else {}
         return {"object": "list", "data": data, "model": body["model"], **usage}

@@ -313,13 +313,13 @@ class FakeTei:
         item = self._prompted(item, options.get("prompt_name"))
         if not item or item == ("", ""):
             raise Refusal(400, "Empty", "Input validation error: `inputs` cannot be empty")
-        given, most = ids_of(item, 10**9), script.max_input_length
+        ids, limit = ids_of(item, 10**9), script.max_input_length
         truncate = options.get("truncate")
-        if len(given) > most and not (script.new if truncate is None else truncate):
+        if len(ids) > limit and not (script.new if truncate is None else truncate):
             raise self._invalid(
-                f"Input validation error: `inputs` must have less than {most} tokens. Given: {len(given)}"
+                f"Input validation error: `inputs` must have less than {limit} tokens. Given: {len(ids)}"
             )
-        return item, ids_of(item, most, (options.get("truncation_direction") or "right").lower())
+        return item, ids_of(item, limit, (options.get("truncation_direction") or "right").lower())
 
     def _prompted(self, item: Any, name: str | None) -> Any:
         prompts = json.loads(self.script.prompts)
@@ -386,8 +386,8 @@ class FakeTei:
             scores = powers / powers.sum() if len(names) > 1 else 1 / (1 + np.exp(-scores))
         if self.script.misbehaves == "labels":
             names = tuple(f"other-{name}" for name in names)
-        told = [{"score": score, "label": name} for score, name in zip(scores, names, strict=True)]
-        return sorted(told, key=lambda each: float(each["score"]), reverse=True)
+        classes = [{"score": score, "label": name} for score, name in zip(scores, names, strict=True)]
+        return sorted(classes, key=lambda each: float(each["score"]), reverse=True)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         try:
@@ -464,17 +464,17 @@ def _words(item: Any) -> list[str]:
 
 def tokenized(text: str, special: bool) -> list[dict[str, Any]]:
     """Words with their offsets in bytes."""
-    told, at = [], 0
+    tokens, at = [], 0
     for word in text.split():
         start = len(text[: text.index(word, at)].encode())
         at = text.index(word, at) + len(word)
-        told.append(
+        tokens.append(
             {"id": word_id(word), "text": word, "special": False, "start": start, "stop": start + len(word.encode())}
         )
     frame = [
         {"id": i, "text": t, "special": True, "start": None, "stop": None} for i, t in ((CLS, "[CLS]"), (SEP, "[SEP]"))
     ]
-    return [frame[0], *told, frame[1]] if special else told
+    return [frame[0], *tokens, frame[1]] if special else tokens
 
 
 def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -508,9 +508,9 @@ def arguments(description: str | None, *ports: str) -> tuple[Script, list[int]]:
             parser.add_argument(flag, action="store_true")
         else:
             parser.add_argument(flag, type=kind, default=one.default)
-    given = vars(parser.parse_args())
-    numbers = [given.pop(port.replace("-", "_")) for port in ports]
-    return Script(**given), numbers
+    options = vars(parser.parse_args())
+    numbers = [options.pop(port.replace("-", "_")) for port in ports]
+    return Script(**options), numbers
 
 
 def main() -> None:

@@ -184,13 +184,13 @@ class FakeTeiGrpc(FakeTei):
         self._ending = asyncio.create_task(self.stop())
 
     def _spoken(self, call: Call) -> Any:
-        (given,), options = call.inputs, call.options
-        if not given:
+        (ids,), options = call.inputs, call.options
+        if not ids:
             raise Refusal(400, "Empty", "Input validation error: `inputs` cannot be empty")
         if call.path == "/decode":
             skip = {CLS, SEP} if options["skip_special_tokens"] else set()
-            return wire.DecodeResponse(text=" ".join(f"w{one}" for one in given if one not in skip))
-        text = self._prompted(given, options.get("prompt_name"))
+            return wire.DecodeResponse(text=" ".join(f"w{one}" for one in ids if one not in skip))
+        text = self._prompted(ids, options.get("prompt_name"))
         tokens = [wire.SimpleToken(**each) for each in tokenized(text, options["add_special_tokens"])]
         return wire.EncodeResponse(tokens=tokens)
 
@@ -248,7 +248,7 @@ class _Calls(grpc.GenericRpcHandler):
         if path == "/tei.v1.Info/Info":
             return self._unary(wire.InfoRequest, lambda _: fake.card())
         if path == "/grpc.health.v1.Health/Check" and not fake.healthless:
-            return self._unary(wire.HealthCheckRequest, lambda asked: fake.health(asked.service), open_=True)
+            return self._unary(wire.HealthCheckRequest, lambda message: fake.health(message.service), open_=True)
         if path not in STREAMS:
             return None
         http, request, _ = STREAMS[path]
@@ -271,14 +271,14 @@ class _Calls(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(stream, getattr(wire, request).FromString, None)
 
     def _unary(self, request: Any, answer: Callable[[Any], Message], *, open_: bool = False) -> Any:
-        async def unary(asked: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+        async def unary(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
             try:
                 metadata = self._metadata(context)
                 if not open_:
                     self._fake.check_key(metadata)
             except Refusal as refusal:
                 await context.abort(CODES[refusal.kind], refusal.text)
-            return answer(asked)
+            return answer(message)
 
         return grpc.unary_unary_rpc_method_handler(unary, request.FromString, lambda made: made.SerializeToString())
 

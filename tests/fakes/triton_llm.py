@@ -2,9 +2,9 @@
 
     model = triton.add(talker("vllm", Script(["Hello", " world"])))
     ...
-    model.script.asked[0]["text_input"]
+    model.script.requests[0]["text_input"]
 
-`asked` keeps what each request held, `cancelled` the ids that a `stop` request named.
+`requests` keeps the inputs of each request, `cancelled` the ids that a `stop` request named.
 """
 
 from __future__ import annotations
@@ -178,10 +178,10 @@ def talker_config(
 
 @dataclass
 class Script:
-    """What a model says: `words` one response each (token ids for a model of tokens), or bytes as they are.
+    """What a model answers: each of `words` is one response (token ids for a model of tokens; bytes stay as they are).
 
-    `fails`: the error after all words, `accepted` as in Refused. `hold`: it waits for ever after so many responses.
-    `finish`: its reason, where it tells one. `cumulative`: texts repeat what came before. `logprob`: of every token.
+    `fails`: the error after all words, `accepted` as in Refused. `hold`: responses after which it hangs.
+    `finish`: the finish reason. `cumulative`: each text repeats the ones before. `logprob`: of every token.
     `prepend`: a whole answer begins with the prompt unless that is excluded.
     """
 
@@ -194,7 +194,7 @@ class Script:
     cumulative: bool = False
     logprob: float = -0.5
     prepend: bool = True
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
@@ -213,21 +213,21 @@ def talker(kind: Kind, script: Script | None = None, name: str = "llm", **fields
     decoupled = config.model_transaction_policy.decoupled
 
     def answer(request: pb.ModelInferRequest) -> Any:
-        said = held(request)
-        cancels = kind in ("tokens", "llmapi") and said.get("stop") is True
+        inputs = decode_inputs(request)
+        cancels = kind in ("tokens", "llmapi") and inputs.get("stop") is True
         if cancels:
             script.cancelled.append(request.id)
             raise Refused("Request cancelled by client")
-        script.asked.append(said)
+        script.requests.append(inputs)
         script.ids.append(request.id)
         if decoupled:
-            return _responses(kind, script, request, said)
-        return _whole(kind, script, request, said)
+            return _responses(kind, script, request, inputs)
+        return _whole(kind, script, request, inputs)
 
     return Talker(name, config=config, answer=answer, script=script, platform=config.platform)
 
 
-def held(request: pb.ModelInferRequest) -> dict[str, Any]:
+def decode_inputs(request: pb.ModelInferRequest) -> dict[str, Any]:
     """A request's tensors as plain values, texts decoded: an axis of size 1 is left out, so one value stands alone."""
     return {name: _plain(array.tolist()) for name, array in triton_codec.read_inputs(request).items()}
 
@@ -245,15 +245,15 @@ def texts(*values: str | bytes) -> Array:
 
 
 async def _responses(
-    kind: Kind, script: Script, request: pb.ModelInferRequest, said: dict[str, Any]
+    kind: Kind, script: Script, request: pb.ModelInferRequest, inputs: dict[str, Any]
 ) -> AsyncIterator[pb.ModelInferResponse]:
-    stream = bool(said.get("stream", said.get("streaming", kind == "text")))
+    stream = bool(inputs.get("stream", inputs.get("streaming", kind == "text")))
     if not stream:
         if script.hold is not None:
             await asyncio.Event().wait()
         if script.fails:
             raise Refused(script.fails, accepted=script.accepted)
-        yield _whole(kind, script, request, said)
+        yield _whole(kind, script, request, inputs)
         return
     for number, word in enumerate(script.words):
         if script.hold == number:
@@ -261,24 +261,24 @@ async def _responses(
         last = number + 1 == len(script.words) and not script.fails and script.hold is None
         so_far = script.words[: number + 1]
         text = _joined(so_far) if kind == "llmapi" or script.cumulative else word
-        yield reply(request, final=script.final, **_tensors(kind, script, said, text, [word], last))
+        yield reply(request, final=script.final, **_tensors(kind, script, inputs, text, [word], last))
     if script.hold == len(script.words):
         await asyncio.Event().wait()
     if script.fails:
         raise Refused(script.fails, accepted=script.accepted)
 
 
-def _whole(kind: Kind, script: Script, request: pb.ModelInferRequest, said: dict[str, Any]) -> pb.ModelInferResponse:
+def _whole(kind: Kind, script: Script, request: pb.ModelInferRequest, inputs: dict[str, Any]) -> pb.ModelInferResponse:
     words = list(script.words)
-    excluded = said.get("exclude_input_in_output", said.get("sampling_param_exclude_input_from_output"))
+    excluded = inputs.get("exclude_input_in_output", inputs.get("sampling_param_exclude_input_from_output"))
     prepends = script.prepend and not excluded and kind in ("vllm", "old_vllm", "ensemble", "gpt", "llmapi", "tokens")
     if kind == "tokens":
-        before = said["input_ids"] if prepends else []
+        before = inputs["input_ids"] if prepends else []
         words = [*(before if isinstance(before, list) else [before]), *words]
         text: Any = ""
     else:
-        text = _joined([said["text_input"], *words] if prepends else words)
-    return reply(request, final=None, **_tensors(kind, script, said, text, words, True))
+        text = _joined([inputs["text_input"], *words] if prepends else words)
+    return reply(request, final=None, **_tensors(kind, script, inputs, text, words, True))
 
 
 def _joined(words: Sequence[Any]) -> Any:
@@ -288,25 +288,25 @@ def _joined(words: Sequence[Any]) -> Any:
 
 
 def _tensors(
-    kind: Kind, script: Script, said: dict[str, Any], text: Any, words: Sequence[Any], last: bool
+    kind: Kind, script: Script, inputs: dict[str, Any], text: Any, words: Sequence[Any], last: bool
 ) -> dict[str, Array]:
     if kind == "tokens":
         ids = np.array([[words]], np.int32)
         found: dict[str, Array] = {"output_ids": ids, "sequence_length": np.array([[len(words)]], np.int32)}
-        if said.get("return_log_probs"):
+        if inputs.get("return_log_probs"):
             found["output_log_probs"] = np.full((1, 1, len(words)), script.logprob, np.float32)
         return found
     shape = (1, 1) if kind == "gpt" else (1,)
     found = {"text_output": texts(text).reshape(shape)}
-    if said.get("return_finish_reason") or kind == "dynamo":
+    if inputs.get("return_finish_reason") or kind == "dynamo":
         found["finish_reason"] = texts(script.finish if last else "None")
-    if said.get("return_num_input_tokens"):
+    if inputs.get("return_num_input_tokens"):
         found["num_input_tokens"] = np.array(7, np.uint32) if kind == "vllm" else np.array([[7]], np.int32)
-    if said.get("return_num_output_tokens"):
+    if inputs.get("return_num_output_tokens"):
         found["num_output_tokens"] = np.array([len(words)], np.uint32 if kind == "vllm" else np.int32)
-    if said.get("return_logprobs"):
+    if inputs.get("return_logprobs"):
         found["logprobs"] = texts(json.dumps([vllm_logprob(str(word), script.logprob) for word in words]))
-    if said.get("return_log_probs"):
+    if inputs.get("return_log_probs"):
         found["output_log_probs"] = np.full((1, len(words)), script.logprob, np.float32)
     return found
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.pipelines.chat.vocabulary import Vocabulary
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
-from tests.fakes.triton_llm import held, talker_config, texts
+from tests.fakes.triton_llm import decode_inputs, talker_config, texts
 from tests.fixtures.tiny_llama import CHATML, CONTEXT, write_tokenizer
 from tests.integration.llm_kit import running
 from tests.integration.server_kit import Server
@@ -181,10 +181,10 @@ class Stack:
             words = text.split()
             return Prompt(" ".join(words if fails is None else [*words[:fails], "poison-item"]))
         pieces = self.pieces(text)
-        said = "-".join(piece.hex() for piece in pieces)
+        encoded = "-".join(piece.hex() for piece in pieces)
         if kind.script_style == "ids":
-            said = "-".join(map(str, self.vocabulary.encode(text, special=False)))
-        how = [f"say={said}", f"first_ms={first_ms}", f"delay_ms={delay_ms}"]
+            encoded = "-".join(map(str, self.vocabulary.encode(text, special=False)))
+        how = [f"say={encoded}", f"first_ms={first_ms}", f"delay_ms={delay_ms}"]
         return Prompt(" ".join(how if fails is None else [*how, f"fail={fails}"]))
 
     def pieces(self, text: str) -> list[bytes]:
@@ -306,18 +306,18 @@ def _dynamo() -> Iterator[FakeTriton]:
 
 async def _answers(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
     """Answer as `triton_models.talker` does."""
-    said = held(request)
-    prompt = said["text_input"]
+    inputs = decode_inputs(request)
+    prompt = inputs["text_input"]
     pieces = [bytes.fromhex(each) for each in re.findall(r"say=([0-9a-f-]+)", prompt)[-1].split("-")]
     fails = re.search(r"fail=(\d+)", prompt)
     pieces = pieces[: int(fails[1])] if fails else pieces
     for number, piece in enumerate(pieces):
         await asyncio.sleep((_number(prompt, "delay_ms") + (0 if number else _number(prompt, "first_ms"))) / 1000)
-        if said["streaming"]:
+        if inputs["streaming"]:
             yield _piece(request, piece, over=number + 1 == len(pieces) and not fails)
     if fails:
         raise Refused("told to fail in the middle")
-    if not said["streaming"]:
+    if not inputs["streaming"]:
         yield _piece(request, b"".join(pieces), over=True)
 
 

@@ -106,10 +106,10 @@ async def test_its_requests(original: AbstractAsyncContextManager[Call], ensembl
         assert events[-1] == "data: [DONE]"
         deltas = [orjson.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]]
         assert "".join(delta.get("content") or "" for delta in deltas) == "Hello you"
-    for said in ensemble.script.asked:
-        assert "Be brief." in said["text_input"]
-        assert said["text_input"].endswith("<|im_start|>assistant\n")
-        assert (said["max_tokens"], round(said["temperature"], 3)) == (16, 0.7)
+    for request in ensemble.script.requests:
+        assert "Be brief." in request["text_input"]
+        assert request["text_input"].endswith("<|im_start|>assistant\n")
+        assert (request["max_tokens"], round(request["temperature"], 3)) == (16, 0.7)
 
 
 async def test_the_prompt_is_not_cut_by_the_answer_s_length(
@@ -122,10 +122,10 @@ async def test_the_prompt_is_not_cut_by_the_answer_s_length(
         answer = (await call("POST", "/v1/chat/completions", body)).json()
         assert answer["choices"][0]["message"]["content"] == "Hel"
         assert answer["usage"]["prompt_tokens"] == 7  # as this Triton says; the original counts the last message
-    (said,) = ensemble.script.asked
-    assert all(f"turn {at}" in said["text_input"] for at in range(4))
-    assert said["max_tokens"] == 2
-    assert "lo" not in str(said.get("bad_words", ""))
+    (request,) = ensemble.script.requests
+    assert all(f"turn {at}" in request["text_input"] for at in range(4))
+    assert request["max_tokens"] == 2
+    assert "lo" not in str(request.get("bad_words", ""))
 
 
 async def test_the_default_length(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
@@ -133,7 +133,7 @@ async def test_the_default_length(original: AbstractAsyncContextManager[Call], e
     async with original as call:
         body = {"model": "ensemble", "messages": QUESTION, "seed": 1, "presence_penalty": 0.5}
         assert (await call("POST", "/v1/chat/completions", body)).status == 200
-    assert [said["max_tokens"] for said in ensemble.script.asked] == [32]
+    assert [request["max_tokens"] for request in ensemble.script.requests] == [32]
 
 
 async def test_what_the_original_drops_is_not_refused(simulated: FakeTriton, tmp_path: Path, folder: Path) -> None:
@@ -156,7 +156,7 @@ async def test_the_engine_s_context_is_a_bound(original: AbstractAsyncContextMan
         assert answer.status == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert "1024" in answer.json()["error"]["message"]
-    assert ensemble.script.asked == []
+    assert ensemble.script.requests == []
 
 
 FISH = ["fish to fish", "the longer of two texts about fish"]

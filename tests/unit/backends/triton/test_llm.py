@@ -127,7 +127,7 @@ async def test_every_kind_answers(bench: Bench, kind: Kind, stream: bool) -> Non
     reasons = [] if kind in ("old_vllm", "gpt", "text") else ["stop"]
     assert [piece.finish_reason for piece in found if piece.finish_reason] == reasons
     assert len(found) > 2 or not (stream and generator.schema.streams)
-    assert len(model.script.asked) == 1
+    assert len(model.script.requests) == 1
     assert bench.triton.calls["ModelStreamInfer"] == (1 if generator.schema.decoupled else 0)
 
 
@@ -167,7 +167,7 @@ class TestRequests:
         bench.target = replace(bench.target, version="1")
         model = talker("ensemble")
         await collect(await bench.open(model, adapters={"doll": 7}), adapter="doll")
-        assert model.script.asked[0]["lora_task_id"] == 7
+        assert model.script.requests[0]["lora_task_id"] == 7
         assert asked(bench.triton, "ModelStreamInfer")[0].model_version == "1"
 
     async def test_what_cannot_be_asked_reaches_nobody(self, bench: Bench) -> None:

@@ -25,7 +25,7 @@ from shoal.core.protocols import Prompt
 from shoal.errors import ConfigError, InputRejected, InvalidValue
 from shoal.types import Guide, Sampling
 from tests.fakes import triton_codec
-from tests.fakes.triton_llm import TENSORS, Kind, held, talker_config
+from tests.fakes.triton_llm import TENSORS, Kind, decode_inputs, talker_config
 
 PROMPT = Prompt(text="Say hello", ids=(5, 6, 7), tokens=3)
 
@@ -61,7 +61,7 @@ def request(
 
 
 def sent(kind: Kind, **fields: Any) -> dict[str, Any]:
-    return held(request(kind, **fields))
+    return decode_inputs(request(kind, **fields))
 
 
 def told(kind: Kind = "vllm", **fields: Any) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class TestEngine:
         made = RequestBuilder(schema("tokens"), "llm", words=WORDS).build_cancellation("the id")
         assert made is not None
         assert made.id == "the id"
-        assert held(made) == {"input_ids": 0, "input_lengths": 0, "request_output_len": 0, "stop": True}
+        assert decode_inputs(made) == {"input_ids": 0, "input_lengths": 0, "request_output_len": 0, "stop": True}
 
 
 class TestLlmApi:
@@ -366,7 +366,7 @@ class TestLlmApi:
     def test_a_cancellation(self) -> None:
         made = RequestBuilder(schema("llmapi"), "llm").build_cancellation("the id")
         assert made is not None
-        assert held(made) == {"text_input": "", "stop": True}
+        assert decode_inputs(made) == {"text_input": "", "stop": True}
 
 
 class TestOthers:

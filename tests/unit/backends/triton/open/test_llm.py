@@ -60,7 +60,7 @@ class TestTextModels:
         runner = await opened("llm")
         found = await chunks(runner, prompts=["Say hello"], stream=True)
         assert (text_of(found), reasons(found), usage(found)) == ("Hello world", ["stop"], (7, 2))
-        assert model.script.asked[0]["text_input"] == "Say hello"
+        assert model.script.requests[0]["text_input"] == "Say hello"
         with pytest.raises(Unsupported, match="no chat template"):
             await chunks(runner, messages=HELLO)
         with pytest.raises(Unsupported, match="does nothing else"):
@@ -72,7 +72,7 @@ class TestTextModels:
         runner = await opened("llm", table=ModelTable(tokenizer=str(files)))
         found = await chunks(runner, messages=HELLO)
         assert text_of(found) == "Hello world"
-        sent = model.script.asked[0]["text_input"]
+        sent = model.script.requests[0]["text_input"]
         assert sent == "<|im_start|>user\nWhat is the weather in Paris?<|im_end|>\n<|im_start|>assistant\n"
         assert runner.facts.context_tokens == CONTEXT
 
@@ -105,14 +105,14 @@ class TestTextModels:
         runner = await opened("llm")
         with pytest.raises(Unsupported, match="temperature"):
             await chunks(runner, prompts=["a"], sampling=Sampling(temperature=0.5))
-        assert not model.script.asked
+        assert not model.script.requests
         assert text_of(await chunks(runner, prompts=["a"], stream=True)) == "Hello world"
 
     async def test_an_adapter(self, triton: FakeTriton, opened: Open) -> None:
         model = _added(triton, talker("ensemble"))
         runner = await opened("llm", table=ModelTable(adapters={"doll": 7}))
         await chunks(runner, prompts=["a"], adapter="doll")
-        assert model.script.asked[0]["lora_task_id"] == 7
+        assert model.script.requests[0]["lora_task_id"] == 7
         with pytest.raises(InvalidValue, match="no adapter"):
             await chunks(runner, prompts=["a"], adapter="other")
         with pytest.raises(ConfigError, match="is a task id there"):
@@ -133,9 +133,9 @@ class TestTokenModels:
         found = await chunks(runner, prompts=["What is"], sampling=Sampling(stop=["xyz"]), stream=True)
         assert (text_of(found), reasons(found)) == (" größer, naïve", ["stop"])
         expected = raw.encode("What is").ids
-        assert model.script.asked[0]["input_ids"] == expected
+        assert model.script.requests[0]["input_ids"] == expected
         assert usage(found)[0] == len(expected)
-        ends = {model.script.asked[0]["end_id"], *model.script.asked[0]["stop_words_list"][0]}
+        ends = {model.script.requests[0]["end_id"], *model.script.requests[0]["stop_words_list"][0]}
         assert {EOS, IM_END} <= ends
 
     async def test_a_tokenizer_is_needed(self, triton: FakeTriton, opened: Open) -> None:
