@@ -131,8 +131,8 @@ def chat(webui: str, token: str, model: str) -> str:
     call(f"{webui}/api/chat/completions", body, token)
 
     def finished() -> str:
-        said = call(f"{webui}/api/v1/chats/{made['id']}", None, token)["chat"]["history"]["messages"][answer]
-        return str(said.get("error") or "") or str(said.get("content") or "")
+        message = call(f"{webui}/api/v1/chats/{made['id']}", None, token)["chat"]["history"]["messages"][answer]
+        return str(message.get("error") or "") or str(message.get("content") or "")
 
     return str(until("an answer", finished))
 
@@ -141,7 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("open_webui", type=Path, help="its executable")
     parser.add_argument("--ollama", action="store_true", help="speak Ollama's API instead of OpenAI's")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     ports = free_port(), free_port()
     shoal, webui = (f"http://127.0.0.1:{port}" for port in ports)
     recorder = Recorder(shoal)
@@ -152,8 +152,8 @@ def main() -> int:
         own = {
             "DATA_DIR": str(folder / "data"),
             "WEBUI_SECRET_KEY": "test",
-            "ENABLE_OLLAMA_API": str(asked.ollama).lower(),
-            "ENABLE_OPENAI_API": str(not asked.ollama).lower(),
+            "ENABLE_OLLAMA_API": str(options.ollama).lower(),
+            "ENABLE_OPENAI_API": str(not options.ollama).lower(),
             "OLLAMA_BASE_URL": place,
             "OPENAI_API_BASE_URL": f"{place}/v1",
             "OPENAI_API_KEY": "none",
@@ -164,7 +164,7 @@ def main() -> int:
         rules = ("--threads", "1", "--default-max-tokens", "24", "--kv-cache-mb", "64")
         commands = (
             ([sys.executable, *serve, *rules], {"SHOAL_HOME": str(folder / "home")}),
-            ([str(asked.open_webui), "serve", "--host", "127.0.0.1", "--port", str(ports[1])], own),
+            ([str(options.open_webui), "serve", "--host", "127.0.0.1", "--port", str(ports[1])], own),
         )
         with (folder / "log").open("wb") as log:
             processes = [
@@ -187,9 +187,9 @@ def main() -> int:
                 process.wait(30)
     for body, status, headers in recorder.seen:
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
-        said = {key: value for key, value in body.items() if key not in ("tools", "messages")}
+        fields = {key: value for key, value in body.items() if key not in ("tools", "messages")}
         ignored = headers.get("x-shoal-ignored")
-        sys.stdout.write(f"asked {said} with {len(tools)} tools {tools}: {status}, ignored {ignored}\n")
+        sys.stdout.write(f"asked {fields} with {len(tools)} tools {tools}: {status}, ignored {ignored}\n")
     sys.stdout.write(f"in the chat: {text!r}\n")
     offered = any(body.get("tools") for body, _, _ in recorder.seen)
     return 0 if offered and all(status == 200 for _, status, _ in recorder.seen) else 1

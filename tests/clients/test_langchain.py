@@ -104,9 +104,9 @@ def test_tools(model: Any) -> None:
 
 def test_structured_output(model: Any) -> None:
     """By a call that the model makes of itself; what would force it is refused by name."""
-    told = CALLED.replace('"add"', '"Sum"')
+    answer = CALLED.replace('"add"', '"Sum"')
     by_call = model.with_structured_output(Sum, method="function_calling", tool_choice="auto")
-    assert by_call.invoke(told) == Sum(a=1, b=2)
+    assert by_call.invoke(answer) == Sum(a=1, b=2)
     for method, param in (
         ("json_schema", "response_format"),
         ("json_mode", "response_format"),

@@ -108,13 +108,13 @@ def test_errors(model: Any) -> None:
 
 async def test_a_broken_stream(model: Any) -> None:
     """However it is read, an error follows the words: nothing takes them for a whole answer."""
-    said = [ChatMessage(role="user", content=BREAKS)]
+    messages = [ChatMessage(role="user", content=BREAKS)]
     pieces: list[str] = []
     with pytest.raises(openai.APIError, match="the model failed"):
-        pieces.extend(piece.delta or "" for piece in model.stream_chat(said))
+        pieces.extend(piece.delta or "" for piece in model.stream_chat(messages))
     assert "".join(pieces) == "one two"
     with pytest.raises(openai.APIError, match="the model failed"):
-        [piece async for piece in await model.astream_chat(said)]
+        [piece async for piece in await model.astream_chat(messages)]
     with pytest.raises(openai.APIError, match="the model failed"):
         [piece async for piece in await model.astream_complete(BREAKS)]
     with pytest.raises(openai.APIError, match="the model failed"):

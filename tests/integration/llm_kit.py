@@ -50,7 +50,7 @@ def upstream_of(server: Server, model: str = MODEL) -> str:
     return f"openai+{server.base_url}/v1#{model}"
 
 
-def said(text: str) -> list[dict[str, str]]:
+def user_messages(text: str) -> list[dict[str, str]]:
     """Return a conversation of one message."""
     return [{"role": "user", "content": text}]
 

@@ -50,14 +50,14 @@ class FakeProcess:
             self.process.communicate()
             self.process = None
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return the requests so far."""
         found: dict[str, Any] = json.loads(self._request("GET"))
         return found
 
     def runs(self, calls: int) -> bool:
         """Return whether this many calls are in flight."""
-        return bool(self.told()["in_flight"] == calls)
+        return bool(self.report()["in_flight"] == calls)
 
     def change(self, **changes: Any) -> None:
         self._request("POST", changes)

@@ -85,7 +85,7 @@ class TestRanking:
         assert card["details"]["routes"] == ["/score", "/classify"]
         found = json_of(pair[0].request("POST", "/classify", {"input": ["a text alone", ["a", "pair"]]}))
         own = json_of(pair[1].request("POST", "/classify", {"input": ["a text alone", ["a", "pair"]]}))
-        seen, made = ([each["probs"] for each in told["data"]] for told in (found, own))
+        seen, made = ([each["probs"] for each in reply["data"]] for reply in (found, own))
         assert np.allclose(seen, made, atol=1e-5)
         assert found["usage"]["prompt_tokens"] == own["usage"]["prompt_tokens"]
 
@@ -140,8 +140,8 @@ def test_classes_are_the_same(pair: tuple[Server, Server], pool: ThreadPoolExecu
 
 @pytest.mark.parametrize("pair", ["fake:delay_ms=2"], indirect=True)
 class TestVectors:
-    def embed(self, server: Server, given: Any, **fields: Any) -> Any:
-        body = {"model": FAR if server.port == self.port else "near", "input": given, **fields}
+    def embed(self, server: Server, inputs: Any, **fields: Any) -> Any:
+        body = {"model": FAR if server.port == self.port else "near", "input": inputs, **fields}
         reply = json_of(server.request("POST", "/v1/embeddings", body))
         return np.array([each["embedding"] for each in reply["data"]], dtype=np.float32)
 
@@ -150,12 +150,12 @@ class TestVectors:
     def test_texts_ids_and_options(self, pair: tuple[Server, Server], pool: ThreadPoolExecutor) -> None:
         front, behind = pair
         self.port = behind.port
-        given: list[tuple[Any, dict[str, Any]]] = [
+        cases: list[tuple[Any, dict[str, Any]]] = [
             (["a", "b c"], {}),
             ([[1, 2, 3], [4]], {}),
             ("text", {"dimensions": 8}),
         ]
-        pending = [(each, pool.submit(self.embed, front, each[0], **each[1])) for each in given for _ in range(10)]
+        pending = [(each, pool.submit(self.embed, front, each[0], **each[1])) for each in cases for _ in range(10)]
         for (inputs, fields), one in pending:
             assert np.allclose(one.result(), self.embed(behind, inputs, **fields), atol=1e-5)
         refused = front.request("POST", "/v1/embeddings", {"model": "near", "input": "text", "normalize": False})

@@ -62,7 +62,7 @@ def configured(tmp_path: Path) -> Path:
     return folder
 
 
-def said(server: Server, path: str, **body: Any) -> tuple[int, Any]:
+def call(server: Server, path: str, **body: Any) -> tuple[int, Any]:
     status, _, content = server.request("POST", path, body)
     return status, json.loads(content)
 
@@ -83,15 +83,15 @@ def loads_and_infers(server: Server, folder: Path, host: str) -> None:
     """The example's first requests, and what each must answer."""
     urls = [f"http://{host}{path}" for path in FILES]
     both = {**NAMED, "text": TEXTS, "image": urls}
-    status, answer = said(server, "/infer", **both)
+    status, answer = call(server, "/infer", **both)
     assert (status, answer["detail"].startswith(f"{TITLE} is not loaded.")) == (400, True)
 
-    loaded = said(server, "/load_clip_model", **NAMED)
+    loaded = call(server, "/load_clip_model", **NAMED)
     assert loaded == (200, {"message": f"{TITLE} loaded successfully."}), server.log.read_text()
-    assert said(server, "/load_clip_model", **NAMED) == (200, {"message": f"{TITLE} is already loaded."})
+    assert call(server, "/load_clip_model", **NAMED) == (200, {"message": f"{TITLE} is already loaded."})
     assert listed(server) == ["other", PAIR]
 
-    status, answer = said(server, "/infer", **both)
+    status, answer = call(server, "/infer", **both)
     assert status == 200, answer
     assert set(answer) == {"text_embeddings", "image_embeddings", "processingTimeMs"}
     agree(answer["text_embeddings"], folder, [*TEXTS])
@@ -99,25 +99,25 @@ def loads_and_infers(server: Server, folder: Path, host: str) -> None:
     for rows in (answer["text_embeddings"], answer["image_embeddings"]):
         assert not np.allclose(rows[0], rows[1], atol=0.01)
 
-    status, answer = said(server, "/infer_text", **NAMED, text=TEXTS[0])
+    status, answer = call(server, "/infer_text", **NAMED, text=TEXTS[0])
     assert (status, set(answer)) == (200, {"embedding", "processingTimeMs"}), answer
     agree(answer["embedding"], folder, [TEXTS[0]])
     for image, pictures in ((urls[0], PICTURES[:1]), (urls, PICTURES)):
-        status, answer = said(server, "/infer_image", **NAMED, image=image)
+        status, answer = call(server, "/infer_image", **NAMED, image=image)
         assert (status, set(answer)) == (200, {"embedding", "processingTimeMs"}), answer
         agree(answer["embedding"], folder, [*pictures])
-    status, answer = said(server, "/infer_image", **NAMED, image="http://example.com/image.jpg")
+    status, answer = call(server, "/infer_image", **NAMED, image="http://example.com/image.jpg")
     assert (status, "image_hosts" in answer["detail"]) == (400, True)
 
 
 def unloads(server: Server) -> None:
-    assert said(server, "/unload_model", **NAMED) == (200, {"message": f"{TITLE} unloaded successfully."})
+    assert call(server, "/unload_model", **NAMED) == (200, {"message": f"{TITLE} unloaded successfully."})
     assert listed(server) == ["other"]
-    assert said(server, "/infer", **NAMED, text=TEXTS)[0] == 400
+    assert call(server, "/infer", **NAMED, text=TEXTS)[0] == 400
 
 
 def deletes(server: Server) -> None:
-    assert said(server, "/delete_model", **NAMED) == (200, {"message": f"{TITLE} deleted successfully."})
+    assert call(server, "/delete_model", **NAMED) == (200, {"message": f"{TITLE} deleted successfully."})
     assert "Traceback" not in server.log.read_text()
 
 

@@ -115,8 +115,8 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert bytes(found.content[1].bytes or []).decode() == " été"
     assert [top.token for top in found.content[1].top_logprobs] == [" été", " été1"]
     chunks = list(client.chat.completions.create(**options, stream=True))
-    told = [chunk.choices[0] for chunk in chunks if chunk.choices[0].logprobs]
-    assert [(choice.delta.content, [each.token for each in choice.logprobs.content]) for choice in told] == [
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].logprobs]
+    assert [(choice.delta.content, [each.token for each in choice.logprobs.content]) for choice in choices] == [
         ("on", ["on"]),
         (" été", [" été"]),
     ]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.integration.llm_conformance_kit import KINDS, Kind, Stack, processes_of, start_stack
-from tests.integration.llm_kit import ask, metric, read_until, said, until
+from tests.integration.llm_kit import ask, metric, read_until, until, user_messages
 from tests.integration.triton_kit import Triton
 
 TEXT = "one two three four five six seven eight"
@@ -92,7 +92,7 @@ def start_request(stack: Stack, kind: Kind, *, stream: bool, first_ms: int = 0, 
     """A connection on which it was asked for an answer that takes long."""
     prompt = stack.prompt_for(kind, TEXT, first_ms=first_ms, delay_ms=delay_ms)
     fields: dict[str, Any] = LONG if kind.name == "embedded" else prompt.fields
-    body = {"model": kind.name, "messages": said(prompt.words), "stream": stream, **fields}
+    body = {"model": kind.name, "messages": user_messages(prompt.words), "stream": stream, **fields}
     return ask(stack.front, "/v1/chat/completions", body)
 
 
@@ -103,7 +103,7 @@ def in_flight(stack: Stack, kind: Kind) -> float:
 def is_free(stack: Stack, kind: Kind) -> None:
     """The model answers the next one: no place is held by who has left."""
     prompt = stack.prompt_for(kind, "ok")
-    body = {"model": kind.name, "messages": said(prompt.words), **prompt.fields}
+    body = {"model": kind.name, "messages": user_messages(prompt.words), **prompt.fields}
     status, _, answer = stack.front.request("POST", "/v1/chat/completions", body)
     assert (status, b'"ok"' in answer) == (200, True)
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.integration.llm_kit import FAKE, MODEL, free_port, running, said, until
+from tests.integration.llm_kit import FAKE, MODEL, free_port, running, until, user_messages
 from tests.integration.server_kit import Server
 
 DEAD = "dead"
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     dead = f"{DEAD}=openai+http://127.0.0.1:{free_port()}/v1#gone"
     flags = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
     with running(folder, FAKE, dead, flags=flags, wait=False) as started:
-        ask = {"model": MODEL, "messages": said("a")}
+        ask = {"model": MODEL, "messages": user_messages("a")}
         until(lambda: started.request("POST", "/v1/chat/completions", ask)[0] == 200)
         yield started
 
@@ -55,7 +55,7 @@ def turn(text: str, **fields: Any) -> dict[str, Any]:
     body = {
         "stream": True,
         "model": MODEL,
-        "messages": [{"role": "system", "content": "be kind"}, *said(text)],
+        "messages": [{"role": "system", "content": "be kind"}, *user_messages(text)],
         "stream_options": {"include_usage": True},
         "temperature": 0.8,
         "max_tokens": 64,
@@ -204,7 +204,7 @@ async def test_responses(webui: aiohttp.ClientSession) -> None:
         ({"model": "nobody"}, 404),
         ({"model": DEAD}, 503),
         ({"messages": []}, 400),
-        ({"messages": said("poison-item")}, 500),
+        ({"messages": user_messages("poison-item")}, 500),
     ],
 )
 async def test_errors_before_the_answer(

@@ -24,9 +24,9 @@ from tests.integration.llm_kit import (
     read_until,
     running,
     running_beside,
-    said,
     until,
     upstream_of,
+    user_messages,
     written,
 )
 from tests.integration.server_kit import PATIENCE_S, Server
@@ -37,7 +37,7 @@ LONG = "word " * 1000
 
 
 def body(text: str = LONG, *, stream: bool = True, model: str = MODEL, **fields: Any) -> dict[str, Any]:
-    return {"model": model, "messages": said(text), "stream": stream, **fields}
+    return {"model": model, "messages": user_messages(text), "stream": stream, **fields}
 
 
 def in_flight(server: Server) -> float:
@@ -133,9 +133,9 @@ def _asked(upstream: FakeUpstream) -> int:
     return sum(request.path.endswith("/chat/completions") for request in upstream.requests)
 
 
-async def _open(server: Server, asked: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open(server: Server, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(written(CHAT, asked))
+    writer.write(written(CHAT, body))
     await writer.drain()
     return reader, writer
 
@@ -184,8 +184,8 @@ def test_streams_in_flight_survive_sigterm(tmp_path: Path) -> None:
             assert b'" w39"' in rest
             assert b'"finish_reason":"stop"' in rest
             assert b'"error"' not in rest
-        status, _, told = whole.result()
-        assert (status, json.loads(told)["choices"][0]["message"]["content"]) == (200, text)
+        status, _, reply = whole.result()
+        assert (status, json.loads(reply)["choices"][0]["message"]["content"]) == (200, text)
         assert server.exit_code() == 0
         assert "Traceback" not in server.log.read_text()
 
@@ -222,7 +222,7 @@ def test_heartbeats(tmp_path: Path, behind: bool) -> None:
         with ask(server, RESPONSES, {"model": MODEL, "input": "one", "stream": True}) as connection:
             assert b": ping\n\n" in read_until(connection, b"response.completed")
         with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client:
-            messages: Any = said("one two")
+            messages: Any = user_messages("one two")
             chunks = list(client.chat.completions.create(model=MODEL, messages=messages, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two"
 
@@ -233,7 +233,7 @@ def test_a_failure_after_a_heartbeat(tmp_path: Path) -> None:
         running(tmp_path, f"{FAKE}token_ms=300", flags=("--heartbeat-s", "0.1")) as server,
         openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client,
     ):
-        messages: Any = said("poison-item")
+        messages: Any = user_messages("poison-item")
         chunks = client.chat.completions.create(model=MODEL, messages=messages, stream=True)
         with pytest.raises(openai.APIError, match="the model failed"):
             list(chunks)

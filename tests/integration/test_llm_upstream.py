@@ -30,9 +30,9 @@ from tests.integration.llm_kit import (
     read_until,
     running,
     running_beside,
-    said,
     until,
     upstream_of,
+    user_messages,
 )
 from tests.integration.server_kit import Server
 
@@ -40,7 +40,7 @@ FAR = "far"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TRICKY = 'the "model":"talker" is {"model": "talker"} été \U0001f41f'
 BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": said(TRICKY), "n": 2, "logprobs": True},
+    CHAT: {"messages": user_messages(TRICKY), "n": 2, "logprobs": True},
     TEXT: {"prompt": [TRICKY, "b"], "echo": True},
     RESPONSES: {"input": TRICKY, "instructions": "no"},
 }
@@ -64,14 +64,14 @@ def client(pair: tuple[Server, Server]) -> Iterator[openai.OpenAI]:
 
 def test_everything_passes_through(client: openai.OpenAI) -> None:
     """Each way to ask, streamed and not, under the name that is served here."""
-    messages: Any = said("one two three")
+    messages: Any = user_messages("one two three")
     chat = client.chat.completions.create(model=FAR, messages=messages, n=2, stop="three")
     assert [choice.message.content for choice in chat.choices] == ["one two "] * 2
     assert chat.model == FAR
     chunks = list(client.chat.completions.create(model=FAR, messages=messages, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
     assert {chunk.model for chunk in chunks} == {FAR}
-    called: Any = said('<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>')
+    called: Any = user_messages('<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>')
     with client.chat.completions.stream(model=FAR, messages=called, tools=[ADD]) as helper:
         calls = helper.get_final_completion().choices[0].message.tool_calls
     assert calls is not None
@@ -112,9 +112,9 @@ def test_bytes_stay_as_they_are(pair: tuple[Server, Server], path: str, streams:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"messages": said("reject-item")},
-        {"messages": said("poison-item")},
-        {"messages": said("a"), "response_format": {"type": "json_object"}},
+        {"messages": user_messages("reject-item")},
+        {"messages": user_messages("poison-item")},
+        {"messages": user_messages("a"), "response_format": {"type": "json_object"}},
     ],
 )
 def test_refusals_stay_as_they_are(pair: tuple[Server, Server], fields: dict[str, Any], streams: bool) -> None:
@@ -173,7 +173,7 @@ def test_a_server_that_dies_in_mid_stream(tmp_path: Path) -> None:
     with ExitStack() as stack:
         behind = stack.enter_context(running(tmp_path, f"{FAKE}token_ms=30"))
         front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(behind)}"))
-        body = {"model": FAR, "messages": said("word " * 2000), "stream": True}
+        body = {"model": FAR, "messages": user_messages("word " * 2000), "stream": True}
         with ask(front, CHAT, body) as connection:
             read_until(connection, b'"content":" word"')
             behind.process.kill()
@@ -181,14 +181,14 @@ def test_a_server_that_dies_in_mid_stream(tmp_path: Path) -> None:
         *_, error = [line for line in rest.split(b"\n") if line.startswith(b"data: ")]
         assert json.loads(error.removeprefix(b"data: "))["error"]["message"]
         assert b'"finish_reason":"stop"' not in rest
-        status, headers, refused = front.request("POST", CHAT, {"model": FAR, "messages": said("a")})
+        status, headers, refused = front.request("POST", CHAT, {"model": FAR, "messages": user_messages("a")})
         assert (status, headers["content-type"]) == (502, "application/json")
         assert set(json.loads(refused)["error"]) == {"message", "type", "param", "code"}
         until(lambda: not front.ready())
         assert listed(front) == [FAR]
         stack.enter_context(running(tmp_path, FAKE, port=behind.port))
         until(front.ready)
-        assert front.request("POST", CHAT, {"model": FAR, "messages": said("a")})[0] == 200
+        assert front.request("POST", CHAT, {"model": FAR, "messages": user_messages("a")})[0] == 200
 
 
 def listed(server: Server) -> list[str]:
@@ -208,7 +208,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         assert front.request("GET", "/health/live")[0] == 200
         assert listed(front) == [FAR]
         for streams in (False, True):
-            body = {"model": FAR, "messages": said("a"), "stream": streams}
+            body = {"model": FAR, "messages": user_messages("a"), "stream": streams}
             status, headers, refused = front.request("POST", CHAT, body)
             assert (status, headers["content-type"]) == (503, "application/json")
             assert float(headers["retry-after"]) > 0
@@ -216,7 +216,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
             assert str(port).encode() not in refused
         stack.enter_context(running(tmp_path, FAKE, port=port))
         until(front.ready)
-        assert front.request("POST", CHAT, {"model": FAR, "messages": said("a")})[0] == 200
+        assert front.request("POST", CHAT, {"model": FAR, "messages": user_messages("a")})[0] == 200
 
 
 def test_a_server_that_accepts_nobody(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_server_that_accepts_nobody(tmp_path: Path) -> None:
         full = stack.enter_context(socket.create_server(("127.0.0.1", behind.port), backlog=0))
         stack.enter_context(socket.create_connection(full.getsockname()))
         until(lambda: not takes_connections(behind.port))
-        status, headers, _ = front.request("POST", CHAT, {"model": FAR, "messages": said("a")})
+        status, headers, _ = front.request("POST", CHAT, {"model": FAR, "messages": user_messages("a")})
         assert (status, headers["content-type"]) == (502, "application/json")
         assert listed(front) == [FAR]
 
@@ -249,7 +249,7 @@ def test_one_of_two_servers_dies_under_load(tmp_path: Path) -> None:
     with ExitStack() as stack:
         doomed, other = (stack.enter_context(running(tmp_path / name, f"{FAKE}token_ms=5")) for name in "ab")
         front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(doomed)},{upstream_of(other)}"))
-        body = {"model": FAR, "messages": said("one two three four")}
+        body = {"model": FAR, "messages": user_messages("one two three four")}
         outcomes: list[tuple[float, int]] = []
         stop = threading.Event()
 
@@ -282,7 +282,7 @@ def test_one_of_two_servers_is_found_dead(tmp_path: Path) -> None:
     with ExitStack() as stack:
         doomed, other = (stack.enter_context(running(tmp_path / name, FAKE)) for name in "ab")
         front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(doomed)},{upstream_of(other)}"))
-        body = {"model": FAR, "messages": said("one two")}
+        body = {"model": FAR, "messages": user_messages("one two")}
         for server in (doomed, other):  # both take their turns, and connections to both are kept
             until(partial(served, front, server, body))
         doomed.process.kill()

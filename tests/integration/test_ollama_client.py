@@ -69,9 +69,9 @@ def test_prompts(client: ollama.Client) -> None:
     cut = client.generate(MODEL, ANSWER, options={"num_predict": 2, "temperature": 0, "num_ctx": 4096})
     assert (cut.response, cut.done_reason) == ("three little", "length")
     pieces = list(client.generate(MODEL, ANSWER, stream=True, logprobs=True, top_logprobs=1))
-    told = [each for piece in pieces for each in piece.logprobs or []]
-    assert [each.token for each in told] == ["three", " little", " words"]
-    assert all(len(each.top_logprobs or []) == 1 for each in told)
+    logprobs = [each for piece in pieces for each in piece.logprobs or []]
+    assert [each.token for each in logprobs] == ["three", " little", " words"]
+    assert all(len(each.top_logprobs or []) == 1 for each in logprobs)
 
 
 def test_adapters(client: ollama.Client) -> None:
@@ -92,17 +92,19 @@ def weather(city: str) -> str:
 def test_tools(client: ollama.Client) -> None:
     """A call comes with its arguments as an object, and its result goes back."""
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
-    asked = [{"role": "user", "content": call}]
+    messages = [{"role": "user", "content": call}]
     for message in (
-        client.chat(MODEL, messages=asked, tools=[weather]).message,
+        client.chat(MODEL, messages=messages, tools=[weather]).message,
         next(
-            p.message for p in client.chat(MODEL, messages=asked, tools=[weather], stream=True) if p.message.tool_calls
+            p.message
+            for p in client.chat(MODEL, messages=messages, tools=[weather], stream=True)
+            if p.message.tool_calls
         ),
     ):
         (found,) = message.tool_calls or []
         assert (found.function.name, found.function.arguments) == ("weather", {"city": "Oslo"})
     result = {"role": "tool", "content": weather("Oslo"), "tool_name": "weather"}
-    assert client.chat(MODEL, messages=[*asked, message, result], tools=[weather]).message.content == "rain in Oslo"
+    assert client.chat(MODEL, messages=[*messages, message, result], tools=[weather]).message.content == "rain in Oslo"
 
 
 def test_thinking(client: ollama.Client) -> None:

@@ -29,7 +29,7 @@ class Host(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.server.paths.append(self.path)  # type: ignore[attr-defined]
         if self.path == "/picture.png":
             data = saved(drawn(60, 40), "PNG")
             self.send_response(200)
@@ -61,7 +61,7 @@ def hosts() -> Iterator[list[ThreadingHTTPServer]]:
     """Two on loopback: the first is on the list, the second is not."""
     made = [ThreadingHTTPServer(("127.0.0.1", 0), Host) for _ in range(2)]
     for one in made:
-        one.asked = []  # type: ignore[attr-defined]
+        one.paths = []  # type: ignore[attr-defined]
         threading.Thread(target=one.serve_forever, daemon=True).start()
     yield made
     for one in made:
@@ -120,7 +120,7 @@ def test_hostile_pictures_cost_no_memory_and_reach_nobody(server: Server, hosts:
         assert str(body["error"]["message"]), name
         grown = (kilobytes(server, "VmHWM") - rested) * 1024
         assert grown <= MOST_GROWTH, (name, grown)
-    assert not hosts[1].asked  # type: ignore[attr-defined]
+    assert not hosts[1].paths  # type: ignore[attr-defined]
     status, after = embedded(server, {"image": good}, "a text", {"image": f"{listed}/picture.png"})
     assert status == 200
     assert np.allclose(rows(before), rows(after), atol=1e-6)

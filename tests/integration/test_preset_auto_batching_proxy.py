@@ -146,8 +146,8 @@ async def test_batches_by_size_and_by_time(shoal_server: ShoalServer, upstream: 
     flags = (*("--max-batch-size", "5"), *("--max-wait-time-ms", "1000"), *("--include-batch-info", "true"))
     address = ("--inference-url", f"{upstream.base}/embed")
     server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *flags, *address)
-    asked = [asyncio.to_thread(server.request, "POST", "/embed", {"inputs": [f"text {number}"]}) for number in range(7)]
-    answers = [json.loads(body) for _, _, body in await asyncio.gather(*asked)]
+    calls = [asyncio.to_thread(server.request, "POST", "/embed", {"inputs": [f"text {number}"]}) for number in range(7)]
+    answers = [json.loads(body) for _, _, body in await asyncio.gather(*calls)]
     for number, answer in enumerate(answers):
         check(answer, f"text {number}")
     kinds = [(answer["batch_info"]["batch_type"], answer["batch_info"]["batch_size"]) for answer in answers]
@@ -189,8 +189,8 @@ async def test_one_bad_text_fails_alone(shoal_server: ShoalServer, upstream: Fak
     flags = ("--inference-url", f"{upstream.base}/embed", "--max-wait-time-ms", "200")
     server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *flags)
     texts = ["good one", "poison-item", "good two"]
-    asked = [asyncio.to_thread(server.request, "POST", "/embed", {"inputs": [text]}) for text in texts]
-    answers = await asyncio.gather(*asked)
+    calls = [asyncio.to_thread(server.request, "POST", "/embed", {"inputs": [text]}) for text in texts]
+    answers = await asyncio.gather(*calls)
     assert [status for status, _, _ in answers] == [200, 424, 200]
     assert json.loads(answers[1][2])["error"].startswith("HTTP error: 424 Failed Dependency: ")
     check(json.loads(answers[2][2]), "good two")

@@ -27,7 +27,7 @@ E5 = "intfloat/e5-small-v2"
 COMMIT = "e5" * 20
 
 
-def said(server: Server, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def call(server: Server, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     """(status, JSON)."""
     status, _, content = server.request(method, path, body)
     return status, json.loads(content)
@@ -55,7 +55,7 @@ class TestTritonGrpcProxy:
         server = shoal_server([], "--as", "triton-grpc-proxy", env=environ)
         status, _, body = server.request("GET", "/health")
         assert (status, body) == (200, b"ok")
-        status, rows = said(server, "POST", "/v1/embedding", [{"query": query} for query in self.QUERIES])
+        status, rows = call(server, "POST", "/v1/embedding", [{"query": query} for query in self.QUERIES])
         assert status == 200, rows
         assert [set(row) for row in rows] == [{"embedding"}] * len(self.QUERIES)
         found = np.array([row["embedding"] for row in rows], np.float32)
@@ -64,7 +64,7 @@ class TestTritonGrpcProxy:
     def test_a_length_that_is_given_and_right(self, shoal_server: ShoalServer, environ: dict[str, str]) -> None:
         """It changes nothing."""
         server = shoal_server([], "--as", "triton-grpc-proxy", env={**environ, "EMBEDDING_SIZE": "1024"})
-        status, rows = said(server, "POST", "/v1/embedding", [{"query": "asdf"}])
+        status, rows = call(server, "POST", "/v1/embedding", [{"query": "asdf"}])
         assert (status, len(rows[0]["embedding"])) == (200, 1024)
 
     def test_a_length_that_is_given_and_wrong(self, shoal_server: ShoalServer, environ: dict[str, str]) -> None:
@@ -88,7 +88,7 @@ class TestTritonGrpcProxy:
         assert port in server.log.read_text()
         assert server.request("GET", "/health/live")[0] == 200
         assert server.request("GET", "/health/ready")[0] == 503
-        status, answer = said(server, "POST", "/v1/embedding", [{"query": "asdf"}])
+        status, answer = call(server, "POST", "/v1/embedding", [{"query": "asdf"}])
         assert status == 503, answer
 
     def test_the_compose_file_s_misspelt_port(self, shoal_server: ShoalServer) -> None:
@@ -164,8 +164,8 @@ class TestInferenceServer:
 
     def test_nothing_is_loaded_at_the_start(self, server: Server) -> None:
         """The server is up and ready without a model, and refuses to infer in the original's words."""
-        assert said(server, "GET", "/loaded_models") == (200, {"models": []})
-        status, answer = said(server, "POST", "/infer", {"model_name": E5, "text": [*self.TEXTS]})
+        assert call(server, "GET", "/loaded_models") == (200, {"models": []})
+        status, answer = call(server, "POST", "/infer", {"model_name": E5, "text": [*self.TEXTS]})
         assert status == 400
         assert f"Model {E5}" in answer["detail"]
         assert "is not loaded. Load the model first using /load_model" in answer["detail"]
@@ -174,36 +174,36 @@ class TestInferenceServer:
         """Load, infer, metrics, lists, unload, delete; each twice where twice means something."""
         named = {"model_name": E5}
         load = ("POST", "/load_sentence_transformer_model", named)
-        assert said(server, *load) == (200, {"message": f"Model {E5} loaded successfully."}), server.log.read_text()
-        assert said(server, *load) == (200, {"message": f"Model {E5} is already loaded."})
-        assert said(server, "GET", "/loaded_models") == (200, {"models": [E5]})
+        assert call(server, *load) == (200, {"message": f"Model {E5} loaded successfully."}), server.log.read_text()
+        assert call(server, *load) == (200, {"message": f"Model {E5} is already loaded."})
+        assert call(server, "GET", "/loaded_models") == (200, {"models": [E5]})
         self._infers(server)
         self._counts(server)
-        listed = {each["name"]: each for each in said(server, "GET", "/repository_models")[1]["models"]}
+        listed = {each["name"]: each for each in call(server, "GET", "/repository_models")[1]["models"]}
         assert listed[E5]["state"] == "READY"
         assert listed["near_free"].get("managed") is False
         unload = ("POST", "/unload_model", named)
-        assert said(server, *unload)[1]["message"].endswith("unloaded successfully.")
-        assert said(server, *unload)[1]["message"].endswith("is not loaded.")
-        assert said(server, "GET", "/loaded_models") == (200, {"models": []})
+        assert call(server, *unload)[1]["message"].endswith("unloaded successfully.")
+        assert call(server, *unload)[1]["message"].endswith("is not loaded.")
+        assert call(server, "GET", "/loaded_models") == (200, {"models": []})
         assert any("e5-small-v2" in path.name for path in triton.repository.iterdir())
         delete = ("POST", "/delete_model", named)
-        assert said(server, *delete)[1]["message"].endswith("deleted successfully.")
-        assert said(server, *delete)[1]["message"].endswith("deleted successfully.")
+        assert call(server, *delete)[1]["message"].endswith("deleted successfully.")
+        assert call(server, *delete)[1]["message"].endswith("deleted successfully.")
         assert not any("e5-small-v2" in path.name for path in triton.repository.iterdir())
         assert {path.name for path in triton.repository.iterdir()} >= set(MODELS)
 
     def _infers(self, server: Server) -> None:
         """Texts of different lengths in one request; the original's own example fails there."""
         began = time.monotonic()
-        status, answer = said(server, "POST", "/infer", {"model_name": E5, "text": [*self.TEXTS]})
+        status, answer = call(server, "POST", "/infer", {"model_name": E5, "text": [*self.TEXTS]})
         assert status == 200, answer
         assert set(answer) == {"text_embeddings", "processingTimeMs"}
         assert 0 < answer["processingTimeMs"] <= (time.monotonic() - began) * 1000
         vectors = np.array(answer["text_embeddings"])
         assert vectors.shape == (len(self.TEXTS), HIDDEN)
         assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
-        status, answer = said(server, "POST", "/infer_text", {"model_name": E5, "text": self.TEXTS[1]})
+        status, answer = call(server, "POST", "/infer_text", {"model_name": E5, "text": self.TEXTS[1]})
         assert status == 200, answer
         assert np.allclose(answer["embedding"], vectors[1:2], atol=1e-5)
 

@@ -57,7 +57,7 @@ def test_one_bad_text_fails_alone(tmp_path: Path, pool: ThreadPoolExecutor, fake
             assert status == (bad[at][1] if at in bad else 200), body
             if status == 200:
                 assert np.allclose(json.loads(body), [dense_of(text)], atol=1e-6)
-        report = fake.told()
+        report = fake.report()
         assert report["most_in_flight"] <= 2
         assert max(report["sizes"]) > 10
         assert len(report["sizes"]) < 40, "some 2 for the texts, and halves of those with a bad one"
@@ -72,7 +72,7 @@ def test_large_requests_and_few_permits(tmp_path: Path, pool: ThreadPoolExecutor
         pending = [pool.submit(embed, server, texts[at : at + 30]) for at in range(0, 300, 30)]
         found = np.concatenate([rows_of(one.result()) for one in pending])
         assert np.allclose(found, np.stack([dense_of(text) for text in texts]), atol=1e-6)
-        report = fake.told()
+        report = fake.report()
         assert report["most_permits"] <= 8
         assert set(report["statuses"]) == {200}
 
@@ -121,15 +121,15 @@ def test_callers_who_leave_cost_nothing_more(tmp_path: Path, fake: FakeProcess) 
         for running_calls in (1, 2, 2, 2, 2, 2, 2, 2):  # one after the other: together they would share a call
             callers.append(ask(server, "/embed", {"inputs": [f"slow-item {len(callers)}"]}))
             eventually(partial(fake.runs, running_calls))
-        sent = fake.told()["inputs"]
+        sent = fake.report()["inputs"]
         eventually(lambda: metric(server, "shoal_queue_items") == 6)
         for caller in callers[2:]:
             caller.close()
         eventually(lambda: metric(server, "shoal_queue_items") == 0)
         for caller in callers[:2]:
             caller.close()
-        eventually(lambda: fake.told()["in_flight"] == 0)
-        assert (fake.told()["aborted"], fake.told()["inputs"]) == (2, sent)
+        eventually(lambda: fake.report()["in_flight"] == 0)
+        assert (fake.report()["aborted"], fake.report()["inputs"]) == (2, sent)
         assert embed(server, "after")[0] == 200
 
 
@@ -137,9 +137,9 @@ def test_it_drains(tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) 
     """SIGTERM: what was accepted is answered, then the process ends by itself."""
     fake.change(delay_ms=700)
     with running(tmp_path, f"m={fake.address}") as server:
-        before = fake.told()["calls"]
+        before = fake.report()["calls"]
         pending = pool.submit(embed, server, "last words")
-        eventually(lambda: fake.told()["calls"] > before)
+        eventually(lambda: fake.report()["calls"] > before)
         server.process.send_signal(signal.SIGTERM)
         assert np.allclose(rows_of(pending.result()), [dense_of("last words")], atol=1e-6)
         assert server.exit_code() == 0

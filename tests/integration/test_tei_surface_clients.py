@@ -85,8 +85,11 @@ class TestHub:
 def posted(server: Server, path: str, body: Any, **headers: str) -> Any:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
     try:
-        said = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
-        connection.request("POST", path, json.dumps(body), said)
+        all_headers = {
+            "content-type": "application/json",
+            **{name.replace("_", "-"): text for name, text in headers.items()},
+        }
+        connection.request("POST", path, json.dumps(body), all_headers)
         reply = connection.getresponse()
         content = reply.read()
         assert reply.status == 200, content

@@ -83,7 +83,7 @@ class TestJoining:
             pending = [pool.submit(embed, server, f"text {at}") for at in range(40)]
             statuses = [one.result()[0] for one in pending]
             assert set(statuses) == {200, 429}
-            assert fake.told()["most_in_flight"] <= 2
+            assert fake.report()["most_in_flight"] <= 2
 
     def test_permits_of_the_server_are_kept(self, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
         """3. It has 8 for inputs, and refuses nothing."""
@@ -91,7 +91,7 @@ class TestJoining:
         with fake_process(*flags) as fake, running(tmp_path, f"m={fake.address}") as server:
             pending = [pool.submit(embed, server, [f"text {at} {n}" for n in range(10)]) for at in range(30)]
             assert {one.result()[0] for one in pending} == {200}
-            report = fake.told()
+            report = fake.report()
             assert report["most_permits"] <= 8
             assert set(report["statuses"]) == {200}
 
@@ -111,7 +111,7 @@ class TestJoining:
             texts = [f"text {at}" for at in range(300)]
             found = rows_of(embed(server, texts))
             assert np.allclose(found, np.stack([dense_of(text) for text in texts]), atol=1e-6)
-            sizes = fake.told()["sizes"][1:]
+            sizes = fake.report()["sizes"][1:]
             assert (max(sizes), len(sizes)) == (32, 10)
 
     def test_options_are_not_dropped(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
@@ -169,7 +169,7 @@ class TestServing:
             fake_process("--delay-ms", "10") as other,
             running(tmp_path, f"m={fake.address},{other.address}") as server,
         ):
-            eventually(lambda: other.told()["calls"] > 0)
+            eventually(lambda: other.report()["calls"] > 0)
             texts = [f"text {at}" for at in range(200)]
             pending = [pool.submit(embed, server, text) for text in texts]
             other.kill()
@@ -177,9 +177,9 @@ class TestServing:
                 assert np.allclose(rows_of(one.result())[0], dense_of(text), atol=1e-6)
             other.flags = ("--max-client-batch-size", "4")
             other.start()
-            eventually(lambda: other.told()["calls"] > 0)
-            eventually(lambda: embed(server, texts)[0] == 200 and len(other.told()["sizes"]) > 3)
-            assert max(other.told()["sizes"]) == 4
+            eventually(lambda: other.report()["calls"] > 0)
+            eventually(lambda: embed(server, texts)[0] == 200 and len(other.report()["sizes"]) > 3)
+            assert max(other.report()["sizes"]) == 4
 
     def test_a_text_that_kills_its_server(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
         """Its request fails, and so does nothing that comes when the server is back."""
@@ -194,9 +194,9 @@ class TestServing:
         """8. SIGTERM: what was accepted is answered, then the process ends by itself."""
         fake.change(delay_ms=700)
         with running(tmp_path, f"m={fake.address}") as server:
-            before = fake.told()["calls"]
+            before = fake.report()["calls"]
             pending = pool.submit(embed, server, "last words")
-            eventually(lambda: fake.told()["calls"] > before)
+            eventually(lambda: fake.report()["calls"] > before)
             server.process.send_signal(signal.SIGTERM)
             assert np.allclose(rows_of(pending.result())[0], dense_of("last words"), atol=1e-6)
             assert server.exit_code() == 0
@@ -206,7 +206,7 @@ class TestServing:
         with running(tmp_path, f"m={fake.address}", flags=("--embed-timeout-s", "0.5")) as server:
             status, _, _ = embed(server, "slow-item")
             assert status in (503, 504)
-            eventually(lambda: fake.told()["aborted"] == 1 and fake.told()["in_flight"] == 0)
+            eventually(lambda: fake.report()["aborted"] == 1 and fake.report()["in_flight"] == 0)
 
     def test_callers_who_leave_cost_nothing_more(self, tmp_path: Path, fake: FakeProcess) -> None:
         """12. Their call is broken off, and what they had waiting is never sent."""
@@ -216,15 +216,15 @@ class TestServing:
             for running_calls in (1, 2, 2, 2, 2, 2, 2, 2):  # one after the other: together they would share a call
                 callers.append(ask(server, "/embed", {"inputs": [f"slow-item {len(callers)}"]}))
                 eventually(partial(fake.runs, running_calls))
-            sent = fake.told()["inputs"]
+            sent = fake.report()["inputs"]
             eventually(lambda: metric(server, "shoal_queue_items") == 6)
             for caller in callers[2:]:
                 caller.close()
             eventually(lambda: metric(server, "shoal_queue_items") == 0)
             for caller in callers[:2]:
                 caller.close()
-            eventually(lambda: fake.told()["in_flight"] == 0)
-            report = fake.told()
+            eventually(lambda: fake.report()["in_flight"] == 0)
+            report = fake.report()
             assert (report["aborted"], report["inputs"]) == (2, sent), report
             assert embed(server, "after")[0] == 200
             eventually(lambda: metric(server, "shoal_queue_items") == 0)
@@ -292,12 +292,12 @@ async def test_a_thousand_at_once(tmp_path: Path) -> None:
             texts = Texts(16).take(1000)
             texts[500] += " poison-item"
             bodies = Bodies("tei", "", "float", f"127.0.0.1:{server.port}")
-            before = await asyncio.to_thread(fake.told)
+            before = await asyncio.to_thread(fake.report)
             pool = Pool(Target(server.base_url), 1000)
             await pool.open()
             found = await asyncio.gather(*(pool.ask(bodies.request([text]), keep=True) for text in texts))
             pool.close()
-            report = await asyncio.to_thread(fake.told)
+            report = await asyncio.to_thread(fake.report)
     assert [at for at, reply in enumerate(found) if reply.status != 200] == [500]
     assert found[500].status == 502
     for text, reply in zip(texts[:50], found, strict=False):

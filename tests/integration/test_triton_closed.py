@@ -67,14 +67,14 @@ PATHS = [*(f"/inference.GRPCInferenceService/{name}" for name in RPC_NAMES), "/g
 
 def calls(target: str, user: int = 0) -> dict[str, str]:
     """What a client of that user (0: this one) gets for each call of Triton's API."""
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", CALLS, target, str(user), *PATHS],
         env=environment(),
         capture_output=True,
         check=True,
         timeout=300,
     )
-    found: dict[str, str] = json.loads(told.stdout)
+    found: dict[str, str] = json.loads(result.stdout)
     return found
 
 

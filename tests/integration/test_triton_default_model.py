@@ -188,8 +188,8 @@ def test_users_of_all_lengths_share_batches(server: Server) -> None:
     assert max(int(headers["x-shoal-batch-size"]) for _, headers, _ in replies) > 1
 
 
-class Door:
-    """One of the ways by which models come and go; each step asserts that it worked."""
+class ManagementClient:
+    """One API that loads, unloads and deletes models; each call asserts success."""
 
     def __init__(self, server: Server, home: Path) -> None:
         self.server = server
@@ -210,7 +210,7 @@ class Door:
         return answer
 
 
-class InferDoor(Door):
+class InferClient(ManagementClient):
     def load(self) -> None:
         self.done("POST", "/load_sentence_transformer_model", {"model_name": TINY})
 
@@ -221,8 +221,8 @@ class InferDoor(Door):
         self.done("POST", "/delete_model", {"model_name": TINY})
 
 
-class RouterDoor(Door):
-    """It answers at once; the list tells when it is done."""
+class RouterClient(ManagementClient):
+    """This API answers at once; the list of models shows when a call is done."""
 
     def load(self) -> None:
         self.done("POST", "/models", {"model": f"hf:{TINY}"})
@@ -238,7 +238,7 @@ class RouterDoor(Door):
         self.done("DELETE", f"/models?model={TINY}")
 
 
-class OpenAIDoor(Door):
+class OpenAIClient(ManagementClient):
     def load(self) -> None:
         self.done("POST", f"/v1/models/hf:{TINY}/load")
 
@@ -249,7 +249,7 @@ class OpenAIDoor(Door):
         self.done("DELETE", f"/v1/models/{TINY}")
 
 
-class CommandDoor(Door):
+class CommandLineClient(ManagementClient):
     def shoal(self, *arguments: str, **environ: str) -> str:
         result = command(self.server, *arguments, **environ)
         assert result.returncode == 0, result.stderr
@@ -265,7 +265,7 @@ class CommandDoor(Door):
         self.shoal("rm", TINY, "--url", self.server.base_url)
 
 
-class PulledDoor(CommandDoor):
+class PullClient(CommandLineClient):
     """Put into the repository, and loaded there, by a process that has no server of Shoal's."""
 
     def environ(self) -> dict[str, str]:
@@ -277,8 +277,8 @@ class PulledDoor(CommandDoor):
     def load(self) -> None:
         from os import environ
 
-        said = self.shoal("pull", TINY, "--to", "triton", **self.environ(), HF_ENDPOINT=environ["HF_ENDPOINT"])
-        assert "loaded by Triton" in said
+        output = self.shoal("pull", TINY, "--to", "triton", **self.environ(), HF_ENDPOINT=environ["HF_ENDPOINT"])
+        assert "loaded by Triton" in output
         self.shoal("load", TINY, "--url", self.server.base_url)
 
     def delete(self) -> None:
@@ -287,34 +287,34 @@ class PulledDoor(CommandDoor):
         self.shoal("rm", TINY, **self.environ())
 
 
-@pytest.mark.parametrize("kind", [InferDoor, RouterDoor, OpenAIDoor, CommandDoor, PulledDoor])
+@pytest.mark.parametrize("kind", [InferClient, RouterClient, OpenAIClient, CommandLineClient, PullClient])
 def test_a_second_model_comes_and_goes_under_traffic(
-    server: Server, home: Path, hub: str, kind: type[Door], monkeypatch: pytest.MonkeyPatch
+    server: Server, home: Path, hub: str, kind: type[ManagementClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loaded, asked, unloaded, loaded again, deleted, while the first one answers everybody."""
+    """Load, query, unload, reload and delete one model while another one serves traffic without errors."""
     monkeypatch.setenv("HF_ENDPOINT", hub)
-    door = kind(server, home)
+    client = kind(server, home)
     with Traffic(server, MODEL, clients=2) as traffic:
         for again in (False, True):
-            door.load()
+            client.load()
             assert vectors(server, TINY, ["fish", "to gether"]).shape == (2, 16)
             assert status_of(server, TINY) == "loaded"
             if not again:
-                door.unload()
+                client.unload()
                 until(lambda: embeddings(server, TINY, "fish")[0] == 404, what="the unload")
                 assert status_of(server, TINY) == "unloaded"
                 traffic.more()
-        door.delete()
+        client.delete()
         traffic.more()
     assert traffic.failures == []
     assert traffic.longest_s < 20
     assert status_of(server, TINY) == ""
-    assert held(home, "tiny") == []
+    assert matching_files(home, "tiny") == []
     assert "Traceback" not in logged(server)
 
 
-def held(home: Path, word: str) -> list[str]:
-    """Folders of models whose names have the word, in the store and in the repository."""
+def matching_files(home: Path, word: str) -> list[str]:
+    """Return the model folders in the store and the repository whose names contain `word`."""
     places = (home / "models", home / "triton" / "repository")
     return [str(path) for place in places for path in place.iterdir() if word in path.name]
 
@@ -323,7 +323,7 @@ BAD = ["", "..", ".", "a/../../b", "/etc/passwd", "a\0b", "x" * 300, "Größe", 
 
 
 def test_bad_names_are_refused_and_touch_nothing(server: Server, home: Path) -> None:
-    """On load, unload and delete through each door."""
+    """Load, unload and delete through every API."""
     before = everything(home)
     for name in BAD:
         for method, path, body in knocks(name):

@@ -107,10 +107,10 @@ def assert_same(here: Embedded, there: Embedded) -> None:
 def test_vectors_of_every_kind(family: Shoal, name: str, role: str) -> None:
     """Alone and together: dense, sparse, of late interaction, of tokens."""
     kinds = VECTORS[name]
-    for asked in {*((kind,) for kind in kinds), kinds}:
-        told = {} if role == "document" and name == "minilm" else {"input_type": role}
+    for outputs in {*((kind,) for kind in kinds), kinds}:
+        options = {} if role == "document" and name == "minilm" else {"input_type": role}
         here, there = (
-            family.embed(TEXTS, outputs=asked, model=model, **told)  # type: ignore[call-overload]
+            family.embed(TEXTS, outputs=outputs, model=model, **options)  # type: ignore[call-overload]
             for model in (f"{name}-here", name)
         )
         assert_same(here, there)
@@ -119,8 +119,8 @@ def test_vectors_of_every_kind(family: Shoal, name: str, role: str) -> None:
             "sparse": any(len(each.values) for each in there.sparse),
             "multi": there.multi_vectors,
         }
-        assert {kind: bool(value) for kind, value in found.items()} == {kind: kind in asked for kind in found}
-        assert bool(there.token_vectors) == ("tokens" in asked)
+        assert {kind: bool(value) for kind, value in found.items()} == {kind: kind in outputs for kind in found}
+        assert bool(there.token_vectors) == ("tokens" in outputs)
 
 
 @pytest.mark.parametrize("name", ["cross", "saved-cross", "three"])

@@ -82,8 +82,8 @@ def soon(seconds: float = 60.0) -> Context:
 async def collect(
     generator: TritonGenerator, prompt: str | Prompt, *, stream: bool = True, adapter: str = "", **sampling: Any
 ) -> list[Piece]:
-    given = Prompt(text=prompt) if isinstance(prompt, str) else prompt
-    pieces = generator.generate(given, Sampling(**sampling), soon(), adapter=adapter, stream=stream)
+    request = Prompt(text=prompt) if isinstance(prompt, str) else prompt
+    pieces = generator.generate(request, Sampling(**sampling), soon(), adapter=adapter, stream=stream)
     return [piece async for piece in pieces]
 
 
@@ -269,8 +269,8 @@ class TestTokens:
                 continued(llama, list(PROMPT.ids or ()), 12, temperature=0.7, top_k=0, seed=5),
             ),
         )
-        for asked, expected in sampled:
-            found = await collect(generator, PROMPT, stream=stream, max_tokens=12, **asked)
+        for options, expected in sampled:
+            found = await collect(generator, PROMPT, stream=stream, max_tokens=12, **options)
             ids = [id for piece in found for id in piece.ids]
             assert ids == expected
             assert sum(piece.tokens or 0 for piece in found) == len(ids)
@@ -288,7 +288,7 @@ class TestTokens:
     async def test_log_probabilities(self, opened: Open, model: str, stream: bool) -> None:
         generator = await opened(model)
         found = await collect(generator, PROMPT, stream=stream, max_tokens=3, temperature=0.0, logprobs=0)
-        told = [each for piece in found for each in piece.logprobs]
-        assert len(told) == 3
-        assert all(each.logprob < 0 for each in told)
-        assert [each.token for each in told] == [chr(id) for piece in found for id in piece.ids]
+        logprobs = [each for piece in found for each in piece.logprobs]
+        assert len(logprobs) == 3
+        assert all(each.logprob < 0 for each in logprobs)
+        assert [each.token for each in logprobs] == [chr(id) for piece in found for id in piece.ids]

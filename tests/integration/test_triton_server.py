@@ -133,9 +133,9 @@ def test_two_side_by_side(command: Command) -> None:
     """On ports of their own; `down` and `logs` ask which one is meant, and ending one leaves the other."""
     first, second = command.up(), command.up()
     assert {facts["phase"] for facts in command.status()} == {"ready"}
-    asked = command("down")
-    assert asked.returncode == 1
-    assert "--grpc-port" in asked.stderr
+    result = command("down")
+    assert result.returncode == 1
+    assert "--grpc-port" in result.stderr
     command("down", "--grpc-port", str(first["number"]))
     assert [facts["pid"] for facts in command.status()] == [second["pid"]]
 

@@ -49,8 +49,8 @@ async def triton(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
         if inputs["input_ids"].shape[1] > len(model.positions):
             raise Refused("the positions end before", Code.INVALID_ARGUMENT)
         found = await asyncio.to_thread(model.answer, inputs)
-        asked = {each.name: found[each.name].astype("float32") for each in request.outputs}
-        return reply(request, final=None, **asked)
+        outputs = {each.name: found[each.name].astype("float32") for each in request.outputs}
+        return reply(request, final=None, **outputs)
 
     config = pb.ModelConfig(name="tiny", max_batch_size=64)
     config.parameters["shoal_precision"].string_value = "f32"

@@ -124,10 +124,10 @@ class PipelineContract:
 
     def test_equal_groups_have_equal_parameters(self, pipeline: Pipeline) -> None:
         """A batch has one set of them."""
-        told: dict[object, object] = {}
+        params: dict[object, object] = {}
         for fields in ({}, self.raw, *self.others):
             for item in self.prepared(pipeline, self.items[:2], **fields):
-                assert told.setdefault(item.group, item.params) == item.params
+                assert params.setdefault(item.group, item.params) == item.params
 
     def test_keys_tell_work_apart(self, pipeline: Pipeline) -> None:
         """Equal items have equal keys; another item, or another answer to it, has another."""
@@ -222,9 +222,9 @@ class VectorContract(PipelineContract):
 
     def test_other_kinds_come_in_sets(self, pipeline: Pipeline, width: int) -> None:
         """Whatever is asked for is there, and nothing else; dense vectors as if they had been asked for alone."""
-        asked = [kinds for size in range(1, 5) for kinds in combinations(self.kinds, size) if kinds != ("dense",)]
+        sets = [kinds for size in range(1, 5) for kinds in combinations(self.kinds, size) if kinds != ("dense",)]
         keys = {self.prepared(pipeline, self.items[:1])[0].key}
-        for kinds in asked:
+        for kinds in sets:
             pipeline.check(embed(outputs=kinds))
             batch = self.prepared(pipeline, self.items[:3], outputs=kinds)
             keys.add(batch[0].key)
@@ -236,7 +236,7 @@ class VectorContract(PipelineContract):
                 _check_set(row)
                 if row.dense is not None:
                     np.testing.assert_array_equal(row.dense, dense)
-        assert len(keys) == len(asked) + 1
+        assert len(keys) == len(sets) + 1
 
     def test_kinds_it_lacks_are_refused(self, pipeline: Pipeline) -> None:
         """By `check` and in the items' places, unless its facts are relied on."""

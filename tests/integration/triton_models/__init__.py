@@ -86,10 +86,10 @@ class LlmModel:
             step.output_map.update({each.name: each.name for each in config.output})
         else:
             config.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
-        told = {"notes": str(notes), "kind": self.kind, **self.parameters}
+        parameters = {"notes": str(notes), "kind": self.kind, **self.parameters}
         if self.program == "llama":
-            told["pieces"] = _pieces()
-        for key, text in told.items():
+            parameters["pieces"] = _pieces()
+        for key, text in parameters.items():
             config.parameters[key].string_value = text
         return text_format.MessageToString(config)
 

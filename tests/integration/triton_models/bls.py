@@ -25,13 +25,13 @@ class TritonPythonModel:
             threading.Thread(target=self.pass_on, args=(request, request.get_response_sender())).start()
 
     def pass_on(self, request: Any, sender: Any) -> None:
-        asked = pb_utils.InferenceRequest(
+        forwarded = pb_utils.InferenceRequest(
             model_name=self.model,
             request_id=request.request_id(),
             requested_output_names=self.outputs,
             inputs=request.inputs(),
         )
-        for response in asked.exec(decoupled=True):
+        for response in forwarded.exec(decoupled=True):
             if response.has_error():
                 sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError(response.error().message())))
             elif response.output_tensors():

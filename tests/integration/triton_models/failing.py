@@ -18,13 +18,13 @@ class TritonPythonModel:
 
 def answer(request: Any) -> Any:
     texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()[:, 0]
-    said = b" ".join(texts)
-    if b"crash" in said:
+    joined = b" ".join(texts)
+    if b"crash" in joined:
         os._exit(1)
-    if b"poison" in said:
+    if b"poison" in joined:
         raise ValueError("this model was told to fail")
     for word, code in ((b"reject", "INVALID_ARG"), (b"unavailable", "UNAVAILABLE")):
-        if word in said:
+        if word in joined:
             error = pb_utils.TritonError(f"the model said {code}", getattr(pb_utils.TritonError, code))
             return pb_utils.InferenceResponse([], error=error)
     vectors = np.ones((len(texts), 8), np.float32)

@@ -82,8 +82,8 @@ class Script:
     """What the words of a prompt ask for."""
 
     def __init__(self, prompt: str, end: int, delay_ms: int) -> None:
-        told = re.findall(r"say=([0-9-]+)", prompt)
-        self.said = [int(each) for each in told[-1].split("-")] + [end] if told else []
+        matches = re.findall(r"say=([0-9-]+)", prompt)
+        self.ids = [int(each) for each in matches[-1].split("-")] + [end] if matches else []
         self.fails = number_in(prompt, "fail", -1)
         self.delay_s = number_in(prompt, "delay_ms", delay_ms) / 1000
         self.first_s = number_in(prompt, "first_ms", 0) / 1000
@@ -92,7 +92,7 @@ class Script:
         """(token, log probability), or (None, 0) where the model is to choose. Raises ScriptedError."""
         if number == self.fails:
             raise ScriptedError("told to fail in the middle")
-        return (self.said[number], -0.5) if number < len(self.said) else (None, 0.0)
+        return (self.ids[number], -0.5) if number < len(self.ids) else (None, 0.0)
 
     def waits(self, number: int, left: Any) -> bool:
         """Let the time before a token pass; False as soon as the caller has left."""
@@ -164,10 +164,10 @@ class TritonPythonModel:
             self.note("cancelled", request.request_id())
         return response
 
-    def looking(self, request: Any, told: Any) -> Any:
-        """What says whether the caller has left, `told` being what Triton tells it of."""
+    def looking(self, request: Any, handle: Any) -> Any:
+        """Return a function that says whether the caller has left; `handle` is its request or response sender."""
         request_id = request.request_id()
-        return lambda: told.is_cancelled() or request_id in self.stopped
+        return lambda: handle.is_cancelled() or request_id in self.stopped
 
     def steps(self, request: Any, left: Any) -> Any:
         """Token after token, with its log probability: up to the length asked for, or the token that ends it."""
