@@ -75,7 +75,7 @@ class LineExchange(Exchange):
         await server.app(request_scope("POST", path, headers), self.receive, self.send)
 
 
-def talking(*chunks: Chunk, end: ShoalError | None = None, **options: Any) -> tuple[Server, ChatModel]:
+def serve_chat(*chunks: Chunk, end: ShoalError | None = None, **options: Any) -> tuple[Server, ChatModel]:
     model = ChatModel(chunks=chunks or HELLO, end=end)
     return serve(model, **options), model
 

@@ -24,8 +24,8 @@ def inline(picture: bytes) -> str:
 
 def wanted(item: str | bytes, dimensions: int = DIMENSION) -> list[float]:
     """Return the unit vector of a text or of a picture's bytes."""
-    given = Image(item) if isinstance(item, bytes) else item
-    raw = compute_vector(tokenize_item(given), DIMENSION)[:dimensions]
+    picture = Image(item) if isinstance(item, bytes) else item
+    raw = compute_vector(tokenize_item(picture), DIMENSION)[:dimensions]
     return [float(each) for each in (raw / np.linalg.norm(raw)).astype(np.float32)]
 
 

@@ -16,7 +16,7 @@ from shoal.surfaces import SURFACES, Options, build_app
 from shoal.types import BatchTask, Chunk, Context, Generate, Result, TokenLogprob, Usage
 from tests.surfaces.surface_kit import Exchange, Server, request_scope
 
-TALKER = "talker"
+MODEL = "talker"
 
 
 def words_of(task: Generate) -> list[list[str]]:
@@ -37,8 +37,8 @@ def echo(task: Generate) -> list[Chunk]:
         for index, words in enumerate(choices):
             if at < len(words):
                 text = words[at] if at == 0 else f" {words[at]}"
-                told = [] if task.sampling.logprobs is None else [logprob(text, at, task.sampling.logprobs)]
-                chunks.append(Chunk(text=text, index=index, logprobs=told))
+                logprobs = [] if task.sampling.logprobs is None else [logprob(text, at, task.sampling.logprobs)]
+                chunks.append(Chunk(text=text, index=index, logprobs=logprobs))
     chunks += [Chunk(index=index, finish_reason="stop") for index in range(len(choices))]
     count = sum(map(len, choices))
     return [*chunks, Chunk(usage=Usage(prompt_tokens=7, completion_tokens=count, cached_tokens=2, reasoning_tokens=1))]
@@ -50,11 +50,11 @@ def logprob(text: str, at: int, count: int) -> TokenLogprob:
 
 
 @dataclass
-class Talker:
-    """A runner that remembers its tasks. `says` makes the chunks; after `fail_after` of them `error` is raised; before
-    each chunk whose number is in `waits` it waits for its event, and `waiting` is set."""
+class FakeRunner:
+    """A runner that records its tasks. `reply` makes the chunks; `error` is raised after `fail_after` of them. Before
+    each chunk whose number is in `waits`, it sets `waiting` and waits for that event."""
 
-    says: Callable[[Generate], Sequence[Chunk]] = echo
+    reply: Callable[[Generate], Sequence[Chunk]] = echo
     error: Exception | None = None
     fail_after: int = 0
     waits: dict[int, asyncio.Event] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Talker:
         self.open += 1
         self.begun.set()
         try:
-            for number, chunk in enumerate(self.says(task)):
+            for number, chunk in enumerate(self.reply(task)):
                 if number in self.waits:
                     self.waiting.set()
                     await self.waits[number].wait()
@@ -125,15 +125,10 @@ class WatchedExchange(Exchange):
 
 
 @dataclass
-class Talking(Server):
-    """A server whose only model, TALKER, generates."""
+class ChatServer(Server):
+    """A server with one generative model, MODEL."""
 
-    runner: Any
-
-    @property
-    def talker(self) -> Talker:
-        talker: Talker = self.runner
-        return talker
+    runner: FakeRunner  # type: ignore[assignment]
 
     def open(self, path: str, json: Any, **headers: str) -> tuple[WatchedExchange, asyncio.Task[None]]:
         """Start a request whose client can leave."""
@@ -142,19 +137,19 @@ class Talking(Server):
         return exchange, asyncio.create_task(self.app(scope, exchange.receive, exchange.send))
 
 
-def add_talker(gateway: Gateway, talker: Talker) -> Model:
-    model = Model(name=TALKER, created=1_700_000_000)
+def add_runner(gateway: Gateway, runner: FakeRunner) -> Model:
+    model = Model(name=MODEL, created=1_700_000_000)
     gateway.registry.add(model)
-    model.mark_loaded(talker)
+    model.mark_loaded(runner)
     return model
 
 
-def talking(talker: Talker | None = None, *, observer: Observer | None = None, **options: Any) -> Talking:
-    talker = talker or Talker()
+def serve_chat(runner: FakeRunner | None = None, *, observer: Observer | None = None, **options: Any) -> ChatServer:
+    runner = runner or FakeRunner()
     gateway = Gateway(Registry(), observer)
-    model = add_talker(gateway, talker)
+    model = add_runner(gateway, runner)
     settings = Options(**options)
-    return Talking(build_app(gateway, [make(settings) for make in SURFACES], settings), talker, gateway, model)
+    return ChatServer(build_app(gateway, [make(settings) for make in SURFACES], settings), runner, gateway, model)
 
 
 def data_of(body: bytes) -> list[Any]:

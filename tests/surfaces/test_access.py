@@ -178,7 +178,7 @@ async def test_an_admin_key_is_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said", "traffic"),
+    ("key", "class_name", "traffic"),
     [
         ("batch", None, "bulk"),
         ("batch", "bulk", "bulk"),
@@ -192,10 +192,10 @@ async def test_an_admin_key_is_a_key() -> None:
         ("admin", None, "bulk"),
     ],
 )
-async def test_class_of_a_key(key: str, said: str | None, traffic: str | None) -> None:
+async def test_class_of_a_key(key: str, class_name: str | None, traffic: str | None) -> None:
     """The key's class counts where the header says nothing; a key for bulk stays bulk whatever the header says."""
     server = serve(api_key=("batch bulk", "person interactive", "plain"), admin_key=("admin bulk",))
-    headers = {"authorization": f"Bearer {key}"} | ({"x-shoal-class": said} if said else {})
+    headers = {"authorization": f"Bearer {key}"} | ({"x-shoal-class": class_name} if class_name else {})
     answer = await server.call("POST", "/v1/embeddings", ASK, headers=headers)
     assert (answer.status, server.runner.contexts[0].traffic) == (200, traffic)
     wrong = await server.call("POST", "/v1/embeddings", ASK, headers={"authorization": f"Bearer {key} bulk"})

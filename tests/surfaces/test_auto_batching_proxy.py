@@ -128,8 +128,8 @@ def test_equal_texts_in_batch_info(virtual: Run[None]) -> None:
         server = proxy(batched=LaneRunner(lane, RecordingRunner().facts), batch_info=True)
         first = asyncio.create_task(server.call("POST", "/embed", {"inputs": ["first"]}))
         await until(lambda: bool(engine(lane).running))
-        asked = [["same"], ["same"], ["own", "own"]]
-        answers = await asyncio.gather(*(server.call("POST", "/embed", {"inputs": texts}) for texts in asked))
+        groups = [["same"], ["same"], ["own", "own"]]
+        answers = await asyncio.gather(*(server.call("POST", "/embed", {"inputs": texts}) for texts in groups))
         reply = [(await first).json(), *(answer.json() for answer in answers)]
         assert [each["batch_info"]["batch_size"] for each in reply] == [1, 3, 3, 3]
         assert len({each["batch_info"]["batch_id"] for each in reply[1:]}) == 1

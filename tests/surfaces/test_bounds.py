@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.surfaces.ollama_kit import talking as ollama
+from tests.surfaces.ollama_kit import serve_chat as ollama
 from tests.surfaces.surface_kit import MODEL
-from tests.surfaces.talk_kit import TALKER, talking
+from tests.surfaces.talk_kit import MODEL as CHAT_MODEL
+from tests.surfaces.talk_kit import serve_chat
 
 CHAT, RESPONSES, TEXT = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -68,19 +69,19 @@ OPENAI: list[tuple[str, dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("path", "fields", "param"), OPENAI)
 async def test_openai(path: str, fields: dict[str, Any], param: str | None) -> None:
     """A 400 with the field at fault, and no work."""
-    server = talking()
-    body = orjson.dumps({"model": TALKER, **fields})
+    server = serve_chat()
+    body = orjson.dumps({"model": CHAT_MODEL, **fields})
     answer = await server.call("POST", path, body=body)
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error["message"]
-    assert server.talker.tasks == []
+    assert server.runner.tasks == []
 
 
 async def test_integers_without_end() -> None:
     """JSON has them, and what writes JSON has not: no route fails on them."""
     long = b"9" * 4000
     body = b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":%b}}' % long
-    answer = await talking().call("POST", CHAT, body=body)
+    answer = await serve_chat().call("POST", CHAT, body=body)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
     call = b'{"function":{"name":"f","arguments":{"a":%b}}}' % long
     body = b'{"model":"%b","messages":[{"role":"assistant","tool_calls":[%b]}]}' % (MODEL.encode(), call)
@@ -92,9 +93,9 @@ async def test_escapes_hide_nothing() -> None:
     """Brackets may be written as \\u005b, so that none is seen until the text is decoded."""
     escaped = b"\\u005b" + b",".join([b"\\u005b\\u005d"] * 70_000) + b"\\u005d"
     turn = b'[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"%b"}}]}]' % escaped
-    answer = await talking().call("POST", CHAT, body=b'{"messages":%b}' % turn)
+    answer = await serve_chat().call("POST", CHAT, body=b'{"messages":%b}' % turn)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "messages")
-    answer = await talking().call(
+    answer = await serve_chat().call(
         "POST", CHAT, body=b'{"messages":%b,"guided_json":"%b"}' % (orjson.dumps(HI), escaped)
     )
     assert (answer.status, answer.json()["error"]["param"]) == (400, "guided_json")
@@ -153,7 +154,7 @@ FITS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "fields"), FITS)
 async def test_long_work_fits(path: str, fields: dict[str, Any]) -> None:
     """What agents and their editors send in a long day."""
-    answer = await talking().call("POST", path, body=orjson.dumps({"model": TALKER, **fields}))
+    answer = await serve_chat().call("POST", path, body=orjson.dumps({"model": CHAT_MODEL, **fields}))
     assert answer.status == 200, answer.body[:300]
 
 

@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import Overloaded, TooLong, UpstreamRefused
 from shoal.types import Chunk, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta, Usage
 from tests.surfaces.surface_kit import serve
-from tests.surfaces.talk_kit import TALKER, Talker, talking
+from tests.surfaces.talk_kit import MODEL, FakeRunner, serve_chat
 
 USER = {"role": "user", "content": "one two three"}
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds", "parameters": {"type": "object"}}}
@@ -19,13 +19,13 @@ PATHS = ["/v1/chat/completions", "/chat/completions", "/v1/chat/completions/", "
 
 
 def ask(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"model": TALKER, "messages": list(messages or (USER,)), **fields}
+    return {"model": MODEL, "messages": list(messages or (USER,)), **fields}
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_answer(path: str) -> None:
     """All keys of OpenAI's answer, on every spelling of the path; the id is long and random, the time is now."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", path, ask())
     body = answer.json()
     assert answer.status == 200
@@ -39,7 +39,7 @@ async def test_an_answer(path: str) -> None:
     }
     assert body == {
         "object": "chat.completion",
-        "model": TALKER,
+        "model": MODEL,
         "choices": [
             {
                 "index": 0,
@@ -65,30 +65,34 @@ async def test_an_answer(path: str) -> None:
 
 async def test_ids_differ() -> None:
     """At least 24 random characters, so that nobody meets one twice."""
-    server = talking()
+    server = serve_chat()
     ids = {(await server.call("POST", PATHS[0], ask())).json()["id"] for _ in range(20)}
     assert len(ids) == 20
     assert {len(each.removeprefix("chatcmpl-")) >= 24 for each in ids} == {True}
 
 
-@pytest.mark.parametrize("model", [None, "", TALKER, f"{TALKER}:latest"])
+@pytest.mark.parametrize("model", [None, "", MODEL, f"{MODEL}:latest"])
 async def test_the_default_model(model: str | None) -> None:
     """A model need not be named; the answer tells which one it was."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", PATHS[0], {"messages": [USER], "model": model})
-    assert (answer.json()["model"], server.talker.task.model, server.talker.task.adapter) == (TALKER, TALKER, "")
+    assert (answer.json()["model"], server.runner.task.model, server.runner.task.adapter) == (
+        MODEL,
+        MODEL,
+        "",
+    )
 
 
 async def test_adapters() -> None:
     """MODEL:ADAPTER asks for a LoRA, and is what the answer says."""
-    server = talking()
-    answer = await server.call("POST", PATHS[0], ask(model=f"{TALKER}:loud"))
-    assert (answer.json()["model"], server.talker.task.model, server.talker.task.adapter) == (
-        f"{TALKER}:loud",
-        TALKER,
+    server = serve_chat()
+    answer = await server.call("POST", PATHS[0], ask(model=f"{MODEL}:loud"))
+    assert (answer.json()["model"], server.runner.task.model, server.runner.task.adapter) == (
+        f"{MODEL}:loud",
+        MODEL,
         "loud",
     )
-    answer = await server.call("POST", PATHS[0], ask(model=f"{TALKER}:quiet"))
+    answer = await server.call("POST", PATHS[0], ask(model=f"{MODEL}:quiet"))
     assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
@@ -105,11 +109,11 @@ async def test_sampling_reaches_the_task() -> None:
         **{"top_k": 40, "min_p": 0.125, "repetition_penalty": 1.5, "length_penalty": 0.5, "stop_token_ids": [7, 8]},
         **{"min_tokens": 3, "ignore_eos": True, "skip_special_tokens": False, "bad_words": ["bad"]},
     }
-    server = talking()
+    server = serve_chat()
     renamed = {"include_stop_str_in_output": True, "logit_bias": {"50256": -100, "7": 1.5}, "max_tokens": 9}
     answer = await server.call("POST", PATHS[0], ask(stop=["a", "b", ""], logprobs=True, **same, **renamed))
     assert answer.status == 200
-    assert server.talker.task.sampling == Sampling(
+    assert server.runner.task.sampling == Sampling(
         **same, stop=["a", "b"], logprobs=0, include_stop=True, logit_bias={50256: -100.0, 7: 1.5}, max_tokens=9
     )
 
@@ -127,14 +131,14 @@ async def test_sampling_reaches_the_task() -> None:
 )
 async def test_most_tokens(fields: dict[str, Any], most: int | None) -> None:
     """Of the two names the newer one wins; -1 is what other servers' clients send for no limit."""
-    server = talking()
+    server = serve_chat()
     await server.call("POST", PATHS[0], ask(**fields))
-    assert server.talker.task.sampling.max_tokens == most
+    assert server.runner.task.sampling.max_tokens == most
 
 
 async def test_null_means_absent() -> None:
     """Every optional field may be null, and then it is as if it were not there."""
-    server = talking()
+    server = serve_chat()
     await server.call("POST", PATHS[0], ask())
     names = [
         *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty"),
@@ -145,7 +149,7 @@ async def test_null_means_absent() -> None:
     ]
     answer = await server.call("POST", PATHS[0], ask(**dict.fromkeys(names)))
     assert answer.status == 200
-    plain, nulls = ({**_fields(task), "raw": None} for task in server.talker.tasks)
+    plain, nulls = ({**_fields(task), "raw": None} for task in server.runner.tasks)
     assert plain == nulls
 
 
@@ -155,10 +159,10 @@ def _fields(task: Any) -> dict[str, Any]:
 
 async def test_messages() -> None:
     """Roles, texts, parts, images, calls and their answers, reasoning, and functions as they were before tools."""
-    server = talking()
+    server = serve_chat()
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}}
-    given: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "be brief"},
         {"role": "system", "content": [{"type": "text", "text": "be kind"}], "name": "boss"},
         {"role": "user", "content": [{"type": "text", "text": "see"}, picture]},
@@ -172,9 +176,9 @@ async def test_messages() -> None:
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]},
         {"role": "user", "content": ""},
     ]
-    answer = await server.call("POST", PATHS[0], ask(*given))
+    answer = await server.call("POST", PATHS[0], ask(*messages))
     assert answer.status == 200
-    assert server.talker.task.messages == [
+    assert server.runner.task.messages == [
         Message(role="developer", content="be brief"),
         Message(role="system", content="be kind", name="boss"),
         Message(role="user", content=[Part(text="see"), Part(type="image", url="data:image/png;base64,AA")]),
@@ -206,10 +210,10 @@ async def test_messages() -> None:
 )
 async def test_tools(choice: Any, mode: str, name: str) -> None:
     """Functions with their schemas, and what must become of them."""
-    server = talking()
+    server = serve_chat()
     strict = {"type": "function", "function": {"name": "sub", "strict": True}}
     await server.call("POST", PATHS[0], ask(tools=[ADD, strict], tool_choice=choice, parallel_tool_calls=False))
-    task = server.talker.task
+    task = server.runner.task
     assert task.tools == [
         Tool(name="add", description="Adds", parameters={"type": "object"}),
         Tool(name="sub", strict=True),
@@ -219,10 +223,10 @@ async def test_tools(choice: Any, mode: str, name: str) -> None:
 
 async def test_functions_of_old() -> None:
     """`functions` are tools, and `function_call` chooses among them."""
-    server = talking()
+    server = serve_chat()
     fields = {"functions": [ADD["function"]], "function_call": {"name": "add"}}
     await server.call("POST", PATHS[0], ask(**fields))
-    task = server.talker.task
+    task = server.runner.task
     assert ([tool.name for tool in task.tools], task.tool_choice, task.tool_name) == (["add"], "function", "add")
 
 
@@ -259,32 +263,32 @@ async def test_functions_of_old() -> None:
 )
 async def test_guides(fields: dict[str, Any], guide: Guide | None) -> None:
     """By each of their names; a schema stays as it was written."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", PATHS[0], ask(**fields))
     assert answer.status == 200
-    assert server.talker.task.sampling.guide == guide
+    assert server.runner.task.sampling.guide == guide
 
 
 async def test_what_templates_are_told() -> None:
     """Open WebUI's "continue", and the fields for templates."""
-    server = talking()
+    server = serve_chat()
     fields = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "include_reasoning": False}
     await server.call("POST", PATHS[0], ask(continue_final_message=True, add_generation_prompt=False, **fields))
-    task = server.talker.task
+    task = server.runner.task
     assert task.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
     assert (task.continue_final, task.add_generation_prompt, task.include_reasoning) == (True, False, False)
     await server.call("POST", PATHS[0], ask(continue_final_message=True))
-    assert server.talker.task.add_generation_prompt is False
+    assert server.runner.task.add_generation_prompt is False
 
 
 async def test_the_body_goes_along(caplog: pytest.LogCaptureFixture) -> None:
     """Backends that speak the dialect get the body byte for byte; unknown fields are kept, and logged once a name."""
-    server = talking()
+    server = serve_chat()
     body = orjson.dumps(ask(truncate_prompt_tokens=5, future={"deep": [1]}))
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         for _ in range(2):
             await server.call("POST", PATHS[0], body=body)
-    task = server.talker.task
+    task = server.runner.task
     assert task.raw == ("openai.chat", body)
     assert {name: bytes(raw) for name, raw in task.extras.items()} == {
         "truncate_prompt_tokens": b"5",
@@ -295,10 +299,10 @@ async def test_the_body_goes_along(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_several_choices() -> None:
     """`n` answers, each with its index."""
-    server = talking()
+    server = serve_chat()
     choices = (await server.call("POST", PATHS[0], ask(n=3))).json()["choices"]
     assert [each["index"] for each in choices] == [0, 1, 2]
-    assert server.talker.task.n == 3
+    assert server.runner.task.n == 3
 
 
 async def test_logprobs() -> None:
@@ -306,9 +310,9 @@ async def test_logprobs() -> None:
     tokens = [
         TokenLogprob(token="é", logprob=-0.5, top=[TokenLogprob(token="\ufffd", data=b"\xc3", logprob=float("-inf"))])
     ]
-    server = talking(Talker(says=lambda task: [Chunk(text="é", logprobs=tokens), Chunk(finish_reason="stop")]))
+    server = serve_chat(FakeRunner(reply=lambda task: [Chunk(text="é", logprobs=tokens), Chunk(finish_reason="stop")]))
     answer = await server.call("POST", PATHS[0], ask(logprobs=True, top_logprobs=1))
-    assert server.talker.task.sampling.logprobs == 1
+    assert server.runner.task.sampling.logprobs == 1
     assert answer.json()["choices"][0]["logprobs"] == {
         "content": [
             {
@@ -334,7 +338,7 @@ CALLS = [
 
 async def test_calls_of_tools() -> None:
     """Fragments are put together; the content is null where there are only calls; reasoning stands beside it."""
-    server = talking(Talker(says=lambda task: CALLS))
+    server = serve_chat(FakeRunner(reply=lambda task: CALLS))
     choice = (await server.call("POST", PATHS[0], ask(tools=[ADD]))).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"] == {
@@ -351,7 +355,7 @@ async def test_calls_of_tools() -> None:
 
 async def test_calls_of_functions_of_old() -> None:
     """Who asks in the old way is answered in it."""
-    server = talking(Talker(says=lambda task: CALLS))
+    server = serve_chat(FakeRunner(reply=lambda task: CALLS))
     choice = (await server.call("POST", PATHS[0], ask(functions=[ADD["function"]]))).json()["choices"][0]
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
@@ -361,35 +365,35 @@ async def test_calls_of_functions_of_old() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_fields_that_were_ignored(stream: bool) -> None:
     """What the model cannot honor, and was answered without, is named."""
-    says = [Chunk(text="a", ignored=("tools", "min_p")), Chunk(finish_reason="stop")]
-    answer = await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=stream))
+    chunks = [Chunk(text="a", ignored=("tools", "min_p")), Chunk(finish_reason="stop")]
+    answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
     assert answer.headers["x-shoal-ignored"] == "tools, min_p"
-    assert "x-shoal-ignored" not in (await talking().call("POST", PATHS[0], ask(stream=stream))).headers
+    assert "x-shoal-ignored" not in (await serve_chat().call("POST", PATHS[0], ask(stream=stream))).headers
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_messages_that_were_left_out(stream: bool) -> None:
     """The truncation policy of the operator is never silent."""
-    says = [Chunk(text="a", cut=3), Chunk(finish_reason="stop")]
-    answer = await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=stream))
+    chunks = [Chunk(text="a", cut=3), Chunk(finish_reason="stop")]
+    answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
     assert answer.headers["x-shoal-prompt-cut"] == "3"
-    assert "x-shoal-prompt-cut" not in (await talking().call("POST", PATHS[0], ask(stream=stream))).headers
+    assert "x-shoal-prompt-cut" not in (await serve_chat().call("POST", PATHS[0], ask(stream=stream))).headers
 
 
 async def test_what_an_upstream_says_is_passed_on() -> None:
     """Its body byte for byte, and its refusals with status, body, type and time to come back."""
     body = b'{"id":"x", "choices":[]}'
-    talker = Talker(says=lambda task: [Chunk(raw=("openai.chat", body), usage=Usage(completion_tokens=5))])
-    assert (await talking(talker).call("POST", PATHS[0], ask())).body == body
+    runner = FakeRunner(reply=lambda task: [Chunk(raw=("openai.chat", body), usage=Usage(completion_tokens=5))])
+    assert (await serve_chat(runner).call("POST", PATHS[0], ask())).body == body
     refusal = UpstreamRefused("no", status=429, body=b'{"error":{"message":"no"}}', retry_after=2.5)
-    answer = await talking(Talker(error=refusal)).call("POST", PATHS[0], ask())
+    answer = await serve_chat(FakeRunner(error=refusal)).call("POST", PATHS[0], ask())
     assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, refusal.body, "3")
     assert "x-should-retry" not in answer.headers
     page = UpstreamRefused("bad gateway", status=502, body=b"<html>", content_type="text/html")
-    answer = await talking(Talker(error=page)).call("POST", PATHS[0], ask())
+    answer = await serve_chat(FakeRunner(error=page)).call("POST", PATHS[0], ask())
     assert (answer.status, answer.headers["content-type"], answer.body) == (502, "text/html", b"<html>")
     moved = UpstreamRefused("no", status=302, body=b"x")
-    answer = await talking(Talker(error=moved)).call("POST", PATHS[0], ask())
+    answer = await serve_chat(FakeRunner(error=moved)).call("POST", PATHS[0], ask())
     assert (answer.status, answer.json()["error"]["type"]) == (502, "upstream_error")
 
 
@@ -397,7 +401,7 @@ async def test_what_an_upstream_says_is_passed_on() -> None:
 async def test_a_refusal_whose_words_stay_here(status: int) -> None:
     """A proxy's page before a server that is busy or gone: the status is the server's, by which clients come again."""
     refusal = UpstreamRefused("it is busy", status=status, retry_after=2.5)
-    answer = await talking(Talker(error=refusal)).call("POST", PATHS[0], ask())
+    answer = await serve_chat(FakeRunner(error=refusal)).call("POST", PATHS[0], ask())
     reply = answer.json()["error"]
     assert (answer.status, reply["type"], reply["message"]) == (status, "upstream_error", "it is busy")
     assert answer.headers["retry-after"] == "3"
@@ -411,7 +415,7 @@ async def test_errors_before_the_first_token(stream: bool) -> None:
         (TooLong("too long", param="messages"), 400, "context_length_exceeded"),
         (Overloaded("later", retry_after=1.0), 429, "rate_limit_exceeded"),
     ):
-        server = talking(Talker(error=error))
+        server = serve_chat(FakeRunner(error=error))
         answer = await server.call("POST", PATHS[0], ask(stream=stream))
         assert (answer.status, answer.json()["error"]["code"]) == (status, code)
-        assert server.talker.open == 0
+        assert server.runner.open == 0

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.types import Message
-from tests.surfaces.talk_kit import TALKER, talking
+from tests.surfaces.talk_kit import MODEL, serve_chat
 from tests.surfaces.test_chat import ADD, PATHS, ask
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (ask(messages=[]), "messages", ">= 1"),
     (ask(messages=None), "messages", "got `null`"),
     (ask(messages="hi"), "messages", "got `str`"),
-    ({"model": TALKER}, "messages", "Missing required field 'messages'"),
+    ({"model": MODEL}, "messages", "Missing required field 'messages'"),
     (ask({"role": "robot", "content": "a"}), "messages", "'messages[0].role' is invalid"),
     (ask({"content": "a"}), "messages", "'messages[0].role'"),
     (ask({"role": "user"}), "messages", "'messages[0].content' is missing"),
@@ -76,14 +76,14 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
 @pytest.mark.parametrize(("body", "param", "words"), BAD)
 async def test_bad_bodies(body: dict[str, Any], param: str | None, words: str) -> None:
     """Each is a 400 that names the field, and no work."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", PATHS[0], body)
     error = answer.json()["error"]
     assert answer.status == 400, error
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert words in error["message"]
-    assert server.talker.tasks == []
+    assert server.runner.tasks == []
 
 
 @pytest.mark.parametrize("field", ["tools", "response_format", "chat_template_kwargs"])
@@ -97,18 +97,18 @@ async def test_schemas_that_are_too_deep(field: str) -> None:
         "response_format": {"type": "json_schema", "json_schema": {"schema": deep}},
         "chat_template_kwargs": deep,
     }
-    answer = await talking().call("POST", PATHS[0], ask(**{field: fields[field]}))
+    answer = await serve_chat().call("POST", PATHS[0], ask(**{field: fields[field]}))
     assert (answer.status, answer.json()["error"]["param"]) == (400, field)
     assert "deeper than 64" in answer.json()["error"]["message"]
 
 
 async def test_large_bodies() -> None:
     """A long conversation passes; one that is made of nothing but brackets, or of tools, does not."""
-    server = talking()
+    server = serve_chat()
     long = "word " * 100_000
     assert (await server.call("POST", PATHS[0], ask({"role": "user", "content": long}, future=1))).status == 200
-    assert server.talker.task.messages == [Message(role="user", content=long)]
-    assert set(server.talker.task.extras) == {"future"}
+    assert server.runner.task.messages == [Message(role="user", content=long)]
+    assert set(server.runner.task.extras) == {"future"}
     many = ask(*[{"role": "user", "content": []}] * 120_000)
     answer = await server.call("POST", PATHS[0], many)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "messages")
@@ -145,7 +145,7 @@ fields = [
 def test_any_json(body: Any) -> None:
     """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
     sent = json.dumps(body).encode()  # which writes any number, unlike quicker ones
-    answer = asyncio.run(talking().call("POST", PATHS[0], body=sent))
+    answer = asyncio.run(serve_chat().call("POST", PATHS[0], body=sent))
     assert answer.status in (200, 400)
     if answer.status == 400:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

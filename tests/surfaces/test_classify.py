@@ -22,16 +22,16 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
 @pytest.mark.parametrize(
-    ("given", "items"),
+    ("inputs", "items"),
     [
         ("I like you", ["I like you"]),
         (["one", "two"], ["one", "two"]),
         (["one", ["a premise", "a hypothesis"], ["two"]], ["one", ("a premise", "a hypothesis"), "two"]),
     ],
 )
-async def test_labels(server: Server, path: str, given: Any, items: list[Item]) -> None:
+async def test_labels(server: Server, path: str, inputs: Any, items: list[Item]) -> None:
     """The likeliest label, and how likely each is, in the order of the model's labels; a list is never one pair."""
-    answer = await server.call("POST", path, {"model": CLASSIFIER, "input": given})
+    answer = await server.call("POST", path, {"model": CLASSIFIER, "input": inputs})
     reply = answer.json()
     assert list(reply) == ["id", "object", "created", "model", "data", "usage"]
     assert reply["id"].startswith("classify-")
@@ -68,13 +68,13 @@ async def test_infinity(server: Server, raw: bool) -> None:
 
 async def test_many(server: Server) -> None:
     """2,048 inputs, some of them pairs, in a body that is decoded in turns."""
-    given: list[Any] = [
+    inputs: list[Any] = [
         [f"a {at} " + "filler " * 5, "b"] if at % 3 == 0 else f"text {at} " + "filler " * 5 for at in range(2048)
     ]
-    answer = await server.call("POST", "/classify", {"model": CLASSIFIER, "input": given})
+    answer = await server.call("POST", "/classify", {"model": CLASSIFIER, "input": inputs})
     assert answer.pieces > 2
     for at, each in enumerate(answer.json()["data"]):
-        item = tuple(given[at]) if isinstance(given[at], list) else given[at]
+        item = tuple(inputs[at]) if isinstance(inputs[at], list) else inputs[at]
         assert each["index"] == at
         assert each["probs"] == pytest.approx(compute_scores(tokenize_item(item), 3, raw=False).tolist())
 

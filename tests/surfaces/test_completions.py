@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
 from shoal.types import Chunk, Sampling, TokenLogprob, Usage
-from tests.surfaces.talk_kit import TALKER, Talker, data_of, talking
+from tests.surfaces.talk_kit import MODEL, FakeRunner, data_of, serve_chat
 
 PATHS = ["/v1/completions", "/completions", "/v1/completions/", "/completions/"]
 
 
 def ask(prompt: Any = "one two", **fields: Any) -> dict[str, Any]:
-    return {"model": TALKER, "prompt": prompt, **fields}
+    return {"model": MODEL, "prompt": prompt, **fields}
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_answer(path: str) -> None:
     """All keys of OpenAI's answer, on every spelling of the path."""
-    body = (await talking().call("POST", path, ask())).json()
+    body = (await serve_chat().call("POST", path, ask())).json()
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created") > 1_700_000_000
     assert body.pop("timings")["predicted_n"] == 2
     assert body.pop("usage")["total_tokens"] == 9
     choice = {"text": "one two", "index": 0, "logprobs": None, "finish_reason": "stop"}
-    assert body == {"object": "text_completion", "model": TALKER, "choices": [choice]}
+    assert body == {"object": "text_completion", "model": MODEL, "choices": [choice]}
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ async def test_an_answer(path: str) -> None:
 )
 async def test_all_forms_of_prompts(given_prompt: Any, prompts: list[Any]) -> None:
     """A text, texts, token ids and lists of token ids."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", PATHS[0], ask(given_prompt))
-    assert server.talker.task.prompts == prompts
+    assert server.runner.task.prompts == prompts
     assert [each["index"] for each in answer.json()["choices"]] == list(range(len(prompts)))
 
 
 async def test_choices_are_numbered_prompt_by_prompt() -> None:
     """Two prompts with two answers each are four choices."""
-    choices = (await talking().call("POST", PATHS[0], ask(["a", "b"], n=2))).json()["choices"]
+    choices = (await serve_chat().call("POST", PATHS[0], ask(["a", "b"], n=2))).json()["choices"]
     assert [(each["index"], each["text"]) for each in choices] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
 
 
@@ -64,17 +64,17 @@ async def test_choices_are_numbered_prompt_by_prompt() -> None:
 )
 async def test_most_tokens(fields: dict[str, Any], most: int | None) -> None:
     """Sixteen unless the request says otherwise; none at all is how a prompt alone is scored."""
-    server = talking()
+    server = serve_chat()
     await server.call("POST", PATHS[0], ask(**fields))
-    assert server.talker.task.sampling.max_tokens == most
+    assert server.runner.task.sampling.max_tokens == most
 
 
 async def test_fields_reach_the_task() -> None:
     """And the body with them, byte for byte."""
-    server = talking()
+    server = serve_chat()
     body = orjson.dumps(ask(echo=True, best_of=4, n=2, logprobs=3, seed=1, top_k=0, use_beam_search=False))
     await server.call("POST", PATHS[0], body=body)
-    task = server.talker.task
+    task = server.runner.task
     assert (task.echo, task.best_of, task.n, task.raw) == (True, 4, 2, ("openai.completions", body))
     assert task.sampling == Sampling(max_tokens=16, logprobs=3, seed=1, top_k=-1)
     assert set(task.extras) == {"use_beam_search"}
@@ -86,8 +86,8 @@ async def test_logprobs() -> None:
         TokenLogprob(token="é", logprob=-0.5, top=[TokenLogprob(token="e", logprob=-0.25)]),
         TokenLogprob(token=" b", logprob=float("-inf")),
     ]
-    says = [Chunk(text="é b", logprobs=tokens), Chunk(finish_reason="length")]
-    server = talking(Talker(says=lambda task: says))
+    chunks = [Chunk(text="é b", logprobs=tokens), Chunk(finish_reason="length")]
+    server = serve_chat(FakeRunner(reply=lambda task: chunks))
     choice = (await server.call("POST", PATHS[0], ask(logprobs=1))).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["logprobs"] == {
@@ -100,7 +100,7 @@ async def test_logprobs() -> None:
 
 async def test_a_stream() -> None:
     """Texts, then the reason, then [DONE]; offsets go on from event to event."""
-    answer = await talking().call("POST", PATHS[0], ask("ab cd", stream=True, logprobs=0))
+    answer = await serve_chat().call("POST", PATHS[0], ask("ab cd", stream=True, logprobs=0))
     *events, done = data_of(answer.body)
     assert done == "[DONE]"
     assert {each["object"] for each in events} == {"text_completion"}
@@ -115,14 +115,14 @@ async def test_a_stream() -> None:
 )
 async def test_best_of_in_streams(fields: dict[str, Any], status: int) -> None:
     """Where there is something to choose, the best shows at the end alone; clients send 1 without meaning it."""
-    assert (await talking().call("POST", PATHS[0], ask(stream=True, **fields))).status == status
+    assert (await serve_chat().call("POST", PATHS[0], ask(stream=True, **fields))).status == status
 
 
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
         (ask(None), "prompt", "got `null`"),
-        ({"model": TALKER}, "prompt", "Missing required field 'prompt'"),
+        ({"model": MODEL}, "prompt", "Missing required field 'prompt'"),
         (ask([]), "prompt", "empty list"),
         (ask([[1], []]), "prompt", "'prompt[1]'"),
         (ask(["a", 1]), "prompt", "mixes"),
@@ -142,24 +142,24 @@ async def test_best_of_in_streams(fields: dict[str, Any], status: int) -> None:
 )
 async def test_bad_bodies(body: dict[str, Any], param: str, words: str) -> None:
     """Each is a 400 that names the field, and no work."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", PATHS[0], body)
     error = answer.json()["error"]
     assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert words in error["message"]
-    assert server.talker.tasks == []
+    assert server.runner.tasks == []
 
 
 @pytest.mark.parametrize("suffix", [None, ""])
 async def test_an_empty_suffix_says_nothing(suffix: Any) -> None:
     """Clients send it without meaning it."""
-    assert (await talking().call("POST", PATHS[0], ask(suffix=suffix))).status == 200
+    assert (await serve_chat().call("POST", PATHS[0], ask(suffix=suffix))).status == 200
 
 
 async def test_the_name_of_logprobs() -> None:
     """Engines speak of chat's field; here it is called otherwise. Other refusals pass as they are."""
     for param, named in (("top_logprobs", "logprobs"), ("stop", "stop")):
-        server = talking(Talker(error=InvalidValue("not so many", param=param)))
+        server = serve_chat(FakeRunner(error=InvalidValue("not so many", param=param)))
         error = (await server.call("POST", PATHS[0], ask(logprobs=3))).json()["error"]
         assert error["param"] == named
         assert ("'logprobs' above 0" in error["message"]) == (param == "top_logprobs")
@@ -167,22 +167,22 @@ async def test_the_name_of_logprobs() -> None:
 
 async def test_long_prompts() -> None:
     """Large bodies are decoded in turns: texts, ids, and too many of either."""
-    server = talking()
+    server = serve_chat()
     texts = ["x" * 100_000, "y"]
     assert (await server.call("POST", PATHS[0], ask(texts, future=1))).status == 200
-    assert (server.talker.task.prompts, set(server.talker.task.extras)) == (texts, {"future"})
+    assert (server.runner.task.prompts, set(server.runner.task.extras)) == (texts, {"future"})
     ids = list(range(30_000))
     assert (await server.call("POST", PATHS[0], ask(ids))).status == 200
-    assert server.talker.task.prompts == [ids]
+    assert server.runner.task.prompts == [ids]
     answer = await server.call("POST", PATHS[0], ask(["a" * 50] * 3000))
     assert (answer.status, answer.json()["error"]["code"]) == (400, "array_above_max_length")
 
 
 async def test_reasoning_is_text_here() -> None:
     """There is no field for it, and nothing may be lost."""
-    says = [Chunk(reasoning="hm "), Chunk(text="yes"), Chunk(finish_reason="stop"), Chunk(usage=Usage())]
+    chunks = [Chunk(reasoning="hm "), Chunk(text="yes"), Chunk(finish_reason="stop"), Chunk(usage=Usage())]
     for stream in (False, True):
-        answer = await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=stream))
+        answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
         if stream:
             text = "".join(each["choices"][0]["text"] for each in data_of(answer.body)[:-1])
         else:
@@ -202,7 +202,7 @@ names = ["echo", "best_of", "logprobs", "suffix", "n", "stream", "max_tokens", "
 @given(body=st.fixed_dictionaries({"prompt": values}, optional=dict.fromkeys(names, values)))
 def test_any_json(body: Any) -> None:
     """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
-    answer = asyncio.run(talking().call("POST", PATHS[0], body=json.dumps(body).encode()))
+    answer = asyncio.run(serve_chat().call("POST", PATHS[0], body=json.dumps(body).encode()))
     assert answer.status in (200, 400)
     if answer.status == 400:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -210,15 +210,15 @@ def test_any_json(body: Any) -> None:
 
 async def test_a_conversation() -> None:
     """triton-openai takes chats here, too; what has neither is told to have a prompt."""
-    answer = await talking().call("POST", PATHS[0], {"messages": [{"role": "user", "content": "hi"}]})
+    answer = await serve_chat().call("POST", PATHS[0], {"messages": [{"role": "user", "content": "hi"}]})
     assert (answer.status, answer.json()["object"]) == (200, "chat.completion")
     for body in ({}, {"messages": None}):
-        answer = await talking().call("POST", PATHS[0], body)
+        answer = await serve_chat().call("POST", PATHS[0], body)
         assert (answer.status, answer.json()["error"]["message"]) == (400, "Missing required field 'prompt'.")
 
 
 @pytest.mark.parametrize("name", ["dummy", "tgi"])
 async def test_the_name_that_hugging_face_gives(name: str) -> None:
     """Its clients send one where they have none; any other is unknown."""
-    assert (await talking().call("POST", PATHS[0], {"model": name, "prompt": "a"})).status == 200
-    assert (await talking().call("POST", PATHS[0], {"model": f"{name}-1", "prompt": "a"})).status == 404
+    assert (await serve_chat().call("POST", PATHS[0], {"model": name, "prompt": "a"})).status == 200
+    assert (await serve_chat().call("POST", PATHS[0], {"model": f"{name}-1", "prompt": "a"})).status == 404

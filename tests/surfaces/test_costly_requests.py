@@ -90,24 +90,24 @@ async def answered(server: Server, path: str, body: bytes) -> tuple[int, bytes, 
     return answer.status, answer.body, peak
 
 
-@pytest.mark.parametrize(("path", "around", "costly", "told"), COSTLY)
-async def test_refused_fields(server: Server, path: str, around: bytes, costly: bytes, told: bytes) -> None:
+@pytest.mark.parametrize(("path", "around", "costly", "message"), COSTLY)
+async def test_refused_fields(server: Server, path: str, around: bytes, costly: bytes, message: bytes) -> None:
     """A value that is refused is refused by its field, and costs no more than a request of token ids."""
     status, body, peak = await answered(server, path, around % costly)
     assert 400 <= status < 500
-    assert told in body
+    assert message in body
     assert peak < 20_000_000
 
 
-@pytest.mark.parametrize(("path", "around", "costly", "told"), COSTLY)
+@pytest.mark.parametrize(("path", "around", "costly", "message"), COSTLY)
 async def test_what_is_far_too_much_is_not_built(
-    server: Server, path: str, around: bytes, costly: bytes, told: bytes
+    server: Server, path: str, around: bytes, costly: bytes, message: bytes
 ) -> None:
     """It costs no more than its bytes, copied a few times."""
     body = around % costly.replace(costly[1:-1], b",".join([costly[1:-1]] * 5))
-    status, said, peak = await answered(server, path, body)
+    status, reply, peak = await answered(server, path, body)
     assert 400 <= status < 500
-    assert b"more than 1114112 values" in said
+    assert b"more than 1114112 values" in reply
     assert peak < 3 * len(body) + 2_000_000
 
 
@@ -152,10 +152,10 @@ async def test_a_reply_replaces_its_numbers(server: Server, monkeypatch: pytest.
         return kept[-1]
 
     monkeypatch.setattr(server.runner, "run", run)
-    asked: dict[str, Any] = {"model": EMBEDDER, "task": "token_embed"}
+    fields: dict[str, Any] = {"model": EMBEDDER, "task": "token_embed"}
     if base64:
-        asked["encoding_format"] = "base64"
-    pooled = await server.call("POST", "/pooling", {"input": ["a", "b", "c"], **asked})
+        fields["encoding_format"] = "base64"
+    pooled = await server.call("POST", "/pooling", {"input": ["a", "b", "c"], **fields})
     plain = await server.call("POST", "/embed_all", {"inputs": ["a", "b", "c"]})
     assert plain.json() == [[[float(at)] * DIMENSION] for at in range(3)]
     assert len(pooled.json()["data"]) == 3

@@ -21,7 +21,7 @@ from shoal.surfaces import SURFACES, Application, Options, build_app
 from tests.surfaces.family_kit import add_family
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, living
 from tests.surfaces.surface_kit import MODEL, Answer, Exchange, RecordingRunner, request_scope
-from tests.surfaces.talk_kit import Talker, add_talker
+from tests.surfaces.talk_kit import FakeRunner, add_runner
 
 LOCAL = {"host": "127.0.0.1:8080"}
 JSON = {"content-type": "application/json"}
@@ -138,7 +138,7 @@ def with_document(life: Living) -> Application:
 async def test_every_example_works() -> None:
     """Who sends what the document shows gets what the document says."""
     async with living() as life, AsyncExitStack() as stack:
-        add_talker(life.server.gateway, Talker())
+        add_runner(life.server.gateway, FakeRunner())
         add_family(life.server.gateway, stack)
         app = with_document(life)
         made = await served_document(app)

@@ -25,7 +25,7 @@ TEXTS = ["a group of fish", "a kind of bread"]
 COLBERT = "colbert"
 
 
-async def asked(fields: dict[str, Any], *, model: str = MODEL, prompts: dict[str, str] | None = None) -> Any:
+async def parse_task(fields: dict[str, Any], *, model: str = MODEL, prompts: dict[str, str] | None = None) -> Any:
     """The task that a body becomes."""
     runner = RecordingRunner()
     runner.facts = replace(runner.facts, prompts=prompts or {})
@@ -35,7 +35,7 @@ async def asked(fields: dict[str, Any], *, model: str = MODEL, prompts: dict[str
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("fields", "expected"),
     [
         ({"input_type": "passage", "truncate": "END"}, {"input_type": "document", "truncate": True}),
         ({"input_type": "query", "truncate": "NONE"}, {"input_type": "query", "truncate": False}),
@@ -58,17 +58,17 @@ async def asked(fields: dict[str, Any], *, model: str = MODEL, prompts: dict[str
         ({"input": [{"text": "ab"}, "cd"]}, {"inputs": ["ab", "cd"]}),
     ],
 )
-async def test_fields_reach_the_task(said: dict[str, Any], expected: dict[str, Any]) -> None:
+async def test_fields_reach_the_task(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     """Other dialects' names for what a task has."""
-    task = await asked(said, prompts={"text-matching": "match: "})
+    task = await parse_task(fields, prompts={"text-matching": "match: "})
     assert {name: getattr(task, name) for name in expected} == expected
 
 
 async def test_suffixes_of_models() -> None:
     """MODEL-query and MODEL-passage are the model in that role; but not where that is a model of its own."""
-    assert (await asked({}, model=f"{MODEL}-query")).input_type == "query"
-    assert (await asked({}, model="mini-passage")).input_type == "document"
-    assert (await asked({"input_type": "document"}, model="mini-query")).input_type == "document"
+    assert (await parse_task({}, model=f"{MODEL}-query")).input_type == "query"
+    assert (await parse_task({}, model="mini-passage")).input_type == "document"
+    assert (await parse_task({"input_type": "document"}, model="mini-query")).input_type == "document"
     server = serve()
     server.gateway.registry.add(other := Model(name="mini-query"))
     other.mark_loaded(runner := RecordingRunner())
@@ -154,7 +154,7 @@ async def test_forms_that_contradict_each_other(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "told"),
+    ("accept", "is_binary"),
     [
         ("application/octet-stream", True),
         ("application/octet-stream; q=0.5", True),
@@ -167,16 +167,16 @@ async def test_forms_that_contradict_each_other(form: str) -> None:
         ("application/json", False),
     ],
 )
-async def test_what_is_accepted(accept: str, told: bool) -> None:
+async def test_what_is_accepted(accept: str, is_binary: bool) -> None:
     """Bytes where they are named with a weight, and JSON with none above it."""
     answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"}, headers={"accept": accept})
-    assert (answer.headers["content-type"] == "application/octet-stream") is told
+    assert (answer.headers["content-type"] == "application/octet-stream") is is_binary
 
 
 @pytest.mark.parametrize("fields", [{"truncate": "END", "truncation": True}, {"truncate": "NONE", "truncation": False}])
 async def test_a_word_and_a_flag_that_agree(fields: dict[str, Any]) -> None:
     """Are one thing; a word and a flag that do not are refused."""
-    assert (await asked(fields)).truncate is fields["truncation"]
+    assert (await parse_task(fields)).truncate is fields["truncation"]
     other = {**fields, "truncation": not fields["truncation"]}
     answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **other})
     assert (answer.status, "mean the same and differ" in answer.json()["error"]["message"]) == (400, True)

@@ -101,13 +101,13 @@ async def test_a_long_picture(server: Server) -> None:
     """Above the size that is decoded in one go, in every form."""
     data = FILE * 100_000
     uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    for said in (
+    for fields in (
         {"input": uri, "modality": "image"},
         {"input": [uri], "modality": ["image"]},
         {"input": [{"type": "image_url", "image_url": {"url": uri}}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]},
     ):
-        answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **said})
+        answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **fields})
         assert answer.status == 200, answer.body
         assert answer.json()["data"][0]["embedding"] == pytest.approx(unit(Image(data)), abs=1e-6)
 
@@ -179,7 +179,7 @@ async def test_refused_before_anything_is_fetched(
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "told"),
+    ("fields", "param", "text"),
     [
         ({"input": "", "modality": "image"}, "input", "'input[0]': the picture is empty"),
         ({"input": [TEXT, {"image": DATA}, {"image": "/etc/passwd"}]}, "input", "'input[2].image': the text is no"),
@@ -188,12 +188,12 @@ async def test_refused_before_anything_is_fetched(
         ({"input": [TEXT, "nan-item", {"image": DATA}, ""]}, "input", "'input[3]' is empty"),
     ],
 )
-async def test_a_picture_that_is_none_is_named(server: Server, fields: dict[str, Any], param: str, told: str) -> None:
+async def test_a_picture_that_is_none_is_named(server: Server, fields: dict[str, Any], param: str, text: str) -> None:
     """As the client called it, whatever stands beside it."""
     answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
-    assert error["message"].startswith(told)
+    assert error["message"].startswith(text)
 
 
 async def test_too_much_in_all() -> None:

@@ -189,23 +189,23 @@ async def test_request_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("header", "seconds"),
     [(None, 30.0), ("5", 5.0), ("0.5", 0.5), ("60", 30.0), ("nan", 30.0), ("-1", 30.0), ("x", 30.0)],
 )
-async def test_one_deadline(said: str | None, seconds: float) -> None:
+async def test_one_deadline(header: str | None, seconds: float) -> None:
     """The server's time, or the client's if it has less; counted from the request's arrival."""
     server = serve()
     before = time.monotonic()
-    await server.call("POST", "/v1/embeddings", ASK, headers={"x-request-timeout": said} if said else {})
+    await server.call("POST", "/v1/embeddings", ASK, headers={"x-request-timeout": header} if header else {})
     deadline = server.runner.contexts[0].deadline
     assert before + seconds <= deadline <= time.monotonic() + seconds
 
 
-@pytest.mark.parametrize(("said", "traffic"), [("interactive", "interactive"), ("bulk", "bulk"), ("gold", None)])
-async def test_class(said: str, traffic: str | None) -> None:
+@pytest.mark.parametrize(("class_name", "traffic"), [("interactive", "interactive"), ("bulk", "bulk"), ("gold", None)])
+async def test_class(class_name: str, traffic: str | None) -> None:
     """`x-shoal-class` reaches the planner; a class that does not exist says nothing."""
     server = serve()
-    await server.call("POST", "/v1/embeddings", ASK, headers={"x-shoal-class": said})
+    await server.call("POST", "/v1/embeddings", ASK, headers={"x-shoal-class": class_name})
     assert server.runner.contexts[0].traffic == traffic
 
 
@@ -492,11 +492,11 @@ async def test_a_stream_that_breaks(caplog: pytest.LogCaptureFixture) -> None:
 )
 async def test_what_is_not_http(kind: str, events: list[str], answers: list[str]) -> None:
     """Any ASGI server may start and stop the app, and a websocket is refused."""
-    said = iter(events)
+    names = iter(events)
     sent: list[str] = []
 
     async def receive() -> Any:
-        return {"type": f"{kind}.{next(said)}"}
+        return {"type": f"{kind}.{next(names)}"}
 
     async def send(message: Any) -> None:
         sent.append(message["type"])

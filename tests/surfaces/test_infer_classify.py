@@ -67,23 +67,23 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "more", "says"), REFUSED)
-async def test_models_that_cannot(model: str, more: Any, says: str) -> None:
+@pytest.mark.parametrize(("model", "more", "detail"), REFUSED)
+async def test_models_that_cannot(model: str, more: Any, detail: str) -> None:
     """In the original's words, and a next step where there is one."""
     async with family(CLIP, EMBEDDER, CLASSIFIER) as server:
         answer = await server.call("POST", "/classify_image", {"model_name": model, "image": "x", **more})
-        assert (answer.status, answer.json()) == (400, {"detail": f"Model {model} with checkpoint None {says}"})
+        assert (answer.status, answer.json()) == (400, {"detail": f"Model {model} with checkpoint None {detail}"})
 
 
 async def test_models_of_pictures_that_cannot() -> None:
     """Labels are for models that compare; without them, vectors are no classes."""
-    for model, body, says in (
+    for model, body, detail in (
         (CLASSIFIER, {"labels": ["a"]}, "does not compare pictures with texts; leave `labels` out"),
         (EMBEDDER, {}, "is not a classification model."),
     ):
         async with family(model, facts={**PICTURES, "contrast": None}) as server:
             answer = await server.call("POST", "/classify_image", {"name": model, "image": inline(RED), **body})
-            assert (answer.status, says in answer.json()["detail"]) == (400, True)
+            assert (answer.status, detail in answer.json()["detail"]) == (400, True)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ async def test_a_form_without_a_picture() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    ("body", "headers", "says"),
+    ("body", "headers", "message"),
     [
         (form(("model_name", CLIP), ("image", A))[:-4], FORM, "it was cut short; send it again"),
         (form(("model_name", CLIP), ("image", A)), {"content-type": "multipart/form-data"}, "names no boundary"),
@@ -139,12 +139,12 @@ async def test_a_form_without_a_picture() -> None:
         (b"", FORM, "it was cut short"),
     ],
 )
-async def test_broken_forms(path: str, body: bytes, headers: Any, says: str) -> None:
+async def test_broken_forms(path: str, body: bytes, headers: Any, message: str) -> None:
     """422, and the kind says that it is the form."""
     answer = await upload(path, body=body, headers=headers)
     assert answer.status == 422, answer.body
     (found,) = answer.json()["detail"]
-    assert (found["type"], says in found["msg"]) == ("multipart_invalid", True)
+    assert (found["type"], message in found["msg"]) == ("multipart_invalid", True)
 
 
 async def test_routes_that_read_no_form() -> None:
@@ -167,9 +167,9 @@ async def test_bounds() -> None:
     headers = ("image_download_headers", '{"a": "' + "x" * 40_000 + '"}')
     answer = await upload("/infer_image", ("model_name", CLIP), ("image", A), headers)
     assert (answer.status, "more than 32768 bytes" in answer.json()["detail"]) == (400, True)
-    for count, says in ((4, "more than the 3 pictures"), (40, "more than 19 parts")):
+    for count, message in ((4, "more than the 3 pictures"), (40, "more than 19 parts")):
         answer = await upload("/infer_image", ("model_name", CLIP), *[("image", A)] * count, max_inputs=3)
-        assert (answer.status, says in answer.json()["detail"]) == (400, True)
+        assert (answer.status, message in answer.json()["detail"]) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ async def test_bounds() -> None:
 )
 async def test_a_bad_text_among_files_is_named_by_its_place(order: list[str], place: int) -> None:
     """The place is that in the form, not that among the texts."""
-    given: dict[str, str | File] = {"file": A, "good": inline(RED), "bad": "/etc/passwd"}
-    answer = await upload("/infer_image", ("model_name", CLIP), *(("image", given[each]) for each in order))
+    files: dict[str, str | File] = {"file": A, "good": inline(RED), "bad": "/etc/passwd"}
+    answer = await upload("/infer_image", ("model_name", CLIP), *(("image", files[each]) for each in order))
     assert answer.status == 400
     assert answer.json()["detail"].startswith(f"Invalid image. input {place}: ")
 

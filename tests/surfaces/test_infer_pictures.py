@@ -122,13 +122,13 @@ async def test_both_sides_run_at_once() -> None:
     assert answer.status == 200
 
 
-@pytest.mark.parametrize(("fails", "other", "said"), [(str, Image, "text"), (Image, str, "image")])
-async def test_where_one_side_fails_the_other_is_given_up(fails: type, other: type, said: str) -> None:
+@pytest.mark.parametrize(("fails", "other", "modality"), [(str, Image, "text"), (Image, str, "image")])
+async def test_where_one_side_fails_the_other_is_given_up(fails: type, other: type, modality: str) -> None:
     """And has ended before the error is told, which names the side and keeps its status."""
     runner = Side(fails=fails)
     async with asyncio.timeout(30):
         answer = await serve(runner).call("POST", "/infer", BOTH)
-    assert (answer.status, answer.json()) == (429, {"detail": f"{said}: the queue is full: try again"})
+    assert (answer.status, answer.json()) == (429, {"detail": f"{modality}: the queue is full: try again"})
     assert answer.headers["retry-after"] == "2"
     assert runner.given_up == [other]
 

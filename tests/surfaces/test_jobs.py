@@ -28,8 +28,8 @@ async def test_without_waiting(wait: str) -> None:
         assert (job["action"], job["model"], job["state"]) == ("load", OTHER, "running")
         await loader.begun.wait()
         running = (await life.call("GET", answer.headers["location"])).json()
-        told = (running["stage"], running["progress"], running["done"], running["total"])
-        assert told == ("downloading model.onnx", 0.25, 30, 120)
+        progress = (running["stage"], running["progress"], running["done"], running["total"])
+        assert progress == ("downloading model.onnx", 0.25, 30, 120)
         assert "finished" not in running
         assert loader.hold is not None
         loader.hold.set()

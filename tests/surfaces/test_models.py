@@ -176,17 +176,17 @@ class Watched(Exchange):
                 self._sent.clear()
                 await self._sent.wait()
 
-    async def told(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async def find_event(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first event of which this is so, once it is there."""
-        await self.until(lambda _: any(map(what, told(self))))
-        return next(filter(what, told(self)))
+        await self.until(lambda _: any(map(what, events(self))))
+        return next(filter(what, events(self)))
 
 
 def over(messages: list[dict[str, Any]]) -> bool:
     return messages[-1] == {"type": "http.response.body", "body": b""}
 
 
-def told(exchange: Exchange) -> list[dict[str, Any]]:
+def events(exchange: Exchange) -> list[dict[str, Any]]:
     text = b"".join(each["body"] for each in exchange.messages[1:]).decode()
     return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line.startswith("data: ")]
 
@@ -197,22 +197,22 @@ async def test_events() -> None:
         headers = dict(exchange.messages[0]["headers"])
         assert headers[b"content-type"] == b"text/event-stream"
         await life.manage("POST", "/models", {"model": OTHER})
-        await exchange.told(lambda each: each["event"] == "download_finished")
+        await exchange.find_event(lambda each: each["event"] == "download_finished")
         await life.manage("POST", "/models/load", {"model": OTHER})
-        await exchange.told(lambda each: each.get("data", {}).get("status") == "loaded")
+        await exchange.find_event(lambda each: each.get("data", {}).get("status") == "loaded")
         await life.manage("DELETE", f"/models?model={OTHER}")
-        await exchange.told(lambda each: each["event"] == "model_remove")
-        assert {each["model"] for each in told(exchange)} == {OTHER}
-        assert "unloading" not in [each.get("data", {}).get("status") for each in told(exchange)]
-        assert {"model_status", "download_finished", "model_remove"} <= {each["event"] for each in told(exchange)}
-        assert {"model": OTHER, "event": "model_remove"} in told(exchange)
+        await exchange.find_event(lambda each: each["event"] == "model_remove")
+        assert {each["model"] for each in events(exchange)} == {OTHER}
+        assert "unloading" not in [each.get("data", {}).get("status") for each in events(exchange)]
+        assert {"model_status", "download_finished", "model_remove"} <= {each["event"] for each in events(exchange)}
+        assert {"model": OTHER, "event": "model_remove"} in events(exchange)
 
 
 async def test_a_download_that_fails_is_an_event() -> None:
     """With the reason."""
     async with living(Scripted(error=SourceError("no such model"))) as life, watching(life) as exchange:
         await life.manage("POST", "/models", {"model": OTHER})
-        failed = await exchange.told(lambda each: each["event"] == "download_failed")
+        failed = await exchange.find_event(lambda each: each["event"] == "download_failed")
         assert failed["data"]["error"] == "no such model"
 
 
@@ -239,14 +239,14 @@ async def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_burst_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are taken when they are given, not when the answer begins; one that never does gives its place back."""
     monkeypatch.setattr(models, "MAX_STREAMS", 1)
-    asked: Any = None
+    request: Any = None
     async with living() as life:
         stream = models._EventStream(life.server.gateway)
-        first = await stream(asked)
+        first = await stream(request)
         with pytest.raises(Overloaded):
-            await stream(asked)
+            await stream(request)
         del first
-        assert (await stream(asked)).status == 200
+        assert (await stream(request)).status == 200
 
 
 async def test_the_server_going_down_ends_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,11 +271,11 @@ async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HEARTBEAT_S == 15.0
     async with living() as life, watching(life) as exchange:
         await exchange.until(lambda messages: messages[-1].get("body") == b": still here\n\n")
-        assert told(exchange) == []
+        assert events(exchange) == []
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "expected"),
     [
         (
             Event("model_status", "m", {"status": "loaded", "error": None, "stage": ""}),
@@ -303,12 +303,12 @@ async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
         (Event("model_remove", "m"), {"model": "m", "event": "model_remove"}),
     ],
 )
-def test_how_events_are_told(event: Event, said: dict[str, Any]) -> None:
+def test_how_events_are_told(event: Event, expected: dict[str, Any]) -> None:
     """In the router's words: it has no state for having failed, and progress by file."""
     piece = _encode_event(event)
     assert piece.startswith(b"data: ")
     assert piece.endswith(b"\n\n")
-    assert json.loads(piece[len(b"data: ") :]) == said
+    assert json.loads(piece[len(b"data: ") :]) == expected
 
 
 async def test_a_loaded_model_that_does_not_answer() -> None:

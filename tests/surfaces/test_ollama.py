@@ -15,12 +15,12 @@ from shoal.core.generation.sampling import check_unsupported_fields, merge_sampl
 from shoal.errors import DeadlineExceeded, EngineFailed, Overloaded, ShoalError, Unsupported, UpstreamRefused
 from shoal.types import Chunk, Generate, Guide, Message, Part, Sampling, TokenLogprob, Tool, ToolCall, ToolDelta
 from tests.surfaces.life_kit import living
-from tests.surfaces.ollama_kit import CHAT_BODY, HELLO, PROMPT, ChatModel, LineExchange, lines, talking
+from tests.surfaces.ollama_kit import CHAT_BODY, HELLO, PROMPT, ChatModel, LineExchange, lines, serve_chat
 from tests.surfaces.surface_kit import MODEL, Exchange, request_scope, serve
 
 
 async def task_of(body: dict[str, Any], path: str = "/api/chat") -> Generate:
-    server, model = talking()
+    server, model = serve_chat()
     answer = await server.call("POST", path, {**body, "stream": False})
     assert answer.status == 200, answer.body
     (task,) = model.generations
@@ -28,7 +28,7 @@ async def task_of(body: dict[str, Any], path: str = "/api/chat") -> Generate:
 
 
 async def refused(body: dict[str, Any], path: str = "/api/chat") -> str:
-    server, model = talking()
+    server, model = serve_chat()
     answer = await server.call("POST", path, body)
     assert answer.status == 400
     assert set(answer.json()) == {"error"}
@@ -39,7 +39,7 @@ async def refused(body: dict[str, Any], path: str = "/api/chat") -> str:
 class TestAnswers:
     async def test_a_chat_is_a_stream_of_lines(self) -> None:
         """Each with the name as asked and a time; the last with why it ended, and what it took in nanoseconds."""
-        server, _ = talking()
+        server, _ = serve_chat()
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "model": f"{MODEL}:latest"})
         *reply, last = lines(answer)
         assert [each["message"] for each in reply] == [
@@ -58,7 +58,7 @@ class TestAnswers:
 
     async def test_a_chat_in_one_piece(self) -> None:
         """One object with all of it."""
-        server, model = talking()
+        server, model = serve_chat()
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})
         assert answer.headers["content-type"] == "application/json"
         found = answer.json()
@@ -73,7 +73,7 @@ class TestAnswers:
     @pytest.mark.parametrize("stream", [True, False])
     async def test_an_answer_that_came_at_once(self, stream: bool) -> None:
         """Nobody can tell the time of the prompt from that of the answer then: both are absent."""
-        server, _ = talking(Chunk(text="Hello"), Chunk(finish_reason="stop"), HELLO[-1])
+        server, _ = serve_chat(Chunk(text="Hello"), Chunk(finish_reason="stop"), HELLO[-1])
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
         last = lines(answer)[-1] if stream else answer.json()
         assert (last["prompt_eval_count"], last["eval_count"]) == (7, 2)
@@ -82,7 +82,7 @@ class TestAnswers:
 
     async def test_a_prompt(self) -> None:
         """The text stands in `response`, in lines or in one piece."""
-        server, model = talking()
+        server, model = serve_chat()
         *reply, last = lines(await server.call("POST", "/api/generate", PROMPT))
         assert [each["response"] for each in (*reply, last)] == ["Hel", "lo", ""]
         assert last["done_reason"] == "stop"
@@ -97,13 +97,13 @@ class TestAnswers:
     )
     async def test_why_it_ended(self, reason: str, word: str) -> None:
         """Ollama has two words for it."""
-        server, _ = talking(Chunk(text="a", finish_reason=reason))
+        server, _ = serve_chat(Chunk(text="a", finish_reason=reason))
         assert lines(await server.call("POST", "/api/chat", CHAT_BODY))[-1]["done_reason"] == word
 
     async def test_what_the_model_thinks_stands_apart(self) -> None:
         """In `thinking`, of a message or of a line."""
         chunks = (Chunk(reasoning="Hm"), Chunk(text="Yes"), Chunk(finish_reason="stop"))
-        server, _ = talking(*chunks)
+        server, _ = serve_chat(*chunks)
         first, second, _ = lines(await server.call("POST", "/api/chat", CHAT_BODY))
         assert first["message"] == {"role": "assistant", "content": "", "thinking": "Hm"}
         assert second["message"] == {"role": "assistant", "content": "Yes"}
@@ -123,7 +123,7 @@ class TestAnswers:
             {"id": "call_a", "function": {"name": "weather", "arguments": {"city": "Oslo"}, "index": 0}},
             {"id": "call_b", "function": {"name": "clock", "arguments": {}, "index": 1}},
         ]
-        server, _ = talking(*chunks)
+        server, _ = serve_chat(*chunks)
         found = lines(await server.call("POST", "/api/chat", CHAT_BODY))
         assert [each["message"].get("tool_calls") for each in found] == [None, [calls[0]], [calls[1]], None]
         whole = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
@@ -134,7 +134,7 @@ class TestAnswers:
     async def test_calls_without_an_object_are_text(self, arguments: str, reason: str | None) -> None:
         """Cut off or badly written: nothing is lost, and nothing is made up."""
         chunks = [Chunk(tools=[ToolDelta(index=0, id="a", name="weather", arguments=arguments)])]
-        server, _ = talking(*chunks, *([Chunk(finish_reason=reason)] if reason else []))
+        server, _ = serve_chat(*chunks, *([Chunk(finish_reason=reason)] if reason else []))
         found = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
         content = f'{{"name": "weather", "arguments": {arguments}}}'
         assert found["message"] == {"role": "assistant", "content": content}
@@ -143,9 +143,9 @@ class TestAnswers:
 
     async def test_log_probabilities(self) -> None:
         """With the bytes of each token, and the likeliest beside it where they were asked for."""
-        told = TokenLogprob(token="ä", logprob=-0.5, top=[TokenLogprob(token="?", logprob=-1.5, data=b"\xff")])
-        never = TokenLogprob(token="!", logprob=float("-inf"))
-        server, model = talking(Chunk(text="ä!", logprobs=[told, never]), Chunk(finish_reason="stop"))
+        known = TokenLogprob(token="ä", logprob=-0.5, top=[TokenLogprob(token="?", logprob=-1.5, data=b"\xff")])
+        impossible = TokenLogprob(token="!", logprob=float("-inf"))
+        server, model = serve_chat(Chunk(text="ä!", logprobs=[known, impossible]), Chunk(finish_reason="stop"))
         first, *_ = lines(await server.call("POST", "/api/generate", {**PROMPT, "logprobs": True, "top_logprobs": 1}))
         assert first["logprobs"] == [
             {
@@ -162,7 +162,7 @@ class TestAnswers:
     @pytest.mark.parametrize("stream", [True, False])
     async def test_a_conversation_that_was_cut(self, stream: bool) -> None:
         """Where the server may leave turns out, the reply says so."""
-        server, _ = talking(Chunk(text="a", cut=3, ignored=("tools",)), Chunk(finish_reason="stop"))
+        server, _ = serve_chat(Chunk(text="a", cut=3, ignored=("tools",)), Chunk(finish_reason="stop"))
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
         assert answer.headers["x-shoal-prompt-cut"] == "3"
         assert answer.headers["x-shoal-ignored"] == "tools"
@@ -170,7 +170,7 @@ class TestAnswers:
     async def test_the_access_log_counts_tokens(self, caplog: pytest.LogCaptureFixture) -> None:
         """Those of a stream, too."""
         caplog.set_level("INFO", "shoal.access")
-        server, _ = talking()
+        server, _ = serve_chat()
         await server.call("POST", "/api/chat", CHAT_BODY)
         (record,) = caplog.records
         assert (record.__dict__["model"], record.__dict__["completion_tokens"]) == (MODEL, 2)
@@ -325,7 +325,7 @@ class TestTasks:
         assert (await task_of({**CHAT_BODY, "format": form})).sampling.guide == guide
 
     @pytest.mark.parametrize(
-        ("think", "told", "shown"),
+        ("think", "template_kwargs", "shown"),
         [
             (None, {}, True),
             ("", {}, True),
@@ -335,11 +335,11 @@ class TestTasks:
             ("max", {"enable_thinking": True, "reasoning_effort": "high"}, True),
         ],
     )
-    async def test_thinking(self, think: Any, told: dict[str, Any], shown: bool) -> None:
+    async def test_thinking(self, think: Any, template_kwargs: dict[str, Any], shown: bool) -> None:
         """The template is told, and with false nothing of it comes back."""
         for path, body in (("/api/chat", CHAT_BODY), ("/api/generate", PROMPT)):
             task = await task_of({**body, "think": think}, path)
-            assert (task.template_kwargs, task.include_reasoning) == (told, shown)
+            assert (task.template_kwargs, task.include_reasoning) == (template_kwargs, shown)
 
     async def test_a_conversation_with_tools(self) -> None:
         """Arguments become text; results find their call by id, by the tool's name, or by their turn."""
@@ -464,7 +464,7 @@ bodies = values | st.fixed_dictionaries(
 @given(path=st.sampled_from(ROUTES), body=bodies)
 def test_whatever_is_sent(path: str, body: Any) -> None:
     """An answer in lines or in one piece, or a refusal in the dialect; never a failure."""
-    server, _ = talking()
+    server, _ = serve_chat()
     answer = asyncio.run(server.call("POST", path, body))
     if answer.status != 200:
         assert 400 <= answer.status < 500, answer.body

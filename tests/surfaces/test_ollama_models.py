@@ -14,7 +14,7 @@ from shoal.core.lifecycle.lifecycle import Entry
 from shoal.errors import SourceError
 from shoal.surfaces.ollama import models
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
-from tests.surfaces.ollama_kit import LineExchange, lines, talking
+from tests.surfaces.ollama_kit import LineExchange, lines, serve_chat
 from tests.surfaces.surface_kit import MODEL, serve
 
 
@@ -42,8 +42,8 @@ class TestEmbeddings:
     @pytest.mark.parametrize(("path", "text"), [("/api/embed", "input"), ("/api/embeddings", "prompt")])
     async def test_a_keep_alive_that_is_no_duration(self, path: str, text: str) -> None:
         """400, also with nothing to embed."""
-        for said in ("a", ""):
-            answer = await serve().call("POST", path, {"model": MODEL, text: said, "keep_alive": "x"})
+        for content in ("a", ""):
+            answer = await serve().call("POST", path, {"model": MODEL, text: content, "keep_alive": "x"})
             assert (answer.status, "keep_alive" in answer.json()["error"]) == (400, True)
 
     async def test_one_text(self) -> None:
@@ -78,7 +78,7 @@ class TestEmbeddings:
 
     async def test_adapters_do_not_embed(self) -> None:
         """There is no such vector."""
-        server, _ = talking()
+        server, _ = serve_chat()
         answer = await server.call("POST", "/api/embed", {"model": f"{MODEL}:loud", "input": "a"})
         assert answer.status == 404
 
@@ -86,7 +86,7 @@ class TestEmbeddings:
 class TestModels:
     async def test_tags(self) -> None:
         """Every served model and adapter, named as Ollama does."""
-        server, _ = talking()
+        server, _ = serve_chat()
         first, second = (await server.call("GET", "/api/tags")).json()["models"]
         assert (first["name"], first["model"]) == (f"{MODEL}:latest", f"{MODEL}:latest")
         assert second["model"] == f"{MODEL}:loud"
@@ -119,7 +119,7 @@ class TestModels:
             (only,) = (await life.call("GET", "/api/ps")).json()["models"]
         assert (only["model"], only["size_vram"], only["context_length"]) == (f"{MODEL}:latest", 0, 0)
         assert only["expires_at"] == models.FOREVER
-        server, _ = talking()
+        server, _ = serve_chat()
         assert (await server.call("GET", "/api/ps")).json()["models"][0]["context_length"] == 4096
 
     async def test_ps_says_when_a_model_falls_asleep(self) -> None:
@@ -133,7 +133,7 @@ class TestModels:
     @pytest.mark.parametrize("field", ["model", "name"])
     async def test_show(self, name: str, field: str) -> None:
         """By any of its names."""
-        server, _ = talking()
+        server, _ = serve_chat()
         found = (await server.call("POST", "/api/show", {field: name})).json()
         assert found["model_info"] == {
             "general.architecture": "llama",

@@ -13,7 +13,7 @@ from shoal.errors import EngineFailed, Overloaded
 from shoal.types import Chunk, Message, Usage
 from tests.surfaces.life_kit import Scripted
 from tests.surfaces.surface_kit import serve
-from tests.surfaces.talk_kit import TALKER, Talker, data_of, talking
+from tests.surfaces.talk_kit import MODEL, FakeRunner, data_of, serve_chat
 
 BASES = ["/v1", ""]
 USER_HEADERS = {
@@ -26,7 +26,7 @@ USER_HEADERS = {
 }
 CHAT: dict[str, Any] = {
     "stream": True,
-    "model": TALKER,
+    "model": MODEL,
     "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello there"}],
     "stream_options": {"include_usage": True},
     "temperature": 0.8,
@@ -41,20 +41,20 @@ CHAT: dict[str, Any] = {
 async def test_the_list_of_models(base: str, slash: str) -> None:
     """On start, at login and on every refresh: from memory, without a redirect, also where nothing answers behind it.
     Entries whose name is null would be dropped."""
-    talker = Talker(able=False, error=EngineFailed("dead"))
-    answer = await talking(talker).call("GET", f"{base}/models{slash}", headers=USER_HEADERS)
+    runner = FakeRunner(able=False, error=EngineFailed("dead"))
+    answer = await serve_chat(runner).call("GET", f"{base}/models{slash}", headers=USER_HEADERS)
     assert answer.status == 200
     entries = answer.json()["data"]
-    assert [each["id"] for each in entries] == [TALKER, f"{TALKER}:loud"]
+    assert [each["id"] for each in entries] == [MODEL, f"{MODEL}:loud"]
     assert all(each["object"] == "model" and each["owned_by"] and each.get("name", "") is not None for each in entries)
-    assert entries[1]["parent"] == TALKER
+    assert entries[1]["parent"] == MODEL
     assert {each["max_model_len"] for each in entries} == {4096}
-    assert talker.tasks == []
+    assert runner.tasks == []
 
 
 async def test_the_list_asks_no_backend() -> None:
     """It is there before anything else could have had a turn: nothing is waited for, whatever hangs behind it."""
-    server = talking(Talker(able=False))
+    server = serve_chat(FakeRunner(able=False))
     server.gateway.lifecycle = Lifecycle(server.gateway.registry, Scripted(listing_hangs=True))
     asking = asyncio.create_task(server.call("GET", "/v1/models"))
     await asyncio.sleep(0)
@@ -65,18 +65,18 @@ async def test_the_list_asks_no_backend() -> None:
 
 async def test_one_model() -> None:
     """An adapter is found by the name under which it is listed."""
-    server = talking()
-    for name in (TALKER, f"{TALKER}:loud"):
+    server = serve_chat()
+    for name in (MODEL, f"{MODEL}:loud"):
         assert (await server.call("GET", f"/v1/models/{name}")).json()["id"] == name
-    assert (await server.call("GET", f"/v1/models/{TALKER}:latest")).json()["id"] == TALKER
-    assert (await server.call("GET", f"/v1/models/{TALKER}:quiet")).status == 404
+    assert (await server.call("GET", f"/v1/models/{MODEL}:latest")).json()["id"] == MODEL
+    assert (await server.call("GET", f"/v1/models/{MODEL}:quiet")).status == 404
     assert (await server.call("GET", "/v1/models/nobody:loud")).status == 404
 
 
 @pytest.mark.parametrize("base", BASES)
 async def test_a_turn(base: str) -> None:
     """The path for streams is chosen by the content type; usage and timings make the popup with tokens a second."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", f"{base}/chat/completions", CHAT, headers=USER_HEADERS)
     assert "text/event-stream" in answer.headers["content-type"]
     *events, done = data_of(answer.body)
@@ -85,30 +85,30 @@ async def test_a_turn(base: str) -> None:
     assert text == "hello there"
     shown = {**events[-1]["usage"], **events[-1]["timings"]}
     assert {"prompt_tokens", "completion_tokens", "predicted_per_second", "prompt_per_second"} <= set(shown)
-    assert server.talker.task.messages == [
+    assert server.runner.task.messages == [
         Message(role="system", content="be kind"),
         Message(role="user", content="hello there"),
     ]
-    assert set(server.talker.task.extras) == {"params"}
+    assert set(server.runner.task.extras) == {"params"}
 
 
 async def test_who_asks() -> None:
     """With the header that the operator trusts, fairness counts its users and not the interface."""
-    server = talking(client_header="X-OpenWebUI-User-Id")
+    server = serve_chat(client_header="X-OpenWebUI-User-Id")
     await server.call("POST", "/v1/chat/completions", CHAT, headers=USER_HEADERS)
-    assert server.talker.contexts[0].client == "7f1c"
+    assert server.runner.contexts[0].client == "7f1c"
 
 
 async def test_background_tasks() -> None:
     """Titles, tags and follow-ups: not streamed, of choices[0] the content alone is read."""
     body = {
-        "model": TALKER,
+        "model": MODEL,
         "messages": [{"role": "user", "content": "### Task: a title"}],
         "stream": False,
         "max_completion_tokens": 1000,
         "metadata": {"task": "title_generation", "task_body": {"deep": [1]}, "chat_id": None},
     }
-    answer = await talking().call(
+    answer = await serve_chat().call(
         "POST", "/v1/chat/completions", body, headers={**USER_HEADERS, "x-shoal-class": "bulk"}
     )
     assert answer.json()["choices"][0]["message"]["content"] == "### Task: a title"
@@ -116,30 +116,30 @@ async def test_background_tasks() -> None:
 
 async def test_continue() -> None:
     """Its button of that name sends the answer so far, to be gone on with."""
-    server = talking()
+    server = serve_chat()
     messages = [*CHAT["messages"], {"role": "assistant", "content": "well"}]
     body = {**CHAT, "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     assert (await server.call("POST", "/v1/chat/completions", body)).status == 200
-    assert (server.talker.task.continue_final, server.talker.task.add_generation_prompt) == (True, False)
+    assert (server.runner.task.continue_final, server.runner.task.add_generation_prompt) == (True, False)
 
 
 async def test_reasoning() -> None:
     """It reads `reasoning_content` of a delta."""
-    says = [Chunk(reasoning="hm"), Chunk(text="yes"), Chunk(finish_reason="stop"), Chunk(usage=Usage())]
-    answer = await talking(Talker(says=lambda task: says)).call("POST", "/v1/chat/completions", CHAT)
+    chunks = [Chunk(reasoning="hm"), Chunk(text="yes"), Chunk(finish_reason="stop"), Chunk(usage=Usage())]
+    answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", "/v1/chat/completions", CHAT)
     deltas = [each["choices"][0]["delta"] for each in data_of(answer.body)[:-2]]
     assert [each["reasoning_content"] for each in deltas if "reasoning_content" in each] == ["hm"]
 
 
 async def test_errors_are_shown() -> None:
     """In a stream only where there are no choices beside the error; before it by status, with the time to come back."""
-    answer = await talking(Talker(error=EngineFailed("broken"), fail_after=1)).call(
+    answer = await serve_chat(FakeRunner(error=EngineFailed("broken"), fail_after=1)).call(
         "POST", "/v1/chat/completions", CHAT
     )
     (error,) = [each for each in data_of(answer.body) if "error" in each]
     assert set(error) == {"error"}
-    full = Talker(error=Overloaded("later", retry_after=2.0))
-    answer = await talking(full).call("POST", "/v1/chat/completions", CHAT)
+    full = FakeRunner(error=Overloaded("later", retry_after=2.0))
+    answer = await serve_chat(full).call("POST", "/v1/chat/completions", CHAT)
     assert (answer.status, answer.headers["retry-after"], answer.headers["content-type"]) == (
         429,
         "2",
@@ -149,7 +149,7 @@ async def test_errors_are_shown() -> None:
 
 async def test_a_model_that_loads() -> None:
     """It is in the list as such, and a request says when to come back."""
-    server = talking()
+    server = serve_chat()
     server.gateway.registry.add(Model(name="slow"))
     entry = (await server.call("GET", "/v1/models")).json()["data"][-1]
     assert (entry["id"], entry["status"]["value"]) == ("slow", "loading")
@@ -167,6 +167,6 @@ async def test_documents(base: str) -> None:
 
 async def test_the_provider_llama_cpp() -> None:
     """What it reads of each entry there: the status, and what goes in and out."""
-    (entry, adapter) = (await talking().call("GET", "/models")).json()["data"]
+    (entry, adapter) = (await serve_chat().call("GET", "/models")).json()["data"]
     assert entry["status"] == adapter["status"] == {"value": "loaded"}
     assert entry["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}

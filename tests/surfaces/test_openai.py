@@ -50,7 +50,7 @@ async def test_base64_and_float_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "inputs"),
+    ("value", "inputs"),
     [
         ("ab", ["ab"]),
         (["ab", "cd"], ["ab", "cd"]),
@@ -58,10 +58,10 @@ async def test_base64_and_float_agree() -> None:
         ([[101, 102], [101, 7592, 102]], [[101, 102], [101, 7592, 102]]),
     ],
 )
-async def test_all_forms_of_input(given: Any, inputs: list[Any]) -> None:
+async def test_all_forms_of_input(value: Any, inputs: list[Any]) -> None:
     """A text, texts, token ids and lists of token ids; the reply keeps their order and counts from nought."""
     server = serve(token_ids="accept")
-    answer = await server.call("POST", "/v1/embeddings", ask(input=given))
+    answer = await server.call("POST", "/v1/embeddings", ask(input=value))
     assert server.runner.tasks[0].inputs == inputs
     assert [(each["index"], each["embedding"]) for each in answer.json()["data"]] == [
         (at, vector(item)) for at, item in enumerate(inputs)
@@ -93,7 +93,7 @@ async def test_fields_reach_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "truncate", "direction"),
+    ("value", "truncate", "direction"),
     [
         (None, None, "right"),
         (True, True, "right"),
@@ -102,10 +102,10 @@ async def test_fields_reach_the_task() -> None:
         ("START", True, "left"),
     ],
 )
-async def test_truncate_words(said: Any, truncate: bool | None, direction: str) -> None:
+async def test_truncate_words(value: Any, truncate: bool | None, direction: str) -> None:
     """The words that other servers' clients send mean a flag and a direction."""
     server = serve()
-    await server.call("POST", "/v1/embeddings", ask(truncate=said))
+    await server.call("POST", "/v1/embeddings", ask(truncate=value))
     assert (server.runner.tasks[0].truncate, server.runner.tasks[0].truncation_direction) == (truncate, direction)
 
 

@@ -152,7 +152,7 @@ async def test_refused_before_anything_is_fetched(
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"image": "/etc/passwd"}, "'image': the text is no picture"),
         ({"image": {"url": ""}}, "'image.url': the picture is empty"),
@@ -160,10 +160,10 @@ async def test_refused_before_anything_is_fetched(
         ({"texts": ["a", "reject-item"]}, "text 1: "),
     ],
 )
-async def test_what_is_wrong_is_named(server: Server, fields: dict[str, Any], told: str) -> None:
+async def test_what_is_wrong_is_named(server: Server, fields: dict[str, Any], message: str) -> None:
     """Pictures and texts are counted by themselves."""
     answer = await server.call("POST", "/rank", {**RANK, **fields})
-    assert (answer.status, answer.json()["error"]["message"].startswith(told)) == (400, True), answer.body
+    assert (answer.status, answer.json()["error"]["message"].startswith(message)) == (400, True), answer.body
 
 
 @pytest.mark.parametrize(("modality", "words"), [("text", "reads text alone"), ("image", "pictures alone")])

@@ -15,7 +15,7 @@ from shoal.errors import BackendError, CapacityError, RequestError, SetupError, 
 from shoal.http.errors import render_stream_error
 from shoal.http.redaction import redact, redact_error
 from shoal.surfaces import SURFACES, Options
-from tests.surfaces.talk_kit import Talker, talking
+from tests.surfaces.talk_kit import FakeRunner, serve_chat
 
 PLACES = [
     "triton://10.0.0.5:8001#model",
@@ -100,11 +100,11 @@ def test_a_server_that_names_itself(surface: Any, server: str) -> None:
     body = orjson.dumps({"error": {"message": words, "type": "server_error"}})
     error = errors.UpstreamRefused(f"the server at {server} refused ({words})", status=500, body=body, server=server)
     made = surface(Options())
-    status, headers, told = made.render_error(redact_error(error, "req_1"))
+    status, headers, content = made.render_error(redact_error(error, "req_1"))
     assert status >= 400
-    assert not leaks(told.decode() + str(headers)), told
-    if b"[address hidden]" in told:
-        assert b"http://pictures.example:80/a.png" in told
+    assert not leaks(content.decode() + str(headers)), content
+    if b"[address hidden]" in content:
+        assert b"http://pictures.example:80/a.png" in content
     assert not leaks(render_stream_error(redact_error(error, "req_1")).decode())
     assert error.body == body
 
@@ -129,7 +129,7 @@ async def test_errors_of_a_generation(path: str, stream: bool) -> None:
     for after in (0, 2):
         for place in PLACES:
             error = errors.TransportFailed(f"the connection to {place} broke")
-            server = talking(Talker(error=error, fail_after=after))
+            server = serve_chat(FakeRunner(error=error, fail_after=after))
             answer = await server.call("POST", path, {**body, "stream": stream, "model": server.model.name})
             assert b"[address hidden]" in answer.body, answer.body
             assert not leaks(answer.body.decode() + str(answer.headers))

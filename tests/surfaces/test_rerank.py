@@ -125,8 +125,8 @@ async def test_texts_are_tei(server: Server) -> None:
     assert [each["index"] for each in answer.json()] == ORDER
     refused = await server.call("POST", "/rerank", {"query": QUERY, "texts": []})
     assert (refused.status, refused.json()["error_type"]) == (400, "Empty")
-    told = await server.call("POST", "/rerank", {"query": QUERY, "documents": []})
-    assert (told.status, list(told.json())) == (400, ["detail"])
+    reply = await server.call("POST", "/rerank", {"query": QUERY, "documents": []})
+    assert (reply.status, list(reply.json())) == (400, ["detail"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.errors import EngineFailed, Overloaded
 from shoal.types import Chunk, Guide, Message, Part, Sampling, Tool, ToolCall, ToolDelta, Usage
 from tests.surfaces.surface_kit import Answer
-from tests.surfaces.talk_kit import TALKER, Talker, data_of, talking
+from tests.surfaces.talk_kit import MODEL, FakeRunner, data_of, serve_chat
 
 PATHS = ["/v1/responses", "/responses", "/v1/responses/", "/responses/"]
 ADD = {"type": "function", "name": "add", "description": "Adds", "parameters": {"type": "object"}, "strict": True}
@@ -31,13 +31,13 @@ CALLS = [
 
 
 def ask(given_input: Any = "one two", **fields: Any) -> dict[str, Any]:
-    return {"model": TALKER, "input": given_input, **fields}
+    return {"model": MODEL, "input": given_input, **fields}
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_answer(path: str) -> None:
     """Every key that OpenAI's clients read, on every spelling of the path."""
-    body = (await talking().call("POST", path, ask(instructions="be brief", user="u", metadata={"a": "b"}))).json()
+    body = (await serve_chat().call("POST", path, ask(instructions="be brief", user="u", metadata={"a": "b"}))).json()
     assert body.pop("id").startswith("resp_")
     assert body.pop("created_at") > 1_700_000_000
     (item,) = body.pop("output")
@@ -45,7 +45,7 @@ async def test_an_answer(path: str) -> None:
     part = {"type": "output_text", "text": "one two", "annotations": [], "logprobs": []}
     assert item == {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
     assert body == {
-        **{"object": "response", "status": "completed", "background": False, "error": None, "model": TALKER},
+        **{"object": "response", "status": "completed", "background": False, "error": None, "model": MODEL},
         **{"incomplete_details": None, "instructions": "be brief", "max_output_tokens": None, "metadata": {"a": "b"}},
         **{"parallel_tool_calls": True, "previous_response_id": None, "temperature": None, "top_p": None},
         **{"reasoning": {"effort": None, "summary": None}, "store": False, "text": {"format": {"type": "text"}}},
@@ -62,7 +62,7 @@ async def test_an_answer(path: str) -> None:
 
 async def test_items_become_messages() -> None:
     """Calls join the turn that they belong to, thoughts the turn that follows them."""
-    server = talking()
+    server = serve_chat()
     picture = {"type": "input_image", "image_url": "https://a.example/b.png", "detail": "auto"}
     items = [
         {"role": "developer", "content": "be kind"},
@@ -80,7 +80,7 @@ async def test_items_become_messages() -> None:
     assert (await server.call("POST", PATHS[0], ask(items, instructions="be brief"))).status == 200
     one, two, three = (ToolCall(id=f"call_{at}", name=name) for at, name in ((1, "add"), (2, "sub"), (3, "add")))
     calls = [ToolCall(id=one.id, name="add", arguments='{"a":1}'), ToolCall(id=two.id, name="sub", arguments="{}")]
-    assert server.talker.task.messages == [
+    assert server.runner.task.messages == [
         Message(role="system", content="be brief"),
         Message(role="developer", content="be kind"),
         Message(role="user", content=[Part(text="see"), Part(type="image", url="https://a.example/b.png")]),
@@ -94,7 +94,7 @@ async def test_items_become_messages() -> None:
 
 async def test_fields_reach_the_task() -> None:
     """And are told again in the answer."""
-    server = talking()
+    server = serve_chat()
     form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
     fields = {
         **{"max_output_tokens": 9, "temperature": 0.5, "top_p": 0.25, "top_logprobs": 2, "store": True},
@@ -103,7 +103,7 @@ async def test_fields_reach_the_task() -> None:
     }
     sent = orjson.dumps(ask(**fields))
     body = (await server.call("POST", PATHS[0], body=sent)).json()
-    task = server.talker.task
+    task = server.runner.task
     guide = Guide(kind="json_schema", value='{"type":"object"}', field="text")
     assert task.sampling == Sampling(max_tokens=9, temperature=0.5, top_p=0.25, logprobs=2, guide=guide)
     assert task.tools == [Tool(name="add", description="Adds", parameters={"type": "object"}, strict=True)]
@@ -121,7 +121,7 @@ async def test_fields_reach_the_task() -> None:
 
 async def test_calls_of_tools() -> None:
     """Thoughts, a text and calls are items of their own, in this order."""
-    body = (await talking(Talker(says=lambda task: CALLS)).call("POST", PATHS[0], ask(tools=[ADD]))).json()
+    body = (await serve_chat(FakeRunner(reply=lambda task: CALLS)).call("POST", PATHS[0], ask(tools=[ADD]))).json()
     thought, message, add, sub = body["output"]
     assert (thought["type"], thought["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "let me see"}])
     assert (message["type"], message["content"][0]["text"]) == ("message", "Adding.")
@@ -138,8 +138,8 @@ async def test_calls_of_tools() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answers_that_were_cut(reason: str, why: str | None, stream: bool) -> None:
     """They are incomplete, and say why."""
-    says = [Chunk(text="half"), Chunk(finish_reason=reason), Chunk(usage=Usage())]
-    answer = await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=stream))
+    chunks = [Chunk(text="half"), Chunk(finish_reason=reason), Chunk(usage=Usage())]
+    answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
     body = data_of(answer.body)[-1]["response"] if stream else answer.json()
     status = "incomplete" if why else "completed"
     assert (body["status"], body["incomplete_details"]) == (status, {"reason": why} if why else None)
@@ -150,14 +150,16 @@ async def test_answers_that_were_cut(reason: str, why: str | None, stream: bool)
 
 async def test_an_empty_answer() -> None:
     """A message without text, not an output without items."""
-    says = [Chunk(finish_reason="stop"), Chunk(usage=Usage())]
-    body = (await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask())).json()
+    chunks = [Chunk(finish_reason="stop"), Chunk(usage=Usage())]
+    body = (await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask())).json()
     assert [each["content"][0]["text"] for each in body["output"]] == [""]
 
 
 async def test_typed_events() -> None:
     """What grows is announced, told piece by piece, and told whole; every event has its number and its name twice."""
-    answer = await talking(Talker(says=lambda task: CALLS)).call("POST", PATHS[0], ask(stream=True, tools=[ADD]))
+    answer = await serve_chat(FakeRunner(reply=lambda task: CALLS)).call(
+        "POST", PATHS[0], ask(stream=True, tools=[ADD])
+    )
     events = data_of(answer.body)
     names = [line.removeprefix("event: ") for line in answer.body.decode().split("\n") if line.startswith("event: ")]
     assert [each["type"] for each in events] == names
@@ -189,7 +191,7 @@ async def test_typed_events() -> None:
 )
 async def test_errors_in_mid_stream(error: Exception, code: str) -> None:
     """The response failed, and holds what there was of it."""
-    answer = await talking(Talker(error=error, fail_after=1)).call("POST", PATHS[0], ask(stream=True))
+    answer = await serve_chat(FakeRunner(error=error, fail_after=1)).call("POST", PATHS[0], ask(stream=True))
     last = data_of(answer.body)[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
@@ -203,10 +205,12 @@ async def test_errors_in_mid_stream(error: Exception, code: str) -> None:
 async def test_an_upstream_is_passed_on() -> None:
     """Its events byte for byte, without one of ours; what fails then is an error event."""
     raw = b'event: response.created\ndata: {"type":"response.created"}\n\n'
-    says = [Chunk(raw=("openai.responses", raw), usage=Usage(completion_tokens=1))]
-    assert (await talking(Talker(says=lambda task: says)).call("POST", PATHS[0], ask(stream=True))).body == raw
-    failing = Talker(says=lambda task: says, error=EngineFailed("gone"), fail_after=1)
-    answer: Answer = await talking(failing).call("POST", PATHS[0], ask(stream=True))
+    chunks = [Chunk(raw=("openai.responses", raw), usage=Usage(completion_tokens=1))]
+    assert (
+        await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=True))
+    ).body == raw
+    failing = FakeRunner(reply=lambda task: chunks, error=EngineFailed("gone"), fail_after=1)
+    answer: Answer = await serve_chat(failing).call("POST", PATHS[0], ask(stream=True))
     error = data_of(answer.body)[-1]
     assert answer.body.startswith(raw)
     assert (error["type"], error["message"], error["code"], error["param"]) == ("error", "gone", "server_error", None)
@@ -245,12 +249,12 @@ async def test_an_upstream_is_passed_on() -> None:
 )
 async def test_bad_bodies(fields: dict[str, Any], param: str, words: str) -> None:
     """Each is a 400 that names the field, and no work."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", PATHS[0], {**ask(), **fields})
     error = answer.json()["error"]
     assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param), error
     assert words in error["message"]
-    assert server.talker.tasks == []
+    assert server.runner.tasks == []
 
 
 @pytest.mark.parametrize(
@@ -266,17 +270,17 @@ async def test_bad_bodies(fields: dict[str, Any], param: str, words: str) -> Non
 )
 async def test_what_asks_for_nothing(fields: dict[str, Any]) -> None:
     """Fields that clients send by themselves do no harm."""
-    assert (await talking().call("POST", PATHS[0], ask(**fields))).status == 200
+    assert (await serve_chat().call("POST", PATHS[0], ask(**fields))).status == 200
 
 
 async def test_calls_in_one_turn() -> None:
     """They go to the list of one message, which is not made anew for each; so many are no turn of any model."""
     call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
     question = {"role": "user", "content": "x"}
-    server = talking()
+    server = serve_chat()
     assert (await server.call("POST", PATHS[0], {"input": [question, *[call] * 128]})).status == 200
-    asked, turn = server.talker.task.messages
-    assert (asked.role, turn.role, len(turn.tool_calls)) == ("user", "assistant", 128)
+    message, turn = server.runner.task.messages
+    assert (message.role, turn.role, len(turn.tool_calls)) == ("user", "assistant", 128)
     answer = await server.call("POST", PATHS[0], {"input": [question, *[call] * 129]})
     assert (answer.status, answer.json()["error"]["param"]) == (400, "input")
     assert "128 function calls" in answer.json()["error"]["message"]
@@ -284,8 +288,8 @@ async def test_calls_in_one_turn() -> None:
 
 async def test_a_failure_before_the_answer() -> None:
     """Nothing is made up to be ended."""
-    says = [Chunk(), Chunk(text="x")]
-    answer = await talking(Talker(says=lambda task: says, error=EngineFailed("x"), fail_after=1)).call(
+    chunks = [Chunk(), Chunk(text="x")]
+    answer = await serve_chat(FakeRunner(reply=lambda task: chunks, error=EngineFailed("x"), fail_after=1)).call(
         "POST", PATHS[0], ask(stream=True)
     )
     events = data_of(answer.body)
@@ -295,7 +299,7 @@ async def test_a_failure_before_the_answer() -> None:
 
 async def test_logprobs() -> None:
     """They are asked for by name, and told with the text."""
-    answer = await talking().call("POST", PATHS[0], ask(include=["message.output_text.logprobs"], stream=True))
+    answer = await serve_chat().call("POST", PATHS[0], ask(include=["message.output_text.logprobs"], stream=True))
     deltas = [each for each in data_of(answer.body) if each["type"] == "response.output_text.delta"]
     assert [each["logprobs"][0]["token"] for each in deltas] == ["one", " two"]
 
@@ -327,7 +331,7 @@ names = [
 )
 def test_any_json(body: Any) -> None:
     """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
-    answer = asyncio.run(talking().call("POST", PATHS[0], body=json.dumps(body).encode()))
+    answer = asyncio.run(serve_chat().call("POST", PATHS[0], body=json.dumps(body).encode()))
     assert answer.status in (200, 400)
     if answer.status == 400:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -18,7 +18,7 @@ from shoal.surfaces.openai.chat import ChatEvents
 from shoal.surfaces.openai.events import AnswerHeader
 from shoal.types import Chunk, Result, TaskKind, TokenLogprob, ToolDelta, Usage
 from tests.surfaces.surface_kit import Answer, request_scope
-from tests.surfaces.talk_kit import TALKER, Talker, WatchedExchange, data_of, talking, turns
+from tests.surfaces.talk_kit import MODEL, FakeRunner, WatchedExchange, data_of, serve_chat, turns
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "one two three"}]
@@ -30,8 +30,8 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-async def streamed(talker: Talker | None = None, **fields: Any) -> Answer:
-    return await talking(talker).call("POST", CHAT, {**BODIES[CHAT], **fields})
+async def streamed(runner: FakeRunner | None = None, **fields: Any) -> Answer:
+    return await serve_chat(runner).call("POST", CHAT, {**BODIES[CHAT], **fields})
 
 
 def choices(answer: Answer) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def choices(answer: Answer) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", BODIES)
 async def test_headers(path: str) -> None:
     """Those that keep proxies from caching, changing and holding back; no length."""
-    answer = await talking().call("POST", path, BODIES[path])
+    answer = await serve_chat().call("POST", path, BODIES[path])
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["cache-control"] == "no-cache, no-transform"
@@ -51,7 +51,7 @@ async def test_headers(path: str) -> None:
 
 async def test_streaming_is_asked_for_in_the_body() -> None:
     """OpenAI's clients accept JSON alone and want a stream all the same."""
-    server = talking()
+    server = serve_chat()
     answer = await server.call("POST", CHAT, BODIES[CHAT], headers={"accept": "application/json"})
     assert answer.headers["content-type"].startswith("text/event-stream")
     answer = await server.call("POST", CHAT, {"messages": MESSAGES}, headers={"accept": "text/event-stream"})
@@ -102,11 +102,13 @@ async def test_with_usage() -> None:
 
 async def test_options_without_a_stream() -> None:
     """They are refused, as OpenAI does; null is no option."""
-    for path, asked in ((CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "one"})):
+    for path, fields in ((CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "one"})):
         for stream in ({}, {"stream": False}, {"stream": None}):
-            answer = await talking().call("POST", path, {**asked, **stream, "stream_options": {"include_usage": True}})
+            answer = await serve_chat().call(
+                "POST", path, {**fields, **stream, "stream_options": {"include_usage": True}}
+            )
             assert (answer.status, answer.json()["error"]["param"]) == (400, "stream_options")
-        assert (await talking().call("POST", path, {**asked, "stream_options": None})).status == 200
+        assert (await serve_chat().call("POST", path, {**fields, "stream_options": None})).status == 200
 
 
 async def test_several_choices() -> None:
@@ -122,14 +124,14 @@ async def test_several_choices() -> None:
 
 async def test_calls_of_tools() -> None:
     """One fragment an event; the index is in every one, id, type and name in the first of each call alone."""
-    says = [
+    chunks = [
         Chunk(tools=[ToolDelta(index=0, id="call_a", name="add")]),
         Chunk(tools=[ToolDelta(index=0, arguments='{"a":')]),
         Chunk(tools=[ToolDelta(index=0, arguments="1}"), ToolDelta(index=1, id="call_b", name="sub", arguments="{}")]),
         Chunk(finish_reason="tool_calls"),
         USAGE,
     ]
-    answer = await streamed(Talker(says=lambda task: says))
+    answer = await streamed(FakeRunner(reply=lambda task: chunks))
     assert [each["delta"].get("tool_calls") for each in choices(answer)[1:]] == [
         [{"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": ""}}],
         [{"index": 0, "function": {"arguments": '{"a":'}}],
@@ -139,7 +141,7 @@ async def test_calls_of_tools() -> None:
     ]
     assert choices(answer)[-1]["finish_reason"] == "tool_calls"
     function = {"name": "add"}
-    answer = await streamed(Talker(says=lambda task: says), functions=[function])
+    answer = await streamed(FakeRunner(reply=lambda task: chunks), functions=[function])
     assert [each["delta"].get("function_call") for each in choices(answer)[1:]] == [
         {"name": "add", "arguments": ""},
         {"arguments": '{"a":'},
@@ -151,8 +153,8 @@ async def test_calls_of_tools() -> None:
 
 async def test_reasoning_and_logprobs() -> None:
     """Thoughts are no content; tokens are told with the text that they became, or alone while it is kept back."""
-    says = [Chunk(reasoning="hm"), Chunk(reasoning="so", text="yes"), Chunk(finish_reason="length"), USAGE]
-    answer = await streamed(Talker(says=lambda task: says))
+    chunks = [Chunk(reasoning="hm"), Chunk(reasoning="so", text="yes"), Chunk(finish_reason="length"), USAGE]
+    answer = await streamed(FakeRunner(reply=lambda task: chunks))
     assert [each["delta"] for each in choices(answer)[1:]] == [
         {"reasoning_content": "hm"},
         {"reasoning_content": "so"},
@@ -161,18 +163,18 @@ async def test_reasoning_and_logprobs() -> None:
     ]
     assert choices(answer)[-1]["finish_reason"] == "length"
     answer = await streamed(logprobs=True, top_logprobs=1)
-    told = [each["logprobs"]["content"][0]["token"] for each in choices(answer) if each["logprobs"]]
-    assert told == ["one", " two", " three"]
+    tokens = [each["logprobs"]["content"][0]["token"] for each in choices(answer) if each["logprobs"]]
+    assert tokens == ["one", " two", " three"]
     kept = [Chunk(logprobs=[TokenLogprob(token="a", logprob=0.0)]), Chunk(finish_reason="stop")]
-    event = choices(await streamed(Talker(says=lambda task: kept), logprobs=True))[1]
+    event = choices(await streamed(FakeRunner(reply=lambda task: kept), logprobs=True))[1]
     assert (event["delta"], len(event["logprobs"]["content"])) == ({"content": ""}, 1)
 
 
 async def test_texts_that_are_hard_to_frame() -> None:
     """Every event is one line, whatever the model says."""
     text = 'a\nb\r\n\n"data: [DONE]"\u2028\u2029\x00 é \U0001f41f'
-    says = [Chunk(text="x"), Chunk(text=text), Chunk(finish_reason="stop")]
-    answer = await streamed(Talker(says=lambda task: says))
+    chunks = [Chunk(text="x"), Chunk(text=text), Chunk(finish_reason="stop")]
+    answer = await streamed(FakeRunner(reply=lambda task: chunks))
     assert choices(answer)[2]["delta"]["content"] == text
     assert answer.body.count(b"\n\n") == 5
 
@@ -181,20 +183,20 @@ async def test_texts_that_are_hard_to_frame() -> None:
 @pytest.mark.parametrize("fail_after", [1, 3])
 async def test_errors_in_mid_stream(path: str, fail_after: int) -> None:
     """An event with the error and without choices, which clients raise, then the end as ever; nothing stays open."""
-    server = talking(Talker(error=EngineFailed("the GPU fell off"), fail_after=fail_after))
+    server = serve_chat(FakeRunner(error=EngineFailed("the GPU fell off"), fail_after=fail_after))
     answer = await server.call("POST", path, BODIES[path])
     *_, error = data_of(answer.body)
     assert answer.status == 200
     assert b"event: error\ndata: " in answer.body
     assert b"[DONE]" not in answer.body
     assert error == {"error": {"message": "the GPU fell off", "type": "server_error", "param": None, "code": None}}
-    assert server.talker.open == 0
+    assert server.runner.open == 0
 
 
 async def test_errors_after_the_reason() -> None:
     """What was already said stays said."""
-    says = [Chunk(text="a"), Chunk(finish_reason="stop")]
-    answer = await streamed(Talker(says=lambda task: says, error=EngineFailed("late"), fail_after=2))
+    chunks = [Chunk(text="a"), Chunk(finish_reason="stop")]
+    answer = await streamed(FakeRunner(reply=lambda task: chunks, error=EngineFailed("late"), fail_after=2))
     *_, finish, error = data_of(answer.body)
     assert (finish["choices"][0]["finish_reason"], error["error"]["message"]) == ("stop", "late")
 
@@ -202,17 +204,17 @@ async def test_errors_after_the_reason() -> None:
 async def test_refusals_of_an_upstream_in_mid_stream() -> None:
     """Its own error object where it sent one, else the message in ours."""
     own = UpstreamRefused("no", status=400, body=b'{"error":{"message":"too\\nlong","code":"x"}}')
-    *_, error = data_of((await streamed(Talker(error=own, fail_after=1))).body)
+    *_, error = data_of((await streamed(FakeRunner(error=own, fail_after=1))).body)
     assert error == {"error": {"message": "too\nlong", "code": "x"}}
     for body in (b"<html>", b'{"detail":1}', b'{"error":"text"}'):
         page = UpstreamRefused("bad gateway", status=502, body=body)
-        *_, error = data_of((await streamed(Talker(error=page, fail_after=1))).body)
+        *_, error = data_of((await streamed(FakeRunner(error=page, fail_after=1))).body)
         assert (error["error"]["message"], error["error"]["type"]) == ("bad gateway", "upstream_error")
 
 
 async def test_bugs_in_mid_stream(caplog: pytest.LogCaptureFixture) -> None:
     """The log has all of it under the request's id, the client the id alone."""
-    answer = await streamed(Talker(error=ZeroDivisionError("secret"), fail_after=2))
+    answer = await streamed(FakeRunner(error=ZeroDivisionError("secret"), fail_after=2))
     *_, error = data_of(answer.body)
     assert answer.headers["x-request-id"] in error["error"]["message"]
     assert b"secret" not in answer.body
@@ -228,25 +230,25 @@ async def test_events_of_an_upstream_are_passed_on(ends: bool) -> None:
     """Byte for byte, its [DONE] with them; one that sends none is given one."""
     usage = Usage(prompt_tokens=1, completion_tokens=2)
     pieces = RAW if ends else RAW[:1]
-    says = [*(Chunk(raw=("openai.chat", piece)) for piece in pieces[:-1])]
-    says.append(Chunk(raw=("openai.chat", pieces[-1]), usage=usage))
-    answer = await streamed(Talker(says=lambda task: says))
+    chunks = [*(Chunk(raw=("openai.chat", piece)) for piece in pieces[:-1])]
+    chunks.append(Chunk(raw=("openai.chat", pieces[-1]), usage=usage))
+    answer = await streamed(FakeRunner(reply=lambda task: chunks))
     assert answer.body == b"".join(pieces) + (b"" if ends else b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("done", [b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
 async def test_an_end_that_an_upstream_writes_otherwise(done: bytes) -> None:
     """One is enough."""
-    says = [Chunk(raw=("openai.chat", RAW[0] + done))]
-    assert (await streamed(Talker(says=lambda task: says))).body == RAW[0] + done
+    chunks = [Chunk(raw=("openai.chat", RAW[0] + done))]
+    assert (await streamed(FakeRunner(reply=lambda task: chunks))).body == RAW[0] + done
 
 
 async def test_headers_wait_for_the_first_token() -> None:
     """Nothing is sent before it, so that a failure before it has a status of its own."""
     release = asyncio.Event()
-    server = talking(Talker(waits={0: release}))
+    server = serve_chat(FakeRunner(waits={0: release}))
     exchange, task = server.open(CHAT, BODIES[CHAT])
-    await server.talker.begun.wait()
+    await server.runner.begun.wait()
     await turns()
     assert exchange.messages == []
     release.set()
@@ -257,7 +259,7 @@ async def test_headers_wait_for_the_first_token() -> None:
 async def test_heartbeats() -> None:
     """Comments between whole events while the model is silent: the first opens the stream."""
     release, more = asyncio.Event(), asyncio.Event()
-    server = talking(Talker(waits={0: release, 1: more}), heartbeat_s=0.002)
+    server = serve_chat(FakeRunner(waits={0: release, 1: more}), heartbeat_s=0.002)
     exchange, task = server.open(CHAT, BODIES[CHAT])
     await exchange.until(lambda sent: len(sent) == 4)
     assert exchange.messages[0]["status"] == 200
@@ -274,7 +276,7 @@ async def test_heartbeats() -> None:
 async def test_errors_after_a_heartbeat() -> None:
     """The status is out, so they are told in the stream."""
     release = asyncio.Event()
-    server = talking(Talker(waits={0: release}, error=EngineFailed("gone")), heartbeat_s=0.002)
+    server = serve_chat(FakeRunner(waits={0: release}, error=EngineFailed("gone")), heartbeat_s=0.002)
     exchange, task = server.open(CHAT, BODIES[CHAT])
     await exchange.until(bool)
     release.set()
@@ -290,15 +292,15 @@ async def test_clients_that_leave(path: str, at: int, stream: bool, caplog: pyte
     """Before the first token or in the middle, streamed or not: the model's work ends, no task stays behind, and the
     log has 499."""
     before = asyncio.all_tasks()
-    server = talking(Talker(waits={at: asyncio.Event()}))
+    server = serve_chat(FakeRunner(waits={at: asyncio.Event()}))
     with caplog.at_level(logging.INFO, logger="shoal.access"):
         exchange, task = server.open(path, {**BODIES[path], "stream": stream})
-        await server.talker.waiting.wait()
+        await server.runner.waiting.wait()
         exchange.leave()
         async with asyncio.timeout(30):
             await task
     await turns()
-    assert server.talker.open == 0
+    assert server.runner.open == 0
     if stream and at:
         assert all(each.get("more_body", True) for each in exchange.messages), "the stream has an end"
     assert asyncio.all_tasks() == before
@@ -308,18 +310,18 @@ async def test_clients_that_leave(path: str, at: int, stream: bool, caplog: pyte
 
 async def test_a_server_that_stops() -> None:
     """A request that is cancelled from outside closes its stream too."""
-    server = talking(Talker(waits={1: asyncio.Event()}))
+    server = serve_chat(FakeRunner(waits={1: asyncio.Event()}))
     exchange, task = server.open(CHAT, BODIES[CHAT])
     await exchange.until(lambda sent: len(sent) == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert server.talker.open == 0
+    assert server.runner.open == 0
 
 
 async def test_a_head_that_cannot_be_sent() -> None:
     """Whoever leaves before the first byte of a stream leaves nothing open either."""
-    server = talking(Talker(waits={1: asyncio.Event()}))
+    server = serve_chat(FakeRunner(waits={1: asyncio.Event()}))
     exchange = WatchedExchange([orjson.dumps(BODIES[CHAT])])
 
     async def gone(message: dict[str, Any]) -> None:
@@ -328,13 +330,13 @@ async def test_a_head_that_cannot_be_sent() -> None:
     scope = request_scope("POST", CHAT, {"content-type": "application/json"})
     with pytest.raises(asyncio.CancelledError):
         await server.app(scope, exchange.receive, gone)
-    assert server.talker.open == 0
+    assert server.runner.open == 0
 
 
 async def test_slow_readers_hold_the_model_back() -> None:
     """Who does not read is not read ahead for: no more than the buffer's worth is made."""
-    says = [*[Chunk(text="x" * 100)] * 5000, Chunk(finish_reason="stop")]
-    server = talking(Talker(says=lambda task: says))
+    chunks = [*[Chunk(text="x" * 100)] * 5000, Chunk(finish_reason="stop")]
+    server = serve_chat(FakeRunner(reply=lambda task: chunks))
     exchange = WatchedExchange([orjson.dumps(BODIES[CHAT])])
     reads = asyncio.Event()
 
@@ -347,10 +349,10 @@ async def test_slow_readers_hold_the_model_back() -> None:
     task = asyncio.create_task(server.app(scope, exchange.receive, slow))
     await exchange.until(lambda sent: len(sent) == 2)
     await turns(2000)
-    assert server.talker.produced < 600
+    assert server.runner.produced < 600
     reads.set()
     await task
-    assert server.talker.produced == 5001
+    assert server.runner.produced == 5001
 
 
 class Books(Observer):
@@ -368,7 +370,7 @@ class Books(Observer):
 async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Tokens and model of a stream are in the access log and in the books, once."""
     books = Books()
-    server = talking(observer=books)
+    server = serve_chat(observer=books)
     for path, body in BODIES.items():
         for stream in (True, False):
             caplog.clear()
@@ -376,7 +378,7 @@ async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
                 await server.call("POST", path, {**body, "stream": stream})
             (record,) = [record.__dict__ for record in caplog.records if record.name == "shoal.access"]
             assert (record["model"], record["tokens"], record["completion_tokens"], record["items"]) == (
-                TALKER,
+                MODEL,
                 10,
                 3,
                 1,
@@ -389,10 +391,10 @@ async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
 async def test_failures_in_mid_stream_are_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
     """The status had been sent; the access log has the kind of the error beside it, and of other streams none."""
     error = EngineFailed("broken")
-    for talker, kind in ((Talker(error=error, fail_after=1), error.kind), (Talker(), None)):
+    for runner, kind in ((FakeRunner(error=error, fail_after=1), error.kind), (FakeRunner(), None)):
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="shoal.access"):
-            assert (await talking(talker).call("POST", path, {**BODIES[path], "stream": True})).status == 200
+            assert (await serve_chat(runner).call("POST", path, {**BODIES[path], "stream": True})).status == 200
         (record,) = [record for record in caplog.records if record.name == "shoal.access"]
         assert record.__dict__["status"] == 200
         assert record.__dict__.get("kind") == kind
@@ -403,26 +405,26 @@ async def test_failures_in_mid_stream_are_logged(path: str, caplog: pytest.LogCa
 def test_a_call_that_was_held_back(piece: Chunk, began: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no rate: no model writes forty tokens in the moment in which a call is sent."""
     request = Request(request_scope("POST", CHAT, {}), 0.0)
-    events = ChatEvents(AnswerHeader("id", 0, TALKER), request, choices=1, include_usage=False)
+    events = ChatEvents(AnswerHeader("id", 0, MODEL), request, choices=1, include_usage=False)
     usage = Chunk(usage=Usage(prompt_tokens=7, completion_tokens=40))
     pieces = [piece] * (40 if piece.text else 1)
     times = iter([0.8, 1.0])
     monkeypatch.setattr(events, "_clock", lambda: next(times))
     sent = b"".join(map(events.encode_chunk, [*pieces, Chunk(finish_reason="stop"), usage])) + events.encode_end()
-    told = data_of(sent)[-2]["timings"]
+    timings = data_of(sent)[-2]["timings"]
     if began is None:
-        assert told == {"prompt_n": 7, "predicted_n": 40, "cache_n": 0}
+        assert timings == {"prompt_n": 7, "predicted_n": 40, "cache_n": 0}
     else:
-        assert (told["prompt_ms"], told["predicted_ms"]) == pytest.approx((began, 1000 - began))
+        assert (timings["prompt_ms"], timings["predicted_ms"]) == pytest.approx((began, 1000 - began))
 
 
 async def test_generations_have_a_time_of_their_own() -> None:
     """Ten minutes and not the half one of embeddings; the client may want less."""
-    server = talking()
+    server = serve_chat()
     for headers, seconds in (({}, 600.0), ({"x-request-timeout": "5"}, 5.0), ({"x-request-timeout": "9999"}, 600.0)):
         before = asyncio.get_running_loop().time()
         await server.call("POST", CHAT, {"messages": MESSAGES}, headers=headers)
-        left = server.talker.contexts[-1].deadline - before
+        left = server.runner.contexts[-1].deadline - before
         assert seconds <= left < seconds + 1
 
 
@@ -442,7 +444,7 @@ TRACES = Path(__file__).parent / "traces"
 )
 async def test_traces(name: str, path: str, fields: dict[str, Any]) -> None:
     """Whole streams, byte for byte, but for ids and times."""
-    answer = await talking().call("POST", path, {**BODIES[path], **fields})
+    answer = await serve_chat().call("POST", path, {**BODIES[path], **fields})
     assert settled(answer.body) == (TRACES / f"{name}.sse").read_text()
 
 

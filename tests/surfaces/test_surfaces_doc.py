@@ -48,8 +48,8 @@ def test_every_route_has_a_row() -> None:
 
 def test_no_row_twice() -> None:
     """A path may have several rows, each of another dialect."""
-    said = [(row.method, row.path, row.preset, row.dialect) for row in ROWS]
-    assert len(set(said)) == len(said)
+    keys = [(row.method, row.path, row.preset, row.dialect) for row in ROWS]
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}{row.preset}: {row.dialect}")

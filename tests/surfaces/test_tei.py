@@ -33,17 +33,17 @@ async def test_one_text(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "inputs"),
+    ("value", "inputs"),
     [
         (["ab", "cd"], ["ab", "cd"]),
         ([101, 7592, 102], [[101, 7592, 102]]),
         ([[101, 102], "ab", [5]], [[101, 102], "ab", [5]]),
     ],
 )
-async def test_all_forms_of_inputs(given: Any, inputs: list[Any]) -> None:
+async def test_all_forms_of_inputs(value: Any, inputs: list[Any]) -> None:
     """Texts and lists of ids may mix; a bare list of ids is one input."""
     server = serve()
-    answer = await server.call("POST", "/embed", {"inputs": given})
+    answer = await server.call("POST", "/embed", {"inputs": value})
     assert server.runner.tasks[0].inputs == inputs
     assert answer.json() == [vector(item) for item in inputs]
 
@@ -77,11 +77,11 @@ async def test_null_and_unknown_fields() -> None:
 async def test_headers() -> None:
     """The original's headers in whole milliseconds, an honest compute type, and Shoal's batch facts."""
     answer = await serve().call("POST", "/embed", {"inputs": ["ab", [1, 2, 3]]})
-    said = {name: value for name, value in answer.headers.items() if name.startswith("x-") and "time" not in name}
-    assert said["x-compute-type"] == "openvino+bf16"
-    assert said["x-compute-characters"] == "5"
-    assert said["x-compute-tokens"] == "5"
-    assert said["x-shoal-batch-size"] == "7"
+    headers = {name: value for name, value in answer.headers.items() if name.startswith("x-") and "time" not in name}
+    assert headers["x-compute-type"] == "openvino+bf16"
+    assert headers["x-compute-characters"] == "5"
+    assert headers["x-compute-tokens"] == "5"
+    assert headers["x-shoal-batch-size"] == "7"
     times = ("x-tokenization-time", "x-queue-time", "x-inference-time")
     assert [answer.headers[name] for name in times] == ["2", "1", "3"]
     assert answer.headers["x-compute-time"].isdigit()
@@ -226,14 +226,14 @@ async def test_info() -> None:
 async def test_info_of_a_model_with_a_table_of_its_own() -> None:
     """What its table says stands above the server's settings; a size of 0 is none."""
     own = {"max_queue_items": 5, "max_batch_tokens": 6, "max_batch_size": 7, "truncate": False}
-    told = ("max_concurrent_requests", "max_batch_tokens", "max_batch_requests", "auto_truncate")
+    names = ("max_concurrent_requests", "max_batch_tokens", "max_batch_requests", "auto_truncate")
     runner = RecordingRunner()
     runner.facts = replace(runner.facts, details=own)
     reply = (await serve(runner).call("GET", "/info")).json()
-    assert [reply[name] for name in told] == [5, 6, 7, False]
+    assert [reply[name] for name in names] == [5, 6, 7, False]
     runner.facts = replace(runner.facts, details={"max_batch_size": 0})
     reply = (await serve(runner, max_batch_size=8).call("GET", "/info")).json()
-    assert [reply[name] for name in told] == [16_384, 16_384, 8, True]
+    assert [reply[name] for name in names] == [16_384, 16_384, 8, True]
 
 
 async def test_info_of_a_model_without_an_id() -> None:

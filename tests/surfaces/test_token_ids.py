@@ -48,8 +48,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return make
 
 
-async def ask(server: Server, given: Any, model: str = MODEL) -> Answer:
-    return await server.call("POST", "/v1/embeddings", {"model": model, "input": given})
+async def ask(server: Server, inputs: Any, model: str = MODEL) -> Answer:
+    return await server.call("POST", "/v1/embeddings", {"model": model, "input": inputs})
 
 
 def aliased(**options: Any) -> Server:
@@ -57,11 +57,11 @@ def aliased(**options: Any) -> Server:
     return serve(aliases=(ALIAS,), **options)
 
 
-@pytest.mark.parametrize("given", [IDS, [IDS], [IDS, [9906]]])
-async def test_they_are_refused_unless_somebody_says_whose_they_are(given: list[Any]) -> None:
+@pytest.mark.parametrize("inputs", [IDS, [IDS], [IDS, [9906]]])
+async def test_they_are_refused_unless_somebody_says_whose_they_are(inputs: list[Any]) -> None:
     """A wrong vector shows nothing; the refusal says what to send, and what the operator can do."""
     server = serve()
-    answer = await ask(server, given)
+    answer = await ask(server, inputs)
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, "input")
     assert "check_embedding_ctx_length=False" in error["message"]
