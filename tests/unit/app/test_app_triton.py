@@ -102,9 +102,9 @@ async def test_whatever_a_server_offers_is_served(
         await until(lambda: states(app).get("org/late") == "ready")
         looks = triton.calls["RepositoryIndex"]
         await triton.called("RepositoryIndex", looks + 3)
-    told = [record.getMessage() for record in caplog.records if f"of {address}" in record.getMessage()]
-    assert [line.split(" of ")[0] for line in told] == ["emb", "llm", "org/late"]
-    assert "is not served: Triton's model 'llm' generates text" in told[1]
+    messages = [record.getMessage() for record in caplog.records if f"of {address}" in record.getMessage()]
+    assert [line.split(" of ")[0] for line in messages] == ["emb", "llm", "org/late"]
+    assert "is not served: Triton's model 'llm' generates text" in messages[1]
 
 
 async def test_while_what_a_server_offers_loads_its_names_are_known(
@@ -211,10 +211,10 @@ class Counting:
     def __init__(self) -> None:
         self.items = 41
         self.away = False
-        self.asked = asyncio.Event()
+        self.started = asyncio.Event()
 
     async def statistics(self) -> list[ModelStats]:
-        self.asked.set()
+        self.started.set()
         if self.away:
             raise TransportFailed("gone")
         return [ModelStats(name="emb", inference_count=self.items)]
@@ -228,20 +228,20 @@ async def test_what_backends_count_is_among_the_metrics(monkeypatch: pytest.Monk
     model.runner = cast(Runner, runner)
     asking = asyncio.create_task(app_module._poll_statistics(registry, observer))
 
-    async def asked_twice() -> None:
+    async def two_checks() -> None:
         for _ in range(2):  # what the first one answered is in its place by the second
-            runner.asked.clear()
-            await runner.asked.wait()
+            runner.started.clear()
+            await runner.started.wait()
 
     def line(count: int) -> bytes:
         return b'shoal_backend_items_total{model="emb",replica="0"} %d.0' % count
 
-    await asked_twice()
+    await two_checks()
     assert line(41) in await asyncio.to_thread(observer.render)
     runner.away = True
-    await asked_twice()
+    await two_checks()
     runner.away, runner.items = False, 42
-    await asked_twice()
+    await two_checks()
     assert line(42) in await asyncio.to_thread(observer.render)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)

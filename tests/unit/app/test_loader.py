@@ -69,19 +69,19 @@ class Notes:
     """A report: what was said, in order."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, float | None, float | None]] = []
+        self.reports: list[tuple[str, float | None, float | None]] = []
         self.shares: list[tuple[str, float]] = []
 
     def __call__(
         self, stage: str, done: float | None = None, total: float | None = None, *, fraction: float | None = None
     ) -> None:
-        self.said.append((stage, done, total))
+        self.reports.append((stage, done, total))
         if fraction is not None:
             self.shares.append((stage, fraction))
 
     @property
     def stages(self) -> list[str]:
-        return [stage for stage, *_ in self.said]
+        return [stage for stage, *_ in self.reports]
 
 
 @pytest.fixture
@@ -171,18 +171,18 @@ async def pushing(triton: FakeTriton, make: Make) -> AsyncIterator[TritonLoader]
 @pytest.fixture
 def prepares(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
     """Stands for fetching: the addresses that were asked for, each then a model of the store."""
-    asked: list[str] = []
+    addresses: list[str] = []
 
     def put(address: Address) -> StoredModel:
         return store.find(address) or stored_model(store, str(address), created=int(time.time()))
 
     async def prepared(address: Address, settings: Any, progress: Progress) -> StoredModel:
-        asked.append(str(address))
+        addresses.append(str(address))
         progress.report_work("converting", 1.0)
         return await asyncio.to_thread(put, address)
 
     monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
-    return asked
+    return addresses
 
 
 def soon() -> Context:
@@ -374,10 +374,10 @@ class TestOpening:
 
     async def test_local_models(self, make: Make, notes: Notes, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
         """From the address that the store has a bare name from, with the settings of the model's table."""
-        asked: list[Any] = []
+        calls: list[Any] = []
 
         async def open_local(name: str, addresses: Any, settings: Any, progress: Progress, *, table: Any) -> Any:
-            asked.append((name, [str(each) for each in addresses]))
+            calls.append((name, [str(each) for each in addresses]))
             progress.report_work("compiling", 0.5)
             script = FakeScript(dimension=8)
             facts = ModelFacts(source="x", backend="openvino", tasks=("embed",))
@@ -398,7 +398,7 @@ class TestOpening:
             runner = await loader.open(plan, notes)
             assert runner.facts.backend == "openvino"
             await loader.close(plan, runner)
-        assert asked == [("small", ["pypi:small"]), ("pair", ["hf:org/a", "hf:org/b"])]
+        assert calls == [("small", ["pypi:small"]), ("pair", ["hf:org/a", "hf:org/b"])]
         await until(lambda: ("compiling", 0.5) in notes.shares)
 
     async def test_a_language_model_whose_table_is_wrong(
@@ -573,11 +573,11 @@ class TestProgress:
 
         await asyncio.to_thread(work)
         await asyncio.sleep(0)
-        assert notes.said[0] == ("downloading model.onnx", 1.0, 100.0)
-        assert ("downloading model.onnx", 100.0, 100.0) in notes.said
-        assert notes.said[-1] == ("verifying", None, None)
+        assert notes.reports[0] == ("downloading model.onnx", 1.0, 100.0)
+        assert ("downloading model.onnx", 100.0, 100.0) in notes.reports
+        assert notes.reports[-1] == ("verifying", None, None)
         assert notes.shares == [("verifying", 0.5)]
-        assert len(notes.said) < 20
+        assert len(notes.reports) < 20
         assert len(seen.calls) == 103
         assert seen.calls[-1] == ("the mirror was slow",)
 
@@ -590,4 +590,4 @@ class TestProgress:
 
         progress = asyncio.run(inside())
         progress.report_work("converting", 1.0)
-        assert notes.said == []
+        assert notes.reports == []
