@@ -15,7 +15,7 @@ from shoal.errors import TransportFailed
 WHERE = "http://gpu:8000/v1"
 
 
-def told(status: int, body: Any = None, **headers: str) -> Answer:
+def make_answer(status: int, body: Any = None, **headers: str) -> Answer:
     data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer(status, {"content-type": "application/json", **named}, data)
@@ -41,17 +41,17 @@ class TestWords:
         ],
     )
     def test_of_every_shape(self, body: Any, words: str) -> None:
-        assert told(400, body).message == words
+        assert make_answer(400, body).message == words
 
     @pytest.mark.parametrize("depth", [900, 3000])
     def test_what_nests_too_deep_has_few(self, depth: int) -> None:
         """It is no JSON that anybody could read, and no failure of the one who looks at it."""
-        answer = told(400, b'{"error":' + b"[" * depth + b"]" * depth + b"}")
+        answer = make_answer(400, b'{"error":' + b"[" * depth + b"]" * depth + b"}")
         assert len(answer.message) <= LONGEST_WORDS
         assert answer.has_json_body is (depth < 1000)
 
     def test_a_page_has_none(self) -> None:
-        assert told(502, b"<html><h1>Bad Gateway</h1></html>", content_type="text/html").message == ""
+        assert make_answer(502, b"<html><h1>Bad Gateway</h1></html>", content_type="text/html").message == ""
 
     @pytest.mark.parametrize(
         ("kind", "json"),

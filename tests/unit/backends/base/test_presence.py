@@ -91,8 +91,8 @@ async def test_one_that_comes_back_as_another_says_so(
     server.ill, server.refuses = None, ConfigError("it is another model")
     await until(lambda: server.admitted > SLOW_LOOKS)
     assert presence.reason == "it is another model"
-    told = [each.getMessage() for each in caplog.records]
-    assert told == ["m-0 is out of service: away", "m-0 cannot serve: it is another model"]
+    messages = [each.getMessage() for each in caplog.records]
+    assert messages == ["m-0 is out of service: away", "m-0 cannot serve: it is another model"]
 
 
 async def test_one_that_is_late_has_more_time(server: Server, presence: Presence) -> None:
