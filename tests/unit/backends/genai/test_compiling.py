@@ -177,16 +177,16 @@ class TestTrials:
         monkeypatch.setattr(compiling, "REJECTION_TTL_S", -1.0)
         with pytest.raises(InvalidValue):
             await trials.check(regex("["))
-        asked: list[Guide] = []
+        guides: list[Guide] = []
 
         async def passed(guide: Guide) -> Verdict:
-            asked.append(guide)
+            guides.append(guide)
             return Verdict()
 
         monkeypatch.setattr(trials, "_get_verdict", passed)
         await trials.check(regex("["))
         await trials.check(regex("["))
-        assert len(asked) == 1
+        assert len(guides) == 1
 
     async def test_one_trial_for_all_who_ask(self, trials: GuideChecker) -> None:
         """The same guide from many at once is compiled once."""

@@ -145,13 +145,13 @@ class TestAnswers:
         """Each token's own is told, with its text or its bytes."""
         ids, _ = model.run(answer(model.generator, PROMPT, **GREEDY))
 
-        async def told() -> list[Any]:
+        async def collect() -> list[Any]:
             stream = model.generator.generate(
                 Prompt(text="", ids=tuple(PROMPT)), Sampling(**GREEDY, logprobs=0), context()
             )
             return [each async for piece in stream for each in piece.logprobs]
 
-        logprobs = model.run(told())
+        logprobs = model.run(collect())
         assert len(logprobs) == len(ids)
         assert all(-20 < each.logprob <= 0 for each in logprobs)
         assert b"".join(each.data or each.token.encode() for each in logprobs).decode(errors="replace") == text_of(ids)

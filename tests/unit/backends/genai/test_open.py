@@ -65,11 +65,11 @@ async def chunks(runner: GenerationRunner, task: Generate) -> list[Chunk]:
     return [chunk async for chunk in runner.stream(task, ctx)]
 
 
-def said(made: list[Chunk], index: int = 0) -> str:
+def text_of(made: list[Chunk], index: int = 0) -> str:
     return "".join(chunk.text for chunk in made if chunk.index == index)
 
 
-def asked(text: str = "Hello", **fields: Any) -> Generate:
+def make_task(text: str = "Hello", **fields: Any) -> Generate:
     sampling = Sampling(**({"max_tokens": 20, "temperature": 0.0, "ignore_eos": True} | fields))
     return Generate(model="tiny", messages=[Message(role="user", content=text)], sampling=sampling)
 
@@ -91,10 +91,10 @@ class TestOpened:
     async def test_a_conversation(self, opened: Opened, settings: Settings) -> None:
         """Rendered by the model's own template, answered, counted; the same in pieces as at once."""
         runner = runner_of(opened, settings)
-        made = await chunks(runner, asked("naïve 東京"))
-        at_once = await chunks(runner, msgspec.structs.replace(asked("naïve 東京"), stream=True))
-        assert said(made)
-        assert said(made) == said(at_once)
+        made = await chunks(runner, make_task("naïve 東京"))
+        at_once = await chunks(runner, msgspec.structs.replace(make_task("naïve 東京"), stream=True))
+        assert text_of(made)
+        assert text_of(made) == text_of(at_once)
         usage = made[-1].usage
         assert usage is not None
         assert usage.completion_tokens == 20
@@ -104,10 +104,10 @@ class TestOpened:
     async def test_a_stop_text_ends_it(self, opened: Opened, settings: Settings) -> None:
         """It is cut there, and the rest is not made."""
         runner = runner_of(opened, settings)
-        whole = said(await chunks(runner, asked()))
+        whole = text_of(await chunks(runner, make_task()))
         stop = whole[6:9]
-        made = await chunks(runner, asked(stop=[stop], max_tokens=1500))
-        assert said(made) == whole[: whole.index(stop)]
+        made = await chunks(runner, make_task(stop=[stop], max_tokens=1500))
+        assert text_of(made) == whole[: whole.index(stop)]
         assert [chunk.finish_reason for chunk in made if chunk.finish_reason] == ["stop"]
         usage = made[-1].usage
         assert usage is not None
@@ -115,22 +115,22 @@ class TestOpened:
 
     async def test_several_choices(self, opened: Opened, settings: Settings) -> None:
         """Side by side, each its own."""
-        task = msgspec.structs.replace(asked(temperature=1.5, seed=1), n=3)
+        task = msgspec.structs.replace(make_task(temperature=1.5, seed=1), n=3)
         made = await chunks(runner_of(opened, settings), task)
-        assert len({said(made, index) for index in range(3)}) == 3
+        assert len({text_of(made, index) for index in range(3)}) == 3
 
     async def test_a_form(self, opened: Opened, settings: Settings) -> None:
         """Guided decoding comes through all layers, and so does what is wrong with a form."""
         runner = runner_of(opened, settings)
-        made = await chunks(runner, asked(guide=Guide(kind="choice", value='["größe"]'), ignore_eos=None))
-        assert said(made) == "größe"
+        made = await chunks(runner, make_task(guide=Guide(kind="choice", value='["größe"]'), ignore_eos=None))
+        assert text_of(made) == "größe"
         with pytest.raises(InvalidValue, match="form asked"):
-            await chunks(runner, asked(guide=Guide(kind="regex", value="(")))
+            await chunks(runner, make_task(guide=Guide(kind="regex", value="(")))
 
     async def test_prompts_that_are_too_long(self, opened: Opened, settings: Settings) -> None:
         """They are refused with both counts."""
         with pytest.raises(TooLong, match="2048"):
-            await chunks(runner_of(opened, settings), asked("word " * 3000))
+            await chunks(runner_of(opened, settings), make_task("word " * 3000))
 
 
 @installed
@@ -141,12 +141,12 @@ class TestOpening:
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread(shutil.copyfile, GGUF, folder / "tiny-f16.gguf")
         opened = await open_llm("tiny", parse_address(f"file:{folder}"), settings, ModelTable())
-        made = said(await chunks(runner_of(opened, settings), asked()))
+        made = text_of(await chunks(runner_of(opened, settings), make_task()))
         await opened[1].aclose()
         assert opened[2].precision == "F16"
         assert opened[2].context_tokens == 2048
         other = await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable())
-        assert made == said(await chunks(runner_of(other, settings), asked()))
+        assert made == text_of(await chunks(runner_of(other, settings), make_task()))
         await other[1].aclose()
 
     async def test_the_operators_context(self, settings: Settings) -> None:

@@ -57,13 +57,13 @@ def test_what_its_author_wants_of_activations(openvino: Any) -> None:
     assert quantization_group(openvino, 64, GenaiOptions(precision="f32")) == 0
 
 
-@pytest.mark.parametrize(("asked", "kept"), [("auto", "f32"), ("f16", "f16"), ("u8", "u8")])
-async def test_what_the_cache_takes(tmp_path: Path, asked: Any, kept: str) -> None:
+@pytest.mark.parametrize(("precision", "expected"), [("auto", "f32"), ("f16", "f16"), ("u8", "u8")])
+async def test_what_the_cache_takes(tmp_path: Path, precision: Any, expected: str) -> None:
     """The memory that the running pipeline took is that of the precision that is shown."""
-    made = await start_generator(IR, name="kept", options=msgspec.structs.replace(EXACT, kv_cache_precision=asked))
+    made = await start_generator(IR, name="kept", options=msgspec.structs.replace(EXACT, kv_cache_precision=precision))
     details = made.facts.details
     await made.aclose()
-    assert details["kv_cache_precision"] == kept
+    assert details["kv_cache_precision"] == expected
     assert details["dynamic_quantization"] is False
     blocks = details["kv_cache_tokens"] / BLOCK_TOKENS
-    assert details["kv_cache_mb"] == round(blocks * block_bytes([(4, 8)] * 4, kept) / 2**20, 1)
+    assert details["kv_cache_mb"] == round(blocks * block_bytes([(4, 8)] * 4, expected) / 2**20, 1)

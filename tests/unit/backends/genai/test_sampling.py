@@ -71,10 +71,10 @@ def test_drawn_or_the_likeliest(own: dict[str, Any], fields: dict[str, Any], dra
     assert configured(own, **fields).do_sample is drawn
 
 
-@pytest.mark.parametrize(("asked", "made"), [(-1, ALL_TOKENS), (0, ALL_TOKENS), (1, 1), (40, 40)])
-def test_top_k(asked: int, made: int) -> None:
+@pytest.mark.parametrize(("top_k", "expected"), [(-1, ALL_TOKENS), (0, ALL_TOKENS), (1, 1), (40, 40)])
+def test_top_k(top_k: int, expected: int) -> None:
     """None and less keep every token, and override the model's own."""
-    assert configured({"top_k": 50}, top_k=asked).top_k == made
+    assert configured({"top_k": 50}, top_k=top_k).top_k == expected
 
 
 def test_stop_tokens_join_the_models_own() -> None:

@@ -45,11 +45,11 @@ STOP = 2
 
 @dataclass
 class Handle:
-    """One request of the pipeline below: its prompt, and what it still says, a list of ids for each step."""
+    """One request of the pipeline below: its prompt ids, and the ids still to produce, a list per step."""
 
     ids: tuple[int, ...]
     rules: Any
-    says: list[list[int]]
+    scripted: list[list[int]]
     status: str = "RUNNING"
     outputs: list[Any] = field(default_factory=list)
 
@@ -66,9 +66,9 @@ class Handle:
         self.status = "CANCEL"
 
     def step(self) -> None:
-        ids = self.says.pop(0)
+        ids = self.scripted.pop(0)
         reason = "NONE"
-        if not self.says:
+        if not self.scripted:
             self.status = "FINISHED"
             reason = "STOP" if ids[-1] in self.rules.stop_token_ids else "LENGTH"
         output = SimpleNamespace(
@@ -157,28 +157,28 @@ def start(number: int, *ids: int, **fields: Any) -> Start:
     return Start(id=number, ids=ids, sampling=Sampling(**fields))
 
 
-def made(told: list[Produced], number: int) -> tuple[list[int], int, str | None]:
-    own = [each for each in told if each.id == number]
+def made(events: list[Produced], number: int) -> tuple[list[int], int, str | None]:
+    own = [each for each in events if each.id == number]
     return [one for each in own for one in each.ids], sum(each.tokens for each in own), own[-1].finish
 
 
 class TestAnswers:
     def test_two_side_by_side(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Each is told its own ids; what ends one is counted and not shown."""
-        told = run(Library({(1,): [[5], [6], [STOP]], (3,): [[7, 8], [9]]}), ends, start(1, 1), start(2, 3))
-        assert made(told, 1) == ([5, 6], 3, "stop")
-        assert made(told, 2) == ([7, 8, 9], 3, "length")
+        events = run(Library({(1,): [[5], [6], [STOP]], (3,): [[7, 8], [9]]}), ends, start(1, 1), start(2, 3))
+        assert made(events, 1) == ([5, 6], 3, "stop")
+        assert made(events, 2) == ([7, 8, 9], 3, "length")
 
     def test_log_probabilities_name_their_tokens(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """By their bytes, as the tokenizer has them."""
-        told = run(Library({(1,): [[5], [6], [99, STOP]]}), ends, start(1, 1, logprobs=0))
-        assert [pair for each in told for pair in each.logprobs] == [(b"five", -1.0), (b"\xff", -1.0), (b"", -1.0)]
+        events = run(Library({(1,): [[5], [6], [99, STOP]]}), ends, start(1, 1, logprobs=0))
+        assert [pair for each in events for pair in each.logprobs] == [(b"five", -1.0), (b"\xff", -1.0), (b"", -1.0)]
 
     def test_a_cancelled_one_is_told_no_more(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Its place is free at the next step, and the end of another one is no error."""
         library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
-        told = run(library, ends, start(1, 1), Cancel(id=1), Cancel(id=77), start(2, 3))
-        assert {each.id for each in told} == {2}
+        events = run(library, ends, start(1, 1), Cancel(id=1), Cancel(id=77), start(2, 3))
+        assert {each.id for each in events} == {2}
         assert library.handles[0].status == "GONE"
 
     def test_a_place_is_given_up_before_the_next_one_begins(self, ends: tuple[socket.socket, MessageSocket]) -> None:
@@ -193,61 +193,61 @@ class TestAnswers:
 
     def test_what_the_library_refuses(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It is the request's fault, without the library's own file names, and others go on."""
-        told = run(Library({(1,): [[STOP]]}), ends, start(1, 4, 4), start(2, 1))
-        assert told[0].error == ("invalid_value", "the model refuses these parameters: no such prompt", None)
-        assert made(told, 2) == ([], 1, "stop")
+        events = run(Library({(1,): [[STOP]]}), ends, start(1, 4, 4), start(2, 1))
+        assert events[0].error == ("invalid_value", "the model refuses these parameters: no such prompt", None)
+        assert made(events, 2) == ([], 1, "stop")
 
     def test_a_guide_without_a_vocabulary(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """A model whose tokenizer is not known to the library is not guided."""
-        told = run(Library({(1,): [[STOP]]}), ends, start(1, 1, guide=Guide(kind="json_object")))
-        assert told[0].error is not None
-        assert told[0].error[::2] == ("invalid_value", "response_format")
+        events = run(Library({(1,): [[STOP]]}), ends, start(1, 1, guide=Guide(kind="json_object")))
+        assert events[0].error is not None
+        assert events[0].error[::2] == ("invalid_value", "response_format")
 
 
 class TestLostPlaces:
     def test_one_that_waited_begins_again(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It had said nothing, so nobody notices."""
         library = Library({(1,): [[5], [6], [STOP]]}, drops=(1, 2))
-        told = run(library, ends, start(1, 1, max_tokens=9))
-        assert made(told, 1) == ([5, 6], 3, "stop")
+        events = run(library, ends, start(1, 1, max_tokens=9))
+        assert made(events, 1) == ([5, 6], 3, "stop")
         assert len(library.handles) == 3
 
     def test_one_that_spoke_goes_on_where_it_was(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """With what it had said as part of the prompt, and so much less to say."""
         library = Library({(1,): [[5], [6], [7]], (1, 5): [[6], [STOP]]}, drops=(2,))
-        told = run(library, ends, start(1, 1, max_tokens=9, min_tokens=4))
-        assert made(told, 1) == ([5, 6], 3, "stop")
+        events = run(library, ends, start(1, 1, max_tokens=9, min_tokens=4))
+        assert made(events, 1) == ([5, 6], 3, "stop")
         assert (library.handles[1].rules.max_new_tokens, library.handles[1].rules.min_new_tokens) == (8, 3)
 
     def test_a_guided_one_that_spoke_fails(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Its form cannot be taken up in the middle."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
         library.grammars = SimpleNamespace(structured_output=lambda guide: guide)
-        told = run(library, ends, start(1, 1, guide=Guide(kind="json_object")))
-        assert told[-1].error is not None
-        assert told[-1].error[0] == "out_of_memory"
+        events = run(library, ends, start(1, 1, guide=Guide(kind="json_object")))
+        assert events[-1].error is not None
+        assert events[-1].error[0] == "out_of_memory"
 
     def test_one_that_needs_more_than_there_is(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It fails with the setting that would help."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
         library.capacity = 2
-        told = run(library, ends, start(1, 1))
-        assert told[-1].error is not None
-        assert "kv_cache_mb" in told[-1].error[1]
+        events = run(library, ends, start(1, 1))
+        assert events[-1].error is not None
+        assert "kv_cache_mb" in events[-1].error[1]
 
     def test_a_prompt_that_fits_nowhere(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """It is not even begun."""
         library = Library({})
         library.capacity = 3
-        told = run(library, ends, start(1, 1, 2, 3))
-        assert told[0].error is not None
-        assert told[0].error[0] == "out_of_memory"
+        events = run(library, ends, start(1, 1, 2, 3))
+        assert events[0].error is not None
+        assert events[0].error[0] == "out_of_memory"
 
     def test_not_for_ever(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """One that loses its place again and again fails in the end."""
         library = Library({(1,): [[5]]}, drops=tuple(range(1, 100)))
-        told = run(library, ends, start(1, 1))
-        assert told[-1].error is not None
+        events = run(library, ends, start(1, 1))
+        assert events[-1].error is not None
         assert len(library.handles) == worker.MAX_RESTARTS + 1
 
 
@@ -288,9 +288,9 @@ class TestProcess:
         with ours:
             assert isinstance(decode_first(self.hear(ours)), Opened)
             ours.sendall(encode_frame(start(1, 1)))
-            told = decode_produced(self.hear(ours)) + decode_produced(self.hear(ours))
+            events = decode_produced(self.hear(ours)) + decode_produced(self.hear(ours))
         thread.join(10)
-        assert made(told, 1) == ([5], 2, "stop")
+        assert made(events, 1) == ([5], 2, "stop")
         assert codes == [0]
 
     def test_every_turn_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,9 +311,9 @@ class TestProcess:
         with ours:
             self.hear(ours)
             ours.sendall(encode_frame(start(1, 1)))
-            told = decode_produced(self.hear(ours)) + decode_produced(self.hear(ours))
+            events = decode_produced(self.hear(ours)) + decode_produced(self.hear(ours))
             thread.join(10)
-        assert told[-1].error == ("backend", "the language model broke down (out of luck); load it again", None)
+        assert events[-1].error == ("backend", "the language model broke down (out of luck); load it again", None)
         assert codes == [1]
         assert "out of luck" in capfd.readouterr().err
 
@@ -379,5 +379,5 @@ def test_the_real_library_here(ends: tuple[socket.socket, MessageSocket]) -> Non
     assert pipeline.stop_ids == {2, 4}
     assert pipeline.facts.cache_tokens == pipeline.capacity == 8192
     assert pipeline.facts.cache_bytes == 4 * 2**20
-    told = run(cast(Library, pipeline), ends, start(1, 1, 50, 60, max_tokens=5, temperature=0.0, ignore_eos=True))
-    assert made(told, 1)[1:] == (5, "length")
+    events = run(cast(Library, pipeline), ends, start(1, 1, 50, 60, max_tokens=5, temperature=0.0, ignore_eos=True))
+    assert made(events, 1)[1:] == (5, "length")
