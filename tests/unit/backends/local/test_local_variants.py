@@ -79,10 +79,10 @@ async def test_a_variant_serves_with_its_parity_shown(
     again = await open_local("mini", [address], asking(tmp_path, engine, precision))
     await again.engines[0].aclose()
     assert again.facts.details[f"{precision}_speed"] == details[f"{precision}_speed"]
-    told = [line for line in caplog.messages if line.startswith(f"mini: {precision} weights: ")]
-    assert len(told) == 2 and told[0] == told[1]
-    assert f"mean cosine to f32 {details[f'{precision}_mean_cosine']:.4f}" in told[0]
-    assert ("must be embedded again" in told[0]) == (precision == "int8")
+    lines = [line for line in caplog.messages if line.startswith(f"mini: {precision} weights: ")]
+    assert len(lines) == 2 and lines[0] == lines[1]
+    assert f"mean cosine to f32 {details[f'{precision}_mean_cosine']:.4f}" in lines[0]
+    assert ("must be embedded again" in lines[0]) == (precision == "int8")
 
 
 async def test_what_a_variant_costs_a_classifier_is_told(
@@ -94,9 +94,9 @@ async def test_what_a_variant_costs_a_classifier_is_told(
     address = parse_address(f"file:{classifier(tmp_path / 'judge')}")
     local = await open_local("judge", [address], asking(tmp_path, "openvino", "int8"))
     await local.engines[0].aclose()
-    (told,) = [line for line in caplog.messages if line.startswith("judge: int8 weights: ")]
-    assert f"scores move by {local.facts.details['int8_max_difference']:.4f} of their range" in told
-    assert "index" not in told
+    (message,) = [line for line in caplog.messages if line.startswith("judge: int8 weights: ")]
+    assert f"scores move by {local.facts.details['int8_max_difference']:.4f} of their range" in message
+    assert "index" not in message
 
 
 async def test_int8_is_a_space_of_its_own(tmp_path: Path, folder: str) -> None:

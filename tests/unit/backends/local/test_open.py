@@ -284,10 +284,10 @@ async def test_an_engine_of_folders_gets_the_folder(
         await asyncio.to_thread(expected.mkdir)
     openings = Openings(monkeypatch, StoredModel(stored.path, manifest))
     monkeypatch.setattr(shoal.backends.local.open, "choose_engine", lambda engine: "torch")
-    asked: list[Path] = []
-    monkeypatch.setattr(shoal.backends.local.open, "verify_published", lambda folder, *_, **__: asked.append(folder))
+    folders: list[Path] = []
+    monkeypatch.setattr(shoal.backends.local.open, "verify_published", lambda folder, *_, **__: folders.append(folder))
     await open_local("m", [ADDRESS], settings)
-    assert openings.graphs == asked == [expected]
+    assert openings.graphs == folders == [expected]
 
 
 async def test_an_engine_of_folders_is_compared_once(

@@ -8,7 +8,7 @@ from shoal.backends.local.options import MAX_STREAMS, plan_threads
 
 
 @pytest.mark.parametrize(
-    ("asked", "cores", "given"),
+    ("requested", "cores", "expected"),
     [
         ((0, 0), 1, (1, 1)),
         ((0, 0), 2, (2, 2)),
@@ -19,6 +19,6 @@ from shoal.backends.local.options import MAX_STREAMS, plan_threads
         ((3, 5), 2, (3, 5)),
     ],
 )
-def test_layout_fills_in_zeros_only(asked: tuple[int, int], cores: int, given: tuple[int, int]) -> None:
+def test_layout_fills_in_zeros_only(requested: tuple[int, int], cores: int, expected: tuple[int, int]) -> None:
     """What is configured stands; the rest comes from the cores, a thread a stream at least."""
-    assert plan_threads(*asked, cores) == given
+    assert plan_threads(*requested, cores) == expected
