@@ -33,7 +33,7 @@ def context(seconds: float = 30.0) -> Context:
     return Context(id="req-1", deadline=time.monotonic() + seconds)
 
 
-def asked(body: dict[str, Any] | bytes | None = None, *, dialect: str = "openai.chat", **fields: Any) -> Generate:
+def make_task(body: dict[str, Any] | bytes | None = None, *, dialect: str = "openai.chat", **fields: Any) -> Generate:
     """A task as a surface makes it from such a body."""
     if body is None:
         body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}]}
@@ -44,7 +44,7 @@ def asked(body: dict[str, Any] | bytes | None = None, *, dialect: str = "openai.
 
 
 def streaming(**more: Any) -> Generate:
-    return asked({"model": "mine", "messages": [], "stream": True, **more})
+    return make_task({"model": "mine", "messages": [], "stream": True, **more})
 
 
 def typed(**fields: Any) -> Generate:

@@ -37,14 +37,16 @@ def read(*choices: Any, reader: AnswerReader | None = None, **more: Any) -> list
     return list((reader or AnswerReader()).read(json.dumps({"choices": choices, **more}).encode()))
 
 
-def said(index: int = 0, finish: str | None = None, logprobs: Any = None, **delta: Any) -> dict[str, Any]:
+def choice(index: int = 0, finish: str | None = None, logprobs: Any = None, **delta: Any) -> dict[str, Any]:
     return {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
 
 
-def fragments_read(*told: dict[str, Any]) -> list[ToolDelta]:
+def read_fragments(*fragments: dict[str, Any]) -> list[ToolDelta]:
     """Of a stream with one fragment of a call in each event."""
     reader = AnswerReader()
-    return [tool for each in told for chunk in read(said(tool_calls=[each]), reader=reader) for tool in chunk.tools]
+    return [
+        tool for each in fragments for chunk in read(choice(tool_calls=[each]), reader=reader) for tool in chunk.tools
+    ]
 
 
 class TestStreams:
@@ -138,29 +140,29 @@ class TestStreams:
 class TestReading:
     def test_choices_are_told_apart(self) -> None:
         reader = AnswerReader()
-        assert read(said(1, content="b"), said(0, content="a"), reader=reader) == [
+        assert read(choice(1, content="b"), choice(0, content="a"), reader=reader) == [
             Chunk(index=1, text="b"),
             Chunk(index=0, text="a"),
         ]
         assert not reader.finished
-        read(said(0, "stop"), reader=reader)
+        read(choice(0, "stop"), reader=reader)
         assert not reader.finished
         assert list(reader.finish()) == [Chunk(index=1, finish_reason="stop"), Chunk(finish_reason="stop")]
 
     @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
     def test_thoughts_come_before_text(self, name: str) -> None:
-        told = {"index": 0, "delta": {"content": "a", name: "hm"}}
-        assert read(told) == [Chunk(reasoning="hm"), Chunk(text="a")]
-        assert read(told, reader=AnswerReader(reasoning=False)) == [Chunk(text="a")]
+        event = {"index": 0, "delta": {"content": "a", name: "hm"}}
+        assert read(event) == [Chunk(reasoning="hm"), Chunk(text="a")]
+        assert read(event, reader=AnswerReader(reasoning=False)) == [Chunk(text="a")]
 
     @pytest.mark.parametrize(
-        ("reason", "told"),
+        ("reason", "expected"),
         [("stop", "stop"), ("length", "length"), ("function_call", "tool_calls"), ("eos_token", "stop")],
     )
-    def test_reasons(self, reason: str, told: str) -> None:
+    def test_reasons(self, reason: str, expected: str) -> None:
         reader = AnswerReader()
-        assert read(said(0, reason), reader=reader) == []
-        assert list(reader.finish()) == [Chunk(finish_reason=told)]
+        assert read(choice(0, reason), reader=reader) == []
+        assert list(reader.finish()) == [Chunk(finish_reason=expected)]
 
     def test_an_empty_reason_is_none(self) -> None:
         """Some servers write it in every event but the last."""
@@ -178,7 +180,7 @@ class TestReading:
         tools = []
         for place, piece in enumerate(pieces):
             call = {"index": 0, "id": f"c{place}", "function": {"name": "f", "arguments": piece}}
-            tools += read(said(tool_calls=[call]), reader=reader)[0].tools
+            tools += read(choice(tool_calls=[call]), reader=reader)[0].tools
         first, *others = pieces
         assert tools == [
             ToolDelta(index=0, id="c0", name="f", arguments=first),
@@ -190,7 +192,7 @@ class TestReading:
         tools = []
         for ident in ("c1", "c2"):
             call = {"index": 0, "id": ident, "function": {"name": "f", "arguments": '{"a": 1}'}}
-            tools += read(said(tool_calls=[call]), reader=reader)[0].tools
+            tools += read(choice(tool_calls=[call]), reader=reader)[0].tools
         assert [(tool.index, tool.id, tool.name) for tool in tools] == [(0, "c1", "f"), (1, "c2", "f")]
 
     @pytest.mark.parametrize("repeats", [False, True], ids=["bare", "named"])
@@ -202,7 +204,7 @@ class TestReading:
             again = {"id": ident, "function": {"name": "f", "arguments": "1}"}} if repeats else {}
             pieces.append({"index": 0, "function": {"arguments": '{"a": '}})
             pieces.append({"index": 0, "function": {"arguments": "1}"}, **again})
-        tools = fragments_read(*pieces)
+        tools = read_fragments(*pieces)
         assert [(tool.id, tool.name) for tool in tools if tool.id] == [("c1", "f"), ("c2", "f")]
         for number in (0, 1):
             assert "".join(tool.arguments for tool in tools if tool.index == number) == '{"a": 1}'
@@ -214,7 +216,7 @@ class TestReading:
         tools = []
         for ident, name in (("c1", "f"), ("c2", "g"), ("c2", "g")):
             call = {**number, "id": ident, "function": {"name": name, "arguments": "{}"}}
-            tools += read(said(tool_calls=[call]), reader=reader)[0].tools
+            tools += read(choice(tool_calls=[call]), reader=reader)[0].tools
         assert tools == [
             ToolDelta(index=0, id="c1", name="f", arguments="{}"),
             ToolDelta(index=1, id="c2", name="g", arguments="{}"),
@@ -226,13 +228,13 @@ class TestReading:
         reader = AnswerReader()
         function = {"name": "f", "arguments": ""}
         first = [{"index": 0, "id": "c1", "type": "function", "function": function}]
-        assert read(said(tool_calls=first), reader=reader)[0].tools == [ToolDelta(index=0, id="c1", name="f")]
+        assert read(choice(tool_calls=first), reader=reader)[0].tools == [ToolDelta(index=0, id="c1", name="f")]
         more = [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}]
-        assert read(said(tool_calls=more), reader=reader)[0].tools == [ToolDelta(index=0, arguments='{"a"')]
+        assert read(choice(tool_calls=more), reader=reader)[0].tools == [ToolDelta(index=0, arguments='{"a"')]
         other = [{"index": 1, "id": "c2", "function": {"name": "g"}}]
-        assert read(said(tool_calls=other), reader=reader)[0].tools == [ToolDelta(index=1, id="c2", name="g")]
+        assert read(choice(tool_calls=other), reader=reader)[0].tools == [ToolDelta(index=1, id="c2", name="g")]
         again = [{"index": 0, "id": "c3", "function": {"name": "h"}}]
-        assert read(said(1, tool_calls=again), reader=reader)[0].tools == [ToolDelta(index=0, id="c3", name="h")]
+        assert read(choice(1, tool_calls=again), reader=reader)[0].tools == [ToolDelta(index=0, id="c3", name="h")]
 
     def test_calls_without_index_and_id(self) -> None:
         calls = [{"function": {"name": "f"}}, {"function": {"name": "g"}}]
@@ -244,7 +246,7 @@ class TestReading:
     def test_calls_that_nothing_but_their_names_tell_apart(self) -> None:
         """No index, no id: a name that comes again, once the arguments before it are whole, begins another call."""
         fragments = [("f", '{"x":'), ("f", "1}"), ("f", '{"y":2}'), ("g", ""), ("h", ""), (None, "{}"), (None, " ")]
-        tools = fragments_read(*({"function": {"name": name, "arguments": told}} for name, told in fragments))
+        tools = read_fragments(*({"function": {"name": name, "arguments": arguments}} for name, arguments in fragments))
         assert [(tool.index, tool.name, tool.arguments) for tool in tools] == [
             (0, "f", '{"x":'),
             (0, "", "1}"),
@@ -257,19 +259,19 @@ class TestReading:
         assert len({tool.id for tool in tools if tool.name}) == 4
 
     def test_braces_alone_end_no_call(self) -> None:
-        told = ('{"x":{}', "}", "}")  # the last of them is one too many
-        tools = fragments_read(*({"function": {"name": "f", "arguments": each}} for each in told))
+        fragments = ('{"x":{}', "}", "}")  # the last of them is one too many
+        tools = read_fragments(*({"function": {"name": "f", "arguments": each}} for each in fragments))
         assert [tool.index for tool in tools] == [0, 0, 1]
 
     def test_a_name_that_comes_after_its_id(self) -> None:
         """The call is told once it is known what is called, with the arguments that came by then."""
-        told: list[dict[str, Any]] = [
+        fragments: list[dict[str, Any]] = [
             {"index": 0, "id": "c1"},
             {"index": 0, "function": {"arguments": '{"a"'}},
             {"index": 0, "id": "c1", "function": {"name": "f", "arguments": ":1"}},
             {"index": 0, "function": {"arguments": "}"}},
         ]
-        assert fragments_read(*told) == [
+        assert read_fragments(*fragments) == [
             ToolDelta(index=0, id="c1", name="f", arguments='{"a":1'),
             ToolDelta(index=0, arguments="}"),
         ]
@@ -278,18 +280,23 @@ class TestReading:
         """What came of the call is told with the end of its choice."""
         call = {"index": 0, "id": "c1", "function": {"arguments": "{}"}}
         reader = AnswerReader()
-        assert read(said(tool_calls=[call]), reader=reader) == []
+        assert read(choice(tool_calls=[call]), reader=reader) == []
         rest = [ToolDelta(index=0, id="c1", arguments="{}")]
         assert list(reader.finish()) == [Chunk(tools=rest, finish_reason="stop")]
 
     def test_arguments_that_are_an_object(self) -> None:
         call = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": {"x": [1.5, "é"]}}}
-        assert fragments_read(call) == [ToolDelta(index=0, id="c1", name="f", arguments='{"x":[1.5,"é"]}')]
+        assert read_fragments(call) == [ToolDelta(index=0, id="c1", name="f", arguments='{"x":[1.5,"é"]}')]
 
     def test_the_call_of_the_older_api(self) -> None:
         reader = AnswerReader()
-        told: list[dict[str, Any]] = [{"name": "f", "arguments": ""}, {"arguments": '{"x":'}, {"arguments": "1}"}, {}]
-        chunks = [chunk for each in told for chunk in read(said(function_call=each), reader=reader)]
+        fragments: list[dict[str, Any]] = [
+            {"name": "f", "arguments": ""},
+            {"arguments": '{"x":'},
+            {"arguments": "1}"},
+            {},
+        ]
+        chunks = [chunk for each in fragments for chunk in read(choice(function_call=each), reader=reader)]
         (first, *more) = [tool for chunk in chunks for tool in chunk.tools]
         assert (first.index, first.name, first.id[:5]) == (0, "f", "call_")
         assert more == [ToolDelta(index=0, arguments='{"x":'), ToolDelta(index=0, arguments="1}")]
@@ -309,7 +316,7 @@ class TestReading:
             {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [top]},
             {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159], "top_logprobs": []},
         ]
-        assert read(said(content="a", logprobs={"content": tokens}))[0].logprobs == [
+        assert read(choice(content="a", logprobs={"content": tokens}))[0].logprobs == [
             TokenLogprob(token="a", logprob=-0.5, top=[TokenLogprob(token="b", logprob=-2.0)]),
             TokenLogprob(token="\ufffd", logprob=-1.0, data=b"\xf0\x9f"),
         ]
@@ -331,10 +338,10 @@ class TestReading:
 
     def test_contents_in_parts(self) -> None:
         parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-        assert read(said(content=parts)) == [Chunk(text="ab")]
+        assert read(choice(content=parts)) == [Chunk(text="ab")]
 
     def test_a_refusal_is_what_the_model_says(self) -> None:
-        assert read(said(refusal="no")) == [Chunk(text="no")]
+        assert read(choice(refusal="no")) == [Chunk(text="no")]
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":3}', b'{"choices":[{"delta":{"content":3}}]}', b"\xff"])
     def test_what_is_no_answer(self, body: bytes) -> None:
@@ -373,8 +380,8 @@ class TestUsage:
         assert parse_usage(json.dumps(body).encode()) == usage
 
     @given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(), st.none()))
-    def test_counts_are_counts(self, told: Any) -> None:
-        body = {"usage": {"prompt_tokens": told, "completion_tokens_details": {"reasoning_tokens": told}}}
+    def test_counts_are_counts(self, count: Any) -> None:
+        body = {"usage": {"prompt_tokens": count, "completion_tokens_details": {"reasoning_tokens": count}}}
         usage = parse_usage(json.dumps(body).encode())
         assert usage is not None
         assert 0 <= usage.prompt_tokens <= MAX_COUNT

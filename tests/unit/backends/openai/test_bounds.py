@@ -36,12 +36,12 @@ def everything() -> Any:
         yield
 
 
-def check(calls: RouteCalls, items: Sequence[Any], told: Any, width: int | None = None) -> None:
+def check(calls: RouteCalls, items: Sequence[Any], reply: Any, width: int | None = None) -> None:
     """As compact as can be, and as large."""
     room = calls.response_limit(len(items), msgspec.json.encode(calls.body("m", items)), width)
     for indent in (None, 4):
         for ascii_alone in (True, False):
-            body = json.dumps(told, indent=indent, ensure_ascii=ascii_alone).encode(errors="replace")
+            body = json.dumps(reply, indent=indent, ensure_ascii=ascii_alone).encode(errors="replace")
             assert len(body) <= room.size
             room.check(body, "here")
 
@@ -49,9 +49,9 @@ def check(calls: RouteCalls, items: Sequence[Any], told: Any, width: int | None 
 @given(st.integers(1, 5), st.integers(1, 40))
 def test_vectors_fit(count: int, width: int) -> None:
     data = [{"object": "embedding", "index": at, "embedding": [LONG] * width} for at in range(count)]
-    told = {"object": "list", "data": data, "model": "up/model", "usage": USAGE}
-    check(EmbeddingCalls(), ["text"] * count, told, width)
-    check(EmbeddingCalls(), ["text"] * count, told)
+    reply = {"object": "list", "data": data, "model": "up/model", "usage": USAGE}
+    check(EmbeddingCalls(), ["text"] * count, reply, width)
+    check(EmbeddingCalls(), ["text"] * count, reply)
 
 
 @given(TEXTS)
@@ -90,7 +90,7 @@ class TestHostileServers:
         async with FakeUpstream() as made:
             yield made
 
-    async def asked(self, server: FakeUpstream, calls: RouteCalls, items: Sequence[Any], width: int | None) -> None:
+    async def ask(self, server: FakeUpstream, calls: RouteCalls, items: Sequence[Any], width: int | None) -> None:
         async def admit(engine: UpstreamEngine) -> None:
             raise AssertionError("nobody watches it")
 
@@ -117,16 +117,16 @@ class TestHostileServers:
     async def test_vectors(self, server: FakeUpstream, entry: bytes, width: int | None) -> None:
         times = 100_000 if len(entry) < 20 else 1
         server.on("/embeddings", answer(b'{"data":[' + (entry + b",") * times + entry + b"]}"))
-        await self.asked(server, EmbeddingCalls(), list("abcdefgh"), width)
+        await self.ask(server, EmbeddingCalls(), list("abcdefgh"), width)
 
     async def test_scores(self, server: FakeUpstream) -> None:
         entries = b'{"data":[' + b'{"score":0},' * 100_000 + b'{"score":0}]}'
         for calls in (ScoreCalls("/score"), RerankCalls("/score")):
             server.on("/score", answer(entries))
-            await self.asked(server, calls, [("q", "a"), ("q", "b")], None)
+            await self.ask(server, calls, [("q", "a"), ("q", "b")], None)
 
     @pytest.mark.parametrize("names", [(), ("a", "b")])
     async def test_classes(self, server: FakeUpstream, names: tuple[str, ...]) -> None:
         row = b"[" + b'{"label":"a","score":0},' * 200_000 + b'{"label":"b","score":0}]'
         server.on("/classify", answer(b'{"data":[' + row + b"]}"))
-        await self.asked(server, ClassifyCalls("/classify", LabelNames(names)), ["a"], None)
+        await self.ask(server, ClassifyCalls("/classify", LabelNames(names)), ["a"], None)

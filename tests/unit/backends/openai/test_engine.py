@@ -31,18 +31,18 @@ from tests.fakes.openai_server import DIMENSION, Exchange, FakeUpstream, answer,
 WORDS = ["one", "two words", "drei Wörter"]
 
 
-class Door:
+class FakeAdmission:
     """What is asked before the server may serve again; `refuses` keeps it out."""
 
     def __init__(self) -> None:
-        self.refuses: Exception | None = None
-        self.asked = 0
+        self.error: Exception | None = None
+        self.calls = 0
 
     async def __call__(self, engine: UpstreamEngine) -> None:
-        self.asked += 1
+        self.calls += 1
         assert not engine.ready()
-        if self.refuses is not None:
-            raise self.refuses
+        if self.error is not None:
+            raise self.error
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +59,14 @@ async def server() -> AsyncIterator[FakeUpstream]:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def admission() -> FakeAdmission:
+    return FakeAdmission()
 
 
 @pytest.fixture
-async def engine(server: FakeUpstream, door: Door) -> AsyncIterator[UpstreamEngine]:
+async def engine(server: FakeUpstream, admission: FakeAdmission) -> AsyncIterator[UpstreamEngine]:
     client = Client(server.base, connect_timeout_s=30.0)
-    made = UpstreamEngine(client, "up/model", "emb-0", admit=door, serving=True)
+    made = UpstreamEngine(client, "up/model", "emb-0", admit=admission, serving=True)
     yield made
     await made.aclose()
     await client.aclose()
@@ -121,9 +121,9 @@ class TestBatches:
         assert len(server.requests) == 3
 
     async def test_rows_go_by_their_index(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
-        told = rows([1.0], [2.0], [3.0])
-        told["data"].reverse()
-        server.on("/embeddings", answer(told))
+        reply = rows([1.0], [2.0], [3.0])
+        reply["data"].reverse()
+        server.on("/embeddings", answer(reply))
         assert (await ask(engine, "a", "b", "c")).ravel().tolist() == [1.0, 2.0, 3.0]
 
     async def test_tokens_are_divided_by_size(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
@@ -132,12 +132,12 @@ class TestBatches:
         assert outputs["token_count"].tolist() == [[3], [6]]
         assert engine.reports_tokens
 
-    @pytest.mark.parametrize(("told", "tokens"), [(10**30, 2**53), (10**400, 2**53), (-9, 2)])
+    @pytest.mark.parametrize(("count", "tokens"), [(10**30, 2**53), (10**400, 2**53), (-9, 2)])
     async def test_counts_that_are_none(
-        self, server: FakeUpstream, engine: UpstreamEngine, told: int, tokens: int
+        self, server: FakeUpstream, engine: UpstreamEngine, count: int, tokens: int
     ) -> None:
         """Neither do they fail, nor are they below nothing; no count at all is guessed."""
-        server.on("/embeddings", answer(rows([1.0], usage={"prompt_tokens": told})))
+        server.on("/embeddings", answer(rows([1.0], usage={"prompt_tokens": count})))
         outputs = await engine.infer(batch("a" * 10), ["token_count"], {}, time.monotonic() + 10)
         assert outputs["token_count"].tolist() == [[tokens]]
 
@@ -164,8 +164,8 @@ class TestBatches:
         async def small(exchange: Exchange) -> None:
             body = exchange.request.json
             if len(body["input"]) > 2:
-                told = f"batch size {len(body['input'])} > maximum allowed batch size 2"
-                await answer({"message": told, "code": 422}, 422)(exchange)
+                message = f"batch size {len(body['input'])} > maximum allowed batch size 2"
+                await answer({"message": message, "code": 422}, 422)(exchange)
             else:
                 await answer(server.embedded(body))(exchange)
 
@@ -198,8 +198,8 @@ class TestBatches:
     async def test_a_call_with_too_many_tokens_is_halved(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         """By whoever made the batch, as one that does not fit into memory."""
         assert engine.facts.max_batch_tokens == 300_000
-        told = "Requested 400000 tokens, max 300000 tokens per request"
-        server.on("/embeddings", answer({"error": {"message": told}}, 400))
+        message = "Requested 400000 tokens, max 300000 tokens per request"
+        server.on("/embeddings", answer({"error": {"message": message}}, 400))
         with pytest.raises(OutOfMemory, match="300000 tokens per request"):
             await ask(engine, "a", "b")
 
@@ -250,7 +250,7 @@ class TestAnswersThatAreNone:
 
 class TestWidth:
     async def test_rows_of_another_width_take_it_out(
-        self, server: FakeUpstream, engine: UpstreamEngine, door: Door
+        self, server: FakeUpstream, engine: UpstreamEngine, admission: FakeAdmission
     ) -> None:
         """Of one text alone, too; who is admitted again serves again."""
         engine.dimension = DIMENSION
@@ -262,7 +262,7 @@ class TestWidth:
         assert f"instead of {DIMENSION}" in engine.reason
         engine.start()
         await until(engine.ready)
-        assert door.asked == 1
+        assert admission.calls == 1
 
     @pytest.mark.parametrize("width", [DIMENSION - 1, DIMENSION + 1, 3])
     async def test_of_cut_vectors(self, server: FakeUpstream, engine: UpstreamEngine, width: int) -> None:
@@ -307,9 +307,9 @@ class TestFailures:
             await ask(engine, "a")
         assert engine.ready() is ready
 
-    async def test_a_refusal_that_quotes_the_key(self, server: FakeUpstream, door: Door) -> None:
+    async def test_a_refusal_that_quotes_the_key(self, server: FakeUpstream, admission: FakeAdmission) -> None:
         client = Client(server.base, key="sk-SECRET")
-        engine = UpstreamEngine(client, "up/model", "emb-0", admit=door, serving=True)
+        engine = UpstreamEngine(client, "up/model", "emb-0", admit=admission, serving=True)
         server.on("/embeddings", answer({"error": {"message": "auth Bearer sk-SECRET"}}, 400))
         with pytest.raises(InputRejected) as caught:
             await ask(engine, "a")
@@ -355,23 +355,23 @@ class TestFailures:
 
 class TestService:
     async def test_a_server_that_goes_and_comes_back(
-        self, server: FakeUpstream, engine: UpstreamEngine, door: Door
+        self, server: FakeUpstream, engine: UpstreamEngine, admission: FakeAdmission
     ) -> None:
         engine.start()
         await server.stop()
         await until(lambda: not engine.ready())
         assert "not reachable" in engine.reason
-        door.refuses = ConfigError("it is another model")
+        admission.error = ConfigError("it is another model")
         await server.start()
-        await until(lambda: door.asked > 2)
+        await until(lambda: admission.calls > 2)
         assert not engine.ready()
         assert engine.reason == "it is another model"
-        door.refuses = None
+        admission.error = None
         await until(engine.ready)
         assert engine.reason == ""
 
     async def test_a_lost_batch_takes_it_out_at_once(
-        self, server: FakeUpstream, engine: UpstreamEngine, door: Door, monkeypatch: pytest.MonkeyPatch
+        self, server: FakeUpstream, engine: UpstreamEngine, admission: FakeAdmission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And the watch, which may sleep for long, looks."""
         monkeypatch.setattr(engine_module, "LOOK_S", 60.0)
@@ -381,19 +381,19 @@ class TestService:
             await ask(engine, "a")
         assert not engine.ready()
         await until(engine.ready)
-        assert door.asked == 1
+        assert admission.calls == 1
 
     async def test_a_bug_does_not_end_the_watch(
-        self, engine: UpstreamEngine, server: FakeUpstream, door: Door, caplog: pytest.LogCaptureFixture
+        self, engine: UpstreamEngine, server: FakeUpstream, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
-        door.refuses = ValueError("bug")
+        admission.error = ValueError("bug")
         server.on("/embeddings", Exchange.cut)
         with pytest.raises(TransportFailed):
             await ask(engine, "a")
         engine.start()
-        await until(lambda: door.asked > 1)
+        await until(lambda: admission.calls > 1)
         assert "in an unforeseen way" in caplog.text
-        door.refuses = None
+        admission.error = None
         await until(engine.ready)
 
 

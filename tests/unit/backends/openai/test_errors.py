@@ -31,7 +31,7 @@ from shoal.errors import (
 WHERE = "http://gpu:8000/v1"
 
 
-def told(status: int, body: Any = None, **headers: str) -> Answer:
+def make_answer(status: int, body: Any = None, **headers: str) -> Answer:
     data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer(status, {"content-type": "application/json", **named}, data)
@@ -44,20 +44,20 @@ def openai(message: str, **more: Any) -> dict[str, Any]:
 class TestGeneration:
     def test_a_refusal_keeps_status_and_body(self) -> None:
         body = b'{"error": {"message":"maximum context length is 8192",  "code":"context_length_exceeded"}}'
-        error = refusal_error(told(400, body), WHERE)
+        error = refusal_error(make_answer(400, body), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, error.body, error.content_type) == (400, body, "application/json")
         assert "maximum context length is 8192" in error.message
         assert error.retry_after is None
 
     def test_how_long_to_wait_is_kept(self) -> None:
-        error = refusal_error(told(429, openai("slow down"), retry_after="7"), WHERE)
+        error = refusal_error(make_answer(429, openai("slow down"), retry_after="7"), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, error.retry_after) == (429, 7.0)
 
     @pytest.mark.parametrize("body", [b"<html>", b"", b"{", b"upstream connect error"])
     def test_what_is_no_json_is_not_passed_on(self, body: bytes) -> None:
-        error = refusal_error(told(502, body), WHERE)
+        error = refusal_error(make_answer(502, body), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, error.body) == (502, b"")
 
@@ -69,14 +69,14 @@ class TestGeneration:
     @pytest.mark.parametrize("status", [401, 403])
     def test_a_wrong_key_is_the_operators_matter(self, status: int) -> None:
         """The client must not think that its own is meant, nor see any of it."""
-        error = refusal_error(told(status, openai("Incorrect API key provided: sk-secret")), WHERE)
+        error = refusal_error(make_answer(status, openai("Incorrect API key provided: sk-secret")), WHERE)
         assert type(error) is UpstreamFailed
         assert "upstream_api_key" in error.message
         assert "sk-" not in error.message
 
     @pytest.mark.parametrize(("status", "words"), [(302, "redirects"), (204, "status 204"), (101, "status 101")])
     def test_answers_that_make_no_sense(self, status: int, words: str) -> None:
-        error = refusal_error(told(status), WHERE)
+        error = refusal_error(make_answer(status), WHERE)
         assert type(error) is UpstreamFailed
         assert words in error.message
 
@@ -128,20 +128,20 @@ class TestEmbeddings:
     @pytest.mark.parametrize(
         ("answer", "kind"),
         [
-            (told(400, openai("input too long")), InputRejected),
-            (told(422, {"error": "inputs cannot be empty"}), InputRejected),
-            (told(413, {"error": "payload too large"}), OutOfMemory),
-            (told(429, openai("busy")), Overloaded),
-            (told(503, openai("busy"), retry_after="2"), Overloaded),
-            (told(503, b""), TransportFailed),
-            (told(502, b"<html>"), TransportFailed),
-            (told(504, b""), TransportFailed),
-            (told(404, openai("The model `x` does not exist.", code="model_not_found")), TransportFailed),
-            (told(404, {"detail": "Not Found"}), UpstreamFailed),
-            (told(500, openai("CUDA out of memory. Tried to allocate")), OutOfMemory),
-            (told(500, openai("boom")), UpstreamFailed),
-            (told(424, openai("boom")), UpstreamFailed),
-            (told(401, openai("bad key")), UpstreamFailed),
+            (make_answer(400, openai("input too long")), InputRejected),
+            (make_answer(422, {"error": "inputs cannot be empty"}), InputRejected),
+            (make_answer(413, {"error": "payload too large"}), OutOfMemory),
+            (make_answer(429, openai("busy")), Overloaded),
+            (make_answer(503, openai("busy"), retry_after="2"), Overloaded),
+            (make_answer(503, b""), TransportFailed),
+            (make_answer(502, b"<html>"), TransportFailed),
+            (make_answer(504, b""), TransportFailed),
+            (make_answer(404, openai("The model `x` does not exist.", code="model_not_found")), TransportFailed),
+            (make_answer(404, {"detail": "Not Found"}), UpstreamFailed),
+            (make_answer(500, openai("CUDA out of memory. Tried to allocate")), OutOfMemory),
+            (make_answer(500, openai("boom")), UpstreamFailed),
+            (make_answer(424, openai("boom")), UpstreamFailed),
+            (make_answer(401, openai("bad key")), UpstreamFailed),
         ],
     )
     def test_the_table(self, answer: Answer, kind: type[ShoalError]) -> None:
@@ -151,31 +151,31 @@ class TestEmbeddings:
 
     @pytest.mark.parametrize("status", range(201, 600))
     def test_whatever_the_status_an_engine_may_raise_it(self, status: int) -> None:
-        assert isinstance(engine_error(told(status), WHERE), BackendError | CapacityError)
+        assert isinstance(engine_error(make_answer(status), WHERE), BackendError | CapacityError)
 
     def test_the_pause_of_a_busy_server(self) -> None:
-        assert engine_error(told(429, b"", retry_after_ms="250"), WHERE).retry_after == 0.25
+        assert engine_error(make_answer(429, b"", retry_after_ms="250"), WHERE).retry_after == 0.25
 
 
 class TestWhatIsMissing:
     @pytest.mark.parametrize(
         ("answer", "model", "route"),
         [
-            (told(404, openai("The model `x` does not exist.")), True, False),
-            (told(404, openai('model "x" not found, try pulling it first')), True, False),
-            (told(400, openai("Unknown model: x")), True, False),
-            (told(404, {"detail": "Not Found"}), False, True),
-            (told(404, b"404 page not found"), False, True),
-            (told(405, {"detail": "Method Not Allowed"}), False, True),
-            (told(501, openai("This server does not support embeddings")), False, True),
-            (told(400, openai("The model does not support Chat Completions API")), False, True),
-            (told(400, openai("messages: at least one is needed")), False, False),
+            (make_answer(404, openai("The model `x` does not exist.")), True, False),
+            (make_answer(404, openai('model "x" not found, try pulling it first')), True, False),
+            (make_answer(400, openai("Unknown model: x")), True, False),
+            (make_answer(404, {"detail": "Not Found"}), False, True),
+            (make_answer(404, b"404 page not found"), False, True),
+            (make_answer(405, {"detail": "Method Not Allowed"}), False, True),
+            (make_answer(501, openai("This server does not support embeddings")), False, True),
+            (make_answer(400, openai("The model does not support Chat Completions API")), False, True),
+            (make_answer(400, openai("messages: at least one is needed")), False, False),
             (
-                told(400, openai("'max_tokens' is not supported with this model. Use 'max_completion_tokens'.")),
+                make_answer(400, openai("'max_tokens' is not supported with this model. Use 'max_completion_tokens'.")),
                 False,
                 False,
             ),
-            (told(500, openai("model not found")), False, False),
+            (make_answer(500, openai("model not found")), False, False),
         ],
     )
     def test_told_apart(self, answer: Answer, model: bool, route: bool) -> None:

@@ -11,11 +11,11 @@ from shoal.backends.openai.runner import UpstreamRunner
 from shoal.errors import TransportFailed
 from shoal.types import Generate
 from tests.fakes.openai_server import Exchange, FakeUpstream, Script, stream
-from tests.unit.backends.openai.kit import asked, chunks_of, context, delta, runner_of, streaming, typed
+from tests.unit.backends.openai.kit import chunks_of, context, delta, make_task, runner_of, streaming, typed
 
 WITHIN_S = 30.0
 
-TASKS = [streaming(), asked(), typed(), typed(stream=False)]
+TASKS = [streaming(), make_task(), typed(), typed(stream=False)]
 
 
 async def headers_only(exchange: Exchange) -> None:

@@ -18,7 +18,7 @@ from shoal.backends.openai.runner import UpstreamOptions
 from shoal.core.scheduling.ejection import MAX_FAILURES
 from shoal.errors import DeadlineExceeded, InvalidValue, TransportFailed, Unavailable, UpstreamFailed, UpstreamRefused
 from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, stream
-from tests.unit.backends.openai.kit import asked, chunks_of, delta, passed_on, runner_of, streaming
+from tests.unit.backends.openai.kit import chunks_of, delta, make_task, passed_on, runner_of, streaming
 
 
 class Clock:
@@ -208,7 +208,7 @@ class TestFailingOver:
         pair[0].on("/chat/completions", answer({"error": "busy"}, status))
         pair[1].on("/chat/completions", answer({"choices": [1]}))
         for _ in range(4):
-            assert passed_on(await chunks_of(runner, asked())) == b'{"choices": [1]}'
+            assert passed_on(await chunks_of(runner, make_task())) == b'{"choices": [1]}'
         assert len(pair[0].requests) >= 1
         await runner.aclose()
 
@@ -217,7 +217,7 @@ class TestFailingOver:
         await pair[0].stop()
         pair[1].on("/chat/completions", answer({"choices": [1]}))
         for _ in range(4):
-            assert passed_on(await chunks_of(runner, asked())) == b'{"choices": [1]}'
+            assert passed_on(await chunks_of(runner, make_task())) == b'{"choices": [1]}'
         await runner.aclose()
 
     async def test_the_last_refusal_is_told(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
@@ -225,7 +225,7 @@ class TestFailingOver:
         for server in pair:
             server.on("/chat/completions", answer({"error": "busy"}, 503, retry_after="2"))
         with pytest.raises(UpstreamRefused) as caught:
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
         assert (caught.value.status, caught.value.retry_after) == (503, 2.0)
         assert [len(server.requests) for server in pair] == [1, 1]
         await runner.aclose()
@@ -236,7 +236,7 @@ class TestFailingOver:
         for server in pair:
             server.on("/chat/completions", answer({"error": "no"}, status))
         with pytest.raises(UpstreamRefused) as caught:
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
         assert caught.value.server in [server.base for server in pair]
         assert sum(len(server.requests) for server in pair) == 1
         await runner.aclose()

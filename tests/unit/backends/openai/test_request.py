@@ -21,11 +21,11 @@ def body(**fields: Any) -> dict[str, Any]:
     fields.setdefault("messages", HI)
     path, data = build_request(Generate(model="m", **fields), "up", defaults={})
     assert path == "/chat/completions"
-    told: dict[str, Any] = json.loads(data)
-    assert told.pop("model") == "up"
+    found: dict[str, Any] = json.loads(data)
+    assert found.pop("model") == "up"
     if fields["messages"] == HI:
-        assert told.pop("messages") == [{"role": "user", "content": "hi"}]
-    return told
+        assert found.pop("messages") == [{"role": "user", "content": "hi"}]
+    return found
 
 
 class TestChat:
@@ -81,7 +81,7 @@ class TestChat:
         assert body(tool_choice="none") == {}
 
     @pytest.mark.parametrize(
-        ("fields", "told"),
+        ("fields", "expected"),
         [
             ({"n": 2}, {"n": 2}),
             ({"continue_final": True}, {"continue_final_message": True, "add_generation_prompt": False}),
@@ -91,8 +91,8 @@ class TestChat:
             ({"extras": {"vllm_xargs": msgspec.Raw(b'{"a":1}')}}, {"vllm_xargs": {"a": 1}}),
         ],
     )
-    def test_other_fields(self, fields: dict[str, Any], told: dict[str, Any]) -> None:
-        assert body(**fields) == told
+    def test_other_fields(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+        assert body(**fields) == expected
 
     def test_what_the_task_says_wins_over_extras_and_defaults(self) -> None:
         extras = {"temperature": msgspec.Raw(b"2"), "user": msgspec.Raw(b'"u"')}
@@ -125,7 +125,7 @@ class TestSampling:
         assert body(sampling=Sampling(**fields)) == fields
 
     @pytest.mark.parametrize(
-        ("fields", "told"),
+        ("fields", "expected"),
         [
             ({"stop": ["a"], "stop_token_ids": [3]}, {"stop": ["a"], "stop_token_ids": [3]}),
             ({"bad_words": ["x"], "ignore_eos": True}, {"bad_words": ["x"], "ignore_eos": True}),
@@ -136,12 +136,12 @@ class TestSampling:
             ({"logprobs": 4}, {"logprobs": True, "top_logprobs": 4}),
         ],
     )
-    def test_others_have_names_of_the_wire(self, fields: dict[str, Any], told: dict[str, Any]) -> None:
-        assert body(sampling=Sampling(**fields)) == told
+    def test_others_have_names_of_the_wire(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+        assert body(sampling=Sampling(**fields)) == expected
 
     def test_every_field_is_known(self) -> None:
         """A field that Sampling gets later must be thought of here."""
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "stop": ["a"],
             "stop_token_ids": [1],
             "bad_words": ["b"],
@@ -149,10 +149,10 @@ class TestSampling:
             "guide": Guide(kind="json_object"),
         }
         for name in Sampling.__struct_fields__:
-            assert body(sampling=Sampling(**{name: given.get(name, 1)})), name
+            assert body(sampling=Sampling(**{name: values.get(name, 1)})), name
 
     @pytest.mark.parametrize(
-        ("guide", "told"),
+        ("guide", "expected"),
         [
             (Guide(kind="json_object"), {"response_format": {"type": "json_object"}}),
             (
@@ -173,8 +173,8 @@ class TestSampling:
             ),
         ],
     )
-    def test_guides(self, guide: Guide, told: dict[str, Any]) -> None:
-        assert body(sampling=Sampling(guide=guide)) == told
+    def test_guides(self, guide: Guide, expected: dict[str, Any]) -> None:
+        assert body(sampling=Sampling(guide=guide)) == expected
 
     def test_a_guide_that_is_no_json(self) -> None:
         with pytest.raises(InvalidValue, match="choice: not JSON"):
@@ -183,14 +183,14 @@ class TestSampling:
 
 class TestCompletions:
     @pytest.mark.parametrize(
-        ("prompts", "told"),
+        ("prompts", "expected"),
         [(["a"], "a"), ([[1, 2]], [1, 2]), (["a", "b"], ["a", "b"]), ([[1], [2]], [[1], [2]])],
     )
-    def test_prompts(self, prompts: list[Any], told: Any) -> None:
+    def test_prompts(self, prompts: list[Any], expected: Any) -> None:
         task = Generate(model="m", prompts=prompts, sampling=Sampling(logprobs=2), echo=True, best_of=3)
         path, data = build_request(task, "up", defaults={})
         assert path == "/completions"
-        assert json.loads(data) == {"model": "up", "prompt": told, "logprobs": 2, "echo": True, "best_of": 3}
+        assert json.loads(data) == {"model": "up", "prompt": expected, "logprobs": 2, "echo": True, "best_of": 3}
 
     def test_texts_and_ids_do_not_mix(self) -> None:
         with pytest.raises(InvalidValue, match="all texts or all token ids"):

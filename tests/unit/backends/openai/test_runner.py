@@ -35,11 +35,11 @@ from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answ
 from tests.unit.backends.openai.kit import (
     HEAD,
     USAGE,
-    asked,
     chunks_of,
     context,
     delta,
     last,
+    make_task,
     passed_on,
     runner_of,
     streaming,
@@ -85,7 +85,7 @@ class TestRequests:
         self, server: FakeUpstream, runner: UpstreamRunner, dialect: str, path: str
     ) -> None:
         server.on(path, answer({"model": "up/model", "choices": [1]}))
-        chunks = await chunks_of(runner, asked({"model": "mine"}, dialect=dialect))
+        chunks = await chunks_of(runner, make_task({"model": "mine"}, dialect=dialect))
         assert chunks[0].raw == (dialect, b'{"model": "mine", "choices": [1]}')
         assert server.requests[0].path == "/v1" + path
         assert server.requests[0].headers["x-request-id"] == "req-1"
@@ -93,7 +93,7 @@ class TestRequests:
     async def test_unknown_fields_go_on_byte_for_byte(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"choices": [1]}))
         body = rb'{"model":"mine","messages":[ ],"vllm_xargs":{"a": [1.50, "\u00e9"]},"n":1e0,"top_k":40}'
-        await chunks_of(runner, asked(body))
+        await chunks_of(runner, make_task(body))
         assert server.requests[0].body == body.replace(b'"mine"', b'"up/model"')
 
     @pytest.mark.parametrize("kind", ["input_audio", "audio_url", "video_url", "file"])
@@ -103,7 +103,7 @@ class TestRequests:
         server.on("/chat/completions", answer({"choices": [1]}))
         sent = [{"role": "user", "content": [{"type": kind, kind: {"data": "AA"}}]}]
         read = [Message(role="user", content=[Part(type="other", kind=kind)])]
-        await chunks_of(runner, asked({"model": "mine", "messages": sent}, messages=read))
+        await chunks_of(runner, make_task({"model": "mine", "messages": sent}, messages=read))
         assert server.requests[0].json["messages"] == sent
 
     async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
@@ -111,9 +111,9 @@ class TestRequests:
         runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"priority"}), defaults={"top_k": 4}))
         for path in ("/chat/completions", "/responses"):
             server.on(path, answer({"choices": [1]}))
-        await chunks_of(runner, asked({"model": "mine", "priority": 1, "seed": 2}))
+        await chunks_of(runner, make_task({"model": "mine", "priority": 1, "seed": 2}))
         assert server.requests[0].json == {"model": "up/model", "seed": 2, "top_k": 4}
-        await chunks_of(runner, asked({"model": "mine", "priority": 1}, dialect="openai.responses"))
+        await chunks_of(runner, make_task({"model": "mine", "priority": 1}, dialect="openai.responses"))
         assert server.requests[1].json == {"model": "up/model"}
         await runner.aclose()
 
@@ -122,22 +122,22 @@ class TestRequests:
         """As docs/api.md has it: what the operator says stands in its place."""
         runner = runner_of(server, options=UpstreamOptions(defaults={"max_tokens": 64}))
         server.on("/chat/completions", answer({"choices": [1]}))
-        for told in (b"-1", b"-1.0"):
-            await chunks_of(runner, asked(b'{"model":"mine","%b": %b}' % (field.encode(), told)))
+        for length in (b"-1", b"-1.0"):
+            await chunks_of(runner, make_task(b'{"model":"mine","%b": %b}' % (field.encode(), length)))
             assert server.requests[-1].json == {"model": "up/model", "max_tokens": 64}
-        await chunks_of(runner, asked({"model": "mine", "max_tokens": 5}))
+        await chunks_of(runner, make_task({"model": "mine", "max_tokens": 5}))
         assert server.requests[-1].json == {"model": "up/model", "max_tokens": 5}
-        await chunks_of(runner, asked({"model": "mine", "max_tokens": "-1"}))
+        await chunks_of(runner, make_task({"model": "mine", "max_tokens": "-1"}))
         assert server.requests[-1].json["max_tokens"] == "-1"
         await runner.aclose()
 
     async def test_an_adapter_is_a_model_of_the_server(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"model": "up/lora", "choices": [1]}))
-        chunks = await chunks_of(runner, asked({"model": "mine:lora"}, adapter="lora"))
+        chunks = await chunks_of(runner, make_task({"model": "mine:lora"}, adapter="lora"))
         assert server.requests[0].json == {"model": "up/lora"}
         assert passed_on(chunks) == b'{"model": "mine:lora", "choices": [1]}'
         with pytest.raises(InvalidValue, match="no adapter 'other'; it has lora"):
-            await chunks_of(runner, asked({"model": "mine:other"}, adapter="other"))
+            await chunks_of(runner, make_task({"model": "mine:other"}, adapter="other"))
 
     async def test_what_cannot_be_asked(self, runner: UpstreamRunner) -> None:
         with pytest.raises(Malformed):
@@ -151,7 +151,7 @@ class TestWholeAnswers:
         body = b'{ "id":"c","model" : "up/model","choices":[{"message":{"content":"up/model"}}],"usage":'
         body += json.dumps({**USAGE, "prompt_tokens_details": {"cached_tokens": 3}}).encode() + b',"x":1.0}'
         server.on("/chat/completions", answer(body))
-        (chunk,) = await chunks_of(runner, asked())
+        (chunk,) = await chunks_of(runner, make_task())
         assert chunk.raw == ("openai.chat", body.replace(b': "up/model"', b': "mine"'))
         assert chunk.usage == Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=3)
 
@@ -159,7 +159,7 @@ class TestWholeAnswers:
         self, server: FakeUpstream, runner: UpstreamRunner
     ) -> None:
         server.on("/chat/completions", answer({"model": "up/model", "choices": [1]}))
-        assert passed_on(await chunks_of(runner, asked({"messages": []}))) == b'{"model": "mine", "choices": [1]}'
+        assert passed_on(await chunks_of(runner, make_task({"messages": []}))) == b'{"model": "mine", "choices": [1]}'
 
     @pytest.mark.parametrize(
         ("script", "words"),
@@ -181,10 +181,10 @@ class TestWholeAnswers:
         monkeypatch.setattr(runner_module, "MAX_ANSWER_BYTES", 1000)
         server.on("/chat/completions", script)
         with pytest.raises(BackendError, match=words):
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
 
     @pytest.mark.parametrize("body", [b"{}", b'"hello"', b"[1]", b'{"choices":[]}', b'{"choices":null}'])
-    @pytest.mark.parametrize("task", [asked(), typed(stream=False)])
+    @pytest.mark.parametrize("task", [make_task(), typed(stream=False)])
     async def test_an_answer_that_says_nothing(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, body: bytes
     ) -> None:
@@ -272,7 +272,7 @@ class TestStreams:
         whole = {"type": "response.completed", "response": {"model": "up/model", "usage": usage}}
         done = b"event: response.completed\n" + event(whole)
         server.on("/responses", stream(made, text, done))
-        chunks = await chunks_of(runner, asked({"model": "mine", "stream": True}, dialect="openai.responses"))
+        chunks = await chunks_of(runner, make_task({"model": "mine", "stream": True}, dialect="openai.responses"))
         assert passed_on(chunks) == (made + text + done).replace(b"up/model", b"mine")
         assert chunks[-1].usage == Usage(prompt_tokens=4, completion_tokens=6, reasoning_tokens=1)
 
@@ -302,13 +302,13 @@ class TestStreams:
         self, server: FakeUpstream, runner: UpstreamRunner, together: bool
     ) -> None:
         """In the server's words, after what came before it, and it is the replica's failure."""
-        said = {"message": "boom", "type": "server_error", "code": 500}
-        events = [delta(), event({"error": said}), DONE]
+        detail = {"message": "boom", "type": "server_error", "code": 500}
+        events = [delta(), event({"error": detail}), DONE]
         server.on("/chat/completions", stream(*([b"".join(events)] if together else events)))
         got, error = await broken(runner, streaming())
         assert passed_on(got) == delta(model="mine")
         assert isinstance(error, UpstreamRefused)
-        assert (error.status, json.loads(error.body)) == (500, {"error": said})
+        assert (error.status, json.loads(error.body)) == (500, {"error": detail})
         assert runner._fleet.replicas[0].failures == 1
 
     async def test_an_error_that_is_the_clients(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
@@ -324,7 +324,7 @@ class TestStreams:
         """No [DONE], and no reason to end."""
         for path in ("/chat/completions", "/responses"):
             server.on(path, stream(delta(usage=USAGE)))
-        got, error = await broken(runner, asked({"model": "mine", "stream": True}, dialect=dialect))
+        got, error = await broken(runner, make_task({"model": "mine", "stream": True}, dialect=dialect))
         assert passed_on(got) == delta(model="mine", usage=USAGE)
         assert got[-1].usage == Usage(prompt_tokens=5, completion_tokens=2)
         assert isinstance(error, TransportFailed)
@@ -346,7 +346,7 @@ class TestStreams:
             await broken(runner, streaming())
         assert not runner._fleet.replicas[0].is_usable(time.monotonic())
 
-    @pytest.mark.parametrize("task", [streaming(), typed(), asked(RESPONSE, dialect="openai.responses")])
+    @pytest.mark.parametrize("task", [streaming(), typed(), make_task(RESPONSE, dialect="openai.responses")])
     async def test_an_answer_is_over_when_it_says_so(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -387,7 +387,7 @@ class TestStreams:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("task", [asked(), streaming(), typed(), typed(stream=False)])
+    @pytest.mark.parametrize("task", [make_task(), streaming(), typed(), typed(stream=False)])
     async def test_a_refusal_comes_before_the_first_chunk(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Any
     ) -> None:
@@ -401,21 +401,21 @@ class TestErrors:
     async def test_a_page_of_a_proxy_is_not_passed_on(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer(b"<html>", 502, content_type="text/html"))
         with pytest.raises(UpstreamRefused) as caught:
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
         assert (caught.value.status, caught.value.body) == (502, b"")
 
     async def test_a_body_without_end_is_cut(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer(b'{"error":"' + b"x" * 2**20 + b'"}', 500))
         with pytest.raises(UpstreamRefused) as caught:
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
         assert caught.value.body == b""
 
     async def test_shoals_own_key(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"error": {"message": "bad key sk-1"}}, 401))
         with pytest.raises(UpstreamFailed, match="upstream_api_key"):
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
 
-    @pytest.mark.parametrize("task", [asked(), streaming(), typed(), typed(stream=False)])
+    @pytest.mark.parametrize("task", [make_task(), streaming(), typed(), typed(stream=False)])
     @pytest.mark.parametrize(
         ("status", "body"),
         [(400, b'{"error":{"message":"auth Bearer sk-SE/CRET"}}'), (500, b'{"error":{"message":"sk-SE\\/CRET"}}')],
@@ -442,14 +442,14 @@ class TestErrors:
         assert "SECRET" not in error.message + error.body.decode()
         await runner.aclose()
 
-    @pytest.mark.parametrize("task", [asked(), typed(stream=False)])
+    @pytest.mark.parametrize("task", [make_task(), typed(stream=False)])
     async def test_an_error_of_status_200(self, server: FakeUpstream, runner: UpstreamRunner, task: Generate) -> None:
         server.on("/chat/completions", answer({"error": {"message": "boom", "code": 429}}))
         _, error = await broken(runner, task)
         assert isinstance(error, UpstreamRefused)
         assert error.status == 429
 
-    @pytest.mark.parametrize("task", [asked(), streaming(), typed(), typed(stream=False)])
+    @pytest.mark.parametrize("task", [make_task(), streaming(), typed(), typed(stream=False)])
     @pytest.mark.parametrize("status", [200, 400, 500])
     async def test_an_error_that_nests_too_deep(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, status: int
@@ -471,13 +471,13 @@ class TestErrors:
     async def test_nobody_there(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         await server.stop()
         with pytest.raises(TransportFailed, match="is not reachable"):
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
 
     async def test_after_closing(self, runner: UpstreamRunner) -> None:
         await runner.aclose()
         await runner.aclose()
         with pytest.raises(ShoalError):
-            await chunks_of(runner, asked())
+            await chunks_of(runner, make_task())
 
 
 class TestServersWithoutResponses:
@@ -486,7 +486,7 @@ class TestServersWithoutResponses:
         choice = {"index": 0, "message": {"content": "hey"}, "finish_reason": "stop"}
         server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))
         for _ in range(2):
-            chunks = await chunks_of(runner, asked({"model": "mine", "input": "hi"}, dialect="openai.responses"))
+            chunks = await chunks_of(runner, make_task({"model": "mine", "input": "hi"}, dialect="openai.responses"))
             assert "".join(chunk.text for chunk in chunks) == "hey"
         paths = [request.path for request in server.requests]
         assert paths == ["/v1/responses", "/v1/chat/completions", "/v1/chat/completions"]
@@ -494,4 +494,4 @@ class TestServersWithoutResponses:
     async def test_a_model_that_is_gone_is_another_matter(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/responses", answer({"error": {"message": "The model `up/model` does not exist."}}, 404))
         with pytest.raises(UpstreamRefused):
-            await chunks_of(runner, asked({"model": "mine"}, dialect="openai.responses"))
+            await chunks_of(runner, make_task({"model": "mine"}, dialect="openai.responses"))

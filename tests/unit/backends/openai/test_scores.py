@@ -32,12 +32,12 @@ NONE: list[Any] = [
 ]
 
 
-def told(body: Any) -> Answer:
+def make_answer(body: Any) -> Answer:
     return Answer(200, {}, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 async def scored(body: Any, items: Sequence[Any] = PAIRS) -> tuple[list[list[float]], int]:
-    values, tokens = await ScoreCalls("/score").read(told(body), items, "here")
+    values, tokens = await ScoreCalls("/score").read(make_answer(body), items, "here")
     assert values.dtype == np.float32
     return values.tolist(), tokens
 
@@ -68,9 +68,9 @@ class TestPairs:
 
     def test_fields_that_a_reranker_does_not_know(self) -> None:
         calls = RerankCalls("/rerank")
-        assert not calls.adapt_to_refusal(told({"detail": "too long"}))
-        assert calls.adapt_to_refusal(told({"detail": "Argument 'top_n' is not supported"}))
-        assert not calls.adapt_to_refusal(told({"detail": "Argument 'top_n' is not supported"}))
+        assert not calls.adapt_to_refusal(make_answer({"detail": "too long"}))
+        assert calls.adapt_to_refusal(make_answer({"detail": "Argument 'top_n' is not supported"}))
+        assert not calls.adapt_to_refusal(make_answer({"detail": "Argument 'top_n' is not supported"}))
         assert calls.body("m", PAIRS).keys() == {"model", "query", "documents", "return_documents"}
 
     @pytest.mark.parametrize("body", NONE)
@@ -100,8 +100,10 @@ class TestPairs:
 
 
 class TestClasses:
-    async def asked(self, calls: ClassifyCalls, data: Any, count: int = 1) -> list[list[float]]:
-        found: list[list[float]] = (await calls.read(told({"data": data}), ["text"] * count, "here")).values.tolist()
+    async def read(self, calls: ClassifyCalls, data: Any, count: int = 1) -> list[list[float]]:
+        found: list[list[float]] = (
+            await calls.read(make_answer({"data": data}), ["text"] * count, "here")
+        ).values.tolist()
         return found
 
     async def test_names_of_the_likeliest(self) -> None:
@@ -109,40 +111,40 @@ class TestClasses:
         calls = ClassifyCalls("/classify", labels)
         assert not labels.class_names
         rows = [{"index": 1, "label": "b", "probs": [0.25, 0.75]}, {"index": 0, "label": None, "probs": [1.0, 0.0]}]
-        assert await self.asked(calls, rows, 2) == [[1.0, 0.0], [0.25, 0.75]]
+        assert await self.read(calls, rows, 2) == [[1.0, 0.0], [0.25, 0.75]]
         assert labels.class_names == ("LABEL_0", "b")
-        await self.asked(calls, [{"label": "a", "probs": [0.5, 0.5]}])
+        await self.read(calls, [{"label": "a", "probs": [0.5, 0.5]}])
         assert labels.class_names == ("a", "b")
         with pytest.raises(UpstreamFailed, match="3 labels, and the model has 2"):
-            await self.asked(calls, [{"label": "a", "probs": [0.5, 0.25, 0.25]}])
+            await self.read(calls, [{"label": "a", "probs": [0.5, 0.25, 0.25]}])
 
     async def test_scores_by_name(self) -> None:
         labels = LabelNames()
         calls = ClassifyCalls("/classify", labels)
         row = [{"label": f"LABEL_{number}", "score": number / 16} for number in (10, 9, 2)]
-        assert await self.asked(calls, [row]) == [[0.125, 0.5625, 0.625]]
+        assert await self.read(calls, [row]) == [[0.125, 0.5625, 0.625]]
         assert labels.class_names == ("LABEL_2", "LABEL_9", "LABEL_10")
         with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
-            await self.asked(calls, [row[:2]])
+            await self.read(calls, [row[:2]])
         with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
-            await self.asked(calls, [[*row[:2], row[0]]])
+            await self.read(calls, [[*row[:2], row[0]]])
 
     async def test_names_that_are_known(self) -> None:
         labels = LabelNames(("b", "a"))
         row = [{"label": "a", "score": 0.25}, {"label": "b", "score": None}]
-        (scores,) = await self.asked(ClassifyCalls("/classify", labels), [row])
+        (scores,) = await self.read(ClassifyCalls("/classify", labels), [row])
         assert np.isnan(scores[0])
         assert scores[1] == 0.25
 
     async def test_the_one_label_of_a_reranker(self) -> None:
         labels = LabelNames(("LABEL_0",))
-        assert await self.asked(ClassifyCalls("/classify", labels), [[{"label": "relevant", "score": 0.5}]]) == [[0.5]]
+        assert await self.read(ClassifyCalls("/classify", labels), [[{"label": "relevant", "score": 0.5}]]) == [[0.5]]
         assert labels.class_names == ("relevant",)
 
     @pytest.mark.parametrize("data", [[], [{"probs": []}], [[]], [{"label": "a"}], [1], None])
     async def test_answers_that_are_none(self, data: Any) -> None:
         with pytest.raises(UpstreamFailed):
-            await self.asked(ClassifyCalls("/classify", LabelNames()), data)
+            await self.read(ClassifyCalls("/classify", LabelNames()), data)
 
     def test_pairs_are_sent_as_lists(self) -> None:
         calls = ClassifyCalls("/classify", LabelNames())

@@ -47,8 +47,8 @@ class TestSplitting:
         stream, texts = made
         events, rest = split(stream, cuts)
         assert b"".join(events) + rest == stream
-        told = [payload(event).decode() for event in events if has_data(event)]
-        assert told == texts
+        payloads = [payload(event).decode() for event in events if has_data(event)]
+        assert payloads == texts
         assert not has_data(rest)
 
     @pytest.mark.parametrize("end", ENDS)
@@ -141,7 +141,7 @@ class TestEvents:
         assert not is_done(event)
 
     @pytest.mark.parametrize(
-        ("event", "told"),
+        ("event", "expected"),
         [
             (b"data: {}\n\n", b"{}"),
             (b"data:{}\n\n", b"{}"),
@@ -153,5 +153,5 @@ class TestEvents:
             (b"datax: a\n\n", b""),
         ],
     )
-    def test_payload(self, event: bytes, told: bytes) -> None:
-        assert payload(event) == told
+    def test_payload(self, event: bytes, expected: bytes) -> None:
+        assert payload(event) == expected

@@ -39,7 +39,7 @@ def passed(
     return chunks, None
 
 
-def told(kind: str, **fields: Any) -> bytes:
+def typed_event(kind: str, **fields: Any) -> bytes:
     return b"event: " + kind.encode() + b"\n" + event({"type": kind, **fields})
 
 
@@ -66,10 +66,10 @@ class TestEnds:
     @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
     def test_of_a_response(self, kind: str) -> None:
         """Its last event ends it, and no [DONE]; a text that looks like it does not."""
-        text = told("response.output_text.delta", delta='{"type":"response.completed"}')
-        metadata = told("response.in_progress", response={"metadata": {"type": "response.completed"}})
+        text = typed_event("response.output_text.delta", delta='{"type":"response.completed"}')
+        metadata = typed_event("response.in_progress", response={"metadata": {"type": "response.completed"}})
         usage = {"input_tokens": 4, "output_tokens": 6}
-        ends = told(kind, response={"model": "up", "error": None, "usage": usage})
+        ends = typed_event(kind, response={"model": "up", "error": None, "usage": usage})
         chunks, error = passed([[CREATED, text], [metadata], [ends, text]], RESPONSES)
         assert error is None
         assert passed_on(chunks) == (CREATED + text + metadata + ends).replace(b'"up"', b'"mine"')
@@ -107,10 +107,10 @@ class TestErrors:
             (CHAT, event({"error": "boom"}), None),
             (CHAT, b"event: error\n" + event({"message": "boom"}), "boom"),
             (CHAT, b'event:error\r\ndata: {"message":"boom"}\r\n\r\n', "boom"),
-            (RESPONSES, told("error", message="boom", code="server_error", param=None), "boom"),
-            (RESPONSES, told("error", error={"message": "boom"}), "boom"),
-            (RESPONSES, told("response.failed", response={"error": {"code": "x", "message": "boom"}}), "boom"),
-            (RESPONSES, told("response.failed", response=None), "the response failed"),
+            (RESPONSES, typed_event("error", message="boom", code="server_error", param=None), "boom"),
+            (RESPONSES, typed_event("error", error={"message": "boom"}), "boom"),
+            (RESPONSES, typed_event("response.failed", response={"error": {"code": "x", "message": "boom"}}), "boom"),
+            (RESPONSES, typed_event("response.failed", response=None), "the response failed"),
         ],
     )
     def test_are_raised_after_what_came_before(self, dialect: str, end: bytes, message: str | None) -> None:

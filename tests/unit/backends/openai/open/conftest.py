@@ -60,8 +60,8 @@ async def opened(server: FakeUpstream, tmp_path: Path) -> AsyncIterator[Open]:
             settings=settings,
             table=ModelTable(**fields),
         )
-        told: list[str] = [] if notes is None else notes
-        runner = await open_upstream(target, lane, told.append)
+        messages: list[str] = [] if notes is None else notes
+        runner = await open_upstream(target, lane, messages.append)
         runners.append(runner)
         return runner
 

@@ -172,8 +172,8 @@ class TestEmbeddings:
         before = len(server.requests)
         texts = [f"text {number}" for number in range(40)]
         answers = await asyncio.gather(*(embed(runner, text, normalize=False) for text in texts))
-        for text, told in zip(texts, answers, strict=True):
-            assert np.array_equal(told.vectors[0], vector_of(text))
+        for text, result in zip(texts, answers, strict=True):
+            assert np.array_equal(result.vectors[0], vector_of(text))
         calls = [one for one in server.requests[before:] if one.path == "/v1/embeddings"]
         assert len(calls) < 10
 
@@ -194,8 +194,8 @@ class TestEmbeddings:
 
     async def test_dimensions_are_cut_here(self, opened: Open) -> None:
         runner = await opened(tasks=("embed",))
-        told = (await embed(runner, "a", dimensions=3)).vectors
-        assert np.allclose(told, [unit(vector_of("a")[:3])], atol=1e-6)
+        vectors = (await embed(runner, "a", dimensions=3)).vectors
+        assert np.allclose(vectors, [unit(vector_of("a")[:3])], atol=1e-6)
         with pytest.raises(InvalidValue, match="from 1 to 8"):
             await embed(runner, "a", dimensions=9)
 
@@ -217,8 +217,8 @@ class TestEmbeddings:
 
         server.on("/embeddings", picky)
         pending = [embed(runner, text) for text in ("a", "b", "bad", "c")]
-        told = await asyncio.gather(*pending, return_exceptions=True)
-        assert [isinstance(one, ShoalError) for one in told] == [False, False, True, False]
+        results = await asyncio.gather(*pending, return_exceptions=True)
+        assert [isinstance(one, ShoalError) for one in results] == [False, False, True, False]
 
     async def test_replicas_agree_before_they_serve(self, server: FakeUpstream, opened: Open) -> None:
         async with FakeUpstream() as same, FakeUpstream(seed=1) as other:
@@ -263,7 +263,7 @@ class TestGeneration:
 
 
 class TestWaiting:
-    async def told(self, notes: list[str], words: str) -> None:
+    async def wait_for_note(self, notes: list[str], words: str) -> None:
         async with asyncio.timeout(30):
             while not any(words in note for note in notes):  # noqa: ASYNC110 - notes are a list
                 await asyncio.sleep(0.001)
@@ -272,7 +272,7 @@ class TestWaiting:
         await server.stop()
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.told(notes, "not reachable")
+        await self.wait_for_note(notes, "not reachable")
         assert notes[0].startswith(f"waiting for openai+http://{server.target}#up/model: ")
         await server.start()
         assert (await opening).facts.tasks == ("embed", "generate")
@@ -281,7 +281,7 @@ class TestWaiting:
         server.on("/models", answer({"error": {"message": "Loading model"}}, 503))
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.told(notes, "status 503 (Loading model)")
+        await self.wait_for_note(notes, "status 503 (Loading model)")
         server.on("/models", answer({"data": []}))
         assert (await opening).facts.tasks == ("embed", "generate")
 
@@ -289,7 +289,7 @@ class TestWaiting:
         server.on("/models", answer({"data": [], "more": "x" * MAX_CARD_BYTES}))
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.told(notes, f"answered more than {MAX_CARD_BYTES} bytes")
+        await self.wait_for_note(notes, f"answered more than {MAX_CARD_BYTES} bytes")
         server.on("/models", answer({"data": []}))
         assert (await opening).facts.tasks == ("embed", "generate")
 
@@ -298,9 +298,9 @@ class TestWaiting:
             server.on(path, answer({"error": "busy"}, 503))
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.told(notes, "it answers status 503 (busy)")
+        await self.wait_for_note(notes, "it answers status 503 (busy)")
         server.on("/chat/completions", chats)
-        await self.told(notes, "asked whether it can embed; if it cannot, say what it can with `tasks`")
+        await self.wait_for_note(notes, "asked whether it can embed; if it cannot, say what it can with `tasks`")
         assert not opening.done()
         server.on("/embeddings", NO_ROUTE)
         assert (await opening).facts.tasks == ("generate",)
@@ -321,7 +321,7 @@ class TestWaiting:
         server.on(path, script)
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.told(notes, "asked whether it can")
+        await self.wait_for_note(notes, "asked whether it can")
         server.on(path, usual)
         assert (await opening).facts.tasks == ("embed", "generate")
 
@@ -338,7 +338,7 @@ class TestWaiting:
         server.on("/embeddings", answer(b"", 502))
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes, tasks=("embed",)))
-        await self.told(notes, "cannot serve the model now")
+        await self.wait_for_note(notes, "cannot serve the model now")
         server.on("/embeddings", embeds(server))
         assert (await opening).facts.tasks == ("embed",)
 

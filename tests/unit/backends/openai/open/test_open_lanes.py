@@ -191,8 +191,8 @@ class TestClassifying:
     def _not_deployed(self) -> Script:
         async def run(exchange: Exchange) -> None:
             known = bool(exchange.request.json["documents"])
-            told = "model=`up/model` does not support `rerank`" if known else "documents: at least one"
-            await answer({"error": {"message": told}}, 400 if known else 422)(exchange)
+            message = "model=`up/model` does not support `rerank`" if known else "documents: at least one"
+            await answer({"error": {"message": message}}, 400 if known else 422)(exchange)
 
         return run
 
@@ -323,8 +323,8 @@ class TestAnotherModel:
     async def test_answers_tell_one_model_from_another(self, server: FakeUpstream, opened: Open) -> None:
         """Rows on disk are of the weights that the server has now."""
         async with FakeUpstream(seed=9) as other:
-            told = [(await opened(each, tasks=("embed",))).facts for each in (server, server, other)]
-        first, again, changed = (facts.answers for facts in told)
+            all_facts = [(await opened(each, tasks=("embed",))).facts for each in (server, server, other)]
+        first, again, changed = (facts.answers for facts in all_facts)
         assert len(first) == 16
         assert first == again != changed
 
@@ -392,10 +392,10 @@ class TestOptions:
         ]
         await asyncio.gather(*(embed(runner, f"text {at}", **fields[at % 4]) for at in range(16)))
         calls = [one.json for one in server.requests[before:] if one.path == "/v1/embeddings"]
-        told = [{name: call[name] for name in call.keys() - {"model", "input", "encoding_format"}} for call in calls]
-        for one in told:
+        options = [{name: call[name] for name in call.keys() - {"model", "input", "encoding_format"}} for call in calls]
+        for one in options:
             assert one in [{"truncate": True} | each for each in fields]
-        assert len({str(sorted(one.items())) for one in told}) == 4
+        assert len({str(sorted(one.items())) for one in options}) == 4
 
     async def test_prompts_of_two_places(self, opened: Open) -> None:
         with pytest.raises(ConfigError, match="leave out `prompts`, or prompt_name"):
