@@ -20,29 +20,31 @@ from tests.fakes.tei import FakeTei
 PATIENCE_S = 30.0
 
 
-class Door:
+class FakeAdmission:
     """What is asked before the server may serve again; `refuses` keeps it out."""
 
     def __init__(self) -> None:
-        self.refuses: Exception | None = None
-        self.asked = 0
+        self.error: Exception | None = None
+        self.calls = 0
 
     async def __call__(self, engine: TeiEngine) -> None:
-        self.asked += 1
+        self.calls += 1
         assert not engine.ready()
-        if self.refuses is not None:
-            raise self.refuses
+        if self.error is not None:
+            raise self.error
 
 
 async def info_from(link: Link) -> Info:
     return await link.info(time.monotonic() + PATIENCE_S)
 
 
-async def engine_of(server: FakeTei, door: Door | None = None, *, key: str | None = None, **more: Any) -> TeiEngine:
+async def engine_of(
+    server: FakeTei, admission: FakeAdmission | None = None, *, key: str | None = None, **more: Any
+) -> TeiEngine:
     """An engine in service; `close` ends it."""
     link = HttpLink(Client(server.base, key=key or server.script.api_key or None, connect_timeout_s=2.0))
     more.setdefault("serving", True)
-    return TeiEngine(link, await info_from(link), "tei-0", admit=door or Door(), **more)
+    return TeiEngine(link, await info_from(link), "tei-0", admit=admission or FakeAdmission(), **more)
 
 
 async def close(engine: TeiEngine) -> None:

@@ -116,6 +116,6 @@ def test_any_slices_of_any_text(text: str, data: st.DataObject) -> None:
 
 
 @given(CHARACTERS, st.lists(st.tuples(st.text(max_size=3), st.integers(-5, 50), st.integers(-5, 50)), max_size=5))
-def test_whatever_it_says_is_no_crash(text: str, told: list[tuple[str, int, int]]) -> None:
-    row = [TokenWire(1, word, False, start, stop) for word, start, stop in told]
+def test_whatever_it_says_is_no_crash(text: str, tokens: list[tuple[str, int, int]]) -> None:
+    row = [TokenWire(1, word, False, start, stop) for word, start, stop in tokens]
     assert len(to_tokens(text, row)) == len(row)

@@ -26,7 +26,7 @@ from shoal.errors import (
 )
 from tests.fakes.tei import FakeTei
 from tests.fakes.tei_model import Script, dense_of, ids_of, logits_of, sparse_of, tokens_of
-from tests.unit.backends.tei.kit import Door, ask, batch, close, engine_of, until
+from tests.unit.backends.tei.kit import FakeAdmission, ask, batch, close, engine_of, until
 
 WORDS = ["one", "two words", "drei Wörter"]
 ERAS = pytest.mark.parametrize("era", ["1.8", "1.9"])
@@ -46,13 +46,13 @@ async def server() -> AsyncIterator[FakeTei]:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def admission() -> FakeAdmission:
+    return FakeAdmission()
 
 
 @pytest.fixture
-async def engine(server: FakeTei, door: Door) -> AsyncIterator[TeiEngine]:
-    made = await engine_of(server, door)
+async def engine(server: FakeTei, admission: FakeAdmission) -> AsyncIterator[TeiEngine]:
+    made = await engine_of(server, admission)
     yield made
     await close(made)
 
@@ -167,10 +167,10 @@ class TestLimits:
         assert (SLOTS, engine.facts.slots) == (2, 2)
 
     @ERAS
-    async def test_a_server_that_takes_fewer_than_it_says(self, era: str, door: Door) -> None:
+    async def test_a_server_that_takes_fewer_than_it_says(self, era: str, admission: FakeAdmission) -> None:
         """Its refusal tells how many: the batch is cut, and the planner makes smaller ones."""
         async with FakeTei(Script(era=era)) as server:
-            engine = await engine_of(server, door)
+            engine = await engine_of(server, admission)
             server.change(max_client_batch_size=2)
             found = await ask(engine, list("abcde"))
             assert np.array_equal(found, np.stack([dense_of(text) for text in "abcde"]))
@@ -271,7 +271,9 @@ class TestFailures:
 
 
 class TestWidth:
-    async def test_rows_of_another_width_take_it_out(self, server: FakeTei, engine: TeiEngine, door: Door) -> None:
+    async def test_rows_of_another_width_take_it_out(
+        self, server: FakeTei, engine: TeiEngine, admission: FakeAdmission
+    ) -> None:
         """One alone, too, in whose batch nothing tells that it is too short."""
         engine.dimension = 16
         assert (await ask(engine, ["a"])).shape == (1, 16)
@@ -283,7 +285,7 @@ class TestWidth:
         server.change(dimension=16)
         engine.start()
         await until(engine.ready)
-        assert door.asked == 1
+        assert admission.calls == 1
 
     async def test_cutting_hides_no_other_model(self) -> None:
         """A server that does not read `dimensions` gives whole vectors: of the model's width, or it is another one."""
@@ -340,17 +342,19 @@ class TestLeaving:
 
 
 class TestTheWatch:
-    async def test_a_server_that_goes_and_comes_back(self, server: FakeTei, engine: TeiEngine, door: Door) -> None:
+    async def test_a_server_that_goes_and_comes_back(
+        self, server: FakeTei, engine: TeiEngine, admission: FakeAdmission
+    ) -> None:
         engine.start()
         await server.stop()
         await until(lambda: not engine.ready())
         assert "not reachable" in engine.reason
         await server.start()
         await until(engine.ready)
-        assert (door.asked, engine.reason) == (1, "")
+        assert (admission.calls, engine.reason) == (1, "")
         assert np.array_equal((await ask(engine, ["a"]))[0], dense_of("a"))
 
-    async def test_one_that_is_unhealthy(self, server: FakeTei, engine: TeiEngine, door: Door) -> None:
+    async def test_one_that_is_unhealthy(self, server: FakeTei, engine: TeiEngine, admission: FakeAdmission) -> None:
         """It says so itself, and gets nothing to do meanwhile."""
         engine.start()
         server.change(unhealthy=True)
@@ -358,17 +362,17 @@ class TestTheWatch:
         assert "503 (unhealthy)" in engine.reason
         server.change(unhealthy=False)
         await until(engine.ready)
-        assert door.asked == 1
+        assert admission.calls == 1
 
     async def test_another_model_is_probed_before_it_serves(
-        self, server: FakeTei, engine: TeiEngine, door: Door
+        self, server: FakeTei, engine: TeiEngine, admission: FakeAdmission
     ) -> None:
-        door.refuses = ConfigError("it holds other weights")
+        admission.error = ConfigError("it holds other weights")
         engine.start()
         server.change(model_sha="other", max_client_batch_size=4)
         await until(lambda: engine.reason == "it holds other weights")
         assert not engine.ready()
-        door.refuses = None
+        admission.error = None
         await until(engine.ready)
         assert (engine.info.revision, engine.facts.max_batch_size) == ("other", 4)
 
@@ -395,13 +399,13 @@ class TestTheWatch:
         await until(engine.ready)
 
     async def test_a_bug_does_not_end_it(
-        self, server: FakeTei, engine: TeiEngine, door: Door, caplog: pytest.LogCaptureFixture
+        self, server: FakeTei, engine: TeiEngine, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
-        door.refuses = ValueError("a bug")
+        admission.error = ValueError("a bug")
         server.change(model_sha="new")
         engine.start()
         await until(lambda: "a bug" in engine.reason)
-        door.refuses = None
+        admission.error = None
         await until(engine.ready)
         assert "unforeseen" in caplog.text
 

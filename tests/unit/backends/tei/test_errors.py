@@ -25,7 +25,7 @@ TOO_LONG = "Input validation error: `inputs` must have less than 512 tokens. Giv
 TOO_MANY = "batch size 33 > maximum allowed batch size 32"
 
 
-def told(status: int, error: str, kind: str = "") -> Answer:
+def make_answer(status: int, error: str, kind: str = "") -> Answer:
     return Answer(
         status, {"content-type": "application/json"}, json.dumps({"error": error, "error_type": kind}).encode()
     )
@@ -38,18 +38,22 @@ def plain(status: int, text: str = "", **headers: str) -> Answer:
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (told(422, TOO_LONG, "Validation"), InputRejected, "less than 512 tokens. Given: 600"),
-        (told(413, TOO_LONG, "Validation"), InputRejected, "less than 512 tokens. Given: 600"),
-        (told(413, TOO_LONG, "validation"), InputRejected, "less than 512"),
-        (told(422, "tokenizer error bad", "Tokenizer"), InputRejected, "tokenizer error bad"),
-        (told(400, "Input validation error: `inputs` cannot be empty", "Empty"), InputRejected, "cannot be empty"),
-        (told(424, "Backend error: CUDA error", "Backend"), UpstreamFailed, "CUDA error"),
-        (told(424, "score is NaN", "Backend"), UpstreamFailed, "score is NaN"),
-        (told(424, "Backend error: CUDA out of memory", "Backend"), OutOfMemory, "memory"),
-        (told(424, "Backend error: DriverError(CUDA_ERROR_OUT_OF_MEMORY)", "Backend"), OutOfMemory, "memory"),
-        (told(424, "Backend error: Backend is unhealthy", "Backend"), TransportFailed, "cannot serve now"),
-        (told(429, "Model is overloaded", "Overloaded"), Overloaded, "too busy"),
-        (told(503, "unhealthy", "Unhealthy"), TransportFailed, "cannot serve now"),
+        (make_answer(422, TOO_LONG, "Validation"), InputRejected, "less than 512 tokens. Given: 600"),
+        (make_answer(413, TOO_LONG, "Validation"), InputRejected, "less than 512 tokens. Given: 600"),
+        (make_answer(413, TOO_LONG, "validation"), InputRejected, "less than 512"),
+        (make_answer(422, "tokenizer error bad", "Tokenizer"), InputRejected, "tokenizer error bad"),
+        (
+            make_answer(400, "Input validation error: `inputs` cannot be empty", "Empty"),
+            InputRejected,
+            "cannot be empty",
+        ),
+        (make_answer(424, "Backend error: CUDA error", "Backend"), UpstreamFailed, "CUDA error"),
+        (make_answer(424, "score is NaN", "Backend"), UpstreamFailed, "score is NaN"),
+        (make_answer(424, "Backend error: CUDA out of memory", "Backend"), OutOfMemory, "memory"),
+        (make_answer(424, "Backend error: DriverError(CUDA_ERROR_OUT_OF_MEMORY)", "Backend"), OutOfMemory, "memory"),
+        (make_answer(424, "Backend error: Backend is unhealthy", "Backend"), TransportFailed, "cannot serve now"),
+        (make_answer(429, "Model is overloaded", "Overloaded"), Overloaded, "too busy"),
+        (make_answer(503, "unhealthy", "Unhealthy"), TransportFailed, "cannot serve now"),
         (plain(502, "<html>", **{"content-type": "text/html"}), TransportFailed, "cannot serve now"),
         (plain(504), TransportFailed, "cannot serve now"),
         (plain(413, "Failed to buffer the request body: length limit exceeded"), OutOfMemory, "--payload-limit"),
@@ -76,17 +80,17 @@ def test_whatever_the_status_an_engine_may_raise_it(status: int) -> None:
 
 def test_a_pause_is_passed_on_where_a_proxy_names_one() -> None:
     assert engine_error(plain(429, **{"retry-after": "2"}), WHERE).retry_after == 2.0
-    assert engine_error(told(429, "Model is overloaded", "Overloaded"), WHERE).retry_after is None
+    assert engine_error(make_answer(429, "Model is overloaded", "Overloaded"), WHERE).retry_after is None
 
 
 @pytest.mark.parametrize(
     ("answer", "limit"),
     [
-        (told(422, TOO_MANY, "Validation"), 32),
-        (told(413, TOO_MANY, "Validation"), 32),
-        (told(422, "batch size 2 > maximum allowed batch size 0", "Validation"), None),
-        (told(422, TOO_LONG, "Validation"), None),
-        (told(424, TOO_MANY, "Backend"), None),
+        (make_answer(422, TOO_MANY, "Validation"), 32),
+        (make_answer(413, TOO_MANY, "Validation"), 32),
+        (make_answer(422, "batch size 2 > maximum allowed batch size 0", "Validation"), None),
+        (make_answer(422, TOO_LONG, "Validation"), None),
+        (make_answer(424, TOO_MANY, "Backend"), None),
         (plain(413, "length limit exceeded"), None),
     ],
 )
@@ -107,6 +111,6 @@ def test_a_quoted_key_stays_here() -> None:
 def test_both_eras_mean_the_same() -> None:
     """They differ in nothing but the status."""
     for text, kind in ((TOO_LONG, "Validation"), ("tokenizer error", "Tokenizer")):
-        found: list[Any] = [engine_error(told(status, text, kind), WHERE) for status in (413, 422)]
+        found: list[Any] = [engine_error(make_answer(status, text, kind), WHERE) for status in (413, 422)]
         assert type(found[0]) is type(found[1])
         assert found[0].message == found[1].message

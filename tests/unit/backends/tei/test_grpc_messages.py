@@ -104,8 +104,8 @@ async def test_sparse_vectors_are_exact(weights: dict[int, float]) -> None:
 
 
 async def test_scores_come_by_their_labels() -> None:
-    told = [wire.Prediction(score=2, label="b"), wire.Prediction(score=1, label="a")]
-    found = [read(messages.PREDICT, wire.PredictResponse(predictions=told))] * 2
+    predictions = [wire.Prediction(score=2, label="b"), wire.Prediction(score=1, label="a")]
+    found = [read(messages.PREDICT, wire.PredictResponse(predictions=predictions))] * 2
     assert (await messages.to_array("scores", found, SHAPE, WHERE)).tolist() == [[1, 2], [1, 2]]
 
 
@@ -146,8 +146,8 @@ async def test_whatever_the_bytes_it_is_an_array_or_an_error(data: bytes) -> Non
 
 
 def test_counts_are_told_or_guessed() -> None:
-    told = [pb.EmbedResponse(metadata=pb.Metadata(compute_tokens=7)), pb.EmbedResponse(), pb.EmbedResponse()]
-    assert messages.count_tokens(told, ["a", "a" * 20, [1, 2, 3]]) == [7, 6, 4]
+    replies = [pb.EmbedResponse(metadata=pb.Metadata(compute_tokens=7)), pb.EmbedResponse(), pb.EmbedResponse()]
+    assert messages.count_tokens(replies, ["a", "a" * 20, [1, 2, 3]]) == [7, 6, 4]
 
 
 def largest(name: str) -> Any:

@@ -51,7 +51,7 @@ def test_limits_and_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "tasks", "vectors", "labels"),
+    ("model_type", "kind", "tasks", "vectors", "labels"),
     [
         ({"embedding": {"pooling": "last_token"}}, "embedding", ("embed",), ("dense", "tokens"), ()),
         ({"embedding": {"pooling": "splade"}}, "splade", ("embed",), ("sparse",), ()),
@@ -61,9 +61,9 @@ def test_limits_and_facts() -> None:
         ({"classifier": {"id2label": {"0": "one"}}}, "reranker", ("rerank", "classify"), (), ("one",)),
     ],
 )
-def test_kinds_of_models(told: Any, kind: str, tasks: Any, vectors: Any, labels: Any) -> None:
+def test_kinds_of_models(model_type: Any, kind: str, tasks: Any, vectors: Any, labels: Any) -> None:
     """Labels go by their number, not by their text nor by the order in which a hash map happens to be written."""
-    info = read(model_type=told)
+    info = read(model_type=model_type)
     assert (info.kind, info.tasks, info.vectors, info.labels) == (kind, tasks, vectors, labels)
     assert info.embeds is ("embed" in tasks)
 

@@ -22,7 +22,7 @@ from shoal.backends.tei.info import Info
 from shoal.errors import UpstreamFailed
 from shoal.types import Array
 from tests.fakes.openai_server import FakeUpstream, answer
-from tests.unit.backends.tei.kit import Door, ask, close
+from tests.unit.backends.tei.kit import FakeAdmission, ask, close
 
 WHERE = "http://gpu:8080"
 MB = 2**20
@@ -121,7 +121,7 @@ class TestHostileServers:
         kinds: dict[str, Any] = {"sparse": "splade", "scores": "classifier"}
         server.on(path, answer(body))
         info = Info(kind=kinds.get(output, "embedding"), model_id="m", labels=("a", "b"), max_input_length=512)
-        engine = TeiEngine(HttpLink(Client(server.base)), info, "m", admit=Door(), serving=True)
+        engine = TeiEngine(HttpLink(Client(server.base)), info, "m", admit=FakeAdmission(), serving=True)
         engine.dimension = 1024
         with pytest.raises(UpstreamFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
             await ask(engine, ["hi"], output)
@@ -131,7 +131,11 @@ class TestHostileServers:
         """Of a refusal the beginning is read, once."""
         server.on("/embed", answer(b'{"error":[' + b"[]," * 2 * MB + b"[]]}", status=500))
         engine = TeiEngine(
-            HttpLink(Client(server.base)), Info(kind="embedding", model_id="m"), "m", admit=Door(), serving=True
+            HttpLink(Client(server.base)),
+            Info(kind="embedding", model_id="m"),
+            "m",
+            admit=FakeAdmission(),
+            serving=True,
         )
         tracemalloc.start()
         try:

@@ -10,7 +10,7 @@ from shoal.backends.base import backoff
 from shoal.backends.tei import engine as engine_module
 from shoal.backends.tei.engine import TeiEngine
 from tests.fakes.tei_grpc import FakeTeiGrpc
-from tests.unit.backends.tei.kit import Door, close
+from tests.unit.backends.tei.kit import FakeAdmission, close
 from tests.unit.backends.tei.open.conftest import opened
 from tests.unit.backends.tei_grpc.kit import engine_to
 from tests.unit.backends.triton.open.kit import grpc_in_use
@@ -39,12 +39,12 @@ async def server(threads: None) -> AsyncIterator[FakeTeiGrpc]:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def admission() -> FakeAdmission:
+    return FakeAdmission()
 
 
 @pytest.fixture
-async def engine(server: FakeTeiGrpc, door: Door) -> AsyncIterator[TeiEngine]:
-    made = await engine_to(server, door)
+async def engine(server: FakeTeiGrpc, admission: FakeAdmission) -> AsyncIterator[TeiEngine]:
+    made = await engine_to(server, admission)
     yield made
     await close(made)

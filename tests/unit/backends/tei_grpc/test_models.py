@@ -134,8 +134,8 @@ class TestJoining:
         answers = await asyncio.gather(*tasks)
         for each, answer in zip([each for each in options * 3 for _ in (0, 1)], answers, strict=True):
             assert answer.vectors.shape[1] == each.get("dimensions", 16)
-        told = {tuple(sorted(call.options.items())) for call in server.calls[FIRST:]}
-        assert len(told) == len(options)
+        sent = {tuple(sorted(call.options.items())) for call in server.calls[FIRST:]}
+        assert len(sent) == len(options)
 
     async def test_one_poisoned_text_fails_alone(self, server: FakeTeiGrpc, opened: Open) -> None:
         runner = await opened(server)

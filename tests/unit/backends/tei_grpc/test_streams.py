@@ -28,7 +28,7 @@ from shoal.errors import (
 from tests.fakes.certificates import CA, SERVER_CERT, SERVER_KEY
 from tests.fakes.tei_grpc import FakeTeiGrpc
 from tests.fakes.tei_model import CLS, SEP, Script, dense_of, logits_of, sparse_of, tokens_of, word_id
-from tests.unit.backends.tei.kit import Door, ask, batch, close, until
+from tests.unit.backends.tei.kit import FakeAdmission, ask, batch, close, until
 from tests.unit.backends.tei_grpc.kit import engine_to, link_to
 
 WORDS = ["one", "two words", "drei Wörter"]
@@ -345,7 +345,9 @@ class TestCards:
 
 
 class TestTheWatch:
-    async def test_a_server_that_goes_and_comes_back(self, server: FakeTeiGrpc, engine: TeiEngine, door: Door) -> None:
+    async def test_a_server_that_goes_and_comes_back(
+        self, server: FakeTeiGrpc, engine: TeiEngine, admission: FakeAdmission
+    ) -> None:
         """What its card leaves out is asked for again."""
         engine.start()
         await server.stop()
@@ -354,15 +356,15 @@ class TestTheWatch:
         server.change(max_client_batch_size=4)
         await server.start()
         await until(engine.ready)
-        assert (door.asked, engine.reason, engine.facts.max_batch_size) == (1, "", 4)
+        assert (admission.calls, engine.reason, engine.facts.max_batch_size) == (1, "", 4)
         assert server.calls[0].inputs == [grpc_link.PROBE_TEXT]
         assert np.array_equal((await ask(engine, ["a"]))[0], dense_of("a"))
 
     @pytest.mark.parametrize("kind", ["embedding", "reranker"])
-    async def test_one_that_is_unhealthy(self, kind: Any, door: Door) -> None:
+    async def test_one_that_is_unhealthy(self, kind: Any, admission: FakeAdmission) -> None:
         """By the health of the part of the API that the model has: the others never serve."""
         async with FakeTeiGrpc(Script(kind=kind)) as server:
-            engine = await engine_to(server, door)
+            engine = await engine_to(server, admission)
             engine.start()
             await until(lambda: server.looks > 3)
             assert engine.ready()
@@ -380,13 +382,13 @@ class TestTheWatch:
         await link.aclose()
 
     async def test_another_model_is_probed_before_it_serves(
-        self, server: FakeTeiGrpc, engine: TeiEngine, door: Door
+        self, server: FakeTeiGrpc, engine: TeiEngine, admission: FakeAdmission
     ) -> None:
-        door.refuses = ConfigError("it holds other weights")
+        admission.error = ConfigError("it holds other weights")
         engine.start()
         server.change(model_sha="other")
         await until(lambda: engine.reason == "it holds other weights")
-        door.refuses = None
+        admission.error = None
         await until(engine.ready)
         assert engine.info.revision == "other"
 

@@ -51,16 +51,18 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
         *servers: FakeTei, model: str = "", notes: list[str] | None = None, key: str | None = None, **fields: Any
     ) -> TeiModel:
         tail = f"#{model}" if model else ""
-        given = fields.pop("settings", {})
+        overrides = fields.pop("settings", {})
         target = Target(
             name="m",
             source=",".join(f"{one.address}{tail}" for one in servers),
             addresses=[parse_address(f"{one.address}{tail}") for one in servers],
-            settings=Settings(home=str(tmp_path), offline=True, connect_timeout_s=2.0, upstream_api_key=key, **given),
+            settings=Settings(
+                home=str(tmp_path), offline=True, connect_timeout_s=2.0, upstream_api_key=key, **overrides
+            ),
             table=ModelTable(**fields),
         )
-        told: list[str] = [] if notes is None else notes
-        runner = await open_tei(target, lane, told.append)
+        messages: list[str] = [] if notes is None else notes
+        runner = await open_tei(target, lane, messages.append)
         assert isinstance(runner, TeiModel)
         runners.append(runner)
         return runner

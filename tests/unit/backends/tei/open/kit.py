@@ -38,6 +38,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def asked(server: FakeTei) -> list[Any]:
+def calls_after_probe(server: FakeTei) -> list[Any]:
     """The calls since the start, whose probe is the first."""
     return server.calls[1:]

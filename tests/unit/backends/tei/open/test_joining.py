@@ -19,7 +19,7 @@ from shoal.errors import (
 from shoal.types import Embed, Embedded
 from tests.fakes.tei import FakeTei
 from tests.fakes.tei_model import Script, dense_of
-from tests.unit.backends.tei.open.kit import Open, asked, embed, soon, until
+from tests.unit.backends.tei.open.kit import Open, calls_after_probe, embed, soon, until
 
 
 class TestJoining:
@@ -34,7 +34,7 @@ class TestJoining:
         answers = await asyncio.gather(*first, *rest)
         for at, answer in enumerate(answers[2:]):
             assert np.array_equal(answer.vectors[0], dense_of(f"text {at}"))
-        sizes = [len(call.inputs) for call in asked(server)]
+        sizes = [len(call.inputs) for call in calls_after_probe(server)]
         assert sum(sizes) == 82
         assert max(sizes) == 32
         assert len(sizes) <= 6
@@ -51,8 +51,8 @@ class TestJoining:
         answers = await asyncio.gather(*(embed(runner, f"text {at}", **each) for each in options * 3 for at in (0, 1)))
         for each, answer in zip([each for each in options * 3 for _ in (0, 1)], answers, strict=True):
             assert answer.vectors.shape[1] == each.get("dimensions", 16)
-        told = [tuple(sorted(call.options.items())) for call in asked(server)]
-        assert len(set(told)) == len(options)
+        sent = [tuple(sorted(call.options.items())) for call in calls_after_probe(server)]
+        assert len(set(sent)) == len(options)
 
     async def test_a_large_request_is_split(self, opened: Open) -> None:
         """Nothing is refused for its size, and order is kept."""
@@ -131,7 +131,7 @@ class TestFailures:
                 else:
                     assert isinstance(one, Embedded)
                     assert np.array_equal(one.vectors[0], dense_of(text))
-            assert len(asked(server)) <= 2 + 2 * 5 + 2
+            assert len(calls_after_probe(server)) <= 2 + 2 * 5 + 2
 
     @pytest.mark.parametrize("misbehaves", ["short", "empty", "html"])
     async def test_an_answer_of_the_wrong_length_is_never_an_empty_row(
@@ -152,7 +152,7 @@ class TestFailures:
             task.cancel()
         await asyncio.gather(*tasks, queued, return_exceptions=True)
         await until(lambda: not server.in_flight)
-        assert all(call.aborted for call in asked(server))
+        assert all(call.aborted for call in calls_after_probe(server))
         server.gate.set()
         await embed(runner, "after")
         assert not any("never sent" in call.inputs for call in server.calls)
@@ -162,7 +162,7 @@ class TestFailures:
         server.gate.clear()
         with pytest.raises(DeadlineExceeded):
             await runner.run(Embed(model="m", inputs=["a"]), soon(0.05))
-        await until(lambda: asked(server)[0].aborted)
+        await until(lambda: calls_after_probe(server)[0].aborted)
 
 
 class TestReplicas:

@@ -24,7 +24,7 @@ from shoal.models.address import ServedModel
 from shoal.types import Classify, Rerank
 from tests.fakes.tei import FakeTei, Refusal
 from tests.fakes.tei_model import Script, dense_of, logits_of, sparse_of, tokens_of
-from tests.unit.backends.tei.open.kit import Open, asked, embed, score, until
+from tests.unit.backends.tei.open.kit import Open, calls_after_probe, embed, score, until
 from tests.unit.models import checkpoints
 
 
@@ -135,7 +135,9 @@ class TestScores:
             logits = np.stack([logits_of(("q", text), server.script) for text in "ab"])
             assert np.allclose(one.scores, 1 / (1 + np.exp(-logits)), atol=1e-6)
             assert np.array_equal(two.scores[0], logits_of(("other", "c"), server.script))
-            assert [sorted(call.inputs) for call in asked(server)] == [[("other", "c"), ("q", "a"), ("q", "b")]]
+            assert [sorted(call.inputs) for call in calls_after_probe(server)] == [
+                [("other", "c"), ("q", "a"), ("q", "b")]
+            ]
 
     async def test_a_classifier(self, opened: Open) -> None:
         async with FakeTei(Script(kind="classifier")) as server:
