@@ -37,9 +37,9 @@ from tests.fakes import triton_codec
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply
 from tests.unit.backends.triton.open.kit import (
     DIMENSION,
-    asked,
     forgotten,
     grpc_in_use,
+    requests_of,
     text_model,
     token_model,
     until,
@@ -81,30 +81,30 @@ async def target(triton: FakeTriton) -> AsyncIterator[Endpoint]:
     await client.aclose()
 
 
-class Door:
+class FakeAdmission:
     """What is asked before the model may serve; `refuses` keeps it out."""
 
     def __init__(self) -> None:
-        self.refuses: Exception | None = None
-        self.asked = 0
+        self.error: Exception | None = None
+        self.calls = 0
 
     async def __call__(self, engine: TritonEngine) -> None:
-        self.asked += 1
+        self.calls += 1
         assert not engine.ready()
         await ask(engine, "probe")
-        if self.refuses is not None:
-            raise self.refuses
+        if self.error is not None:
+            raise self.error
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def admission() -> FakeAdmission:
+    return FakeAdmission()
 
 
 @pytest.fixture
-async def engine(target: Endpoint, door: Door) -> AsyncIterator[TritonEngine]:
+async def engine(target: Endpoint, admission: FakeAdmission) -> AsyncIterator[TritonEngine]:
     """In service, and not watched yet."""
-    made = TritonEngine(target, "emb-0", embedder=await found(target), admit=door, serving=True)
+    made = TritonEngine(target, "emb-0", embedder=await found(target), admit=admission, serving=True)
     yield made
     await made.aclose()
 
@@ -128,7 +128,7 @@ async def engine_for(
 ) -> TritonEngine:
     triton.add(model)
     target = replace(target, model=model.name, names=names or TensorNames())
-    return TritonEngine(target, model.name, embedder=await found(target), admit=Door(), serving=True)
+    return TritonEngine(target, model.name, embedder=await found(target), admit=FakeAdmission(), serving=True)
 
 
 class TestBatches:
@@ -154,12 +154,12 @@ class TestBatches:
         answered = await engine.infer({"input_ids": ids}, ["sentence_embedding"], {}, soon())
         assert answered["sentence_embedding"].dtype == np.float32
         assert answered["sentence_embedding"].tolist() == [[3, 1], [7, 3]]
-        assert [each.name for each in asked(triton, "ModelInfer")[-1].outputs] == ["vec"]
+        assert [each.name for each in requests_of(triton, "ModelInfer")[-1].outputs] == ["vec"]
 
     async def test_parameters_and_version_go_along(self, triton: FakeTriton, engine: TritonEngine) -> None:
         engine.endpoint = replace(engine.endpoint, version="1")
         await ask(engine, "one", input_type="query", dimensions=4)
-        sent = asked(triton, "ModelInfer")[-1]
+        sent = requests_of(triton, "ModelInfer")[-1]
         assert {key: triton_codec.get_parameter(sent.parameters, key) for key in sent.parameters} == {
             "input_type": "query",
             "dimensions": 4,
@@ -234,7 +234,7 @@ class TestWatch:
         self,
         triton: FakeTriton,
         engine: TritonEngine,
-        door: Door,
+        admission: FakeAdmission,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -251,11 +251,11 @@ class TestWatch:
             forgotten(triton)
             await triton.start()
             await until(engine.ready)
-        assert (engine.reason, door.asked) == ("", 1)
+        assert (engine.reason, admission.calls) == ("", 1)
         assert await serves(engine)
-        assert [each.model_name for each in asked(triton, "RepositoryModelLoad")] == ["emb"]
-        told = [record.getMessage() for record in caplog.records if record.name == "shoal.triton"]
-        assert len(told) == 2, told  # out, and in again; not one line a look
+        assert [each.model_name for each in requests_of(triton, "RepositoryModelLoad")] == ["emb"]
+        messages = [record.getMessage() for record in caplog.records if record.name == "shoal.triton"]
+        assert len(messages) == 2, messages  # out, and in again; not one line a look
 
     async def test_a_silent_loss_is_noticed_by_a_look(self, triton: FakeTriton, engine: TritonEngine) -> None:
         """Without any request: the model is gone, and is loaded again, because nobody unloaded it by hand."""
@@ -313,7 +313,9 @@ class TestWatch:
         triton.models["emb"].state = "READY"
         await until(engine.ready)
 
-    async def test_what_was_pushed_is_pushed_again(self, triton: FakeTriton, target: Endpoint, door: Door) -> None:
+    async def test_what_was_pushed_is_pushed_again(
+        self, triton: FakeTriton, target: Endpoint, admission: FakeAdmission
+    ) -> None:
         """A restart takes pushed files with it: loading by name would not find them."""
         loads = 0
 
@@ -324,7 +326,7 @@ class TestWatch:
 
         triton.models["emb"].pushed = True
         target = replace(target, load=load)
-        engine = TritonEngine(target, "emb-0", embedder=await found(target), admit=door, serving=True)
+        engine = TritonEngine(target, "emb-0", embedder=await found(target), admit=admission, serving=True)
         await triton.stop()
         await triton.start()
         assert "emb" not in triton.models
@@ -334,7 +336,7 @@ class TestWatch:
         await engine.aclose()
 
     async def test_a_dead_process_of_the_model_is_started_anew(
-        self, triton: FakeTriton, engine: TritonEngine, door: Door
+        self, triton: FakeTriton, engine: TritonEngine, admission: FakeAdmission
     ) -> None:
         """Triton goes on calling the model ready; loading it again is what heals it."""
         triton.models["emb"].broken = True
@@ -347,7 +349,7 @@ class TestWatch:
         assert await serves(engine)
 
     async def test_other_tensors_keep_it_out(
-        self, triton: FakeTriton, engine: TritonEngine, door: Door, caplog: pytest.LogCaptureFixture
+        self, triton: FakeTriton, engine: TritonEngine, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Until they are as before; the reason says what to do, and so does the log, once."""
         engine.start()
@@ -361,42 +363,42 @@ class TestWatch:
         assert caplog.text.count("tensors are not what they were") == 1
         model.config.output[0].dims[0] = DIMENSION
         await until(engine.ready)
-        assert door.asked == 1
+        assert admission.calls == 1
 
     async def test_the_door_keeps_it_out(
-        self, triton: FakeTriton, target: Endpoint, door: Door, caplog: pytest.LogCaptureFixture
+        self, triton: FakeTriton, target: Endpoint, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
         """As long as it likes, and with its words; they are logged once."""
-        door.refuses = ConfigError("it is another model")
-        engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=door)
+        admission.error = ConfigError("it is another model")
+        engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=admission)
         assert (engine.ready(), engine.reason) == (False, "it was not reached yet")
         engine.start()
-        await until(lambda: door.asked > 3)
+        await until(lambda: admission.calls > 3)
         assert (engine.ready(), engine.reason) == (False, "it is another model")
         assert [each.getMessage() for each in caplog.records] == ["emb-1 cannot serve: it is another model"]
-        door.refuses = None
+        admission.error = None
         await until(engine.ready)
         await engine.aclose()
 
     async def test_a_bug_does_not_end_the_watch(
-        self, target: Endpoint, door: Door, caplog: pytest.LogCaptureFixture
+        self, target: Endpoint, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
-        door.refuses = ZeroDivisionError("by hand")
-        engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=door)
+        admission.error = ZeroDivisionError("by hand")
+        engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=admission)
         engine.start()
         await until(lambda: "by hand" in engine.reason)
         assert "unforeseen" in caplog.text
-        door.refuses = None
+        admission.error = None
         await until(engine.ready)
         await engine.aclose()
 
     async def test_a_replica_that_never_served_loads_its_model(
-        self, triton: FakeTriton, target: Endpoint, door: Door
+        self, triton: FakeTriton, target: Endpoint, admission: FakeAdmission
     ) -> None:
         """Also one that somebody unloaded before: the first time, Shoal was asked to serve it."""
         embedder = await found(target)
         triton.models["emb"].state, triton.models["emb"].reason = "UNAVAILABLE", "unloaded"
-        engine = TritonEngine(target, "emb-1", embedder=embedder, admit=door)
+        engine = TritonEngine(target, "emb-1", embedder=embedder, admit=admission)
         engine.start()
         await until(engine.ready)
         await engine.aclose()

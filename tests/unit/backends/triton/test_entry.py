@@ -22,10 +22,10 @@ def config_of(model: TritonModel) -> dict[str, Any]:
     """config.pbtxt parsed back, without what is the same everywhere."""
     parsed = Parse(model.config_text.decode(), ModelConfig())
     assert parsed == model.config
-    told: dict[str, Any] = MessageToDict(parsed, preserving_proto_field_name=True)
+    config: dict[str, Any] = MessageToDict(parsed, preserving_proto_field_name=True)
     for name in ("parameters", "model_warmup", "input", "output"):
-        told.pop(name, None)
-    return told
+        config.pop(name, None)
+    return config
 
 
 def parameters(model: TritonModel) -> dict[str, str]:
@@ -80,10 +80,10 @@ def test_the_text_of_a_plain_configuration(tmp_path: Path) -> None:
 def test_parameters_say_what_the_model_is(tmp_path: Path) -> None:
     """A Shoal elsewhere needs nothing but the configuration; the file is ASCII, whatever the prompts are."""
     for model in triton_models(entry(tmp_path, options={"text_in": True})):
-        said = parameters(model)
-        text = said.pop("shoal_text")
+        values = parameters(model)
+        text = values.pop("shoal_text")
         assert msgspec.json.decode(text, type=TextSpec) == SPEC
-        assert said == {
+        assert values == {
             "shoal_format": "1",
             "shoal_name": "org/mini",
             "shoal_part": model.part,
@@ -151,14 +151,14 @@ def test_accelerators(tmp_path: Path, options: dict[str, Any], expected: dict[st
 
 def test_tensors_may_be_given(tmp_path: Path) -> None:
     """A graph with other datatypes says so."""
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "inputs": (Tensor("input_ids", "INT32", (-1,)),),
         "outputs": (Tensor("pooled", "FP16", (4,)),),
     }
-    (model,) = triton_models(entry(tmp_path, **given))
-    told = MessageToDict(model.config, preserving_proto_field_name=True)
-    assert told["input"] == [{"name": "input_ids", "data_type": "TYPE_INT32", "dims": ["-1"]}]
-    assert told["output"] == [{"name": "pooled", "data_type": "TYPE_FP16", "dims": ["4"]}]
+    (model,) = triton_models(entry(tmp_path, **fields))
+    config = MessageToDict(model.config, preserving_proto_field_name=True)
+    assert config["input"] == [{"name": "input_ids", "data_type": "TYPE_INT32", "dims": ["-1"]}]
+    assert config["output"] == [{"name": "pooled", "data_type": "TYPE_FP16", "dims": ["4"]}]
 
 
 def test_one_output_where_the_model_has_one(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_text_in_makes_three_models(tmp_path: Path) -> None:
     assert set(tokenizer.files) == {"1/model.py", "1/tokenizer.json"}
     assert [(p.name, list(p.dims)) for p in tokenizer.config.input] == [("text", [1])]
     assert [p.name for p in tokenizer.config.output] == ["input_ids", "attention_mask"]
-    told = MessageToDict(whole.config, preserving_proto_field_name=True)
-    assert told["input"] == [{"name": "text", "data_type": "TYPE_STRING", "dims": ["1"]}]
-    assert told["output"] == [{"name": "embedding", "data_type": "TYPE_FP32", "dims": ["4"]}]
+    config = MessageToDict(whole.config, preserving_proto_field_name=True)
+    assert config["input"] == [{"name": "text", "data_type": "TYPE_STRING", "dims": ["1"]}]
+    assert config["output"] == [{"name": "embedding", "data_type": "TYPE_FP32", "dims": ["4"]}]
     assert config_of(whole) == {
         "name": "org~mini",
         "platform": "ensemble",

@@ -133,18 +133,18 @@ def test_a_venv_that_cannot_be_made(tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'No module named venv' >&2\nexit 1\n")
     broken.chmod(0o755)
-    for executable, said in ((broken, "No module named venv"), (tmp_path / "gone", "No such file")):
+    for executable, message in ((broken, "No module named venv"), (tmp_path / "gone", "No such file")):
         python = Interpreter(str(executable), "3.11", MULTIARCH)
-        with pytest.raises(SourceError, match=said):
+        with pytest.raises(SourceError, match=message):
             build(tmp_path / "root", python, offline=False, progress=SilentProgress(), stop=threading.Event())
 
 
 class Recorded(SilentProgress):
     def __init__(self) -> None:
-        self.told: set[str] = set()
+        self.stages: set[str] = set()
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None:
-        self.told.add(what)
+        self.stages.add(what)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_pip_installs_into_the_environment(index: Path, tmp_path: Path) -> None:
     [numpy] = made.programs.parent.glob("lib/python3*/site-packages/numpy.py")
     assert numpy.read_text() == "version = '1.26.4'"
     assert (made.libraries / "libpython3.11.so.1.0").resolve() == libpython
-    assert seen.told == {"Python libraries for Triton"}
+    assert seen.stages == {"Python libraries for Triton"}
     assert not list((tmp_path / "root").rglob("pip.log"))
 
 
@@ -196,8 +196,8 @@ def test_what_is_there_is_used_and_what_lost_its_python_is_not(tmp_path: Path) -
     libpython = tmp_path / "libpython3.11.so.1.0"
     libpython.touch()
     python = Interpreter(sys.executable, "3.11", libpython)
-    told = "\n".join((*environment.REQUIREMENTS, python.executable, str(libpython)))
-    folder = tmp_path / "root" / f"py3.11-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    content = "\n".join((*environment.REQUIREMENTS, python.executable, str(libpython)))
+    folder = tmp_path / "root" / f"py3.11-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").touch()
     (folder / "libpython").mkdir()

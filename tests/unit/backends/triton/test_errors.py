@@ -96,8 +96,8 @@ def test_a_status_without_words_is_named(code: grpc.StatusCode, details: str | N
 
 def test_every_row_is_reached_and_says_something_before_the_servers_words() -> None:
     made = [to_error(code, details) for code, details, _ in OBSERVED]
-    said = {row.message for row in ERROR_TABLE if any(error.message.startswith(row.message) for error in made)}
-    assert said == {row.message for row in ERROR_TABLE}
+    messages = {row.message for row in ERROR_TABLE if any(error.message.startswith(row.message) for error in made)}
+    assert messages == {row.message for row in ERROR_TABLE}
     assert ERROR_TABLE[-1].codes == () and ERROR_TABLE[-1].words == ()
 
 

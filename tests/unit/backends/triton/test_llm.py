@@ -37,7 +37,7 @@ from shoal.errors import (
 from shoal.types import Context, Sampling
 from tests.fakes.triton import Code, FakeTriton, Refused
 from tests.fakes.triton_llm import TENSORS, Kind, Script, Talker, talker
-from tests.unit.backends.triton.open.kit import asked, forgotten, grpc_in_use, until
+from tests.unit.backends.triton.open.kit import forgotten, grpc_in_use, requests_of, until
 
 WORDS = ModelTokenizer(encode=lambda text: [ord(letter) for letter in text], piece=chr, ends=(2,))
 PROMPT = Prompt(text="Say hello", ids=(5, 6, 7), tokens=3)
@@ -168,7 +168,7 @@ class TestRequests:
         model = talker("ensemble")
         await collect(await bench.open(model, adapters={"doll": 7}), adapter="doll")
         assert model.script.requests[0]["lora_task_id"] == 7
-        assert asked(bench.triton, "ModelStreamInfer")[0].model_version == "1"
+        assert requests_of(bench.triton, "ModelStreamInfer")[0].model_version == "1"
 
     async def test_what_cannot_be_asked_reaches_nobody(self, bench: Bench) -> None:
         generator = await bench.open(talker("ensemble"))
@@ -290,8 +290,8 @@ class TestLeaving:
         async with aclosing(generator.generate(PROMPT, Sampling(), soon())) as pieces:
             await anext(pieces)
         await bench.triton.left.wait()
-        told = model.script.ids if kind in ("tokens", "llmapi") else []
-        await until(lambda: model.script.cancelled == told)
+        ids = model.script.ids if kind in ("tokens", "llmapi") else []
+        await until(lambda: model.script.cancelled == ids)
         assert generator.ready()
 
     async def test_the_end_of_an_answer_is_not_cancelled(self, bench: Bench) -> None:
@@ -321,13 +321,13 @@ class TestLeaving:
         for part in ("preprocessing", "gone", "tensorrt_llm"):
             model.config.ensemble_scheduling.step.add(model_name=part)
         bench.triton.add(talker("gpt", name="preprocessing"))
-        told = talker("tokens", name="tensorrt_llm")
-        bench.triton.add(told)
+        engine = talker("tokens", name="tensorrt_llm")
+        bench.triton.add(engine)
         generator = await bench.open(model)
         for _ in range(2):
             async with aclosing(generator.generate(PROMPT, Sampling(), soon())) as pieces:
                 await anext(pieces)
-        await until(lambda: sorted(told.script.cancelled) == sorted(model.script.ids))
+        await until(lambda: sorted(engine.script.cancelled) == sorted(model.script.ids))
         assert len(model.script.ids) == 2
 
     async def test_an_ensemble_without_such_a_part(self, bench: Bench) -> None:
@@ -410,7 +410,7 @@ class TestWatch:
         await bench.triton.start()
         await until(generator.ready)
         assert text_of(await collect(generator)) == "Hello world"
-        assert [each.model_name for each in asked(bench.triton, "RepositoryModelLoad")] == ["llm"]
+        assert [each.model_name for each in requests_of(bench.triton, "RepositoryModelLoad")] == ["llm"]
 
     async def test_a_dead_process_is_started_anew(self, bench: Bench) -> None:
         model = talker("vllm")

@@ -102,11 +102,11 @@ class TestDeltas:
         assert [each.finish_reason for each in found] == [None, "length"]
 
     @pytest.mark.parametrize(
-        ("told", "expected"),
+        ("reason", "expected"),
         [("stop", "stop"), ("eos", "stop"), ("STOP", "stop"), ("content_filter", "content_filter")],
     )
-    def test_reasons(self, told: str, expected: str) -> None:
-        assert pieces(answer("dynamo"), say("a", finish_reason=texts(told)))[-1].finish_reason == expected
+    def test_reasons(self, reason: str, expected: str) -> None:
+        assert pieces(answer("dynamo"), say("a", finish_reason=texts(reason)))[-1].finish_reason == expected
 
     @pytest.mark.parametrize("reason", ["abort", "cancelled", "timeout", "error"])
     def test_a_reason_that_is_a_failure(self, reason: str) -> None:
@@ -271,14 +271,14 @@ class TestLogprobs:
         [piece, _] = pieces(answer("vllm", logprobs=0), made)
         assert [each.top for each in piece.logprobs] == [[], []]
 
-    @pytest.mark.parametrize("told", ["null", ""])
-    def test_none(self, told: str) -> None:
-        assert pieces(answer("vllm", logprobs=0), say("a", logprobs=texts(told)))[0].logprobs == []
+    @pytest.mark.parametrize("value", ["null", ""])
+    def test_none(self, value: str) -> None:
+        assert pieces(answer("vllm", logprobs=0), say("a", logprobs=texts(value)))[0].logprobs == []
 
-    @pytest.mark.parametrize("told", ["{", '[{"5": {}}]', "[1]", '[{"5": 1}]'])
-    def test_broken_ones(self, told: str) -> None:
+    @pytest.mark.parametrize("value", ["{", '[{"5": {}}]', "[1]", '[{"5": 1}]'])
+    def test_broken_ones(self, value: str) -> None:
         with pytest.raises(UpstreamFailed, match="cannot be read"):
-            answer("vllm", logprobs=0).read(say("a", logprobs=texts(told)))
+            answer("vllm", logprobs=0).read(say("a", logprobs=texts(value)))
 
     def test_only_where_asked_for(self) -> None:
         made = say("a", output_log_probs=np.full((1, 1), -0.5, np.float32))

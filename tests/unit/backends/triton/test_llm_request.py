@@ -56,15 +56,17 @@ def request(
 ) -> pb.ModelInferRequest:
     """What is sent for a sampling; `model` as talker_config takes it."""
     requests = RequestBuilder(schema(kind, **model or {}), "llm", "3", words=WORDS, adapters=adapters)
-    asked = GenerationRequest(id="the id", prompt=prompt, sampling=Sampling(**sampling), stream=stream, adapter=adapter)
-    return requests.build_generation(asked)
+    generation = GenerationRequest(
+        id="the id", prompt=prompt, sampling=Sampling(**sampling), stream=stream, adapter=adapter
+    )
+    return requests.build_generation(generation)
 
 
 def sent(kind: Kind, **fields: Any) -> dict[str, Any]:
     return decode_inputs(request(kind, **fields))
 
 
-def told(kind: Kind = "vllm", **fields: Any) -> dict[str, Any]:
+def sent_sampling(kind: Kind = "vllm", **fields: Any) -> dict[str, Any]:
     """vLLM's sampling parameters."""
     found: dict[str, Any] = json.loads(sent(kind, **fields)["sampling_parameters"])
     return found
@@ -91,7 +93,7 @@ def test_types_and_shapes_are_the_models(kind: Kind) -> None:
 
 class TestVllm:
     def test_sampling_goes_as_one_text(self) -> None:
-        found = told(
+        found = sent_sampling(
             max_tokens=9,
             min_tokens=1,
             temperature=0.0,
@@ -130,7 +132,7 @@ class TestVllm:
 
     def test_nothing_set_is_an_empty_object(self) -> None:
         """Always there: without it the backend reads the request's parameters, of which one is Triton's own."""
-        assert told() == {}
+        assert sent_sampling() == {}
 
     def test_flags(self) -> None:
         """The prompt is never asked for: with a stream that is an error, without one it comes first by default."""
@@ -143,7 +145,7 @@ class TestVllm:
                 "return_num_output_tokens",
             }
         assert sent("vllm", logprobs=0)["return_logprobs"] is True
-        assert told(logprobs=3)["logprobs"] == 3
+        assert sent_sampling(logprobs=3)["logprobs"] == 3
 
     def test_before_the_input_they_are_parameters(self) -> None:
         made = request("old_vllm", max_tokens=9, temperature=0.5, ignore_eos=True)
@@ -163,14 +165,14 @@ class TestVllm:
     )
     def test_guides(self, guide: Guide, expected: dict[str, Any]) -> None:
         """Under the name that the backend's release knows, as JSON within the JSON."""
-        assert json.loads(told(guide=guide)["structured_outputs"]) == expected
-        older = told(guide=guide, model={"without": ["embedding_request"]})
+        assert json.loads(sent_sampling(guide=guide)["structured_outputs"]) == expected
+        older = sent_sampling(guide=guide, model={"without": ["embedding_request"]})
         assert json.loads(older["guided_decoding"]) == expected
 
     def test_a_lora_by_its_name_there(self) -> None:
-        assert told(adapters={"doll": "doll-v2", "2": 7}, adapter="doll")["lora_name"] == "doll-v2"
-        assert told(adapters={"doll": "doll-v2", "2": 7}, adapter="2")["lora_name"] == "7"
-        assert "lora_name" not in told(adapters={"doll": "doll-v2"})
+        assert sent_sampling(adapters={"doll": "doll-v2", "2": 7}, adapter="doll")["lora_name"] == "doll-v2"
+        assert sent_sampling(adapters={"doll": "doll-v2", "2": 7}, adapter="2")["lora_name"] == "7"
+        assert "lora_name" not in sent_sampling(adapters={"doll": "doll-v2"})
 
 
 class TestTensorRtLlm:

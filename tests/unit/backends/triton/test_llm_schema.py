@@ -169,11 +169,11 @@ class TestDetails:
 
     def test_tensors_alone_by_the_metadata(self) -> None:
         """A server that leaves them out of its configuration, as Dynamo may."""
-        told = pb.ModelMetadataResponse(name="llm", platform="dynamo")
-        told.inputs.add(name="text_input", datatype="BYTES", shape=[1])
-        told.inputs.add(name="stream", datatype="BOOL", shape=[1])
-        told.outputs.add(name="text_output", datatype="BYTES", shape=[-1])
-        schema = detect_llm(pb.ModelConfig(name="llm"), told)
+        metadata = pb.ModelMetadataResponse(name="llm", platform="dynamo")
+        metadata.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+        metadata.inputs.add(name="stream", datatype="BOOL", shape=[1])
+        metadata.outputs.add(name="text_output", datatype="BYTES", shape=[-1])
+        schema = detect_llm(pb.ModelConfig(name="llm"), metadata)
         assert schema is not None
         assert (schema.family, schema.prompt, schema.decoupled) == ("dynamo", "text_input", False)
 

@@ -43,17 +43,17 @@ class Model:
         return self.found
 
 
-class Door:
+class FakeAdmission:
     def __init__(self) -> None:
-        self.refuses: ShoalError | None = None
+        self.error: ShoalError | None = None
 
     async def __call__(self) -> None:
-        if self.refuses is not None:
-            raise self.refuses
+        if self.error is not None:
+            raise self.error
 
 
-def watch(model: Model, door: Door | None = None, *, serving: bool = True) -> ModelPresence[Schema]:
-    return ModelPresence("it", model, Schema(), door or Door(), serving=serving)
+def watch(model: Model, admission: FakeAdmission | None = None, *, serving: bool = True) -> ModelPresence[Schema]:
+    return ModelPresence("it", model, Schema(), admission or FakeAdmission(), serving=serving)
 
 
 async def test_nothing_is_looked_at_before_the_start() -> None:
@@ -95,13 +95,13 @@ async def test_a_loss_is_looked_at_now(error: ShoalError, reload: bool) -> None:
 
 
 async def test_what_came_back_otherwise_stays_out() -> None:
-    model, door = Model(found=Schema("other")), Door()
-    found = watch(model, door, serving=False)
+    model, admission = Model(found=Schema("other")), FakeAdmission()
+    found = watch(model, admission, serving=False)
     found.start(look_s=0.0, again_s=(0.0,))
     await until(lambda: "not those of its peers" in found.reason)
-    model.found, door.refuses = Schema(), ConfigError("not through this door")
+    model.found, admission.error = Schema(), ConfigError("not through this door")
     await until(lambda: found.reason == "not through this door")
-    door.refuses = None
+    admission.error = None
     await until(lambda: found.ready)
     model.serves, model.found = False, Schema("other")
     await until(lambda: "are not what they were" in found.reason)

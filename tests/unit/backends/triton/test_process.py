@@ -28,9 +28,9 @@ def distribution(folder: Path, *backends: str) -> Distribution:
 def test_free_ports_are_three_different_ones() -> None:
     """Zeros are filled, given ones stay."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        given = other.getsockname()[1]
-    ports = Ports(0, given, 0).choose_free()
-    assert ports.grpc == given
+        port = other.getsockname()[1]
+    ports = Ports(0, port, 0).choose_free()
+    assert ports.grpc == port
     assert 0 not in (ports.http, ports.metrics)
     assert len({ports.http, ports.grpc, ports.metrics}) == 3
 
@@ -40,9 +40,9 @@ def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
     """And with what else to do."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        given = {"--http-port": (port, 0, 0), "--grpc-port": (0, port, 0), "--metrics-port": (0, 0, port)}[flag]
+        numbers = {"--http-port": (port, 0, 0), "--grpc-port": (0, port, 0), "--metrics-port": (0, 0, port)}[flag]
         with pytest.raises(SetupError, match=rf"port {port} on 127\.0\.0\.1 .*{flag}"):
-            Ports(*given).choose_free()
+            Ports(*numbers).choose_free()
 
 
 def test_a_number_is_no_port_in_use() -> None:

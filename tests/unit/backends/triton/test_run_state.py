@@ -85,10 +85,10 @@ def test_a_state_round_trips_and_is_forgotten(folder: RunFolder) -> None:
     """Written whole; after `release` it is gone, and the log stays when it is to be read."""
     assert folder.read() is None
     folder.claim()
-    told = state(phase="ready", server=find_process(os.getpid()))
-    folder.write(told)
+    expected = state(phase="ready", server=find_process(os.getpid()))
+    folder.write(expected)
     folder.note("a line")
-    assert folder.read() == told
+    assert folder.read() == expected
     folder.release(keep_log=True)
     assert folder.read() is None
     assert folder.tail(9) == "shoal: a line"

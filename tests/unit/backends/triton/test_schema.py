@@ -230,7 +230,7 @@ class TestNames:
         assert "a (BYTES [1])" in refusal(inputs, [SENTENCE], TensorNames(inputs={"text": "b"}))
 
     @pytest.mark.parametrize(
-        ("names", "says"),
+        ("names", "message"),
         [
             (TensorNames(inputs={"ids": "input_ids"}), "input_names.ids"),
             (TensorNames(inputs={"input_ids": "nope"}), "it has input_ids, attention_mask"),
@@ -239,9 +239,9 @@ class TestNames:
             (TensorNames(outputs={"token_embeddings": "sentence_embedding"}), "is no token_embeddings"),
         ],
     )
-    def test_names_that_do_not_fit(self, names: TensorNames, says: str) -> None:
+    def test_names_that_do_not_fit(self, names: TensorNames, message: str) -> None:
         """The setting is named, with what there is."""
-        assert says in refusal([IDS, MASK], [SENTENCE], names)
+        assert message in refusal([IDS, MASK], [SENTENCE], names)
 
 
 GENERATORS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -284,7 +284,7 @@ class TestRefusals:
         )
 
     @pytest.mark.parametrize(
-        ("inputs", "outputs", "says"),
+        ("inputs", "outputs", "message"),
         [
             ([IDS, MASK, ("language", "INT32", [1])], [SENTENCE], "does not know: language (INT32 [1])"),
             ([("features", "FP32", [4])], [SENTENCE], "takes features (FP32 [4])"),
@@ -297,9 +297,9 @@ class TestRefusals:
             ([IDS, MASK], [("x", "FP32", [2, -1, 8])], "neither a vector nor a vector a token"),
         ],
     )
-    def test_what_is_not_an_embedder(self, inputs: list[Tensor], outputs: list[Tensor], says: str) -> None:
+    def test_what_is_not_an_embedder(self, inputs: list[Tensor], outputs: list[Tensor], message: str) -> None:
         """The tensor at fault is named."""
-        assert says in refusal(inputs, outputs)
+        assert message in refusal(inputs, outputs)
 
 
 class TestTheRest:
@@ -392,20 +392,20 @@ class TestShapes:
         assert embedder.shape_input(embedder.inputs[0], np.ones((1, 5), np.int64)).shape == (5,)
         assert embedder.shape_output(embedder.outputs[0], np.ones((5, 8)), 1).shape == (1, 5, 8)
 
-    @pytest.mark.parametrize(("axes", "given", "expected"), [
+    @pytest.mark.parametrize(("axes", "shape", "expected"), [
         (1, (3, 8), (3, 8)), (1, (3, 1, 8), (3, 8)), (2, (3, 5, 8), (3, 5, 8)), (0, (3, 1), (3,)), (0, (3,), (3,)),
         (1, (3, 0), (3, 0)),
     ])  # fmt: skip
-    def test_answers_have_their_rows_first(self, axes: int, given: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    def test_answers_have_their_rows_first(self, axes: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Axes of size 1 in between go."""
         port = Port("x", "x", "FP32", (), axes=axes)
-        assert found([TEXT], [SENTENCE]).shape_output(port, np.zeros(given), 3).shape == expected
+        assert found([TEXT], [SENTENCE]).shape_output(port, np.zeros(shape), 3).shape == expected
 
-    @pytest.mark.parametrize(("axes", "given"), [(1, (2, 8)), (1, (3, 2, 8)), (2, (3,)), (0, (3, 2)), (1, ())])
-    def test_answers_of_other_sizes_are_the_engines_fault(self, axes: int, given: tuple[int, ...]) -> None:
+    @pytest.mark.parametrize(("axes", "shape"), [(1, (2, 8)), (1, (3, 2, 8)), (2, (3,)), (0, (3, 2)), (1, ())])
+    def test_answers_of_other_sizes_are_the_engines_fault(self, axes: int, shape: tuple[int, ...]) -> None:
         """Rows are never cut or joined silently."""
         with pytest.raises(UpstreamFailed, match="for 3 inputs"):
-            found([TEXT], [SENTENCE]).shape_output(Port("x", "x", "FP32", (), axes=axes), np.zeros(given), 3)
+            found([TEXT], [SENTENCE]).shape_output(Port("x", "x", "FP32", (), axes=axes), np.zeros(shape), 3)
 
 
 words = st.sampled_from([

@@ -273,19 +273,19 @@ def test_the_machine_s_own_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest
 
 def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub is that of the interpreter whose libpython was found."""
-    asked: list[Any] = []
+    calls: list[Any] = []
     found = Distribution(Path("/fetched"), Path("/b"), Path("/c"))
     made = Environment(Path("/e/bin"), Path("/e/libpython"))
     python = Interpreter("/usr/bin/python3.12", "3.12", Path("/lib/libpython3.12.so.1.0"))
     monkeypatch.setattr(distribution, "find_installed", lambda: None)
     monkeypatch.setattr(distribution, "check_machine", lambda: "x86_64")
 
-    def fetch(*given: Any, offline: bool, **_: Any) -> Distribution:
-        asked.append((*given, offline))
+    def fetch(*args: Any, offline: bool, **_: Any) -> Distribution:
+        calls.append((*args, offline))
         return found
 
-    def build(*given: Any, offline: bool, **_: Any) -> Environment:
-        asked.append((*given, offline))
+    def build(*args: Any, offline: bool, **_: Any) -> Environment:
+        calls.append((*args, offline))
         return made
 
     monkeypatch.setattr(distribution, "fetch", fetch)
@@ -293,7 +293,7 @@ def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkey
     monkeypatch.setattr(environment, "build", build)
     assert obtain(options(tmp_path, offline=True)) == Installation(found, made)
     root = tmp_path / "home" / "triton"
-    assert asked == [(root / "distributions", "3.12", True), (root / "environments", python, True)]
+    assert calls == [(root / "distributions", "3.12", True), (root / "environments", python, True)]
 
 
 def test_a_log_that_grew_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

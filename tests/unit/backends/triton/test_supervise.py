@@ -45,8 +45,8 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Up]:
 
 def test_options_reach_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are, with paths that mean the same in another folder."""
-    given = options(tmp_path, repository=tmp_path / "été", load=("a", "b"), stable_s=1.5)
-    assert supervise._decode(supervise._encode(given)) == given
+    expected = options(tmp_path, repository=tmp_path / "été", load=("a", "b"), stable_s=1.5)
+    assert supervise._decode(supervise._encode(expected)) == expected
     monkeypatch.chdir(tmp_path)
     found = supervise._decode(supervise._encode(TritonOptions(home=Path("home"), repository=Path("models"))))
     assert found == TritonOptions(home=tmp_path / "home", repository=tmp_path / "models")

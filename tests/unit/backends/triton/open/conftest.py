@@ -139,8 +139,8 @@ async def opened(tritons: TritonConnections, triton: FakeTriton, offline: Settin
         def talk(pipeline: ChatPipeline, generators: Sequence[TextGenerator], facts: ModelFacts) -> GenerationRunner:
             return GenerationRunner(pipeline, generators, facts, GenerationOptions(model="m"))
 
-        told: list[str] = [] if notes is None else notes
-        runner = await open_triton(target, lanes, talk, told.append)
+        messages: list[str] = [] if notes is None else notes
+        runner = await open_triton(target, lanes, talk, messages.append)
         runners.append(runner)
         return runner
 

@@ -142,7 +142,7 @@ def reads(triton: FakeTriton, folder: Path, dimension: int = checkpoints.HIDDEN,
     triton._load = look_and_load  # type: ignore[method-assign]
 
 
-def asked(triton: FakeTriton, rpc: str) -> list[Any]:
+def requests_of(triton: FakeTriton, rpc: str) -> list[Any]:
     """The requests of one RPC so far."""
     return [request for name, request in triton.requests if name == rpc]
 

@@ -18,7 +18,7 @@ from shoal.errors import ConfigError, Forbidden, ModelFailed, TransportFailed
 from shoal.models.store import StoredModel
 from shoal.specs import ScoreSpec
 from tests.fakes.triton import FakeTriton, Refused
-from tests.unit.backends.triton.open.kit import LACKING, asked, reads, text_model, token_model
+from tests.unit.backends.triton.open.kit import LACKING, reads, requests_of, text_model, token_model
 
 NAME = "org/mini"
 FOLDER = "org~mini"
@@ -149,7 +149,7 @@ class TestPublishing:
         """With the configuration; after a restart of the server they are pushed again."""
         assert await pushing.write(NAME, stored, settings) == triton.target
         await pushing.load(NAME, settings)
-        sent = asked(triton, "RepositoryModelLoad")[0]
+        sent = requests_of(triton, "RepositoryModelLoad")[0]
         assert {"config", "file:1/model.onnx"} <= set(sent.parameters)
         await triton.stop()
         await triton.start()
@@ -179,7 +179,7 @@ class TestPublishing:
 
         triton._load = refusing  # type: ignore[method-assign]
         await pushing.publish(NAME, stored, settings, text_in=True)
-        assert [each.model_name for each in asked(triton, "RepositoryModelLoad")] == [
+        assert [each.model_name for each in requests_of(triton, "RepositoryModelLoad")] == [
             f"{FOLDER}~~encoder",
             f"{FOLDER}~~tokenizer",
             FOLDER,
@@ -302,9 +302,9 @@ class TestEntries:
         assert await pushing.entries() == await pushing.entries() == []
         monkeypatch.setattr(pushing, "control", control)
         gate.set()
-        asked = pushing._refresh_task
-        assert asked is not None
-        await asked
+        refresh = pushing._refresh_task
+        assert refresh is not None
+        await refresh
         await pushing.entries()
         assert pushing._refresh_task is not None
         await pushing._refresh_task

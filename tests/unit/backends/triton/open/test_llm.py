@@ -22,7 +22,7 @@ from shoal.types import Chunk, Embed, Generate, Message, Sampling
 from tests.fakes.triton import FakeModel, FakeTriton
 from tests.fakes.triton_llm import Script, Talker, talker
 from tests.fixtures.tiny_llama import CONTEXT, EOS, IM_END, write_tokenizer
-from tests.unit.backends.triton.open.kit import Open, asked, forgotten, soon, text_model, until
+from tests.unit.backends.triton.open.kit import Open, forgotten, requests_of, soon, text_model, until
 
 HELLO = [Message(role="user", content="What is the weather in Paris?")]
 
@@ -266,4 +266,4 @@ class TestOffered:
         triton.add(FakeModel("llm", config=config))
         found = await self.offers(triton, tritons)
         assert "generates text (vLLM), but not from text_input to text_output" in str(found["llm"])
-        assert not asked(triton, "RepositoryModelLoad")
+        assert not requests_of(triton, "RepositoryModelLoad")

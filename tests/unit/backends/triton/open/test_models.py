@@ -25,8 +25,8 @@ from tests.unit.backends.triton.open.kit import (
     DIMENSION,
     Open,
     ask,
-    asked,
     mean_of,
+    requests_of,
     text_model,
     token_model,
     vector_of,
@@ -127,10 +127,10 @@ class TestTextModels:
 
 def nim(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """Says in its vectors what it was told beside the text."""
-    told = {key: triton_codec.get_parameter(request.parameters, key) for key in request.parameters}
+    parameters = {key: triton_codec.get_parameter(request.parameters, key) for key in request.parameters}
     texts = [each.decode() for each in triton_codec.read_inputs(request)["text"].ravel()]
-    width = int(told.get("dimensions", DIMENSION))  # type: ignore[arg-type]
-    rows = np.stack([vector_of(f"{told.get('input_type')}|{text}", DIMENSION)[:width] for text in texts])
+    width = int(parameters.get("dimensions", DIMENSION))  # type: ignore[arg-type]
+    rows = np.stack([vector_of(f"{parameters.get('input_type')}|{text}", DIMENSION)[:width] for text in texts])
     return reply(request, embeddings=rows, token_count=np.array([[len(text)] for text in texts], np.int32))
 
 
@@ -148,7 +148,7 @@ class TestOtherStyles:
         assert np.array_equal(answer.vectors[0], vector_of("query|abc"))
         cut = await ask(runner, "abc", input_type="document", dimensions=3)
         assert np.array_equal(cut.vectors[0], vector_of("passage|abc")[:3])
-        sent = asked(triton, "ModelInfer")[-1].parameters
+        sent = requests_of(triton, "ModelInfer")[-1].parameters
         assert triton_codec.get_parameter(sent, "truncate") == "END"
 
     async def test_litellms_names(self, triton: FakeTriton, opened: Open) -> None:
@@ -203,7 +203,7 @@ class TestTokenModels:
         assert runner.facts.max_input_tokens == 10
         expected = mean_of(ids_of(source, "fish"), checkpoints.HIDDEN)
         assert np.allclose((await vectors(runner, "fish"))[0], expected, atol=1e-6)
-        assert {tuple(request.inputs[0].shape)[1] for request in asked(triton, "ModelInfer")} == {10}
+        assert {tuple(request.inputs[0].shape)[1] for request in requests_of(triton, "ModelInfer")} == {10}
 
     async def test_unit_rows_are_noticed(self, triton: FakeTriton, opened: Open, source: Path) -> None:
         """Whatever the files of the tokenizer's source say of a Normalize."""

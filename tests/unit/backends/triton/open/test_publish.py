@@ -23,19 +23,19 @@ class TestCommandLine:
         self, stored: StoredModel, writing: Settings, triton: FakeTriton, folder: Path
     ) -> None:
         reads(triton, folder)
-        said = await publish(NAME, stored, writing)
-        assert said == f"written to {folder} and loaded by Triton at {triton.target}"
+        message = await publish(NAME, stored, writing)
+        assert message == f"written to {folder} and loaded by Triton at {triton.target}"
 
     async def test_published_for_a_triton_that_is_away(
         self, stored: StoredModel, writing: Settings, triton: FakeTriton, folder: Path
     ) -> None:
         await triton.stop()
-        said = await publish(NAME, stored, writing)
-        assert said.startswith(f"written to {folder}; not loaded: Triton is not reachable")
+        message = await publish(NAME, stored, writing)
+        assert message.startswith(f"written to {folder}; not loaded: Triton is not reachable")
 
     async def test_published_for_no_triton(self, stored: StoredModel, writing: Settings, folder: Path) -> None:
-        said = await publish(NAME, stored, msgspec.structs.replace(writing, triton_url=""))
-        assert said == (
+        message = await publish(NAME, stored, msgspec.structs.replace(writing, triton_url=""))
+        assert message == (
             f"written to {folder} for the onnxruntime backend; name a running Triton with --triton-url to load it"
         )
         assert (folder / FOLDER).is_dir()

@@ -21,7 +21,7 @@ from shoal.models.address import ServedModel
 from shoal.types import ModelStats
 from tests.fakes import triton_codec
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, empty, reply
-from tests.unit.backends.triton.open.kit import DIMENSION, Open, asked, text_model, until, vector_of, vectors
+from tests.unit.backends.triton.open.kit import DIMENSION, Open, requests_of, text_model, until, vector_of, vectors
 
 
 class TestReplicas:
@@ -158,7 +158,7 @@ class TestRunner:
         await runner.aclose()
         await runner.unload(10.0)
         assert [each.state for each in triton.models.values()] == ["UNAVAILABLE", "UNAVAILABLE"]
-        assert asked(triton, "RepositoryModelUnload")[0].model_name == "m"
+        assert requests_of(triton, "RepositoryModelUnload")[0].model_name == "m"
 
     async def test_a_server_that_is_away_keeps_no_other_from_unloading(
         self, triton: FakeTriton, second: FakeTriton, opened: Open

@@ -24,7 +24,7 @@ from shoal.specs import Activation
 from shoal.types import Array, Classify, Rerank, Scored
 from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, reply
-from tests.unit.backends.triton.open.kit import VOCAB, Open, asked, soon, table, until
+from tests.unit.backends.triton.open.kit import VOCAB, Open, requests_of, soon, table, until
 from tests.unit.models.checkpoints import checkpoint
 from tests.unit.models.classifiers import classifier
 
@@ -168,8 +168,8 @@ def text_scorer(name: str, inputs: Sequence[str], *, output: str = "scores", siz
     config.output.add(name=output, data_type=pb.TYPE_FP32, dims=[1])
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        given = triton_codec.read_inputs(request)
-        sides = [[each.decode() for each in given[one].ravel()] for one in inputs]
+        values = triton_codec.read_inputs(request)
+        sides = [[each.decode() for each in values[one].ravel()] for one in inputs]
         rows = zip(*sides, strict=True) if len(sides) > 1 else ((one, None) for one in sides[0])
         return reply(request, final=None, **{output: np.array([[score_of(*row)] for row in rows], np.float32)})
 
@@ -189,9 +189,9 @@ class TestTextModels:
         assert (runner.facts.details["schema"], runner.facts.details["usage"]) == ("pairs", "estimated")
         assert isinstance(runner.lane.pipeline, TextScorePipeline)
         logits = np.array([[score_of(*pair)] for pair in PAIRS], np.float32)
-        before = len(asked(triton, "ModelInfer"))
+        before = len(requests_of(triton, "ModelInfer"))
         np.testing.assert_allclose(await scores(runner, raw=False), apply_activation(logits, activation), rtol=1e-5)
-        assert len(asked(triton, "ModelInfer")) == before + 1
+        assert len(requests_of(triton, "ModelInfer")) == before + 1
         if activation == "identity":
             with pytest.raises(Unsupported, match="raw"):
                 await scores(runner)

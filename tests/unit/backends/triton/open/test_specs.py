@@ -35,7 +35,7 @@ from shoal.types import Classify, Embed, Embedded, VectorKind
 from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 from tests.fixtures.tiny_llama import write_tokenizer
-from tests.unit.backends.triton.open.kit import Open, asked, soon, token_model, until
+from tests.unit.backends.triton.open.kit import Open, requests_of, soon, token_model, until
 from tests.unit.models.checkpoints import HIDDEN, checkpoint, dense
 from tests.unit.models.classifiers import classifier
 from tests.unit.models.head_checkpoints import m3, native, pylate, splade, static
@@ -164,7 +164,7 @@ class TestEntries:
         ]
         for kinds, outputs in expected:
             answer = await embed(runner, "fish", outputs=kinds)
-            assert {one.name for one in asked(triton, "ModelInfer")[-1].outputs} == outputs
+            assert {one.name for one in requests_of(triton, "ModelInfer")[-1].outputs} == outputs
             assert bool(answer.vectors.size) == ("dense" in kinds)
             assert len(answer.multi_vectors) == ("multi" in kinds)
             assert len(answer.token_vectors) == ("tokens" in kinds)
@@ -251,9 +251,9 @@ class TestPrompts:
     async def test_a_default_that_is_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
         stored = made["plain"].stored
         triton.add(written(made["plain"]))
-        for given in ({"stored": stored}, {}):
+        for options in ({"stored": stored}, {}):
             with pytest.raises(ConfigError, match="'nope' is no prompt of"):
-                await opened("m", table=ModelTable(default_prompt_name="nope"), **given)
+                await opened("m", table=ModelTable(default_prompt_name="nope"), **options)
 
     async def test_a_reranker_has_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
         """Its own ones are a matter of how it was trained."""

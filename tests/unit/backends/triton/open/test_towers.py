@@ -23,7 +23,7 @@ from shoal.models.store import Store, StoredModel
 from shoal.specs import ScoreSpec
 from shoal.types import Classify, Embed, Image
 from tests.fakes.triton import FakeTriton
-from tests.unit.backends.triton.open.kit import DIMENSION, Open, asked, forgotten, mean_of, soon, until
+from tests.unit.backends.triton.open.kit import DIMENSION, Open, forgotten, mean_of, requests_of, soon, until
 from tests.unit.backends.triton.open.towers_kit import (
     CONTRAST,
     IMAGE,
@@ -63,7 +63,7 @@ def states(triton: FakeTriton) -> list[str]:
 
 
 def loaded(triton: FakeTriton) -> list[str]:
-    return [each.model_name for each in asked(triton, "RepositoryModelLoad")]
+    return [each.model_name for each in requests_of(triton, "RepositoryModelLoad")]
 
 
 async def embed(runner: Any, *items: Any, **fields: Any) -> Any:
