@@ -20,7 +20,7 @@ class Talker:
     """Streams three words and a usage event, or what a test sets; `refuse`: a status to answer instead."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.heads: list[bytes] = []
         self.tail = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\ndata: [DONE]\n\n'
         self.refuse = ""
@@ -36,7 +36,7 @@ class Talker:
                     writer.write(whole("200 OK", b'{"data":[{"id":"vectors","tasks":["embed"]},{"id":"first"}]}'))
                     continue
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                self.asked.append(json.loads(await reader.readexactly(length)))
+                self.requests.append(json.loads(await reader.readexactly(length)))
                 self.now += 1
                 self.most = max(self.most, self.now)
                 await self.answer(writer)
@@ -47,15 +47,15 @@ class Talker:
             writer.close()
 
     async def answer(self, writer: asyncio.StreamWriter) -> None:
-        asked = self.asked[-1]
+        request = self.requests[-1]
         if self.refuse:
             writer.write(whole(self.refuse, b'{"error":{"message":"not now"}}'))
-        elif not asked["stream"]:
+        elif not request["stream"]:
             writer.write(whole("200 OK", b'{"choices":[{"text":"a b"}],"usage":{"completion_tokens":2}}'))
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
             for word in ("", "a", "b", "c"):
-                choice = {"delta": {"content": word}} if "messages" in asked else {"text": word}
+                choice = {"delta": {"content": word}} if "messages" in request else {"text": word}
                 writer.write(chunked(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"))
                 await asyncio.sleep(0)
             writer.write(chunked(self.tail) + b"0\r\n\r\n")
@@ -92,11 +92,11 @@ async def test_streams_are_asked_and_timed() -> None:
     assert three.rows["Input Sequence Length (tokens)"].avg == 9
     assert one.rows["Time To First Token (ms)"].max <= one.rows["Request Latency (ms)"].max
     assert talker.most <= 3
-    prompts = [body["messages"][0]["content"] for body in talker.asked]
+    prompts = [body["messages"][0]["content"] for body in talker.requests]
     assert len(set(prompts)) == len(prompts) == 15
     assert {len(prompt.split()) for prompt in prompts} == {12}
-    assert {(body["model"], body["max_tokens"], body["stream"]) for body in talker.asked} == {("first", 5, True)}
-    assert all(body["stream_options"] == {"include_usage": True} for body in talker.asked)
+    assert {(body["model"], body["max_tokens"], body["stream"]) for body in talker.requests} == {("first", 5, True)}
+    assert all(body["stream_options"] == {"include_usage": True} for body in talker.requests)
     assert all(b"authorization: Bearer secret\r\n" in head for head in talker.heads)
 
 
@@ -106,7 +106,7 @@ async def test_the_other_endpoint_whole_answers_and_exact_lengths() -> None:
         plan = ChatPlan(model="m", requests=2, endpoint="completions", stream=False, exact=True, output_tokens=8)
         (found,) = await measure_http(talker.url, plan)
     assert talker.heads[0].startswith(b"POST /v1/completions ")
-    body = talker.asked[0]
+    body = talker.requests[0]
     assert (body["model"], body["ignore_eos"], body["min_tokens"]) == ("m", True, 8)
     assert "stream_options" not in body
     assert isinstance(body["prompt"], str)
@@ -120,7 +120,7 @@ async def test_a_refusal_at_the_start_ends_it_with_the_server_s_words() -> None:
         talker.refuse = "429 Too Many Requests"
         with pytest.raises(RuntimeError, match=r"429: .*not now"):
             await measure_http(talker.url, ChatPlan(model="m"))
-    assert len(talker.asked) == 1
+    assert len(talker.requests) == 1
 
 
 async def test_an_error_in_mid_stream_is_no_answer() -> None:
@@ -165,11 +165,11 @@ class Scripted:
 
     def __init__(self, wrong: int = 0) -> None:
         self.wrong = wrong
-        self.asked = 0
+        self.calls = 0
 
     async def ask(self, prompt: str) -> Answer:
-        self.asked += 1
-        return Answer(0.0, 1.0, [0.5, 1.0], error="broken" if 1 < self.asked <= 1 + self.wrong else "")
+        self.calls += 1
+        return Answer(0.0, 1.0, [0.5, 1.0], error="broken" if 1 < self.calls <= 1 + self.wrong else "")
 
 
 async def test_so_many_are_in_flight_as_was_said() -> None:
@@ -193,7 +193,7 @@ async def test_failures_during_a_run_are_counted() -> None:
     """The run goes on; the number of requests is kept, also where it is no multiple of the streams."""
     asks = Scripted(wrong=2)
     (found,) = await run_levels(asks, ChatPlan(requests=10, concurrency=(4,)), seed=1)
-    assert (found.requests, found.errors, asks.asked) == (8, {"broken": 2}, 11)
+    assert (found.requests, found.errors, asks.calls) == (8, {"broken": 2}, 11)
 
 
 async def test_without_a_number_each_stream_asks_four_times() -> None:
@@ -201,9 +201,9 @@ async def test_without_a_number_each_stream_asks_four_times() -> None:
     plan = ChatPlan()
     asks = Scripted()
     await run_level(asks, plan, 1, lambda: "a")
-    assert asks.asked == 20
+    assert asks.calls == 20
     await run_level(asks, plan, 10, lambda: "a")
-    assert asks.asked == 60
+    assert asks.calls == 60
 
 
 async def test_the_server_s_processor_time_is_told() -> None:

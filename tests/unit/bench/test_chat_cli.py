@@ -109,10 +109,10 @@ class TestHttp:
         assert result.exit_code == 1
         assert "start one with `shoal serve`" in result.stderr
 
-    @pytest.mark.parametrize("given", ["", "one", "0", "1,,2", "5000"])
-    def test_a_concurrency_that_is_none(self, given: str) -> None:
+    @pytest.mark.parametrize("value", ["", "one", "0", "1,,2", "5000"])
+    def test_a_concurrency_that_is_none(self, value: str) -> None:
         """A usage error that shows how it is written."""
-        result = run("http://127.0.0.1:9", "--concurrency", given)
+        result = run("http://127.0.0.1:9", "--concurrency", value)
         assert result.exit_code == 2
         assert "such as 1,8,64" in result.stderr
 
@@ -133,7 +133,9 @@ class TestEmbeddings:
         assert "--surface" in CliRunner().invoke(app, ["bench", "embed", "--help"], env={"COLUMNS": "200"}).output
 
 
-def talker(name: str, inputs: Mapping[str, pb.DataType], asked: list[dict[str, Any]], *, batch: int = 0) -> FakeModel:
+def talker(
+    name: str, inputs: Mapping[str, pb.DataType], requests: list[dict[str, Any]], *, batch: int = 0
+) -> FakeModel:
     """A decoupled text model that answers two words, and keeps what it was asked; `broken` answers an error."""
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=batch)
     config.model_transaction_policy.decoupled = True
@@ -146,7 +148,7 @@ def talker(name: str, inputs: Mapping[str, pb.DataType], asked: list[dict[str, A
 
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
         tensors = triton_codec.read_inputs(request)
-        asked.append({each: (array.shape, array.flat[0]) for each, array in tensors.items()})
+        requests.append({each: (array.shape, array.flat[0]) for each, array in tensors.items()})
         if name == "broken":
             raise Refused("the model is out of order")
         counting = {"num_output_tokens", "num_input_tokens"} & {output.name for output in request.outputs}
@@ -161,38 +163,42 @@ def talker(name: str, inputs: Mapping[str, pb.DataType], asked: list[dict[str, A
 class TestGrpc:
     async def test_a_vllm_model(self) -> None:
         """Its inputs by name, one for each request; empty pieces are no tokens."""
-        asked: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
         kinds = {"stream": pb.TYPE_BOOL, "sampling_parameters": pb.TYPE_STRING}
         async with FakeTriton() as triton:
-            triton.add(talker("m", kinds, asked))
+            triton.add(talker("m", kinds, requests))
             plan = ChatPlan(model="m", requests=3, concurrency=(2,), input_tokens=4, output_tokens=6, exact=True)
             (found,) = await measure_grpc(triton.target, plan)
         assert (found.requests, found.errors, found.tokens_by) == (3, {}, "chunks")
         assert found.rows["Output Sequence Length (tokens)"].avg == 2
-        assert asked[0]["stream"] == ((1,), True)
-        assert json.loads(asked[0]["sampling_parameters"][1]) == {"max_tokens": 6, "ignore_eos": True, "min_tokens": 6}
-        assert len({one["text_input"][1] for one in asked}) == 4
+        assert requests[0]["stream"] == ((1,), True)
+        assert json.loads(requests[0]["sampling_parameters"][1]) == {
+            "max_tokens": 6,
+            "ignore_eos": True,
+            "min_tokens": 6,
+        }
+        assert len({one["text_input"][1] for one in requests}) == 4
 
     async def test_a_model_that_counts_its_tokens(self) -> None:
         """Pieces may hold several tokens; the counts of the pieces are added."""
-        asked: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
         flags = {"return_num_input_tokens": pb.TYPE_BOOL, "return_num_output_tokens": pb.TYPE_BOOL}
         async with FakeTriton() as triton:
-            triton.add(talker("m", {"sampling_parameters": pb.TYPE_STRING, **flags}, asked))
+            triton.add(talker("m", {"sampling_parameters": pb.TYPE_STRING, **flags}, requests))
             (found,) = await measure_grpc(triton.target, ChatPlan(model="m", requests=2))
         assert found.tokens_by == "server"
         assert found.rows["Output Sequence Length (tokens)"].avg == 9
         assert found.rows["Input Sequence Length (tokens)"].avg == 3
-        assert asked[0]["return_num_output_tokens"] == ((1,), True)
+        assert requests[0]["return_num_output_tokens"] == ((1,), True)
 
     async def test_a_tensorrt_llm_model(self) -> None:
         """With a batch dimension, and its own name for the length."""
-        asked: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
         async with FakeTriton() as triton:
-            triton.add(talker("m", {"max_tokens": pb.TYPE_INT32, "stream": pb.TYPE_BOOL}, asked, batch=8))
+            triton.add(talker("m", {"max_tokens": pb.TYPE_INT32, "stream": pb.TYPE_BOOL}, requests, batch=8))
             await measure_grpc(triton.target, ChatPlan(model="m", requests=1, output_tokens=6))
-        assert asked[0]["max_tokens"] == ((1, 1), 6)
-        assert asked[0]["text_input"][0] == (1, 1)
+        assert requests[0]["max_tokens"] == ((1, 1), 6)
+        assert requests[0]["text_input"][0] == (1, 1)
 
     async def test_a_model_that_fails(self) -> None:
         """Its own words."""
