@@ -70,11 +70,11 @@ async def test_hits_are_told() -> None:
         assert again.json()["usage"]["prompt_tokens"] == 3
         alone = await post(app, "/v1/embeddings", {"input": "a"})
         assert (alone.headers["x-shoal-batches"], alone.headers["x-shoal-cached"]) == ("0", "1")
-        told = await metrics(app, "fake")
-        assert (told["shoal_cache_hits_total"], told["shoal_cache_misses_total"]) == (3, 3)
-        assert told["shoal_cache_evicted_total"] == 0
-        assert told['shoal_cache_bytes{place="memory"}'] > 3 * 32 * 4
-        assert told['shoal_cache_bytes{place="disk"}'] == 0
+        values = await metrics(app, "fake")
+        assert (values["shoal_cache_hits_total"], values["shoal_cache_misses_total"]) == (3, 3)
+        assert values["shoal_cache_evicted_total"] == 0
+        assert values['shoal_cache_bytes{place="memory"}'] > 3 * 32 * 4
+        assert values['shoal_cache_bytes{place="disk"}'] == 0
         (stats,) = await app.gateway.statistics("fake")
         assert (stats.inference_stats.cache_hit.count, stats.inference_stats.cache_miss.count) == (3, 3)
 

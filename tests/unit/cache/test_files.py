@@ -374,8 +374,8 @@ def test_a_disk_that_says_no_ends_the_writing(
         cache.put("later", row(3))
     settled(writer)
     assert (read(cache, "before"), read(cache, "lost"), read(cache, "later")) == (1, None, None)
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [f"rows are no longer cached in {cache.folder}: {os.strerror(code)}"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"rows are no longer cached in {cache.folder}: {os.strerror(code)}"]
 
 
 def test_a_folder_that_cannot_be_made(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,9 +87,9 @@ async def test_on_disk_it_outlives_the_server(tmp_path: Path) -> None:
 )
 async def test_rows_of_another_model_are_none_of_its_own(tmp_path: Path, facts: ModelFacts, precision: str) -> None:
     """Under the same name: what computes them must be the same in everything."""
-    for each, given, expected in ((FACTS, "f32", None), (facts, precision, None), (FACTS, "f32", ROW.tokens)):
+    for each, weights, expected in ((FACTS, "f32", None), (facts, precision, None), (FACTS, "f32", ROW.tokens)):
         caches = RowCaches(tmp_path)
-        cache = caches.open("m", settings(0, 1), each, given)
+        cache = caches.open("m", settings(0, 1), each, weights)
         assert cache is not None
         assert caches._writer is not None
         caches._writer.submit(lambda: None).result()
