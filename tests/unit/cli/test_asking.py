@@ -19,7 +19,7 @@ from shoal.errors import ConfigError, SetupError, TransportFailed
 from tests.unit.cli.servers import Quiet, serving
 
 
-class Told(HTTPServer):
+class FakeServer(HTTPServer):
     """Answers as it is told."""
 
     def __init__(self, answer: Any, status: int = 200) -> None:
@@ -30,7 +30,7 @@ class Told(HTTPServer):
 
 
 class _Reply(Quiet):
-    server: Told
+    server: FakeServer
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers["content-length"] or 0))
@@ -42,7 +42,7 @@ class _Reply(Quiet):
 
 
 @contextmanager
-def said(words: bytes) -> Iterator[str]:
+def raw_server(words: bytes) -> Iterator[str]:
     """A URL at which one connection is answered with these words, whatever they are."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -63,7 +63,7 @@ def test_a_proxy_is_not_asked_for_this_machine(command: list[str], monkeypatch: 
     """Its loopback address is another one: what is told is what this machine answers."""
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    server = Told({"data": []})
+    server = FakeServer({"data": []})
     with serving(server):
         words = [*command, "--url", server.url]
         result = CliRunner().invoke(app, words, env={"http_proxy": "http://127.0.0.1:1"})
@@ -74,7 +74,7 @@ def test_a_proxy_is_not_asked_for_this_machine(command: list[str], monkeypatch: 
 @pytest.mark.parametrize("command", [["embed", "a"], ["chat", "a"], ["ps"], ["load", "m"]])
 def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
     """It speaks of headers; the command says where it takes the key from."""
-    server = Told({"error": {"message": "No API key was sent."}}, 401)
+    server = FakeServer({"error": {"message": "No API key was sent."}}, 401)
     with serving(server):
         result = CliRunner().invoke(app, [*command, "--url", server.url])
     assert result.exit_code == 1
@@ -84,7 +84,7 @@ def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
 @pytest.mark.parametrize("answer", [["a list"], {"data": [{}]}, {"data": None}, {}])
 def test_vectors_of_another_shape(answer: Any) -> None:
     """One line, where a server answers what is no list of vectors."""
-    server = Told(answer)
+    server = FakeServer(answer)
     with serving(server):
         result = CliRunner().invoke(app, ["embed", "--url", server.url, "--model", "m", "a"])
     assert result.exit_code == 1
@@ -94,7 +94,7 @@ def test_vectors_of_another_shape(answer: Any) -> None:
 @pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.6\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"])
 def test_what_does_not_speak_http(words: bytes) -> None:
     """Nor to the end of its answer."""
-    with said(words) as url, pytest.raises(TransportFailed, match="nothing answers at"):
+    with raw_server(words) as url, pytest.raises(TransportFailed, match="nothing answers at"):
         ServerClient(url).ask("/v1/models")
 
 
@@ -110,7 +110,7 @@ def test_what_does_not_speak_http(words: bytes) -> None:
 )
 def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
     """Or of which nobody says what it can."""
-    server = Told({"data": listed})
+    server = FakeServer({"data": listed})
     with serving(server):
         if first is not None:
             assert ServerClient(server.url).first_model("embed") == first

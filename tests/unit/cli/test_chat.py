@@ -37,7 +37,7 @@ class Upstream(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.models: list[dict[str, Any]] = [{"id": "vectors", "tasks": ["embed"]}, {"id": "talker"}]
         self.events = [
@@ -62,7 +62,7 @@ class _Reply(Quiet):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(body)
+        self.server.requests.append(body)
         self.server.keys.append(self.headers["authorization"])
         if body["model"] == "nobody":
             self.whole(404, b'{"error":{"message":"no model nobody; known: talker"}}')
@@ -169,7 +169,7 @@ class TestThere:
         assert result.exit_code == 0, result.output
         assert result.stdout == "Sí, claro.\n"
         assert result.stderr.startswith("5 tokens")
-        (body,) = upstream.asked
+        (body,) = upstream.requests
         assert body["model"] == "talker"
         assert body["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ready?"}]
         assert (body["temperature"], body["stream"]) == (0.5, True)
@@ -181,7 +181,7 @@ class TestThere:
         arguments = ["chat", "--url", f"{upstream.url}/v1/", "--model", "m", "--max-tokens", "7", "a?"]
         result = runner.invoke(app, [*arguments, "--upstream-api-key", "other"], env={"SHOAL_API_KEY": "k1"})
         assert result.exit_code == 0, result.output
-        assert (upstream.asked[0]["model"], upstream.asked[0]["max_tokens"]) == ("m", 7)
+        assert (upstream.requests[0]["model"], upstream.requests[0]["max_tokens"]) == ("m", 7)
         assert upstream.keys == ["Bearer other"]
 
     def test_reasoning_and_usage_are_chunks(self, upstream: Upstream) -> None:
@@ -331,16 +331,16 @@ class TestOpened:
         app.loaded.clear()
         app.card.note = "waiting for triton://h:1: it does not answer"
         app.pending_sources = {"triton://other:1": "nobody is there"}
-        said: list[str] = []
+        lines: list[str] = []
 
         def noted(line: str) -> None:
-            said.append(line)
-            if len(said) == 2:
+            lines.append(line)
+            if len(lines) == 2:
                 app.loaded.set()
 
         with open_local_chat(app.opening(), noted):
             pass
-        assert said == [
+        assert lines == [
             "m is not there yet: waiting for triton://h:1: it does not answer",
             "triton://other:1 is not there yet: nobody is there",
         ]

@@ -36,7 +36,7 @@ class Upstream(HTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.models = ["first", "second"]
 
@@ -61,7 +61,7 @@ class _Reply(Quiet):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(body)
+        self.server.requests.append(body)
         self.server.keys.append(self.headers["authorization"])
         refused = body.get("model") == "nobody"
         broken = [
@@ -111,7 +111,7 @@ class TestHere:
         assert np.allclose(json.loads(result.stdout), [expected("a", "b"), expected(*breaks.split()), expected("c")])
 
     @pytest.mark.parametrize(
-        ("given", "line"),
+        ("data", "line"),
         [
             (b"a\n\xfcber\n", "line 2 of standard input is not UTF-8 (byte 1 is 0xfc): convert it first"),
             (b"a\n\nb\n", "line 2 of standard input is empty and has no vector: take it out, or fill it"),
@@ -119,9 +119,9 @@ class TestHere:
         ],
     )
     @pytest.mark.parametrize("there", [[], ["--url", "http://127.0.0.1:1"]])
-    def test_lines_that_can_have_no_vector_are_named(self, given: bytes, line: str, there: list[str]) -> None:
+    def test_lines_that_can_have_no_vector_are_named(self, data: bytes, line: str, there: list[str]) -> None:
         """Before a model is loaded or a server asked, and the same for both."""
-        result = runner.invoke(app, ["embed", "--model", "fake:", *there], input=given)
+        result = runner.invoke(app, ["embed", "--model", "fake:", *there], input=data)
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith(f"error: {line}")
 
@@ -202,17 +202,17 @@ class TestThere:
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout) == [[len(text)] * 3 for text in texts]
         assert upstream.keys == ["Bearer k1"] * 2
-        assert [len(body["input"]) for body in upstream.asked] == [512, 188]
-        assert upstream.asked[0]["model"] == "m"
-        assert upstream.asked[0]["input_type"] == "query"
-        assert "dimensions" not in upstream.asked[0]
+        assert [len(body["input"]) for body in upstream.requests] == [512, 188]
+        assert upstream.requests[0]["model"] == "m"
+        assert upstream.requests[0]["input_type"] == "query"
+        assert "dimensions" not in upstream.requests[0]
 
     def test_without_a_model_the_first_one_is_asked(self, upstream: Upstream) -> None:
         """The server's own list says which that is; every request carries the bare key, without its class."""
         place = f"http://127.0.0.1:{upstream.server_port}"
         result = runner.invoke(app, ["embed", "--url", place, "ab"], env={"SHOAL_API_KEY": "k1 bulk"})
         assert result.exit_code == 0, result.output
-        assert [body["model"] for body in upstream.asked] == ["first"]
+        assert [body["model"] for body in upstream.requests] == ["first"]
         assert upstream.keys == ["Bearer k1"] * 2
 
     def test_a_server_without_models(self, upstream: Upstream) -> None:
@@ -327,7 +327,7 @@ class TestPictures:
         assert result.exit_code == 0, result.output
         right = [2, len(files["red.png"]), len(files["blue.png"])]
         assert json.loads(result.stdout) == [[length] * 3 for length in right]
-        assert upstream.asked[0]["input"][0] == {"text": "ab"}
+        assert upstream.requests[0]["input"][0] == {"text": "ab"}
 
     def test_a_request_holds_so_many_bytes(
         self, files: dict[str, bytes], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +337,7 @@ class TestPictures:
         place = f"http://127.0.0.1:{upstream.server_port}"
         words = ["a", "bb", "--image", "red.png", "green.png", "blue.png"]
         result = runner.invoke(app, ["embed", "--url", place, "--model", "m", *words])
-        assert [len(body["input"]) for body in upstream.asked] == [4, 1]
+        assert [len(body["input"]) for body in upstream.requests] == [4, 1]
         lengths = [1, 2, *(len(files[f"{colour}.png"]) for colour in ("red", "green", "blue"))]
         assert json.loads(result.stdout) == [[length] * 3 for length in lengths]
 

@@ -269,19 +269,19 @@ class TestTriton:
     @pytest.fixture(autouse=True)
     def composed(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         """What the commands ask of the composition root, instead of a Triton."""
-        asked: list[tuple[Any, ...]] = []
+        calls: list[tuple[Any, ...]] = []
 
         async def publish(name: str, stored: StoredModel, settings: Settings) -> str:
-            asked.append((stored.manifest.address, settings.triton_repository, settings.triton_instances))
+            calls.append((stored.manifest.address, settings.triton_repository, settings.triton_instances))
             return f"written to {settings.triton_repository}"
 
         async def withdraw(name: str, settings: Settings) -> bool:
-            asked.append((name, settings.triton_repository))
+            calls.append((name, settings.triton_repository))
             return name == "org/tiny"
 
         monkeypatch.setattr("shoal.backends.triton.open.publish", publish, raising=False)
         monkeypatch.setattr("shoal.backends.triton.open.withdraw", withdraw, raising=False)
-        return asked
+        return calls
 
     def test_pull_writes_into_a_repository(
         self, shoal: Shoal, folder: Path, home: Path, composed: list[tuple[Any, ...]]

@@ -50,7 +50,7 @@ class Upstream(HTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
-        self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.requests: list[tuple[str, str | None, dict[str, Any]]] = []
         self.status = 200
         self.answer = b""
 
@@ -60,7 +60,7 @@ class _Reply(Quiet):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append((self.path, self.headers["authorization"], body))
+        self.server.requests.append((self.path, self.headers["authorization"], body))
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(self.server.answer)
@@ -127,7 +127,7 @@ class TestThere:
         result = runner.invoke(app, words, env={"SHOAL_API_KEY": "k1 bulk"})
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout) == [rows[1], rows[0], rows[2]]
-        ((path, key, body),) = upstream.asked
+        ((path, key, body),) = upstream.requests
         assert (path, key) == ("/rank", "Bearer k1")
         head, _, data = body.pop("image").partition(",")
         assert head == "data:application/octet-stream;base64"

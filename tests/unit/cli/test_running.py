@@ -39,17 +39,17 @@ class Stub(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
         self.replies: dict[str, tuple[int, Any]] = {}
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.keys: set[str | None] = set()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def job(self, asked: str, looks: Looks) -> None:
+    def job(self, request: str, looks: Looks) -> None:
         """What `asked` begins, and what later looks at the job find."""
         whole = [{"job": "job_1", "action": "load", "model": "m", "created": 1, **look} for look in looks]
-        self.replies[asked] = (202, whole[0])
+        self.replies[request] = (202, whole[0])
         self.replies["GET /jobs/job_1"] = (200, whole[1:])
 
 
@@ -58,10 +58,10 @@ class _Reply(Quiet):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"] or 0))
-        asked = f"{self.command} {self.path}"
-        self.server.asked.append((asked, json.loads(body) if body else None))
+        request = f"{self.command} {self.path}"
+        self.server.requests.append((request, json.loads(body) if body else None))
         self.server.keys.add(self.headers["authorization"])
-        status, found = self.server.replies.get(asked, (404, {"error": {"message": f"no route {asked}"}}))
+        status, found = self.server.replies.get(request, (404, {"error": {"message": f"no route {request}"}}))
         if isinstance(found, list):
             found = found.pop(0)
         self.send_response(status)
@@ -157,14 +157,14 @@ class TestLoad:
         result = shoal("load", "org/tiny", "--backend", "triton", "--text-in")
         assert (result.exit_code, result.stdout) == (0, "org/tiny is loaded\n"), result.output
         assert result.stderr == "converting\n"
-        assert stub.asked[0] == (path, {"backend": "triton", "text_in": True})
+        assert stub.requests[0] == (path, {"backend": "triton", "text_in": True})
 
     def test_one_that_is_there_already(self, shoal: Shoal, stub: Stub) -> None:
         """Said, and no failure; addresses stay readable in the path."""
         stub.job("POST /v1/models/hf:org/tiny@v1/load?wait=false", [{"state": "done", "changed": False}])
         result = shoal("load", "hf:org/tiny@v1")
         assert (result.exit_code, result.stdout) == (0, "hf:org/tiny@v1 was loaded already\n"), result.output
-        assert stub.asked[0][1] == {}
+        assert stub.requests[0][1] == {}
 
     @pytest.mark.parametrize(
         ("end", "expected"),
@@ -216,27 +216,27 @@ class TestLoad:
         result = shoal(*verb, name)
         assert result.exit_code == 1
         assert f"{name!r} names no model" in result.stderr
-        assert stub.asked == []
+        assert stub.requests == []
 
     @pytest.mark.parametrize("name", ["..", "a/../../b", "a b", "a?b#c", "x%2e"])
     def test_strange_names_reach_the_server_as_they_are(self, stub: Stub, name: str) -> None:
         """It is the server that refuses them, and not a path that quietly became another one."""
         with pytest.raises(SetupError, match="answered 404"):
             RunningServer(stub.url).load(name, {}, Seen())
-        ((asked, _),) = stub.asked
+        ((request, _),) = stub.requests
         quoted = name.replace("%", "%25").replace(" ", "%20").replace("?", "%3F").replace("#", "%23")
-        assert asked == f"POST /v1/models/{quoted}/load?wait=false"
+        assert request == f"POST /v1/models/{quoted}/load?wait=false"
 
 
 class TestUnload:
     @pytest.mark.parametrize(
-        ("changed", "said"), [(True, "org/tiny is unloaded\n"), (False, "org/tiny was not loaded\n")]
+        ("changed", "message"), [(True, "org/tiny is unloaded\n"), (False, "org/tiny was not loaded\n")]
     )
-    def test_a_model_is_unloaded(self, shoal: Shoal, stub: Stub, changed: bool, said: str) -> None:
+    def test_a_model_is_unloaded(self, shoal: Shoal, stub: Stub, changed: bool, message: str) -> None:
         """One that was not loaded is no failure."""
         stub.job("POST /v1/models/org/tiny/unload?wait=false", [{"state": "done", "changed": changed}])
         result = shoal("unload", "org/tiny")
-        assert (result.exit_code, result.stdout) == (0, said), result.output
+        assert (result.exit_code, result.stdout) == (0, message), result.output
 
     def test_rm_by_a_server(self, shoal: Shoal, stub: Stub) -> None:
         """The server unloads it and deletes its files; what it does not know is a failure."""

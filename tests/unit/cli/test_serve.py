@@ -41,12 +41,12 @@ class Opened:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def announcements(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The names in each announcement."""
-    said: list[list[str]] = []
+    names: list[list[str]] = []
     monkeypatch.setattr(serve, "POLL_INTERVAL_S", 0.0)
-    monkeypatch.setattr(serve, "announce", lambda settings, port, cards: said.append([card.name for card in cards]))
-    return said
+    monkeypatch.setattr(serve, "announce", lambda settings, port, cards: names.append([card.name for card in cards]))
+    return names
 
 
 def announcing(opened: Opened, **tables: ModelTable) -> asyncio.Task[None]:
@@ -60,16 +60,16 @@ async def looks() -> None:
         await asyncio.sleep(0)
 
 
-async def test_all_of_it_at_once(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+async def test_all_of_it_at_once(announcements: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is announced while a model loads; one that failed is an error in the log beside the others."""
     opened = Opened(LOADING, WAITING)
     task = announcing(opened)
     await looks()
-    assert told == []
+    assert announcements == []
     opened.cards = (READY, FAILED)
     opened.over.set()
     await task
-    assert told == [["good", "bad"]]
+    assert announcements == [["good", "bad"]]
     assert caplog.text.count("no such folder") == 1
     assert "bad cannot be served: no such folder" in caplog.text
 
@@ -92,7 +92,7 @@ def test_a_failure_is_the_last_line_of_the_log(form: str, tmp_path: Path) -> Non
 
 
 async def test_failures_are_told_once_beside_what_waits(
-    told: list[list[str]], caplog: pytest.LogCaptureFixture
+    announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Though the announcement comes twice."""
     opened = Opened(READY, FAILED, WAITING)
@@ -101,7 +101,7 @@ async def test_failures_are_told_once_beside_what_waits(
     opened.cards = (READY, FAILED)
     opened.over.set()
     await task
-    assert len(told) == 2
+    assert len(announcements) == 2
     assert caplog.text.count("no such folder") == 1
 
 
@@ -116,7 +116,11 @@ async def test_failures_are_told_once_beside_what_waits(
     ids=["of nobody", "of a model", "of one that can be loaded", "for clients to load"],
 )
 async def test_a_table_that_changes_nothing_is_told(
-    told: list[list[str]], caplog: pytest.LogCaptureFixture, table: str, cards: tuple[ModelCard, ...], told_of: bool
+    announcements: list[list[str]],
+    caplog: pytest.LogCaptureFixture,
+    table: str,
+    cards: tuple[ModelCard, ...],
+    told_of: bool,
 ) -> None:
     """Such as one under an alias: its settings would be missed without a word."""
     opened = Opened(*cards)
@@ -124,10 +128,12 @@ async def test_a_table_that_changes_nothing_is_told(
     await announcing(opened, **{table: ModelTable(backends=("fake:",) if table == "later" else ())})
     words = '[models."other"] has no backends and names no model that is served (good): it counts once'
     assert (words in caplog.text) is told_of
-    assert len(told) == 1
+    assert len(announcements) == 1
 
 
-async def test_a_table_may_be_of_a_server_that_is_away(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_table_may_be_of_a_server_that_is_away(
+    announcements: list[list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
     """Nobody knows which models it has."""
     opened = Opened(READY)
     opened.pending_sources["openai+http://away/v1"] = "not reachable"
@@ -137,59 +143,63 @@ async def test_a_table_may_be_of_a_server_that_is_away(told: list[list[str]], ca
     assert "names no model" not in caplog.text
 
 
-async def test_no_model_at_all_is_no_failure(told: list[list[str]]) -> None:
+async def test_no_model_at_all_is_no_failure(announcements: list[list[str]]) -> None:
     """Clients load what they want."""
     opened = Opened()
     opened.over.set()
     await announcing(opened)
-    assert told == [[]]
+    assert announcements == [[]]
 
 
-async def test_a_server_whose_models_are_not_known_yet(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_whose_models_are_not_known_yet(
+    announcements: list[list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
     """It was named without a model, and is not there: said, and no failure."""
     opened = Opened()
     opened.pending_sources["triton://far:8001"] = "connection refused"
     opened.over.set()
     await announcing(opened)
     assert "triton://far:8001 is not there yet: connection refused" in caplog.text
-    assert told == [[]]
+    assert announcements == [[]]
 
 
-async def test_when_every_model_failed_it_gives_up(told: list[list[str]]) -> None:
+async def test_when_every_model_failed_it_gives_up(announcements: list[list[str]]) -> None:
     """With the reasons of all."""
     opened = Opened(FAILED, replace(FAILED, name="worse", error="not a model"))
     opened.over.set()
     with pytest.raises(SetupError, match="bad: no such folder; worse: not a model"):
         await announcing(opened)
-    assert told == []
+    assert announcements == []
 
 
-async def test_a_model_that_waits_holds_nothing_up(told: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_that_waits_holds_nothing_up(
+    announcements: list[list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
     """The rest is announced, the wait is said once, and everything again when the server came."""
     opened = Opened(READY, WAITING)
     with caplog.at_level(logging.WARNING):
         task = announcing(opened)
         await looks()
-        assert told == [["good", "far"]]
+        assert announcements == [["good", "far"]]
         assert caplog.text.count("far is not served yet: waiting for triton://far:8001: refused") == 1
         opened.cards = (READY, replace(READY, name="far"))
         opened.over.set()
         await task
-    assert told == [["good", "far"]] * 2
+    assert announcements == [["good", "far"]] * 2
 
 
-async def test_a_model_that_waits_outlives_failures(told: list[list[str]]) -> None:
+async def test_a_model_that_waits_outlives_failures(announcements: list[list[str]]) -> None:
     """The server stays for it."""
     opened = Opened(FAILED, WAITING)
     task = announcing(opened)
     await looks()
-    assert told == [["bad", "far"]]
+    assert announcements == [["bad", "far"]]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_leaving_ends_the_waiting(told: list[list[str]]) -> None:
+async def test_leaving_ends_the_waiting(announcements: list[list[str]]) -> None:
     """No task is left behind when the server stops first."""
     before = asyncio.all_tasks()
     task = announcing(Opened(LOADING))

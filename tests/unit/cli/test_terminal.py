@@ -21,12 +21,12 @@ class Script:
 
     def __init__(self, *steps: Step) -> None:
         self.steps: Sequence[Step] = steps or (Chunk(text="Yes"), Chunk(text=", sir.", finish_reason="stop"))
-        self.asked: list[list[tuple[str, object]]] = []
+        self.requests: list[list[tuple[str, object]]] = []
         self.sampling: list[Sampling] = []
         self.closed = 0
 
     def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
-        self.asked.append([(one.role, one.content) for one in messages])
+        self.requests.append([(one.role, one.content) for one in messages])
         self.sampling.append(sampling)
         try:
             for step in self.steps:
@@ -88,9 +88,9 @@ def test_a_reply_is_shown_and_remembered() -> None:
     script = Script()
     shown, _ = talk(script, "Ready?", "", "Sure?", system="be polite")
     assert shown == "Yes, sir.\nYes, sir.\n\n"
-    assert script.asked[0] == [("system", "be polite"), ("user", "Ready?")]
+    assert script.requests[0] == [("system", "be polite"), ("user", "Ready?")]
     turns = [("user", "Ready?"), ("assistant", "Yes, sir.")]
-    assert script.asked[1] == [("system", "be polite"), *turns, ("user", "Sure?")]
+    assert script.requests[1] == [("system", "be polite"), *turns, ("user", "Sure?")]
     assert script.sampling[0] == Sampling(temperature=0.5, max_tokens=9)
 
 
@@ -106,7 +106,7 @@ def test_what_it_thinks_is_dimmed_and_no_part_of_the_conversation() -> None:
     script = Script(Chunk(reasoning="Hm."), Chunk(text="\n\nYes."))
     shown, _ = talk(script, "a", "b", colour=True)
     assert shown.startswith("\x1b[2mHm.\x1b[0m\n\nYes.\n")
-    assert ("assistant", "\n\nYes.") in script.asked[1]
+    assert ("assistant", "\n\nYes.") in script.requests[1]
 
 
 def test_ctrl_c_stops_a_reply_and_keeps_what_came_of_it() -> None:
@@ -115,7 +115,7 @@ def test_ctrl_c_stops_a_reply_and_keeps_what_came_of_it() -> None:
     shown, _ = talk(script, "a story", "go on")
     assert shown.startswith("Once upon\n(stopped)\n")
     assert script.closed == 2
-    assert script.asked[1][:2] == [("user", "a story"), ("assistant", "Once upon")]
+    assert script.requests[1][:2] == [("user", "a story"), ("assistant", "Once upon")]
 
 
 def test_ctrl_c_in_the_middle_of_a_write() -> None:
@@ -129,14 +129,14 @@ def test_a_reply_that_was_stopped_before_it_began_is_no_turn() -> None:
     """Neither is its question."""
     script = Script(KeyboardInterrupt)
     talk(script, "a story", "another")
-    assert script.asked[1] == [("user", "another")]
+    assert script.requests[1] == [("user", "another")]
 
 
 def test_ctrl_c_at_the_prompt_leaves() -> None:
     """A second one after a reply was stopped, therefore."""
     script = Script(Chunk(text="Once"), KeyboardInterrupt)
     _, typed = talk(script, "a story", KeyboardInterrupt, "never read")
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
     assert typed.prompts == [PROMPT, PROMPT]
 
 
@@ -145,14 +145,14 @@ def test_words_that_leave(word: str) -> None:
     """Nothing is asked."""
     script = Script()
     talk(script, word, "never read")
-    assert script.asked == []
+    assert script.requests == []
 
 
 def test_several_lines() -> None:
     """The prompt says that it goes on; Ctrl-C there drops them and stays."""
     script = Script()
     _, typed = talk(script, '"""one', 'two"""', '"""lost', KeyboardInterrupt, "three")
-    assert [asked[-1][1] for asked in script.asked] == ["one\ntwo", "three"]
+    assert [messages[-1][1] for messages in script.requests] == ["one\ntwo", "three"]
     assert typed.prompts == [PROMPT, CONTINUATION_PROMPT, PROMPT, CONTINUATION_PROMPT, PROMPT, PROMPT]
 
 
@@ -161,10 +161,10 @@ def test_an_error_is_shown_and_the_chat_goes_on(capsys: pytest.CaptureFixture[st
     script = Script(EngineFailed("the model ran out of memory: ask for less"))
     talk(script, "a", "b")
     assert capsys.readouterr().err.count("error: the model ran out of memory: ask for less") == 2
-    assert script.asked[1] == [("user", "b")]
+    assert script.requests[1] == [("user", "b")]
     script = Script(Chunk(text="half"), EngineFailed("gone"))
     talk(script, "a", "b")
-    assert script.asked[1] == [("user", "a"), ("assistant", "half"), ("user", "b")]
+    assert script.requests[1] == [("user", "a"), ("assistant", "half"), ("user", "b")]
 
 
 def test_a_bug_is_no_error_of_the_model() -> None:
@@ -177,13 +177,13 @@ def test_commands_change_the_conversation() -> None:
     """/system, /undo and /clear, each said to have been done."""
     script = Script()
     shown, _ = talk(script, "a", "/system be brief", "b", "/undo", "c", "/clear", "d", "/system", "e", "/undo", "/undo")
-    pairs = [[content for _, content in asked] for asked in script.asked]
+    pairs = [[content for _, content in messages] for messages in script.requests]
     assert pairs[1] == ["be brief", "a", "Yes, sir.", "b"]
     assert pairs[2] == ["be brief", "a", "Yes, sir.", "c"]
     assert pairs[3] == ["be brief", "d"]
     assert pairs[4] == ["d", "Yes, sir.", "e"]
-    for said in ("the last question is forgotten", "begins anew", "there is no system message now"):
-        assert said in shown
+    for message in ("the last question is forgotten", "begins anew", "there is no system message now"):
+        assert message in shown
 
 
 def test_undo_of_nothing_and_commands_that_there_are_not() -> None:
@@ -193,7 +193,7 @@ def test_undo_of_nothing_and_commands_that_there_are_not() -> None:
     assert "there is nothing to forget" in shown
     assert "/nosuch is no command" in shown
     assert shown.count("/stats") == 2
-    assert script.asked == []
+    assert script.requests == []
 
 
 def test_figures_of_a_reply() -> None:

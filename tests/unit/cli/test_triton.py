@@ -191,11 +191,11 @@ def test_up_says_where_it_is(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
     folder = server(home)
     state = folder.read()
     assert state is not None
-    asked: list[TritonOptions] = []
+    starts: list[TritonOptions] = []
 
     def start(options: TritonOptions, progress: object) -> tuple[RunFolder, State, bool]:
-        asked.append(options)
-        return folder, state, len(asked) == 1
+        starts.append(options)
+        return folder, state, len(starts) == 1
 
     monkeypatch.setattr(supervise, "start", start)
     flags = ["--repository", str(tmp_path), "--http-port", "0", "--grpc-port", "1", "--metrics-port", "2", "--offline"]
@@ -212,12 +212,12 @@ def test_up_says_where_it_is(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
         offline=True,
         owner="up",
     )
-    assert asked == [expected]
+    assert starts == [expected]
     closed = runner.invoke(app, ["triton", "up", *flags])
     assert closed.exit_code == 1
     assert "only a Triton with open ports has HTTP and metrics" in closed.stderr
     assert "was running already" in runner.invoke(app, ["triton", "up"]).stdout
-    assert asked[1] == TritonOptions(home=home, owner="up")
+    assert starts[1] == TritonOptions(home=home, owner="up")
 
 
 def test_up_that_fails_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
