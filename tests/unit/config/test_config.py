@@ -54,22 +54,22 @@ def refused(text: str, folder: Path) -> str:
 
 class TestPrecedence:
     @given(
-        given=st.sets(st.sampled_from(["flag", "env", "file", "default"])),
+        layers=st.sets(st.sampled_from(["flag", "env", "file", "default"])),
         name=st.sampled_from(["max_inputs", "port", "streams"]),
     )
     def test_the_first_layer_that_gives_a_value_wins(
-        self, tmp_path_factory: pytest.TempPathFactory, given: set[config.Layer], name: str
+        self, tmp_path_factory: pytest.TempPathFactory, layers: set[config.Layer], name: str
     ) -> None:
         """For every set of layers the value and its source are those of the earliest in PRECEDENCE."""
         values = {"flag": 101, "env": 102, "file": 103, "default": getattr(config.Settings(), name)}
-        file = write(tmp_path_factory.mktemp("layers"), f"{name} = 103") if "file" in given else None
+        file = write(tmp_path_factory.mktemp("layers"), f"{name} = 103") if "file" in layers else None
         loaded = config.load(
-            {name: str(values["flag"])} if "flag" in given else {},
-            {f"SHOAL_{name.upper()}": str(values["env"])} if "env" in given else {},
+            {name: str(values["flag"])} if "flag" in layers else {},
+            {f"SHOAL_{name.upper()}": str(values["env"])} if "env" in layers else {},
             file,
         )
         # The two layers of a preset have tests of their own, below.
-        winner = next(layer for layer in config.PRECEDENCE if layer in {*given, "default"})
+        winner = next(layer for layer in config.PRECEDENCE if layer in {*layers, "default"})
         assert getattr(loaded.settings, name) == values[winner]
         assert loaded.sources[name].layer == winner
 

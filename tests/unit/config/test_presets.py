@@ -318,11 +318,11 @@ class TestTritonOpenAI:
         assert (found.settings.log_level, found.settings.default_max_tokens) == ("debug", 9)
         assert loaded(self.NAME, **environ).served == ("fake:",)
 
-    @pytest.mark.parametrize("said", ["True", "1", "yes"])
+    @pytest.mark.parametrize("value", ["True", "1", "yes"])
     @pytest.mark.parametrize("denied", ["False", "0", ""])
-    def test_verbose_means_what_it_says(self, said: str, denied: str) -> None:
+    def test_verbose_means_what_it_says(self, value: str, denied: str) -> None:
         """In the original `--verbose False` is true."""
-        assert flagged(self.NAME, "--verbose", said).settings.log_level == "debug"
+        assert flagged(self.NAME, "--verbose", value).settings.log_level == "debug"
         assert flagged(self.NAME, "--verbose", denied).settings.log_level == "info"
 
     def test_another_http_port_is_warned_about(self) -> None:

@@ -32,7 +32,7 @@ def test_alone_it_is_the_original_s_port() -> None:
 @pytest.mark.parametrize("as_flags", [False, True])
 def test_every_number_and_switch(as_flags: bool) -> None:
     """From the environment and from the command line alike."""
-    given: dict[str, tuple[str, str, Any]] = {
+    values: dict[str, tuple[str, str, Any]] = {
         "MAX_CONCURRENT_REQUESTS": ("512", "max_queue_items", 512),
         "MAX_BATCH_REQUESTS": ("4", "max_batch_size", 4),
         "MAX_CLIENT_BATCH_SIZE": ("32", "max_inputs", 32),
@@ -48,19 +48,19 @@ def test_every_number_and_switch(as_flags: bool) -> None:
             ("https://a.example", "https://b.example"),
         ),
     }
-    environ = {name: text for name, (text, _, _) in given.items()}
+    environ = {name: text for name, (text, _, _) in values.items()}
     if as_flags:
         words = [word for name, text in environ.items() for word in ("--" + name.lower().replace("_", "-"), text)]
         found = loaded(*words)
     else:
         found = loaded(**environ, PORT="8081", MAX_BATCH_TOKENS="999", API_KEY="k", HF_TOKEN="first")
         assert (found.settings.port, found.settings.max_batch_tokens, found.settings.api_key) == (8081, 999, ("k",))
-        given["HF_API_TOKEN"] = ("t", "hf_token", "first")
-    assert {setting: getattr(found.settings, setting) for _, setting, _ in given.values()} == {
-        setting: value for _, setting, value in given.values()
+        values["HF_API_TOKEN"] = ("t", "hf_token", "first")
+    assert {setting: getattr(found.settings, setting) for _, setting, _ in values.values()} == {
+        setting: value for _, setting, value in values.values()
     }
     layer = "flag" if as_flags else "foreign"
-    assert {found.sources[setting].layer for _, setting, _ in given.values()} == {layer}
+    assert {found.sources[setting].layer for _, setting, _ in values.values()} == {layer}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_open_address_asks_for_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "message"),
     [
         ({"POOLING": "cls"}, "POOLING is not used: a model's files tell its pooling, and /info shows it"),
         ({"DTYPE": "float16"}, "DTYPE: float16 is left to the engine (`precision` auto)"),
@@ -147,14 +147,14 @@ def test_an_open_address_asks_for_a_key() -> None:
         ({"HUGGINGFACE_HUB_CACHE": "/data"}, "HUGGINGFACE_HUB_CACHE means nothing here: models are kept in `home`"),
     ],
 )
-def test_what_is_not_used_is_said(environ: dict[str, str], told: str) -> None:
+def test_what_is_not_used_is_said(environ: dict[str, str], message: str) -> None:
     """One warning, that begins with the name."""
     (warning,) = loaded(**environ).warnings
-    assert warning.startswith(told)
+    assert warning.startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "message"),
     [
         ({"MAX_CLIENT_BATCH_SIZE": "many"}, "MAX_CLIENT_BATCH_SIZE: must be a whole number, got 'many'"),
         ({"AUTO_TRUNCATE": "perhaps"}, "AUTO_TRUNCATE: must be true or false, got 'perhaps'"),
@@ -164,11 +164,11 @@ def test_what_is_not_used_is_said(environ: dict[str, str], told: str) -> None:
         ({"DEFAULT_PROMPT": "a", "DEFAULT_PROMPT_NAME": "b"}, "DEFAULT_PROMPT: DEFAULT_PROMPT_NAME is given, too"),
     ],
 )
-def test_wrong_values(environ: dict[str, str], told: str) -> None:
+def test_wrong_values(environ: dict[str, str], message: str) -> None:
     """Named by the variable at fault."""
     with pytest.raises(ConfigError) as caught:
         loaded(**environ)
-    assert caught.value.message.startswith(told)
+    assert caught.value.message.startswith(message)
     assert caught.value.param == next(iter(environ))
 
 
