@@ -68,9 +68,9 @@ def test_every_kind_of_vector_is_kept() -> None:
     found = cache.get("k")
     assert found is not None
     assert isinstance(found.row, VectorSet)
-    kept, given = collect_arrays(found.row), collect_arrays(every_kind())
-    assert len(kept) == len(given) == 5
-    for one, other in zip(kept, given, strict=True):
+    cached, expected = collect_arrays(found.row), collect_arrays(every_kind())
+    assert len(cached) == len(expected) == 5
+    for one, other in zip(cached, expected, strict=True):
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
         assert not one.flags.writeable

@@ -28,7 +28,7 @@ def both(**image: float) -> DualEncoderRunner:
     return runner(FakeScript(delay_ms=5), FakeScript(delay_ms=5, **image))  # type: ignore[arg-type]
 
 
-def asked(*inputs: Item, **fields: object) -> Embed:
+def embed_task(*inputs: Item, **fields: object) -> Embed:
     return Embed(model="m", inputs=list(inputs), normalize=False, **fields)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ def test_vectors_come_back_in_the_order_of_the_inputs(virtual: Run[None]) -> Non
         towers = both()
         inputs: list[Item] = ["a b", CAT, "c", DOG, [7, 8]]
         started = asyncio.get_running_loop().time()
-        answer = await found(towers, asked(*inputs))
+        answer = await found(towers, embed_task(*inputs))
         assert asyncio.get_running_loop().time() - started == pytest.approx(0.005, abs=0.001)
         expected = np.stack([compute_vector(tokenize_item(item), 32) for item in inputs])
         assert np.array_equal(answer.vectors, expected)
@@ -64,7 +64,7 @@ def test_inputs_of_one_kind_are_one_lanes(virtual: Run[None], inputs: list[Item]
 
     async def main() -> None:
         towers = both()
-        assert (await found(towers, asked(*inputs))).vectors.shape == (len(inputs), 32)
+        assert (await found(towers, embed_task(*inputs))).vectors.shape == (len(inputs), 32)
         other: Modality = "text" if lane == "image" else "image"
         assert not engine(towers.lanes[other]).batches
         await towers.aclose()
@@ -80,7 +80,7 @@ def test_what_only_texts_have_is_not_asked_of_pictures(virtual: Run[None]) -> No
         seen: dict[str, Embed] = {}
         for name, lane in towers.lanes.items():
             lane.pipeline.check = lambda task, name=name: seen.setdefault(name, task)  # type: ignore[method-assign, assignment, misc]
-        await found(towers, asked("a", CAT, prompt_name="p", input_type="query", truncate=True, dimensions=4))
+        await found(towers, embed_task("a", CAT, prompt_name="p", input_type="query", truncate=True, dimensions=4))
         text, image = seen["text"], seen["image"]
         assert (text.prompt_name, text.input_type, text.truncate, text.dimensions) == ("p", "query", True, 4)
         assert (image.prompt_name, image.input_type, image.truncate, image.dimensions) == (None, None, None, 4)
@@ -104,7 +104,7 @@ def test_errors_name_the_input_of_the_whole_request(virtual: Run[None], inputs: 
     async def main() -> None:
         towers = both()
         with pytest.raises(ShoalError) as caught:
-            await found(towers, asked(*inputs))
+            await found(towers, embed_task(*inputs))
         assert caught.value.message == message
         assert isinstance(caught.value, InputRejected | InvalidValue)
         await towers.aclose()
@@ -118,9 +118,9 @@ def test_what_is_wrong_with_the_request_names_no_input(virtual: Run[None]) -> No
     async def main() -> None:
         towers = both()
         with pytest.raises(InvalidValue, match=r"^dimensions must be between"):
-            await found(towers, asked("a", CAT, dimensions=99))
+            await found(towers, embed_task("a", CAT, dimensions=99))
         with pytest.raises(EngineFailed, match=r"^the engine failed and does not say why"):
-            await found(towers, asked("poison-item", CAT))
+            await found(towers, embed_task("poison-item", CAT))
         await towers.aclose()
 
     virtual(main)
@@ -132,9 +132,9 @@ def test_one_lane_that_fails_ends_the_others_work(virtual: Run[None]) -> None:
     async def main() -> None:
         towers = runner(FakeScript(), FakeScript(delay_ms=1000))
         with pytest.raises(InputRejected):
-            await found(towers, asked("reject-item", CAT))
+            await found(towers, embed_task("reject-item", CAT))
         assert engine(towers.lanes["image"]).cancelled == 1
-        leaving = asyncio.ensure_future(found(towers, asked("a", DOG)))
+        leaving = asyncio.ensure_future(found(towers, embed_task("a", DOG)))
         await asyncio.sleep(0.01)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -150,9 +150,9 @@ def test_one_tower_alone(virtual: Run[None]) -> None:
 
     async def main() -> None:
         towers = runner(image=FakeScript())
-        assert (await found(towers, asked(CAT))).tokens == [1]
+        assert (await found(towers, embed_task(CAT))).tokens == [1]
         with pytest.raises(InternalError, match="no lane for text"):
-            await found(towers, asked("a"))
+            await found(towers, embed_task("a"))
         await towers.aclose()
 
     virtual(main)

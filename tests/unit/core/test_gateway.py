@@ -53,7 +53,7 @@ from tests.unit.core.runners import Codec, Embedder
 from tests.unit.core.talks import talking
 
 
-class Told(Observer):
+class Recorder(Observer):
     """Every call of the observer, without its times."""
 
     def __init__(self) -> None:
@@ -69,22 +69,22 @@ class Told(Observer):
         assert 0 <= seconds < 10
         self.calls.append(("finished", model, task, outcome, result))
 
-    async def heard(self) -> list[tuple[Any, ...]]:
+    async def settled_calls(self) -> list[tuple[Any, ...]]:
         """All of them: what was counted is told behind the answer."""
         await asyncio.sleep(0)
         return self.calls
 
 
-def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, Told]:
+def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, Recorder]:
     """Models m0, m1 ... (m0 also as "alias"); None is one that still loads."""
-    registry, told = Registry(), Told()
+    registry, recorder = Registry(), Recorder()
     for number, runner in enumerate(runners):
         model = Model(f"m{number}", ("alias",) if not number else ())
         model.plan = Plan(name=model.name, source="s", backend="b", max_streams=max_streams)
         registry.add(model)
         if runner is not None:
             model.mark_loaded(runner)
-    return Gateway(registry, told), told
+    return Gateway(registry, recorder), recorder
 
 
 def soon(seconds: float = 30.0, client: str = "c") -> Context:
@@ -107,9 +107,9 @@ async def text_of(gate: Gateway, task: Generate, ctx: Context) -> str:
 async def test_a_task_reaches_its_model(name: str) -> None:
     """By name, by alias or as the default; the observer knows the model by its name, its size and class."""
     runner = Embedder()
-    gate, told = gateway(runner, Embedder(error=EngineFailed("the wrong one")))
+    gate, recorder = gateway(runner, Embedder(error=EngineFailed("the wrong one")))
     assert await gate.run(embed(name, *"abcdefghi"), soon()) is runner.answer
-    assert await told.heard() == [
+    assert await recorder.settled_calls() == [
         ("accepted", "m0", "embed", 9, "bulk"),
         ("finished", "m0", "embed", "ok", runner.answer),
     ]
@@ -117,19 +117,19 @@ async def test_a_task_reaches_its_model(name: str) -> None:
 
 async def test_unknown_models_are_refused() -> None:
     """Before any model is charged with it: no accepted, no finished."""
-    gate, told = gateway(Embedder())
+    gate, recorder = gateway(Embedder())
     with pytest.raises(ModelNotFound):
         await gate.run(embed("nobody"), soon())
     with pytest.raises(ModelNotFound):
         await text_of(gate, generate(model="nobody"), soon())
-    assert await told.heard() == [("refused", "model_not_found"), ("refused", "model_not_found")]
+    assert await recorder.settled_calls() == [("refused", "model_not_found"), ("refused", "model_not_found")]
 
 
 async def test_surfaces_report_what_they_refuse() -> None:
     """The kind of the error is the reason."""
-    gate, told = gateway()
+    gate, recorder = gateway()
     gate.report_refusal(TooLong("x"))
-    assert await told.heard() == [("refused", "too_long")]
+    assert await recorder.settled_calls() == [("refused", "too_long")]
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ async def test_surfaces_report_what_they_refuse() -> None:
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_errors_pass_with_their_kind(error: ShoalError, task: TaskKind) -> None:
     """The runner's own error reaches the caller, and the observer hears its kind, once."""
-    gate, told = gateway(Embedder(("embed", "generate"), error=error))
+    gate, recorder = gateway(Embedder(("embed", "generate"), error=error))
     with pytest.raises(type(error)) as caught:
         await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
     assert caught.value is error
-    assert [call[:4] for call in await told.heard()] == [
+    assert [call[:4] for call in await recorder.settled_calls()] == [
         ("accepted", "m0", task, 1),
         ("finished", "m0", task, error.kind),
     ]
@@ -151,57 +151,57 @@ async def test_errors_pass_with_their_kind(error: ShoalError, task: TaskKind) ->
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_bugs_become_internal_errors(task: TaskKind) -> None:
     """What nobody foresaw is an InternalError with its cause, and "internal" to the observer."""
-    gate, told = gateway(Embedder(("embed", "generate"), error=ZeroDivisionError("by hand")))
+    gate, recorder = gateway(Embedder(("embed", "generate"), error=ZeroDivisionError("by hand")))
     with pytest.raises(InternalError, match="by hand") as caught:
         await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert (await told.heard())[1:] == [("finished", "m0", task, "internal", None)]
+    assert (await recorder.settled_calls())[1:] == [("finished", "m0", task, "internal", None)]
 
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_a_cancelled_request_is_told_as_such(task: TaskKind) -> None:
     """The caller left while it ran."""
     runner = Embedder(("embed", "generate"), release=asyncio.Event())
-    gate, told = gateway(runner)
+    gate, recorder = gateway(runner)
     work = gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon())
     call = asyncio.create_task(work)
     await until(lambda: bool(runner.begun))
     call.cancel()
     assert isinstance((await gathered(call))[0], asyncio.CancelledError)
-    assert (await told.heard())[1:] == [("finished", "m0", task, "cancelled", None)]
+    assert (await recorder.settled_calls())[1:] == [("finished", "m0", task, "cancelled", None)]
 
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_a_past_deadline_starts_nothing(task: TaskKind) -> None:
     """The runner never hears of it."""
     runner = Embedder(("embed", "generate"))
-    gate, told = gateway(runner)
+    gate, recorder = gateway(runner)
     with pytest.raises(DeadlineExceeded, match="allow more time"):
         await (gate.run(embed(), soon(-0.001)) if task == "embed" else text_of(gate, generate(), soon(-0.001)))
     assert not runner.begun
-    assert (await told.heard())[1:] == [("finished", "m0", task, "deadline", None)]
+    assert (await recorder.settled_calls())[1:] == [("finished", "m0", task, "deadline", None)]
 
 
 async def test_a_model_is_asked_only_for_what_it_can() -> None:
     """The refusal names what it can do, both ways."""
-    gate, told = gateway(Embedder(("embed",)), Embedder(("generate",)))
+    gate, recorder = gateway(Embedder(("embed",)), Embedder(("generate",)))
     with pytest.raises(Unsupported, match="'m0' cannot generate; it can: embed") as caught:
         await text_of(gate, generate(model="m0"), soon())
     assert caught.value.param == "model"
     with pytest.raises(Unsupported, match="'m1' cannot embed; it can: generate"):
         await gate.run(embed("m1"), soon())
-    assert [call[3] for call in await told.heard() if call[0] == "finished"] == ["unsupported"] * 2
+    assert [call[3] for call in await recorder.settled_calls() if call[0] == "finished"] == ["unsupported"] * 2
 
 
 async def test_no_input_is_an_error() -> None:
     """An empty list is refused with the field's name, before the runner."""
     runner = Embedder()
-    gate, told = gateway(runner)
+    gate, recorder = gateway(runner)
     with pytest.raises(EmptyInput) as caught:
         await gate.run(Embed(model="", inputs=[]), soon())
     assert caught.value.param == "input"
     assert not runner.begun
-    assert await told.heard() == [
+    assert await recorder.settled_calls() == [
         ("accepted", "m0", "embed", 0, "interactive"),
         ("finished", "m0", "embed", "empty", None),
     ]
@@ -209,19 +209,19 @@ async def test_no_input_is_an_error() -> None:
 
 async def test_a_loading_model_says_so() -> None:
     """Its requests count as the model's, with the reason."""
-    gate, told = gateway(None)
+    gate, recorder = gateway(None)
     with pytest.raises(ModelNotReady):
         await gate.run(embed(), soon())
     with pytest.raises(ModelNotReady):
         await text_of(gate, generate(), soon())
-    assert [call[3] for call in await told.heard() if call[0] == "finished"] == ["not_ready"] * 2
+    assert [call[3] for call in await recorder.settled_calls() if call[0] == "finished"] == ["not_ready"] * 2
 
 
 async def test_a_stream_passes_every_chunk() -> None:
     """In order, and told once as ok."""
-    gate, told = gateway(Embedder(("generate",)))
+    gate, recorder = gateway(Embedder(("generate",)))
     assert await text_of(gate, generate(), soon()) == "a b c"
-    assert await told.heard() == [
+    assert await recorder.settled_calls() == [
         ("accepted", "m0", "generate", 1, "interactive"),
         ("finished", "m0", "generate", "ok", None),
     ]
@@ -230,24 +230,24 @@ async def test_a_stream_passes_every_chunk() -> None:
 async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
     """A reader that leaves after one chunk: the runner's stream is closed at once, and the only place is free again."""
     runner = Embedder(("generate",))
-    gate, told = gateway(runner, max_streams=1)
+    gate, recorder = gateway(runner, max_streams=1)
     async with aclosing(gate.stream(generate(), soon())) as chunks:
         await anext(chunks)
     assert runner.streams_closed == 1
-    assert (await told.heard())[-1] == ("finished", "m0", "generate", "cancelled", None)
+    assert (await recorder.settled_calls())[-1] == ("finished", "m0", "generate", "cancelled", None)
     assert await text_of(gate, generate(), soon()) == "a b c"
 
 
 async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() -> None:
     """Over the limit it waits, does not begin, and ends by its deadline or its caller; then the place is passed on."""
     runner = Embedder(("generate",), release=asyncio.Event())
-    gate, told = gateway(runner, max_streams=1)
+    gate, recorder = gateway(runner, max_streams=1)
     holds = asyncio.create_task(text_of(gate, generate(), soon()))
     await until(lambda: runner.begun == 1)
     with pytest.raises(DeadlineExceeded, match="place"):
         await text_of(gate, generate(), soon(0.01))
     leaves, stays = (asyncio.create_task(text_of(gate, generate(), soon())) for _ in range(2))
-    await until(lambda: sum(call[0] == "accepted" for call in told.calls) == 4)
+    await until(lambda: sum(call[0] == "accepted" for call in recorder.calls) == 4)
     leaves.cancel()
     with suppress(asyncio.CancelledError):
         await leaves
@@ -255,7 +255,7 @@ async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() ->
     assert runner.release is not None
     runner.release.set()
     assert [*await asyncio.gather(holds, stays)] == ["a b c", "a b c"]
-    outcomes = [call[3] for call in await told.heard() if call[0] == "finished"]
+    outcomes = [call[3] for call in await recorder.settled_calls() if call[0] == "finished"]
     assert outcomes == ["deadline", "cancelled", "ok", "ok"]
 
 
@@ -379,24 +379,24 @@ async def test_observers_hear_what_a_generation_used() -> None:
     """Tokens of its usage, the time to its first chunk; nothing of the kind where none came; of an answer that its
     reader left what was read."""
 
-    class Heard(Observer):
+    class RequestIds(Observer):
         def __init__(self) -> None:
             self.reports: list[GenerationReport] = []
 
         def generated(self, report: GenerationReport) -> None:
             self.reports.append(report)
 
-    heard, registry = Heard(), Registry()
+    ids, registry = RequestIds(), Registry()
     registry.add(model := Model("m"))
     model.mark_loaded(talking())
-    gate = Gateway(registry, heard)
+    gate = Gateway(registry, ids)
     assert await text_of(gate, generate("a b c"), soon())
     with pytest.raises(InputRejected):
         await text_of(gate, generate("reject-item"), soon())
     async with aclosing(gate.stream(generate("a b c"), soon())) as chunks:
         await anext(chunks)
         await anext(chunks)
-    first, second, third = heard.reports
+    first, second, third = ids.reports
     assert third.completion_tokens == 2
     assert (first.model, first.prompt_tokens, first.completion_tokens) == ("m", 3, 3)
     assert first.first_seconds is not None
@@ -510,14 +510,14 @@ async def test_inputs_that_a_model_does_not_take(
 async def test_what_a_model_takes_is_asked_before_it_is_fetched() -> None:
     """As far as is known: of one that is loading nothing is."""
     runner = Embedder()
-    front, told = gateway(runner, None)
+    front, recorder = gateway(runner, None)
     front.check_modality("m0", "text")
     with pytest.raises(InvalidValue, match="'m0' reads text alone"):
         front.check_modality("alias", "image")
     front.check_modality("m1", "image")
     with pytest.raises(ModelNotFound):
         front.check_modality("nobody", "image")
-    assert await told.heard() == [("refused", "model_not_found")]
+    assert await recorder.settled_calls() == [("refused", "model_not_found")]
     runner.facts = replace(runner.facts, modalities=("text", "image"))
     front.check_modality("", "image")
     await front.run(Embed(model="", inputs=[PICTURE, "a"]), soon())

@@ -27,10 +27,10 @@ class Eyes:
 
     def __init__(self, error: ShoalError | None = None) -> None:
         self.error = error
-        self.asked: list[tuple[Embed, Context]] = []
+        self.calls: list[tuple[Embed, Context]] = []
 
     async def run(self, task: Embed, ctx: Context) -> Embedded:
-        self.asked.append((task, ctx))
+        self.calls.append((task, ctx))
         if self.error is not None:
             raise self.error
         known = {"up": [0.0, 3.0], "right": [2.0, 0.0], "left": [-1.0, 0.0]}
@@ -46,7 +46,7 @@ async def test_every_picture_is_compared_with_every_text_in_one_task_and_in_orde
     assert found.cosine.tolist() == [[0.0, 1.0, -1.0], [1.0, 0.0, 0.0]]
     assert found.scores.argmax(axis=1).tolist() == [1, 0]
     assert found.embedded.tokens == [1] * 5
-    assert eyes.asked == [
+    assert eyes.calls == [
         (Embed(model="m", inputs=["up", "right", "left", Image(b"right"), Image(b"up")], normalize=True), CTX)
     ]
 
@@ -55,9 +55,9 @@ async def test_much_work_is_done_in_a_thread_and_little_is_not(monkeypatch: pyte
     threads: list[threading.Thread] = []
     real = image_text_scoring.compute_scores
 
-    def watched(*given: object) -> object:
+    def watched(*args: object) -> object:
         threads.append(threading.current_thread())
-        return real(*given)  # type: ignore[arg-type]
+        return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(image_text_scoring, "compute_scores", watched)
     few = await score_image_texts(Eyes().run, "m", [Image(b"up")], ["up", "left"], CTX, SOFTMAX)
@@ -72,7 +72,7 @@ async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) ->
     eyes = Eyes()
     with pytest.raises(EmptyInput, match="at least one of each"):
         await score_image_texts(eyes.run, "m", pictures, texts, CTX, SOFTMAX)
-    assert not eyes.asked
+    assert not eyes.calls
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) ->
     ],
 )
 async def test_an_error_names_the_text_or_the_picture(message: str, named: str) -> None:
-    given = InvalidValue(message, param="input")
+    error = InvalidValue(message, param="input")
     with pytest.raises(InvalidValue) as caught:
-        await score_image_texts(Eyes(given).run, "m", [Image(b"up")] * 12, ["up", "left"], CTX, SOFTMAX)
+        await score_image_texts(Eyes(error).run, "m", [Image(b"up")] * 12, ["up", "left"], CTX, SOFTMAX)
     assert (caught.value.message, str(caught.value), caught.value.param) == (named, named, "input")
-    assert given.message == message
+    assert error.message == message
 
 
 async def test_an_error_about_no_input_is_passed_on_as_it_is() -> None:
-    given = UpstreamRefused("input 0: no", status=418)
+    error = UpstreamRefused("input 0: no", status=418)
     with pytest.raises(UpstreamRefused) as caught:
-        await score_image_texts(Eyes(given).run, "m", [Image(b"up")], ["up"], CTX, SOFTMAX)
-    assert caught.value is given
+        await score_image_texts(Eyes(error).run, "m", [Image(b"up")], ["up"], CTX, SOFTMAX)
+    assert caught.value is error
 
 
 def test_softmax_of_known_numbers() -> None:

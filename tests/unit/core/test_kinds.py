@@ -42,7 +42,7 @@ def rerank(*documents: str, queries: tuple[str, ...] = ("q",), raw: bool = False
     return Rerank(model="", queries=list(queries), documents=list(documents), raw_scores=raw)
 
 
-class Told(Observer):
+class Recorder(Observer):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
@@ -53,7 +53,7 @@ class Told(Observer):
         self.calls.append((model, task, outcome))
 
 
-def gateway(threads: Threads | None = None, /, **models: FakeScript) -> tuple[Gateway, Told]:
+def gateway(threads: Threads | None = None, /, **models: FakeScript) -> tuple[Gateway, Recorder]:
     registry = Registry()
     for name, script in models.items():
         tasks: tuple[TaskKind, ...] = ("embed",)
@@ -63,7 +63,7 @@ def gateway(threads: Threads | None = None, /, **models: FakeScript) -> tuple[Ga
         model = Model(name)
         model.mark_loaded(LaneRunner(make_lane(script), facts))
         registry.add(model)
-    return Gateway(registry, told := Told(), threads=threads, clock=asyncio.get_running_loop().time), told
+    return Gateway(registry, recorder := Recorder(), threads=threads, clock=asyncio.get_running_loop().time), recorder
 
 
 def expected(query: str, *documents: str, raw: bool = False, labels: int = 1) -> Any:
@@ -110,7 +110,7 @@ def test_every_kind_of_vector_comes_with_its_text(virtual: Run[None]) -> None:
 
 def test_the_gateway_tells_what_was_asked(virtual: Run[None]) -> None:
     async def main() -> None:
-        served, told = gateway(embedder=FakeScript(), ranker=FakeScript(labels=1), judge=FakeScript(labels=3))
+        served, recorder = gateway(embedder=FakeScript(), ranker=FakeScript(labels=1), judge=FakeScript(labels=3))
         ranked = await served.run(rerank(*DOCUMENTS), context())
         await asyncio.sleep(0)  # what was counted is told behind the answer
         judged = await served.run(Classify(model="judge", inputs=["x"]), context())
@@ -118,7 +118,7 @@ def test_the_gateway_tells_what_was_asked(virtual: Run[None]) -> None:
         assert judged.scores.shape == (1, 3)
         assert judged.scores.sum() == pytest.approx(1.0)
         await asyncio.sleep(0)
-        assert told.calls == [
+        assert recorder.calls == [
             ("ranker", "rerank", 3, "interactive"),
             ("ranker", "rerank", "ok"),
             ("judge", "classify", 1, "interactive"),
@@ -130,11 +130,11 @@ def test_the_gateway_tells_what_was_asked(virtual: Run[None]) -> None:
 
 def test_an_embedder_ranks_by_its_vectors_where_nothing_else_does(virtual: Run[None]) -> None:
     async def main() -> None:
-        served, told = gateway(judge=FakeScript(labels=3), embedder=FakeScript())
+        served, recorder = gateway(judge=FakeScript(labels=3), embedder=FakeScript())
         found = await served.run(rerank("q", "other words"), context())
         assert found.scores[0, 0] == pytest.approx(1.0)
         assert found.scores[1, 0] < 1.0
-        assert told.calls[0][:2] == ("embedder", "rerank")
+        assert recorder.calls[0][:2] == ("embedder", "rerank")
 
     virtual(main)
 

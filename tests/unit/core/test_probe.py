@@ -155,10 +155,10 @@ class OfKind(Scripted):
     def __init__(self, rows: Sequence[Any], *, most: int = 64) -> None:
         super().__init__(np.zeros((len(rows), 1)), most=most)
         self.answers = rows
-        self.asked: list[tuple[BatchTask, AnyItem]] = []
+        self.calls: list[tuple[BatchTask, AnyItem]] = []
 
     def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
-        self.asked += items
+        self.calls += items
         return [
             Prepared({"at": np.array([at])}, cost=1, group=(), outputs=("row",), tokens=1) for at in range(len(items))
         ]
@@ -185,7 +185,7 @@ SCORES = [np.array([score, -score], dtype=np.float32) for score in (1.0, -2.0, 8
 async def probed_sparse(vectors: Sequence[SparseVector]) -> ProbeSparseVectors:
     model = OfKind([VectorSet(sparse=vector) for vector in vectors])
     found = await probe_sparse(model, model, soon())
-    assert all(isinstance(task, Embed) and task.outputs == ("sparse",) for task, _ in model.asked)
+    assert all(isinstance(task, Embed) and task.outputs == ("sparse",) for task, _ in model.calls)
     return found
 
 
@@ -234,10 +234,10 @@ async def test_digests_tell_models_apart() -> None:
 async def test_some_of_the_texts() -> None:
     model = OfKind([VectorSet(sparse=vector) for vector in SPARSE])
     assert len((await probe_sparse(model, model, soon(), TEXTS[1:3])).vectors) == 2
-    assert [item for _, item in model.asked] == list(TEXTS[1:3])
+    assert [item for _, item in model.calls] == list(TEXTS[1:3])
     dense = OfKind(list(ROWS))
     assert np.array_equal((await probe(dense, dense, soon(), TEXTS[:1])).vectors, ROWS[:1])
-    assert [item for _, item in dense.asked] == [TEXTS[0]]
+    assert [item for _, item in dense.calls] == [TEXTS[0]]
 
 
 @pytest.mark.parametrize(("items", "most"), [(PAIRS, 64), (TEXTS, 3)])
@@ -245,8 +245,8 @@ async def test_scores_are_asked_for_raw(items: Sequence[Any], most: int) -> None
     model = OfKind(SCORES, most=most)
     found = await probe_scores(model, model, soon(), items)
     assert np.array_equal(found.scores, np.stack(SCORES))
-    assert [item for _, item in model.asked] == list(items)
-    assert all(isinstance(task, Classify) and task.raw_scores for task, _ in model.asked)
+    assert [item for _, item in model.calls] == list(items)
+    assert all(isinstance(task, Classify) and task.raw_scores for task, _ in model.calls)
 
 
 def test_scores_agree_within_precision() -> None:

@@ -56,11 +56,11 @@ def test_a_server_that_is_not_there_may_have_it() -> None:
     """Whatever is not served, by name or as a default; what is served is found as ever."""
     names = registry(talks := ready("talks", talks=True))
     names.pending_sources["openai+http://there"] = "connection refused"
-    asked: list[tuple[str, TaskKind, str]] = [
+    cases: list[tuple[str, TaskKind, str]] = [
         ("x", "generate", "the model 'x'"),
         ("", "embed", "a model that can embed"),
     ]
-    for name, task, meant in asked:
+    for name, task, meant in cases:
         with pytest.raises(ModelNotReady) as caught:
             names.find(name, task)
         why = "openai+http://there: connection refused"

@@ -43,13 +43,13 @@ class Compass:
         self.facts = ModelFacts(
             source="s", backend="b", tasks=("embed",), vectors=vectors, dimension=2, max_input_tokens=limit
         )
-        self.asked: list[Embed] = []
+        self.tasks: list[Embed] = []
         self.contexts: list[Context] = []
 
     async def run(self, task: BatchTask, ctx: Context) -> Result:
         assert isinstance(task, Embed)
         assert all(isinstance(text, str) for text in task.inputs)
-        self.asked.append(task)
+        self.tasks.append(task)
         self.contexts.append(ctx)
         words = [str(text) for text in task.inputs]
         dense = "dense" in task.outputs
@@ -114,7 +114,7 @@ async def test_one_query_is_compared_with_each_document() -> None:
     assert found.scores.tolist() == [[1.0], [0.0], [-1.0], [0.0], [1.0]]
     assert found.scores.dtype == np.float32
     assert found.tokens == [7, 9, 10, 9, 7]
-    assert [task.inputs for task in model.asked] == [["north"], ["up", "east", "south", "none", "up"]]
+    assert [task.inputs for task in model.tasks] == [["north"], ["up", "east", "south", "none", "up"]]
 
 
 async def test_facts_are_of_both_sides() -> None:
@@ -147,18 +147,18 @@ async def test_errors_name_the_text_of_the_request(monkeypatch: pytest.MonkeyPat
     error = TooLong("too long", param="input")
     documents = ["up", "up", "east", "up", "none"]
 
-    async def said(queries: list[str], bad: str, error: ShoalError = error) -> str:
+    async def message(queries: list[str], bad: str, error: ShoalError = error) -> str:
         with pytest.raises(type(error)) as caught:
             await rank(Refusing(error, bad), Rerank(model="m", queries=queries, documents=documents))
         assert (caught.value.message, caught.value.param) == (str(caught.value), error.param)
         return caught.value.message
 
-    assert await said(["north"], "east") == "input 2: too long"
-    assert await said(["north"], "none") == "input 4: too long"
-    assert await said(["north"], "north") == "the query: too long"
-    assert await said(["up", "up", "up", "up", "south"], "south") == "input 4: the query: too long"
-    assert await said(["north"], "none", InputRejected("no")) == "input 4: no"
-    assert await said(["north"], "none", EngineFailed("died")) == "died"
+    assert await message(["north"], "east") == "input 2: too long"
+    assert await message(["north"], "none") == "input 4: too long"
+    assert await message(["north"], "north") == "the query: too long"
+    assert await message(["up", "up", "up", "up", "south"], "south") == "input 4: the query: too long"
+    assert await message(["north"], "none", InputRejected("no")) == "input 4: no"
+    assert await message(["north"], "none", EngineFailed("died")) == "died"
     assert error.message == "too long"
 
 
@@ -183,9 +183,9 @@ async def test_documents_come_in_chunks(
     parts = await rank(model := Compass(vectors), task)
     assert np.array_equal(parts.scores, whole.scores)
     assert (parts.tokens, parts.truncated) == (whole.tokens, whole.truncated)
-    sizes = [len(asked.inputs) for asked in model.asked]
+    sizes = [len(each_task.inputs) for each_task in model.tasks]
     assert sizes in ([1, 5, 2], [1, 6, 1], [2, 2, 2, 2, 2, 2, 1, 1], [3, 3, 3, 3, 1, 1])
-    assert [asked.input_type for asked in model.asked].count("query") == (1 if len(queries) == 1 else len(sizes) / 2)
+    assert [each_task.input_type for each_task in model.tasks].count("query") == (1 if len(queries) == 1 else len(sizes) / 2)
     assert {ctx.traffic for ctx in model.contexts} == {"interactive"}
 
 
@@ -199,10 +199,10 @@ async def test_a_document_that_alone_is_a_chunk(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(similarity, "NUMBERS", 1)
     task = Rerank(model="m", queries=["north"], documents=["up", "none"])
     assert len((await rank(model := Compass(("multi",)), task)).scores) == 2
-    assert len(model.asked) == 3
+    assert len(model.tasks) == 3
     monkeypatch.setattr(similarity, "NUMBERS", 2 * 2 * 3)
     await rank(model := Compass(("multi",), limit=3), task)
-    assert len(model.asked) == 2
+    assert len(model.tasks) == 2
 
 
 @pytest.mark.parametrize("vectors", [("dense",), ("multi",)])
@@ -243,15 +243,15 @@ async def test_as_many_queries_as_documents_are_compared_in_pairs() -> None:
         Rerank(model="m", queries=["north", "east", "north"], documents=["up", "up", "south"]),
     )
     assert found.scores[:, 0].tolist() == [1.0, 0.0, -1.0]
-    assert [task.inputs for task in model.asked] == [["north", "east", "north"], ["up", "up", "south"]]
+    assert [task.inputs for task in model.tasks] == [["north", "east", "north"], ["up", "up", "south"]]
 
 
 async def test_each_side_has_its_role_and_the_options() -> None:
     task = Rerank(model="m", queries=["north"], documents=["up"], truncate=False, truncation_direction="left")
     await rank(model := Compass(), task)
-    assert [asked.input_type for asked in model.asked] == ["query", "document"]
-    assert all(asked.truncate is False and asked.truncation_direction == "left" for asked in model.asked)
-    assert all(asked.outputs == ("dense",) for asked in model.asked)
+    assert [each_task.input_type for each_task in model.tasks] == ["query", "document"]
+    assert all(each_task.truncate is False and each_task.truncation_direction == "left" for each_task in model.tasks)
+    assert all(each_task.outputs == ("dense",) for each_task in model.tasks)
 
 
 async def test_late_interaction_adds_the_best_of_each_query_vector() -> None:
@@ -260,7 +260,7 @@ async def test_late_interaction_adds_the_best_of_each_query_vector() -> None:
         Rerank(model="m", queries=["north"], documents=["up", "east", "none", "north"]),
     )
     assert found.scores[:, 0].tolist() == [1.0, 1.0, 0.0, 2.0]
-    assert all(asked.outputs == ("multi",) for asked in model.asked)
+    assert all(each_task.outputs == ("multi",) for each_task in model.tasks)
 
 
 async def test_documents_cannot_be_cut_by_themselves() -> None:

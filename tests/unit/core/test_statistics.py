@@ -94,7 +94,7 @@ def test_everything_is_passed_on() -> None:
     """As it came."""
     reports: list[tuple[object, ...]] = []
 
-    class Told(Observer):
+    class Recorder(Observer):
         def refused(self, reason: str) -> None:
             reports.append(("refused", reason))
 
@@ -110,7 +110,7 @@ def test_everything_is_passed_on() -> None:
         def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
             reports.append(("finished", model, task, outcome, seconds, result))
 
-    counts = Counts(Told())
+    counts = Counts(Recorder())
     counts.refused("x")
     counts.accepted("m", "embed", 3, "bulk")
     counts.batched(report := batch(3, 1.0))

@@ -17,7 +17,7 @@ class Source:
         self.count = count
         self.pause = pause
         self.error = error
-        self.given = 0
+        self.yielded = 0
         self.begun = 0
         self.ended = 0
 
@@ -26,7 +26,7 @@ class Source:
         try:
             for at in range(self.count):
                 await asyncio.sleep(self.pause)
-                self.given += 1
+                self.yielded += 1
                 yield id(self), at
             if self.error is not None:
                 raise self.error
@@ -56,7 +56,7 @@ def test_a_reader_that_stops_stops_them(virtual: Run[None]) -> None:
         async with aclosing(merge_streams([source.stream(), source.stream()], at_once=2)) as chunks:
             await anext(chunks)
             await asyncio.sleep(10)
-            assert source.given <= AHEAD + 4
+            assert source.yielded <= AHEAD + 4
         assert (source.begun, source.ended) == (2, 2)
 
     virtual(main)
@@ -70,7 +70,7 @@ def test_one_that_fails_ends_all(virtual: Run[None]) -> None:
         with pytest.raises(ValueError, match="bad"):
             async for _ in merge_streams([slow.stream(), bad.stream(), waiting.stream()], at_once=2):
                 pass
-        assert (bad.ended, slow.ended, waiting.given) == (1, 1, 0)
+        assert (bad.ended, slow.ended, waiting.yielded) == (1, 1, 0)
 
     virtual(main)
 

@@ -62,7 +62,7 @@ class Scripted:
         self.facts = GeneratorFacts(name="scripted", parameters=parameters, **facts)
         self.pieces = pieces or (Piece(text="x", tokens=1),)
         self.error = error
-        self.asked: list[tuple[Prompt, Sampling, str, bool]] = []
+        self.calls: list[tuple[Prompt, Sampling, str, bool]] = []
         self.closed = 0
         self.is_ready = True
         self.broken: list[Callable[[ShoalError], None]] = []
@@ -70,7 +70,7 @@ class Scripted:
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
     ) -> AsyncGenerator[Piece]:
-        self.asked.append((prompt, sampling, adapter, stream))
+        self.calls.append((prompt, sampling, adapter, stream))
         try:
             for piece in self.pieces:
                 yield piece
@@ -91,7 +91,7 @@ class Scripted:
 
     @property
     def sampling(self) -> Sampling:
-        return self.asked[-1][1]
+        return self.calls[-1][1]
 
 
 class Silent(Scripted):
@@ -100,7 +100,7 @@ class Silent(Scripted):
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
     ) -> AsyncGenerator[Piece]:
-        self.asked.append((prompt, sampling, adapter, stream))
+        self.calls.append((prompt, sampling, adapter, stream))
         if self.error is not None:
             raise self.error
         yield Piece()
@@ -161,23 +161,23 @@ def test_choices_differ_by_seed(virtual: Run[None]) -> None:
     async def main() -> None:
         model = Scripted()
         await read(talking(model), ask(n=3, seed=7))
-        assert [sampling.seed for _, sampling, _, _ in model.asked] == [7, 8, 9]
-        model.asked.clear()
+        assert [sampling.seed for _, sampling, _, _ in model.calls] == [7, 8, 9]
+        model.calls.clear()
         await read(talking(model), ask(n=2))
-        first, second = [sampling.seed for _, sampling, _, _ in model.asked]
+        first, second = [sampling.seed for _, sampling, _, _ in model.calls]
         assert first is not None
         assert second == first + 1
         await read(talking(model), ask())
         assert model.sampling.seed is None
         seedless = Scripted(parameters=frozenset({"max_tokens"}))
         await read(talking(seedless), ask(n=2))
-        assert {sampling.seed for _, sampling, _, _ in seedless.asked} == {None}
+        assert {sampling.seed for _, sampling, _, _ in seedless.calls} == {None}
 
     virtual(main)
 
 
 @pytest.mark.parametrize(
-    ("asked", "default", "context_tokens", "told"),
+    ("max_tokens", "default", "context_tokens", "expected"),
     [
         (None, 0, None, UNBOUNDED_TOKENS),
         (None, 50, None, 50),
@@ -190,7 +190,7 @@ def test_choices_differ_by_seed(virtual: Run[None]) -> None:
     ],
 )
 def test_how_long_an_answer_may_be(
-    virtual: Run[None], asked: int | None, default: int, context_tokens: int | None, told: int
+    virtual: Run[None], max_tokens: int | None, default: int, context_tokens: int | None, expected: int
 ) -> None:
     """What was asked for, else the setting, else the room that a prompt of three tokens leaves; never more."""
 
@@ -198,8 +198,8 @@ def test_how_long_an_answer_may_be(
         model = Scripted(context_tokens=context_tokens)
         options = GenerationOptions(model="m", default_max_tokens=default)
         runner = talking(model, pipeline=PlainPipeline(counts=True), options=options)
-        await read(runner, ask(max_tokens=asked))
-        assert model.sampling.max_tokens == told
+        await read(runner, ask(max_tokens=max_tokens))
+        assert model.sampling.max_tokens == expected
 
     virtual(main)
 
@@ -223,7 +223,7 @@ def test_no_tokens_are_no_work(virtual: Run[None]) -> None:
     async def main() -> None:
         model = Scripted()
         chunks = await read(talking(model), ask("hello", max_tokens=0, echo=True))
-        assert (texts(chunks), reasons(chunks), model.asked) == ({0: "hello"}, {0: "length"}, [])
+        assert (texts(chunks), reasons(chunks), model.calls) == ({0: "hello"}, {0: "length"}, [])
 
     virtual(main)
 
@@ -266,7 +266,7 @@ def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None], cap
         assert caught.value.param == "min_p"
         with pytest.raises(Unsupported, match="'least'"):
             await read(talking(model), msgspec.structs.replace(ask(min_p=0.1), names={"min_p": "least"}))
-        assert model.asked == []
+        assert model.calls == []
         lax = talking(model, options=GenerationOptions(model="m", ignore=frozenset({"min_p", "best_of"})))
         for _ in range(2):
             chunks = await read(lax, ask(min_p=0.1))
@@ -279,7 +279,7 @@ def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None], cap
         best = GenerationOptions(model="m", ignore=frozenset({"best_of"}))
         chunks = await read(talking(silent, options=best), msgspec.structs.replace(ask(), best_of=3))
         assert chunks[0].ignored == ("best_of",)
-        assert len(silent.asked) == 1
+        assert len(silent.calls) == 1
 
     virtual(main)
 
@@ -303,7 +303,7 @@ def test_adapters_are_those_of_the_model(virtual: Run[None]) -> None:
     async def main() -> None:
         model = Scripted(adapters=("sql",))
         await read(talking(model), ask(adapter="sql", stream=True))
-        assert model.asked[-1][2:] == ("sql", True)
+        assert model.calls[-1][2:] == ("sql", True)
         with pytest.raises(InvalidValue, match="'poems'"):
             await read(talking(model), ask(adapter="poems"))
 
@@ -330,7 +330,7 @@ def test_demanded_tools_guide_the_model(virtual: Run[None], choice: str) -> None
         lax = GenerationOptions(model="m", ignore=frozenset({"tool_choice"}))
         await read(talking(plain, options=lax), task)
         await read(talking(plain), ask(tools=[Tool(name="f")]))
-        assert len(plain.asked) == 2
+        assert len(plain.calls) == 2
 
     virtual(main)
 
@@ -345,8 +345,8 @@ class Rated(Scripted):
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
     ) -> AsyncGenerator[Piece]:
-        self.asked.append((prompt, sampling, adapter, stream))
-        number = len(self.asked)
+        self.calls.append((prompt, sampling, adapter, stream))
+        number = len(self.calls)
         yield rated(-9.0 / number)[0] if number != 3 else Piece(text="mute", tokens=1)
 
 
@@ -360,7 +360,7 @@ def test_the_best_of_many_by_their_probability(virtual: Run[None]) -> None:
         assert not any(chunk.logprobs for chunk in chunks)
         assert chunks[-1].usage == Usage(prompt_tokens=1, completion_tokens=4)
         assert model.sampling.logprobs == 0
-        model.asked.clear()
+        model.calls.clear()
         chunks = await read(talking(model), ask("p", "q", best_of=2, logprobs=1))
         assert texts(chunks) == {0: "-4.5", 1: "-2.25"}
         assert any(chunk.logprobs for chunk in chunks)
@@ -387,13 +387,13 @@ def test_another_replica_helps_out_before_the_first_piece(virtual: Run[None], er
     async def main() -> None:
         bad, good = Silent(error=error), Scripted()
         assert texts(await read(talking(bad, good), ask())) == {0: "x"}
-        assert (len(bad.asked), len(good.asked)) == (1, 1)
+        assert (len(bad.calls), len(good.calls)) == (1, 1)
         with pytest.raises(type(error)):
             await read(talking(bad, Silent(error=error)), ask())
         begun, other = Scripted(error=error), Scripted()
         with pytest.raises(type(error)):
             await read(talking(begun, other), ask())
-        assert other.asked == []
+        assert other.calls == []
 
     virtual(main)
 
@@ -405,7 +405,7 @@ def test_other_errors_are_not_tried_again(virtual: Run[None]) -> None:
         bad, good = Silent(error=EngineFailed("no")), Scripted()
         with pytest.raises(EngineFailed):
             await read(talking(bad, good), ask())
-        assert good.asked == []
+        assert good.calls == []
 
     virtual(main)
 
@@ -466,7 +466,7 @@ def test_what_is_wrong_with_the_task_is_said_before_any_work(virtual: Run[None])
         pipeline.error = InvalidValue("no such thing")
         with pytest.raises(InvalidValue, match="no such thing"):
             await read(talking(model, pipeline=pipeline), ask())
-        assert model.asked == []
+        assert model.calls == []
 
     virtual(main)
 
@@ -578,7 +578,7 @@ def test_a_replica_that_hangs_is_asked_last(virtual: Run[None]) -> None:
             await read_one()
         for _ in range(5):
             await read_one()
-        assert len(works.asked) == 5
+        assert len(works.calls) == 5
 
     virtual(main)
 
@@ -598,7 +598,7 @@ def test_more_likely_tokens_than_the_engine_tells(virtual: Run[None]) -> None:
             with pytest.raises(Unsupported, match="chosen token alone") as caught:
                 await read(talking(model), task)
             assert caught.value.param == name
-        assert model.asked == []
+        assert model.calls == []
         lax = talking(model, options=GenerationOptions(model="m", ignore=frozenset({"top_logprobs"})))
         assert (await read(lax, ask(logprobs=2)))[0].ignored == ("logprobs",)
         assert model.sampling.logprobs == 0

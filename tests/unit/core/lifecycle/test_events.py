@@ -86,10 +86,10 @@ def test_a_life_is_told(virtual: Run[None]) -> None:
         await stack.lifecycle.aclose()
         await watch
 
-        def told(model: str) -> list[str]:
+        def statuses(model: str) -> list[str]:
             return [event.data.get("status", event.name) for event in seen if event.model == model]
 
-        assert [each for each in told("a") if each != "download_progress"] == [
+        assert [each for each in statuses("a") if each != "download_progress"] == [
             *("loading", "loading", "loaded"),
             *("loaded", "unloading", "model_remove", "unloaded"),
         ]
@@ -99,7 +99,7 @@ def test_a_life_is_told(virtual: Run[None]) -> None:
             0.0,
             1.0,
         ]
-        assert told("b")[-2:] == ["download_finished", "unloaded"]
+        assert statuses("b")[-2:] == ["download_finished", "unloaded"]
         failed = next(event for event in seen if event.name == "download_failed")
         assert (failed.model, "by hand" in failed.data["error"]) == ("c", True)
         assert any(event.data.get("stage") == "opening" for event in seen if event.model == "d")

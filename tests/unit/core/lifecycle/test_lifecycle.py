@@ -257,7 +257,7 @@ def test_a_failed_load_frees_its_frames(virtual: Run[None], at_start: bool) -> N
             held.append(weakref.ref(weights))
             raise SourceError("they do not agree") from ValueError(weights)
 
-        async def asked(job: Job) -> None:
+        async def wait(job: Job) -> None:
             body = Weights()
             held.append(weakref.ref(body))
             await job.wait()
@@ -266,7 +266,7 @@ def test_a_failed_load_frees_its_frames(virtual: Run[None], at_start: bool) -> N
         job = stack.lifecycle.add(stack.loads.plan("a")) if at_start else stack.lifecycle.load("a")
         for _ in range(3):
             with pytest.raises(SourceError, match="do not agree"):
-                await asked(job)
+                await wait(job)
         await until(stack.idle)
         gc.collect()
         assert [each() for each in held] == [None] * 4

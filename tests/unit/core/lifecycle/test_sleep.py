@@ -204,12 +204,12 @@ def test_a_wake_has_the_requests_time(virtual: Run[None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [(SourceError("the files are gone"), ModelFailed), (TransportFailed("triton is away"), Unavailable)],
     ids=["lasting", "passing"],
 )
 def test_a_wake_that_fails_says_why_and_may_be_tried_again(
-    virtual: Run[None], error: ShoalError, told: type[ShoalError]
+    virtual: Run[None], error: ShoalError, expected: type[ShoalError]
 ) -> None:
     """All waiting requests get the reason; the model stays asleep."""
 
@@ -217,7 +217,7 @@ def test_a_wake_that_fails_says_why_and_may_be_tried_again(
         stack = await asleep()
         stack.loads.errors["open", "a"] = error
         for outcome in await gathered(*(stack.ask("a") for _ in range(3))):
-            assert isinstance(outcome, told)
+            assert isinstance(outcome, expected)
             assert f"'a' was asleep and could not be loaded again: {error.message}" in outcome.message
         assert stack.state("a") == "unloaded"
         listing = next(each for each in await stack.lifecycle.listing() if each.name == "a")

@@ -25,7 +25,7 @@ def admission(max_items: int = 16) -> tuple[Admission, Clock]:
 
 
 @pytest.mark.parametrize(
-    ("items", "told", "expected"),
+    ("items", "traffic", "expected"),
     [
         (BULK_ABOVE, None, "interactive"),
         (BULK_ABOVE + 1, None, "bulk"),
@@ -33,9 +33,9 @@ def admission(max_items: int = 16) -> tuple[Admission, Clock]:
         (500, "interactive", "interactive"),
     ],
 )
-def test_size_decides_the_class_unless_it_is_told(items: int, told: TrafficClass | None, expected: str) -> None:
+def test_size_decides_the_class_unless_it_is_told(items: int, traffic: TrafficClass | None, expected: str) -> None:
     """More than BULK_ABOVE inputs travel as bulk; what a key or header says stands above that."""
-    context = Context(id="r", deadline=0.0, traffic=told)
+    context = Context(id="r", deadline=0.0, traffic=traffic)
     assert classify_traffic(context, items) == expected
 
 

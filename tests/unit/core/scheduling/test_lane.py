@@ -598,7 +598,7 @@ def test_a_queue_that_has_nothing_for_anybody_waits_for_the_next_item(
         real = lane._planner.take
         answers: list[Any] = [(Wait(None), [])]
         monkeypatch.setattr(
-            lane._planner, "take", lambda *given, **named: answers.pop() if answers else real(*given, **named)
+            lane._planner, "take", lambda *args, **named: answers.pop() if answers else real(*args, **named)
         )
         first = asyncio.ensure_future(lane.run(embed("a"), context()))
         await asyncio.sleep(0.5)

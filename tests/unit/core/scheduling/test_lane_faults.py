@@ -196,7 +196,7 @@ class ByWord(FakePipeline):
         ]
 
 
-class Asked(FakeEngine):
+class RecordingEngine(FakeEngine):
     """Keeps which outputs were wanted of it."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> Non
         shown = make_lane(SLOW)
         lane = Lane(
             ByWord(SLOW),
-            [asked := Asked()],
+            [recording := RecordingEngine()],
             shown.options,
             threads=shown._preparer._threads,
             clock=asyncio.get_running_loop().time,
@@ -226,7 +226,7 @@ def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> Non
         await lane.run(embed("alone"), context())
         answers = await asyncio.gather(*(lane.run(embed(text), context()) for text in texts))
         assert all(right(answer, [text]) for answer, text in zip(answers, texts, strict=True))
-        assert asked.wanted == [("embedding",), ("embedding", "pooled")]
+        assert recording.wanted == [("embedding",), ("embedding", "pooled")]
 
     virtual(main)
 

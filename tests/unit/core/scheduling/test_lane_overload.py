@@ -27,13 +27,13 @@ class Busy(FakeEngine):
         super().__init__(script)
         self.refusals = refusals
         self.retry_after = retry_after
-        self.asked: list[float] = []
+        self.call_times: list[float] = []
         self.params: list[Mapping[str, Any]] = []
 
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        self.asked.append(asyncio.get_running_loop().time())
+        self.call_times.append(asyncio.get_running_loop().time())
         self.params.append(params)
         if self.refusals:
             self.refusals -= 1
@@ -60,7 +60,7 @@ def test_a_busy_replica_gets_the_batch_again(virtual: Run[None], retry_after: fl
         lane = lane_of(busy)
         answer = await lane.run(embed("a", "b"), context())
         assert right(answer, ["a", "b"])
-        gaps = [later - earlier for earlier, later in zip(busy.asked, busy.asked[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in zip(busy.call_times, busy.call_times[1:], strict=False)]
         assert len(gaps) == 5
         assert all(least - 1e-9 <= gap <= least + 0.06 for gap in gaps)
         assert idle(lane)
@@ -96,7 +96,7 @@ def test_another_replica_takes_over(virtual: Run[None]) -> None:
         await asyncio.sleep(0.1)
         second = asyncio.create_task(lane.run(embed("b"), context()))
         assert right(await second, ["b"])
-        assert (len(busy.asked), len(free.asked)) == (2, 1)
+        assert (len(busy.call_times), len(free.call_times)) == (2, 1)
         assert right(await first, ["a"])
         assert idle(lane)
 
@@ -109,7 +109,7 @@ def test_a_search_for_the_culprit_goes_on_after_a_refusal(virtual: Run[None]) ->
     async def main() -> None:
         class Then(Busy):
             async def infer(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-                if len(self.asked) == 1:
+                if len(self.call_times) == 1:
                     self.refusals = 2
                 return await super().infer(*args, **kwargs)
 
@@ -131,13 +131,13 @@ def test_parts_of_a_lost_batch_wait_for_the_replica_to_come_back(virtual: Run[No
                 try:
                     return await super().infer(*args, **kwargs)
                 finally:
-                    if len(self.asked) == 1:
+                    if len(self.call_times) == 1:
                         lane.replicas[0].mark_unreachable(asyncio.get_running_loop().time())
 
         lane = lane_of(gone := Gone(FakeScript(delay_ms=10, memory_tokens=3)), script=FakeScript(delay_ms=10))
         outcomes = await gathered(*(lane.run(embed(text), context()) for text in ("a", "b", "c", "d")))
         assert not any(isinstance(outcome, BaseException) for outcome in outcomes)
-        assert gone.asked[1] - gone.asked[0] == pytest.approx(1.01, abs=0.06)
+        assert gone.call_times[1] - gone.call_times[0] == pytest.approx(1.01, abs=0.06)
 
     virtual(main)
 
@@ -202,16 +202,16 @@ def test_tokens_are_estimated_once(virtual: Run[None]) -> None:
 
     async def main() -> None:
         lane = make_lane(SLOW)
-        asked: list[AnyItem] = []
+        estimated: list[AnyItem] = []
         estimate = lane.pipeline.estimate
 
         def counting(item: AnyItem) -> int:
-            asked.append(item)
+            estimated.append(item)
             return estimate(item)
 
         lane.pipeline.estimate = counting  # type: ignore[method-assign]
         await lane.run(embed("a", "b"), context())
-        assert asked == ["a", "b"]
+        assert estimated == ["a", "b"]
 
     virtual(main)
 
