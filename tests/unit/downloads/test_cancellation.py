@@ -24,7 +24,7 @@ async def test_what_comes_of_it() -> None:
 
 async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
     """Impatience does not leave it behind: it still writes where the next one is to."""
-    begun, told, release, ended = (threading.Event() for _ in range(4))
+    begun, stop, release, ended = (threading.Event() for _ in range(4))
 
     def work() -> None:
         begun.set()
@@ -32,13 +32,13 @@ async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
         ended.set()
         raise Cancelled("stopped")
 
-    task = asyncio.create_task(run_in_thread(work, told.set))
+    task = asyncio.create_task(run_in_thread(work, stop.set))
     await asyncio.to_thread(begun.wait, 30)
     for _ in range(3):
         task.cancel()
         for _ in range(5):
             await asyncio.sleep(0)
-    assert told.is_set()
+    assert stop.is_set()
     assert not task.done()
     release.set()
     with pytest.raises(asyncio.CancelledError):
@@ -48,20 +48,20 @@ async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
 
 def test_a_loop_that_ends_leaves_no_thread_behind() -> None:
     """It cancels whatever still runs in it, and all of that at once."""
-    told, begun = threading.Event(), threading.Event()
+    stop, begun = threading.Event(), threading.Event()
     order: list[str] = []
     loops: list[asyncio.AbstractEventLoop] = []
 
     def work() -> None:
         begun.set()
-        told.wait(30)
+        stop.wait(30)
         for _ in range(10):  # the loop goes on meanwhile
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loops[0]).result(30)
         order.append("thread")
 
     async def load() -> None:
         try:
-            await run_in_thread(work, told.set)
+            await run_in_thread(work, stop.set)
         finally:
             order.append("caller")
 

@@ -129,7 +129,7 @@ def test_what_pip_says(output: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "message"),
     [
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "another file"),
         ("ERROR: No matching distribution found for x", "no such wheel"),
@@ -138,9 +138,9 @@ def test_what_pip_says(output: str, message: str) -> None:
         ("", "pip failed: it said nothing; ask somebody"),
     ],
 )
-def test_the_next_step_is_the_caller_s(output: str, said: str) -> None:
+def test_the_next_step_is_the_caller_s(output: str, message: str) -> None:
     """Where it depends on what is fetched, the caller's own words are used."""
-    assert OWN.error(output, "Triton").message == f"Triton: {said}"
+    assert OWN.error(output, "Triton").message == f"Triton: {message}"
 
 
 def test_a_run_fails_in_the_caller_s_words(tmp_path: Path, index: Path) -> None:

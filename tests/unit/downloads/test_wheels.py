@@ -47,11 +47,11 @@ def test_files_get_the_names_that_are_asked_for(wheel: Path, tmp_path: Path) -> 
 
 def test_a_stop_is_noticed_between_two_pieces(wheel: Path, tmp_path: Path) -> None:
     """What is written by then is a piece, and nothing is added to it."""
-    asked: list[int] = []
+    checks: list[int] = []
 
     def check() -> None:
-        asked.append(1)
-        if len(asked) == 2:
+        checks.append(1)
+        if len(checks) == 2:
             raise Cancelled("stopped")
 
     with pytest.raises(Cancelled):
