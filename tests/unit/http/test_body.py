@@ -181,7 +181,7 @@ def test_only_json_routes_want_json() -> None:
 )
 def test_what_is_left_unread(headers: dict[str, str], unread: bool) -> None:
     """A little is skipped for the sake of the connection; much, or nobody knows how much, ends it."""
-    asked = request(**headers)
-    assert has_unread_body(asked) is unread
-    asked.body_read = True
-    assert has_unread_body(asked) is False
+    message = request(**headers)
+    assert has_unread_body(message) is unread
+    message.body_read = True
+    assert has_unread_body(message) is False

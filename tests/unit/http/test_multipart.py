@@ -106,7 +106,7 @@ def test_a_quoted_boundary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "says"),
+    ("headers", "message"),
     [
         ("Content-Type: image/png\r\n", "Part 0 of the form has no name"),
         ("Content-Disposition: form-data\r\n", "Part 0 of the form has no name"),
@@ -117,10 +117,10 @@ def test_a_quoted_boundary() -> None:
         (DISPOSITION + f"X: {'y' * 3000}\r\n", "Maximum header size exceeded"),
     ],
 )
-def test_bad_parts(headers: str, says: str) -> None:
+def test_bad_parts(headers: str, message: str) -> None:
     """Each is refused with what is wrong with it, and one like it without the fault is not."""
     assert read(form(field(DISPOSITION + "Content-Transfer-Encoding: binary\r\n"))) == [Part("a", b"1")]
-    with pytest.raises(BadForm, match=says):
+    with pytest.raises(BadForm, match=message):
         read(form(field(headers)))
 
 

@@ -129,13 +129,13 @@ def test_a_status_with_several_bodies() -> None:
     """Two dialects on one path: each JSON that may come stands there, and plain text beside it."""
     kinds: dict[int, Any] = {400: (Problem, Pet, str), 422: (str, Problem)}
     made = build_document({"pets": [operation(request=Pet, errors=kinds)]})
-    told = made["paths"]["/pets"]["post"]["responses"]
+    responses = made["paths"]["/pets"]["post"]["responses"]
     problem, pet = {"$ref": "#/components/schemas/Problem"}, {"$ref": "#/components/schemas/Pet"}
-    assert told["400"]["content"] == {
+    assert responses["400"]["content"] == {
         "application/json": {"schema": {"anyOf": [problem, pet]}},
         "text/plain": {"schema": {"type": "string"}},
     }
-    assert told["422"]["content"]["application/json"] == {"schema": problem}
+    assert responses["422"]["content"]["application/json"] == {"schema": problem}
     validate(made)
 
 
@@ -225,8 +225,8 @@ def test_examples_name_the_model_that_is_served() -> None:
     assert shown("") == ADD.example
     table = {"pets": [ADD, operation(path="/talk", generates=True, request=Pet, example=ADD.example)]}
     paths = build_document(table, "org/name", "org/talker")["paths"]
-    told = paths["/talk"]["post"]["requestBody"]["content"]["application/json"]["example"]
-    assert told == {"name": "Wanda", "model": "org/talker"}
+    example = paths["/talk"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    assert example == {"name": "Wanda", "model": "org/talker"}
 
 
 def test_an_operation_claimed_twice_is_refused() -> None:

@@ -37,18 +37,18 @@ class Source:
     """Chunks that come when `say` lets them; `closed` is set when the generator has ended, by the task that ran it."""
 
     def __init__(self) -> None:
-        self.said: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
         self.closed = asyncio.Event()
         self.taken = 0
 
     def say(self, *each: Chunk | str | Exception | None) -> None:
         for one in each:
-            self.said.put_nowait(Chunk(text=one) if isinstance(one, str) else one)
+            self.queue.put_nowait(Chunk(text=one) if isinstance(one, str) else one)
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
         try:
             async with asyncio.timeout(NEVER_S):  # which only the task that entered it can leave
-                while (one := await self.said.get()) is not None:
+                while (one := await self.queue.get()) is not None:
                     if isinstance(one, Exception):
                         raise one
                     self.taken += 1
@@ -122,9 +122,9 @@ async def test_bugs_in_mid_stream(caplog: pytest.LogCaptureFixture) -> None:
     """One that the gateway has wrapped is logged and told by the request's id; a bare one breaks the stream."""
     source = Source()
     source.say("a", InternalError("secret"))
-    told = await rest(await begun(source))
-    assert b"secret" not in told
-    assert b"req_1" in told
+    rest_of_stream = await rest(await begun(source))
+    assert b"secret" not in rest_of_stream
+    assert b"req_1" in rest_of_stream
     assert "secret" in caplog.text
     source = Source()
     source.say("a", ZeroDivisionError("bug"))
@@ -254,7 +254,7 @@ async def leave_while_waiting(source: Source) -> None:
 
 
 async def leave_before_it_began(source: Source) -> None:
-    source.said.get_nowait()
+    source.queue.get_nowait()
     waiting = asyncio.create_task(begun(source))
     await turns()
     waiting.cancel()

@@ -107,11 +107,11 @@ class Names:
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, int]] = []
+        self.lookups: list[tuple[str, int]] = []
         self.closed = False
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
-        self.asked.append((host, port))
+        self.lookups.append((host, port))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if not answer:
             raise OSError(f"no address of {host} in 10.9.8.7")

@@ -49,7 +49,7 @@ class TestRequest:
             f"host: 127.0.0.1:{server.port}",
             "user-agent: shoal",
         ]
-        assert names.asked == []  # an address is not resolved
+        assert names.lookups == []  # an address is not resolved
 
     async def test_headers_of_the_client(self, server: Web) -> None:
         headers = {"Authorization": "Bearer sk-1", "cookie": "a=1"}
@@ -64,7 +64,7 @@ class TestRequest:
             await Fetcher(FetchPolicy.parse("public"), resolver=names).get(
                 "http://a.example/", {"x-key": "1"}, deadline=soon()
             )
-        assert names.asked == connections.addresses == []
+        assert names.lookups == connections.addresses == []
 
     async def test_nor_headers_that_change_the_request(self, server: Web) -> None:
         with pytest.raises(InvalidValue, match="may not hold Host"):
@@ -103,17 +103,17 @@ class TestAddresses:
         with pytest.raises(InvalidValue, match=r"rebind\.example cannot be reached"):
             await made.get("http://rebind.example/", deadline=soon())
         assert connections.addresses == [(GLOBAL, 80)]
-        assert names.asked == [("rebind.example", 80)]
+        assert names.lookups == [("rebind.example", 80)]
         with pytest.raises(InvalidValue, match="not on the public internet"):
             await made.get("http://rebind.example/", deadline=soon())
         assert connections.addresses == [(GLOBAL, 80)]
-        assert len(names.asked) == 2  # no answer is kept from one fetch to the next
+        assert len(names.lookups) == 2  # no answer is kept from one fetch to the next
 
     async def test_the_name_goes_to_the_pinned_address(self, server: Web) -> None:
         names = Names(["127.0.0.1"], ["127.0.0.2"])
         assert await fetcher(server, names=names).get(url(server, "images.test"), deadline=soon()) == b"picture"
         assert f"Host: images.test:{server.port}\r\n" in server.requests[0]
-        assert len(names.asked) == 1
+        assert len(names.lookups) == 1
 
     @pytest.mark.parametrize(
         "answer",
@@ -155,7 +155,7 @@ class TestAddresses:
         names = Names(["127.0.0.1"])
         made = Fetcher(FetchPolicy.parse(f"Bücher.test:{server.port}"), resolver=names)
         assert await made.get(url(server, "BÜCHER.test"), deadline=soon()) == b"picture"
-        assert names.asked == [("xn--bcher-kva.test", server.port)]
+        assert names.lookups == [("xn--bcher-kva.test", server.port)]
         assert f"Host: xn--bcher-kva.test:{server.port}\r\n" in server.requests[0]
 
     async def test_all_addresses_are_tried(self, server: Web) -> None:
@@ -168,7 +168,7 @@ class TestAddresses:
         connections, names = Connections(monkeypatch), Names([GLOBAL])
         with pytest.raises(InvalidValue):
             await Fetcher(FetchPolicy.parse("public"), resolver=names).get(refused, deadline=soon())
-        assert names.asked == connections.addresses == []
+        assert names.lookups == connections.addresses == []
 
     async def test_a_name_without_addresses(self, server: Web) -> None:
         """What the resolver said stays here."""

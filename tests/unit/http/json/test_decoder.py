@@ -180,7 +180,7 @@ TEXT = 'a "quoted", [bracketed] \\ \u00e4 ' * 40_000
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         [TEXT, "b", "", TEXT],
         TEXT,
@@ -190,13 +190,13 @@ TEXT = 'a "quoted", [bracketed] \\ \u00e4 ' * 40_000
         ["a", 1, 2, "b", 3, *[4] * 50_000],
     ],
 )
-async def test_large_values_leave_turns_to_others(given: Any) -> None:
+async def test_large_values_leave_turns_to_others(value: Any) -> None:
     """However the body is large, it is decoded to what it says, and counted in steps that grow in number with it."""
-    body = msgspec.json.encode({"u": [1, {"v": None}], "ids": given, "more": 7})
+    body = msgspec.json.encode({"u": [1, {"v": None}], "ids": value, "more": 7})
     task, turns = stepping()
     decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
     task.cancel()
-    assert (decoded.ids, decoded.more) == (given, 7)
+    assert (decoded.ids, decoded.more) == (value, 7)
     assert turns[0] >= len(body) // decoder.LARGE
 
 

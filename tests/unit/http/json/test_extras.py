@@ -18,7 +18,7 @@ from shoal.http.json.decoder import LARGE
 from shoal.http.json.extras import ArgumentsLimit, ExtrasDecoder, check_depth, check_pieces, to_json_bytes
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class Body(msgspec.Struct, kw_only=True):
     items: list[dict[str, str]]
     size: int | None = None
 
@@ -34,7 +34,7 @@ PAD = {"pad": "x" * LARGE}
 @pytest.mark.parametrize("pad", [{}, PAD])
 async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """Kept as they came, in bodies of any size, and logged once a name; names without end do not fill the log."""
-    decode: ExtrasDecoder[Asked] = ExtrasDecoder(Asked, "x", "items")
+    decode: ExtrasDecoder[Body] = ExtrasDecoder(Body, "x", "items")
     body = orjson.dumps({"items": [{"a": "b"}], "size": 7, "more": {"deep": [1, 2]}, **pad})
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         for _ in range(2):
@@ -76,7 +76,7 @@ async def test_lists_of_texts(pad: dict[str, str]) -> None:
 )
 async def test_bad_bodies(pad: bytes, rest: bytes, error: type[Exception], param: str | None) -> None:
     """Small or large, they are refused for the same reason."""
-    kinds: list[ExtrasDecoder[Any]] = [ExtrasDecoder(Asked, "x", "items"), ExtrasDecoder(Texts, "x", "items", 3)]
+    kinds: list[ExtrasDecoder[Any]] = [ExtrasDecoder(Body, "x", "items"), ExtrasDecoder(Texts, "x", "items", 3)]
     for decode in kinds:
         with pytest.raises(error) as caught:
             await decode(b"{" + pad + rest)
@@ -86,21 +86,21 @@ async def test_bad_bodies(pad: bytes, rest: bytes, error: type[Exception], param
 async def test_half_a_character() -> None:
     """A text that was cut inside an emoji is told as such."""
     with pytest.raises(Malformed, match="half of a character"):
-        await ExtrasDecoder(Asked, "x", "items")(b'{"items":[{"a":"\\ud800"}]}')
+        await ExtrasDecoder(Body, "x", "items")(b'{"items":[{"a":"\\ud800"}]}')
 
 
 @pytest.mark.parametrize("body", [b"7", b"[]", b'"x"', b"[%b]" % (b"1," * LARGE + b"1")])
 async def test_what_is_no_object(body: bytes) -> None:
     """Refused, and not decoded far."""
     with pytest.raises(WrongType):
-        await ExtrasDecoder(Asked, "x", "items")(body)
+        await ExtrasDecoder(Body, "x", "items")(body)
 
 
 async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects without end, or all of a body beside what may be long, would hold the loop while they are decoded."""
     monkeypatch.setattr(extras, "MAX_PIECES", 100)
     monkeypatch.setattr(extras, "MAX_OTHER_BYTES", LARGE + 100)
-    decode: ExtrasDecoder[Asked] = ExtrasDecoder(Asked, "x", "items")
+    decode: ExtrasDecoder[Body] = ExtrasDecoder(Body, "x", "items")
     text = "{[" * 40  # in a text they are counted too, which a real conversation has room for
     assert (await decode(orjson.dumps({"items": [{"a": text}], **PAD})))[0].items == [{"a": text}]
     with pytest.raises(InvalidValue) as caught:
@@ -196,7 +196,7 @@ def test_arguments() -> None:
 async def test_nothing_is_lost(more: dict[str, object]) -> None:
     """Every field is either known or extra."""
     more = {name: value for name, value in more.items() if name not in ("items", "size")}
-    _, extras = await ExtrasDecoder(Asked, "x", "items")(json.dumps({"items": [], **more}).encode())
+    _, extras = await ExtrasDecoder(Body, "x", "items")(json.dumps({"items": [], **more}).encode())
     assert {name: json.loads(bytes(raw)) for name, raw in extras.items()} == more
 
 
