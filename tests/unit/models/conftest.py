@@ -70,7 +70,7 @@ class Hub:
     files: dict[str, bytes] = field(default_factory=lambda: FILES | UNWANTED)
     lfs: frozenset[str] = frozenset({"model.safetensors"})
     answers: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     agents: list[str] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
     damaged: bool = False
@@ -149,7 +149,7 @@ def hub() -> Iterator[Hub]:
 
         def _answer(self, *, body: bool) -> None:
             path = self.path.partition("?")[0]
-            state.asked.append(path)
+            state.paths.append(path)
             state.agents.append(self.headers["User-Agent"])
             state.tokens.append(self.headers["Authorization"])
             status, headers, content = _route(state, path)

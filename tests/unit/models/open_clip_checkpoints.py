@@ -86,7 +86,7 @@ def clip_names(made: dict[str, Array], *, custom: bool = False) -> dict[str, Arr
     """A CLIP's tensors, given by transformers' names, as open_clip has them."""
     left = dict(made)
     own = "text." if custom else ""
-    given = {
+    renamed = {
         f"{own}token_embedding.weight": left.pop("text_model.embeddings.token_embedding.weight"),
         f"{own}positional_embedding": left.pop("text_model.embeddings.position_embedding.weight"),
         f"{own}text_projection": left.pop("text_projection.weight").T,
@@ -102,11 +102,11 @@ def clip_names(made: dict[str, Array], *, custom: bool = False) -> dict[str, Arr
         "vision_model.post_layernorm": "visual.ln_post",
     }
     for kind in ("weight", "bias"):
-        given |= {f"{theirs}.{kind}": left.pop(f"{ours}.{kind}") for ours, theirs in norms.items()}
+        renamed |= {f"{theirs}.{kind}": left.pop(f"{ours}.{kind}") for ours, theirs in norms.items()}
         for ours, theirs in (("text_model", f"{own}transformer"), ("vision_model", "visual.transformer")):
-            given |= _blocks(left, f"{ours}.encoder.layers", f"{theirs}.resblocks", kind)
+            renamed |= _blocks(left, f"{ours}.encoder.layers", f"{theirs}.resblocks", kind)
     assert not left, sorted(left)
-    return {name: np.ascontiguousarray(values) for name, values in given.items()}
+    return {name: np.ascontiguousarray(values) for name, values in renamed.items()}
 
 
 def _blocks(left: dict[str, Array], ours: str, theirs: str, kind: str) -> dict[str, Array]:
@@ -117,20 +117,20 @@ def _blocks(left: dict[str, Array], ours: str, theirs: str, kind: str) -> dict[s
         "mlp.fc1": "mlp.c_fc",
         "mlp.fc2": "mlp.c_proj",
     }
-    given, layer = {}, 0
+    renamed, layer = {}, 0
     while f"{ours}.{layer}.mlp.fc1.{kind}" in left:
         maps = [left.pop(f"{ours}.{layer}.self_attn.{each}_proj.{kind}") for each in "qkv"]
-        given[f"{theirs}.{layer}.attn.in_proj_{kind}"] = np.concatenate(maps)
-        given |= {f"{theirs}.{layer}.{b}.{kind}": left.pop(f"{ours}.{layer}.{a}.{kind}") for a, b in parts.items()}
+        renamed[f"{theirs}.{layer}.attn.in_proj_{kind}"] = np.concatenate(maps)
+        renamed |= {f"{theirs}.{layer}.{b}.{kind}": left.pop(f"{ours}.{layer}.{a}.{kind}") for a, b in parts.items()}
         layer += 1
-    return given
+    return renamed
 
 
 def siglip_names(made: dict[str, Array]) -> dict[str, Array]:
     """A SigLIP's tensors, given by transformers' names, as open_clip has them: timm's names in the image tower."""
     left = dict(made)
     head, pool = "vision_model.head", "visual.trunk.attn_pool"
-    given = {
+    renamed = {
         "text.token_embedding.weight": left.pop("text_model.embeddings.token_embedding.weight"),
         "text.positional_embedding": left.pop("text_model.embeddings.position_embedding.weight"),
         "visual.trunk.pos_embed": left.pop("vision_model.embeddings.position_embedding.weight")[None],
@@ -148,11 +148,11 @@ def siglip_names(made: dict[str, Array]) -> dict[str, Array]:
         f"{head}.mlp.fc2": f"{pool}.mlp.fc2",
     }
     for kind in ("weight", "bias"):
-        given |= {f"{theirs}.{kind}": left.pop(f"{ours}.{kind}") for ours, theirs in pairs.items()}
+        renamed |= {f"{theirs}.{kind}": left.pop(f"{ours}.{kind}") for ours, theirs in pairs.items()}
         maps = left.pop(f"{head}.attention.in_proj_{kind}")
         width = len(maps) // 3
-        given |= {f"{pool}.q.{kind}": maps[:width], f"{pool}.kv.{kind}": maps[width:]}
-        given |= _blocks(left, "text_model.encoder.layers", "text.transformer.resblocks", kind)
+        renamed |= {f"{pool}.q.{kind}": maps[:width], f"{pool}.kv.{kind}": maps[width:]}
+        renamed |= _blocks(left, "text_model.encoder.layers", "text.transformer.resblocks", kind)
         timm = _blocks(left, "vision_model.encoder.layers", "visual.trunk.blocks", kind)
         named = (
             ("attn.in_proj_", "attn.qkv."),
@@ -164,6 +164,6 @@ def siglip_names(made: dict[str, Array]) -> dict[str, Array]:
         for name, values in timm.items():
             for before, after in named:
                 name = name.replace(before, after)  # noqa: PLW2901
-            given[name] = values
+            renamed[name] = values
     assert not left, sorted(left)
-    return {name: np.ascontiguousarray(values) for name, values in given.items()}
+    return {name: np.ascontiguousarray(values) for name, values in renamed.items()}

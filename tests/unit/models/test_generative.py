@@ -157,9 +157,9 @@ class TestPrepare:
         assert manifest.weights.keys() == set(GRAPH)
         assert check_files(first.path, manifest, full=True) == []
         assert read_manifest(first.path) == manifest
-        asked = len(on_hub.asked)
+        before = len(on_hub.paths)
         assert prepare(TINY, store=store, access=access, engine=never) == first
-        assert len(on_hub.asked) == asked
+        assert len(on_hub.paths) == before
 
     def test_a_folder_is_used_where_it_is(self, ir: Path, store: Store) -> None:
         """Its gigabytes are not copied, and a change of it is noticed."""
@@ -341,7 +341,7 @@ class TestElsewhere:
         """A folder of the model's, and one that was pulled before."""
         assert (tokenizer_folder(str(ir), store=store) / "generation_config.json").is_file()
         prepare(TINY, store=store, access=Access(hub=on_hub.url))
-        asked = len(on_hub.asked)
+        before = len(on_hub.paths)
         folder = tokenizer_folder(Address(scheme="hf", target="org/tiny"), store=store, access=Access(offline=True))
         assert (folder / "chat_template.jinja").read_bytes() == b"{{1}}"
-        assert len(on_hub.asked) == asked
+        assert len(on_hub.paths) == before

@@ -86,8 +86,8 @@ def test_untouched_files_are_trusted(folder: Path) -> None:
     assert check_files(folder, facts) == []
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"grap", "4 bytes"), (b"hparg", "has changed"), (None, "missing")])
-def test_changed_files_are_named(folder: Path, content: bytes | None, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [(b"grap", "4 bytes"), (b"hparg", "has changed"), (None, "missing")])
+def test_changed_files_are_named(folder: Path, content: bytes | None, message: str) -> None:
     """A missing, shortened or rewritten file is found by the cheap check."""
     facts = manifest(measure(folder))
     path = folder / "model.onnx"
@@ -97,7 +97,7 @@ def test_changed_files_are_named(folder: Path, content: bytes | None, said: str)
         os.utime(path, ns=(1, 1))
     (line,) = check_files(folder, facts)
     assert "model.onnx" in line
-    assert said in line
+    assert message in line
 
 
 def test_full_check_reads_everything(folder: Path) -> None:

@@ -52,9 +52,9 @@ def test_a_model_is_fetched_converted_and_stored(
 def test_what_is_stored_needs_no_network(hub: Hub, store: Store, conversions: list[Path]) -> None:
     """The second time the store answers: no request, no conversion, also offline."""
     first = prepare(TINY, store=store, access=Access(hub=hub.url))
-    asked = len(hub.asked)
+    before = len(hub.paths)
     assert prepare(TINY, store=store, access=Access(hub=hub.url, offline=True)) == first
-    assert len(hub.asked) == asked
+    assert len(hub.paths) == before
     assert len(conversions) == 1
 
 
@@ -69,8 +69,10 @@ def test_offline_with_a_damaged_model(hub: Hub, store: Store, conversions: list[
     """That there was one, and what is wrong with it, is said beside that it cannot be fetched."""
     stored = prepare(TINY, store=store, access=Access(hub=hub.url))
     stored.tokenizer.unlink()
-    said = r"^hf:org/tiny in the store is damaged \(.*tokenizer\.json.*\) and is not used; the store has no .*`offline`"
-    with pytest.raises(SourceError, match=said):
+    message = (
+        r"^hf:org/tiny in the store is damaged \(.*tokenizer\.json.*\) and is not used; the store has no .*`offline`"
+    )
+    with pytest.raises(SourceError, match=message):
         prepare(TINY, store=store, access=Access(hub=hub.url, offline=True))
 
 

@@ -43,10 +43,10 @@ class Exporter:
 
     def __init__(self, found: ExportedTowers) -> None:
         self.found = found
-        self.asked: list[Path] = []
+        self.folders: list[Path] = []
 
     def __call__(self, folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> ExportedTowers:
-        self.asked.append(folder)
+        self.folders.append(folder)
         for name in self.found.files:
             (into / name).write_bytes(b"made")
         progress("export", 1.0)
@@ -81,7 +81,7 @@ def test_a_classifier_of_timm_is_exported(tmp_path: Path, store: Store) -> None:
     assert manifest.verification_summary == "agrees with PyTorch"
     assert "PyTorch" in notes[0]
     assert prepare(address, store=store, ways=Fallbacks(towers=exporter), engine=refuse_engine) == stored
-    assert len(exporter.asked) == 1
+    assert len(exporter.folders) == 1
 
 
 def test_towers_of_open_clip_are_exported(tmp_path: Path, store: Store) -> None:

@@ -62,8 +62,8 @@ def bare(tmp_path: Path) -> Path:
 
 
 def spec_of(folder: Path, store: Store, **fields: Any) -> ForeignModel:
-    given: dict[str, Any] = {"inputs": INPUTS, "outputs": TOKENS, "access": OFFLINE}
-    return foreign_spec(str(folder), store=store, **(given | fields))
+    options: dict[str, Any] = {"inputs": INPUTS, "outputs": TOKENS, "access": OFFLINE}
+    return foreign_spec(str(folder), store=store, **(options | fields))
 
 
 class TestWholeModels:
@@ -144,12 +144,12 @@ class TestWholeModels:
             spec_of(made, store, inputs=(*INPUTS, "position_ids"))
 
     @pytest.mark.parametrize(
-        ("overrides", "says"),
+        ("overrides", "message"),
         [(Overrides(pooling="median"), "median"), (Overrides(default_prompt_name="nope"), "it has query, passage")],
     )
-    def test_overrides_that_cannot_work(self, folder: Path, store: Store, overrides: Overrides, says: str) -> None:
+    def test_overrides_that_cannot_work(self, folder: Path, store: Store, overrides: Overrides, message: str) -> None:
         """The setting and what is possible are named."""
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             spec_of(folder, store, overrides=overrides)
 
     def test_files_that_change_the_vectors_are_refused_by_key(self, folder: Path, store: Store) -> None:
@@ -203,8 +203,8 @@ class TestFetching:
         hub.files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
         hub.files |= {"model.safetensors": b"weights", "onnx/model.onnx": b"graph"}
         first = foreign_spec("org/tiny", store=store, inputs=INPUTS, outputs=TOKENS, access=Access(hub=hub.url))
-        assert any(path.endswith("/1_Pooling/config.json") for path in hub.asked)
-        assert not any("model." in path.rpartition("/")[2] for path in hub.asked)
+        assert any(path.endswith("/1_Pooling/config.json") for path in hub.paths)
+        assert not any("model." in path.rpartition("/")[2] for path in hub.paths)
         again = foreign_spec("org/tiny", store=store, inputs=INPUTS, outputs=TOKENS, access=OFFLINE)
         assert again == first
 
@@ -233,10 +233,10 @@ class TestFetching:
         hub.files["tokenizer.json"] = (bare / "tokenizer.json").read_bytes()
         hub.files["1_Pooling/config.json"] = json.dumps(checkpoints.MEAN).encode()
         prepare(parse_address("org/tiny"), store=store, access=Access(hub=hub.url))
-        asked = len(hub.asked)
+        before = len(hub.paths)
         found = tokenizer_folder("org/tiny", store=store, access=OFFLINE)
         assert (found / "tokenizer.json").is_file()
-        assert len(hub.asked) == asked
+        assert len(hub.paths) == before
 
     def test_pinned_weights_are_not_missed(
         self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_files: dict[str, bytes]

@@ -16,12 +16,12 @@ from shoal.models.convert import export as module
 from shoal.models.convert.export import ExportResult, can_export, export, read_memory
 from shoal.models.progress import Stop
 
-Says = Callable[[str], None]
+SetProgram = Callable[[str], None]
 DONE = '{"done": {"folder": "x", "kind": "encoder", "graph": "onnx/model.onnx", "verification": "fine"}}'
 
 
 @pytest.fixture
-def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+def set_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetProgram:
     """Sets the program that runs in the exporter's place; it writes its process's id to `pid`."""
 
     def program(text: str) -> None:
@@ -45,9 +45,9 @@ def run(tmp_path: Path, **options: object) -> ExportResult:
     return export(tmp_path / "model", tmp_path / "into", **options)  # type: ignore[arg-type]
 
 
-def test_progress_and_the_outcome_are_heard(tmp_path: Path, says: Says) -> None:
+def test_progress_and_the_outcome_are_heard(tmp_path: Path, set_program: SetProgram) -> None:
     """Lines of ours in order, on the caller's thread; what libraries print between them is passed over."""
-    says(
+    set_program(
         f"""print('{{"stage": "load", "fraction": 0.5}}')
 print("Some library says hello")
 print('{{"stage": "export", "fraction": 1}}')
@@ -71,8 +71,10 @@ print('{DONE}'.replace('"x"', '"' + sys.argv[2] + sys.argv[3] + '"'))
         ('{"error": "differs", "kind": "verification"}', VerificationFailed, "differs"),
     ],
 )
-def test_its_errors_are_ours(tmp_path: Path, says: Says, line: str, kind: type[Exception], message: str) -> None:
-    says(f"print('{line}')")
+def test_its_errors_are_ours(
+    tmp_path: Path, set_program: SetProgram, line: str, kind: type[Exception], message: str
+) -> None:
+    set_program(f"print('{line}')")
     with pytest.raises(kind, match=message):
         run(tmp_path)
 
@@ -86,16 +88,18 @@ def test_its_errors_are_ours(tmp_path: Path, says: Says, line: str, kind: type[E
         ("print('nothing of ours')", r"ended with 0"),
     ],
 )
-def test_an_end_without_an_outcome_is_an_error(tmp_path: Path, says: Says, program: str, message: str) -> None:
+def test_an_end_without_an_outcome_is_an_error(
+    tmp_path: Path, set_program: SetProgram, program: str, message: str
+) -> None:
     """With the last words of the process, and what to do."""
-    says(program)
+    set_program(program)
     with pytest.raises(ModelFileError, match=message):
         run(tmp_path)
 
 
-def test_it_is_killed_with_all_that_it_started(tmp_path: Path, says: Says) -> None:
+def test_it_is_killed_with_all_that_it_started(tmp_path: Path, set_program: SetProgram) -> None:
     """When it is no longer wanted; by itself it would take longer than a test may."""
-    says(
+    set_program(
         f"""import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open({str(tmp_path / "pid")!r}, 'w').write(str(child.pid))
@@ -121,9 +125,9 @@ module.export(Path(sys.argv[2]), Path(sys.argv[2]), progress=lambda *_: print("r
 """
 
 
-def test_it_does_not_outlive_who_started_it(tmp_path: Path, says: Says) -> None:
+def test_it_does_not_outlive_who_started_it(tmp_path: Path, set_program: SetProgram) -> None:
     """A server that is killed cannot stop it: it ends by itself, with all that it started."""
-    says(
+    set_program(
         """import subprocess
 from shoal.models.convert.export_process import exit_with_stdin
 exit_with_stdin()
@@ -151,7 +155,7 @@ def _gone(pid: int) -> bool:
         return True
 
 
-def test_its_memory_is_bounded(tmp_path: Path, says: Says) -> None:
+def test_its_memory_is_bounded(tmp_path: Path, set_program: SetProgram) -> None:
     """What it holds counts, not what it maps: 300 MiB of a file are fine, as many of its own are not."""
     mapped = f"""import mmap
 with open({str(tmp_path / "large")!r}, 'wb') as file:
@@ -160,30 +164,32 @@ with open({str(tmp_path / "large")!r}, 'rb') as file:
     view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 sum(view[::4096])
 """
-    says(mapped + f"print('{DONE}')")
+    set_program(mapped + f"print('{DONE}')")
     assert run(tmp_path, max_memory_mb=200).kind == "encoder"
-    says("held = b'x' * (300 << 20)\ntime.sleep(600)")
+    set_program("held = b'x' * (300 << 20)\ntime.sleep(600)")
     with pytest.raises(ModelFileError, match="more than 200 MiB"):
         run(tmp_path, max_memory_mb=200)
     assert is_dead(tmp_path)
 
 
-def test_its_time_is_bounded(tmp_path: Path, says: Says) -> None:
-    says("time.sleep(600)")
+def test_its_time_is_bounded(tmp_path: Path, set_program: SetProgram) -> None:
+    set_program("time.sleep(600)")
     with pytest.raises(ModelFileError, match="more than 0 s"):
         run(tmp_path, timeout_s=0.2)
     assert is_dead(tmp_path)
 
 
-def test_it_has_no_secrets_and_no_network(tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_no_secrets_and_no_network(
+    tmp_path: Path, set_program: SetProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No token of the hub's, nor any other variable of the server's."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("SHOAL_API_KEY", "secret")
-    says(f"""print('{DONE}'.replace("fine", ",".join(sorted(os.environ)) + os.environ["HF_HUB_OFFLINE"]))""")
-    told = run(tmp_path).verification
-    assert told.endswith("1")
-    assert "HF_HUB_OFFLINE" in told
-    assert not {"HF_TOKEN", "SHOAL_API_KEY"} & set(told.split(","))
+    set_program(f"""print('{DONE}'.replace("fine", ",".join(sorted(os.environ)) + os.environ["HF_HUB_OFFLINE"]))""")
+    report = run(tmp_path).verification
+    assert report.endswith("1")
+    assert "HF_HUB_OFFLINE" in report
+    assert not {"HF_TOKEN", "SHOAL_API_KEY"} & set(report.split(","))
 
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def says(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def set_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Sets the program that runs in the exporter's place."""
     monkeypatch.setattr(module, "PROGRAM", (sys.executable, "-c", f"import sys, time\n{program}"))
     monkeypatch.setattr(module, "can_export_towers", lambda: True)
@@ -46,7 +46,7 @@ def says(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 def test_what_it_makes_is_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its specs come back as they were; it is told the folders and whose model it is."""
     line = msgspec.json.encode(Line(done=DONE)).decode()
-    says(
+    set_program(
         monkeypatch,
         "assert sys.argv[3] == 'open_clip' and sys.argv[1].endswith('model') and sys.argv[2].endswith('into')\n"
         f"""print('{{"stage": "export", "fraction": 0.5}}')\nprint({line!r})""",
@@ -71,14 +71,14 @@ def test_what_it_makes_is_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_its_errors_and_bounds(
     folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, kind: type[Exception], message: str
 ) -> None:
-    says(monkeypatch, program)
+    set_program(monkeypatch, program)
     time_s = 0.2 if "0 s" in message else 60
     with pytest.raises(kind, match=message):
         export_towers(folder, folder, max_memory_mb=200, timeout_s=time_s)
 
 
 def test_it_can_be_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    says(monkeypatch, """print('{"stage": "load"}', flush=True)\ntime.sleep(60)""")
+    set_program(monkeypatch, """print('{"stage": "load"}', flush=True)\ntime.sleep(60)""")
     stop = Stop()
     with pytest.raises(Cancelled):
         export_towers(folder, folder, stop=stop, progress=lambda *_: stop.set())
@@ -86,7 +86,7 @@ def test_it_can_be_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_whose_model_it_is(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of transformers and folders of anything else are neither's, and are refused before anything runs."""
-    says(monkeypatch, "raise SystemExit('it ran')")
+    set_program(monkeypatch, "raise SystemExit('it ran')")
     assert library_of(folder) == "open_clip"
     write_json(tmp_path / "timm/config.json", {"architecture": "resnet18", "num_classes": 3})
     assert library_of(tmp_path / "timm") == "timm"

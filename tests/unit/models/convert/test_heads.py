@@ -79,8 +79,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "tensor", "said"), WRONG, ids=[f"{name}-{tensor}" for name, tensor, _ in WRONG])
-def test_a_head_with_a_wrong_tensor_fails(tmp_path: Path, name: str, tensor: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "tensor", "message"), WRONG, ids=[f"{name}-{tensor}" for name, tensor, _ in WRONG])
+def test_a_head_with_a_wrong_tensor_fails(tmp_path: Path, name: str, tensor: str, message: str) -> None:
     """Each head is compared by itself, and named."""
     folder = MAKES[name](tmp_path)
     made, target = converted(folder)
@@ -91,7 +91,7 @@ def test_a_head_with_a_wrong_tensor_fails(tmp_path: Path, name: str, tensor: str
     onnx.save(model, target / made.graph)
     found = judge(folder, made, target)
     assert not found.passed
-    assert found.text.startswith(said)
+    assert found.text.startswith(message)
 
 
 @pytest.mark.parametrize("output", ["token_weights", "multi_vectors", "token_embeddings"])
@@ -175,21 +175,21 @@ def test_a_shipped_splade_is_compared_with_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pickles", "said"),
+    ("pickles", "message"),
     [
         (("sparse_linear", "colbert_linear"), "without the vectors of sparse_linear.pt and colbert_linear.pt"),
         (("colbert_linear",), "without the vectors of colbert_linear.pt"),
         ((), ""),
     ],
 )
-def test_heads_that_are_pickles_are_left_out_and_told(tmp_path: Path, pickles: tuple[str, ...], said: str) -> None:
+def test_heads_that_are_pickles_are_left_out_and_told(tmp_path: Path, pickles: tuple[str, ...], message: str) -> None:
     """The model serves its dense vectors, and the conversion's text says what would read the rest."""
     folder = m3(tmp_path, sparse="sparse_linear" not in pickles, multi=not pickles)
     for name in pickles:
         (folder / f"{name}.pt").write_bytes(b"\x80\x02.")
     made, _ = converted(folder)
     assert made.spec.dimension == HIDDEN
-    assert said in made.text
+    assert message in made.text
     assert ("convert extra" in made.text) == bool(pickles)
 
 

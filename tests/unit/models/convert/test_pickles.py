@@ -33,7 +33,7 @@ class Turning:
     """In the exporter's place: a "pickle" here is safetensors by another name. Keeps what it was given."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, bool]] = []
+        self.calls: list[tuple[str, bool]] = []
 
     def __call__(self, folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> ExportResult:
         made = []
@@ -42,7 +42,7 @@ class Turning:
             safe = name.replace("pytorch_model.bin", "model.safetensors").replace(".pt", ".safetensors")
             if safe == name or name.endswith(".json"):
                 continue
-            self.asked.append((name, graph))
+            self.calls.append((name, graph))
             (into / safe).parent.mkdir(parents=True, exist_ok=True)
             (into / safe).write_bytes(path.read_bytes())
             made.append(safe)
@@ -87,7 +87,7 @@ def test_they_are_turned_and_not_kept(store: Store, address: Address, folder: Pa
         address, store=store, access=ACCESS, engine=openvino_run, ways=Fallbacks(turning), progress=recorder
     )
     manifest = stored.manifest
-    assert turning.asked == [("2_Dense/pytorch_model.bin", False), ("pytorch_model.bin", False)]
+    assert turning.calls == [("2_Dense/pytorch_model.bin", False), ("pytorch_model.bin", False)]
     assert (manifest.graph_source, manifest.text_spec.dimension) == ("built", 6)
     assert manifest.conversion == "built from config.json and safetensors; PyTorch turned its pickles into safetensors"
     assert manifest.verification is not None and "numpy" in manifest.verification.text
@@ -150,11 +150,11 @@ def test_from_the_hub(store: Store, hub: Hub, tmp_path: Path, folder: Path) -> N
     address = parse_address("hf:org/tiny")
     with pytest.raises(SourceError, match="convert"):
         prepare(address, store=store, access=Access(hub=hub.url))
-    assert not any(path.endswith(".bin") for path in hub.asked)
+    assert not any(path.endswith(".bin") for path in hub.paths)
     stored = prepare(address, store=store, access=Access(hub=hub.url, pickles=True), ways=Fallbacks(Turning()))
     assert set(stored.manifest.weights) == {"pytorch_model.bin", "2_Dense/pytorch_model.bin"}
     assert not leftovers(stored)
-    assert not any("checkpoint" in path for path in hub.asked)
+    assert not any("checkpoint" in path for path in hub.paths)
 
 
 def test_heads_that_are_pickles(store: Store, tmp_path: Path, recorder: Recorder) -> None:
@@ -197,7 +197,7 @@ def test_code_of_its_own_is_refused_before_anything_runs(store: Store, address: 
     turning = Turning()
     with pytest.raises(ModelFileError, match=r"auto_map.*never runs"):
         prepare(address, store=store, access=ACCESS, ways=Fallbacks(turning))
-    assert turning.asked == []
+    assert turning.calls == []
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_what_is_no_plain_file_is_refused(
     """By name, and without opening it: a pipe that nobody writes to blocks for ever, /dev/zero never ends."""
     monkeypatch.chdir(model_folder)
     special(model_folder / name, kind)
-    said = kind.partition(" ")[0] if kind != "named pipe" else kind
-    with pytest.raises(SourceError, match=rf"{name}.*{said}"):
+    word = kind.partition(" ")[0] if kind != "named pipe" else kind
+    with pytest.raises(SourceError, match=rf"{name}.*{word}"):
         fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
 
 

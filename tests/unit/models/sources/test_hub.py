@@ -46,7 +46,7 @@ def test_exactly_the_needed_files_arrive(
     assert fetched.hashes.keys() == {"model.safetensors"}
     total = sum(map(len, model_files.values()))
     assert recorder.bytes[-1] == ("hf:org/tiny", total, total)
-    assert {path.rpartition("/")[2] for path in hub.asked} - {"tiny"} == {
+    assert {path.rpartition("/")[2] for path in hub.paths} - {"tiny"} == {
         name.rpartition("/")[2] for name in model_files
     }
     assert not (tmp_path / "hub-cache").exists()
@@ -55,7 +55,7 @@ def test_exactly_the_needed_files_arrive(
 def test_the_client_reports_nothing_about_this_machine(hub: Hub, tmp_path: Path) -> None:
     """Requests go to the model's own paths, name Shoal, and carry neither telemetry nor a token."""
     fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
-    assert all(path.startswith(("/api/models/org/tiny", "/org/tiny/resolve/")) for path in hub.asked)
+    assert all(path.startswith(("/api/models/org/tiny", "/org/tiny/resolve/")) for path in hub.paths)
     assert all(agent.startswith("shoal/") and "torch" not in agent and "agent/" not in agent for agent in hub.agents)
     assert set(hub.tokens) == {None}
 
@@ -71,8 +71,8 @@ def test_the_token_is_sent_where_one_is_set(hub: Hub, tmp_path: Path) -> None:
 def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
     """The listing is of the revision asked for; files then come at the commit that it named."""
     fetch(parse_address("org/tiny@v1"), tmp_path / "into", access=Access(hub=hub.url))
-    assert "/api/models/org/tiny/revision/v1" in hub.asked
-    assert f"/org/tiny/resolve/{'4c2a' * 10}/config.json" in hub.asked
+    assert "/api/models/org/tiny/revision/v1" in hub.paths
+    assert f"/org/tiny/resolve/{'4c2a' * 10}/config.json" in hub.paths
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_model_of_pickles_is_refused_before_the_download(hub: Hub, tmp_path: P
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     with pytest.raises(SourceError, match=r"hf:org/tiny: no safetensors"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
-    assert hub.asked == ["/api/models/org/tiny"]
+    assert hub.paths == ["/api/models/org/tiny"]
 
 
 def test_a_download_stops_in_the_middle_of_a_file(hub: Hub, tmp_path: Path) -> None:
@@ -141,14 +141,14 @@ def test_a_download_stops_in_the_middle_of_a_file(hub: Hub, tmp_path: Path) -> N
 
     with pytest.raises(Cancelled):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url), progress=Stopping(), stop=stop)
-    assert sum("resolve" in path for path in hub.asked) <= 4
+    assert sum("resolve" in path for path in hub.paths) <= 4
 
 
 def test_offline_asks_nobody(hub: Hub, tmp_path: Path) -> None:
     """With `offline` set, what is not in the store is refused without a request."""
     with pytest.raises(SourceError, match="offline"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url, offline=True))
-    assert hub.asked == []
+    assert hub.paths == []
 
 
 def _errors() -> list[type[Exception]]:

@@ -87,7 +87,7 @@ def test_a_full_disk_is_told_with_the_way_out(
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "message"),
     [
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "try again"),
         ("ERROR: No matching distribution found for tiny-model", "check the spelling"),
@@ -95,15 +95,15 @@ def test_a_full_disk_is_told_with_the_way_out(
         ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this; try `pip download`"),
     ],
 )
-def test_what_pip_says(output: str, said: str) -> None:
+def test_what_pip_says(output: str, message: str) -> None:
     """Where the next step depends on what is fetched, it is one for models."""
-    assert said in pypi._ADVICE.error(output, str(TINY)).message
+    assert message in pypi._ADVICE.error(output, str(TINY)).message
 
 
 def test_an_index_that_is_away_may_come_back() -> None:
     """pip says of a package that it did not find it, too; nobody at fault is told to spell it otherwise."""
-    said = "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for tiny-model"
-    error = pypi._ADVICE.error(said, str(TINY))
+    message = "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for tiny-model"
+    error = pypi._ADVICE.error(message, str(TINY))
     assert isinstance(error, SourceAway)
     assert error.retryable
 

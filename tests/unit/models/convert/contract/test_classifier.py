@@ -138,7 +138,7 @@ def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "segments"),
+    ("config", "segments"),
     [
         ({}, True),
         ({"tokenizer_class": "BertTokenizerFast"}, True),
@@ -148,10 +148,10 @@ def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
         ({"model_input_names": ["input_ids", "token_type_ids"]}, True),
     ],
 )
-def test_segments_are_those_that_the_tokenizer_gives(tmp_path: Path, told: dict[str, Any], segments: bool) -> None:
+def test_segments_are_those_that_the_tokenizer_gives(tmp_path: Path, config: dict[str, Any], segments: bool) -> None:
     """A BERT behind a RoBERTa tokenizer never saw a second segment."""
     folder = classifier(tmp_path)
-    write_json(folder / "tokenizer_config.json", {"model_max_length": 30} | told)
+    write_json(folder / "tokenizer_config.json", {"model_max_length": 30} | config)
     assert head(folder).segments == segments
 
 
@@ -282,7 +282,7 @@ class TestActivation:
 
 
 @pytest.mark.parametrize(
-    ("labels", "told", "pairs"),
+    ("labels", "config", "pairs"),
     [
         (1, {}, True),
         (3, {}, False),
@@ -290,6 +290,6 @@ class TestActivation:
         (3, {"sentence_transformers": {"activation_fn": IDENTITY}}, True),
     ],
 )
-def test_what_was_trained_on_pairs(tmp_path: Path, labels: int, told: dict[str, Any], pairs: bool) -> None:
+def test_what_was_trained_on_pairs(tmp_path: Path, labels: int, config: dict[str, Any], pairs: bool) -> None:
     """Rerankers and cross-encoders; of a classifier with several labels nobody knows."""
-    assert head(classifier(tmp_path, labels=labels, config=told)).spec.pairs == pairs
+    assert head(classifier(tmp_path, labels=labels, config=config)).spec.pairs == pairs

@@ -195,7 +195,7 @@ def test_a_tensor_of_another_type(tmp_path: Path) -> None:
     save_file({"a": TENSORS["a"], "b": np.ones(3, np.bool_)}, tmp_path / "model.safetensors")
     weights = open_weights(tmp_path)
     assert "a" in weights and "b" not in weights and weights.has("b")
-    asked: list[Callable[[], Any]] = [lambda: weights.integers("b"), lambda: weights.get("b", (3,))]
-    for ask in asked:
+    reads: list[Callable[[], Any]] = [lambda: weights.integers("b"), lambda: weights.get("b", (3,))]
+    for ask in reads:
         with pytest.raises(ModelFileError, match="is of the type BOOL"):
             ask()

@@ -60,9 +60,9 @@ def test_segments_change_the_logits(tmp_path: Path) -> None:
     folder = classifier(tmp_path)
     contract = read_contract(folder)
     assert contract.encoder is not None
-    told, untold = (score(folder, contract, contract.encoder, IDS, given) for given in (TYPES, None))
-    assert np.abs(told - untold)[:2].min() > 1e-3
-    assert told[2] == untold[2]
+    with_types, without_types = (score(folder, contract, contract.encoder, IDS, types) for types in (TYPES, None))
+    assert np.abs(with_types - without_types)[:2].min() > 1e-3
+    assert with_types[2] == without_types[2]
 
 
 def test_an_embedder_has_no_logits(tmp_path: Path) -> None:
