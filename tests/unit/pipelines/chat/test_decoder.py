@@ -127,15 +127,15 @@ def test_a_plain_answer_comes_as_it_is(text: str, places: list[int]) -> None:
 def test_what_is_never_met_changes_nothing(text: str, places: list[int], gives: Gives, counted: bool) -> None:
     """An answer that nothing can be told apart in takes a shorter way, to the same text and the same count."""
     make = deltas if gives == "delta" else cumulative
-    given = (
+    pieces = (
         [Piece(ids=[id]) for id in vocabulary().encode(text, special=False)]
         if gives == "ids"
         else make(cut(text, places))
     )
     if counted:
-        given = [msgspec.structs.replace(piece, tokens=2) for piece in given]
+        pieces = [msgspec.structs.replace(piece, tokens=2) for piece in pieces]
     plain, watched = decoder(gives), decoder(gives, stops=["\0 never said \0"])
-    one, other = run(plain, given), run(watched, given)
+    one, other = run(plain, pieces), run(watched, pieces)
     assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
     assert (plain.tokens, plain.reasoning_tokens) == (watched.tokens, watched.reasoning_tokens)
 
@@ -150,8 +150,8 @@ def test_what_can_be_told_is_told_at_once() -> None:
 
 def test_a_stop_text_ends_it() -> None:
     one = decoder(stops=["STOP"])
-    told = one.push(Piece(text="one STOP two"))
-    assert (told, one.stopped) == ([Chunk(index=7, text="one ")], True)
+    chunks = one.push(Piece(text="one STOP two"))
+    assert (chunks, one.stopped) == ([Chunk(index=7, text="one ")], True)
     assert one.push(Piece(text="three")) == []
     assert one.flush("length") == [Chunk(index=7, finish_reason="stop")]
     assert run(decoder(stops=["STOP"], include_stop=True), deltas(["one STOP two"])).text == "one STOP"
@@ -312,12 +312,12 @@ class TestTokens:
         """Of a backend that neither counts nor can be told how long an answer may be, however it cuts its pieces."""
         for found in (vocabulary(), None):
             one = decoder(vocabulary=found, max_tokens=most)
-            told = run(one, deltas(cut(text, places))).text
-            assert text.startswith(told)
+            shown = run(one, deltas(cut(text, places))).text
+            assert text.startswith(shown)
             assert one.tokens == min(most, one.tokens)
-            assert one.tokens == most or told == text
+            assert one.tokens == most or shown == text
             if found is not None:
-                assert found.count(told) <= most
+                assert found.count(shown) <= most
 
     def test_the_first_tokens_of_a_whole_answer(self) -> None:
         one = decoder(vocabulary=vocabulary(), max_tokens=3)
@@ -386,7 +386,7 @@ def logprob(token: int) -> TokenLogprob:
     return TokenLogprob(token=vocabulary().piece(token), logprob=-0.5, data=vocabulary().data(token))
 
 
-def told(answer: Answer) -> bytes:
+def bytes_of(answer: Answer) -> bytes:
     return b"".join(each.data or b"" for each in answer.logprobs)
 
 
@@ -396,7 +396,7 @@ class TestLogprobs:
         ids = [*vocabulary().encode("one two", special=False), tiny_llama.IM_END]
         one = decoder("ids", stop_ids=frozenset({tiny_llama.IM_END}))
         answer = run(one, [Piece(ids=ids, logprobs=[logprob(token) for token in ids])])
-        assert (answer.text, told(answer)) == ("one two", b"one two")
+        assert (answer.text, bytes_of(answer)) == ("one two", b"one two")
 
     @given(text=TEXTS, places=PLACES)
     def test_every_token_is_told_with_its_text(self, text: str, places: list[int]) -> None:
@@ -404,7 +404,7 @@ class TestLogprobs:
         pieces = [Piece(ids=each, logprobs=[logprob(token) for token in each]) for each in cut(ids, places)]
         answer = run(decoder("ids"), pieces)
         assert answer.text == text
-        assert told(answer) == text.encode()
+        assert bytes_of(answer) == text.encode()
 
     @given(text=st.text(alphabet="ab STOP東", max_size=30), stop=st.sampled_from(["STOP", "b", "ab", "東"]))
     def test_no_token_behind_a_stop_text_is_told(self, text: str, stop: str) -> None:
@@ -412,7 +412,7 @@ class TestLogprobs:
         pieces = [Piece(ids=[token], logprobs=[logprob(token)]) for token in ids]
         answer = run(decoder("ids", stops=[stop]), pieces)
         assert answer.text == text.partition(stop)[0]
-        data = told(answer)
+        data = bytes_of(answer)
         assert data.startswith(answer.text.encode())
         assert not data[: -len(answer.logprobs[-1].data or b"")].startswith(answer.text.encode()) if data else True
 
@@ -451,7 +451,7 @@ class TestLogprobs:
             pieces = [Piece(ids=ids, logprobs=[logprob(token) for token in ids])]
         answer = run(decoder("ids", answer_format=reading), pieces)
         assert answer.text == content
-        data = told(answer).decode()
+        data = bytes_of(answer).decode()
         assert content in data
         assert len(data) <= len(content) + 12
 
@@ -459,7 +459,7 @@ class TestLogprobs:
         the = vocabulary().encode("the", special=False)
         pieces = [Piece(ids=[token], logprobs=[logprob(token)]) for token in [*the, tiny_llama.IM_END]]
         answer = run(decoder("ids", stop_ids=frozenset({tiny_llama.IM_END})), pieces)
-        assert told(answer) == b"the"
+        assert bytes_of(answer) == b"the"
 
 
 @pytest.mark.parametrize("make", [decoder, lambda: decoder("ids"), lambda: decoder("cumulative")])

@@ -114,10 +114,10 @@ def test_nobody_waits_for_the_end_of_a_long_run_of_bytes() -> None:
     found, text = vocabulary("byte_fallback"), "东" * 100
     octets = octet_tokens(text.encode())
     detokenizer = Detokenizer(found)
-    told = [detokenizer.push([token]) for token in octets]
-    longest = max(len(part) for part in "".join("x" if one else "." for one in told).split("x"))
+    parts = [detokenizer.push([token]) for token in octets]
+    longest = max(len(part) for part in "".join("x" if one else "." for one in parts).split("x"))
     assert longest <= HELD_BYTES
-    assert "".join(told) + detokenizer.flush() == text
+    assert "".join(parts) + detokenizer.flush() == text
 
 
 def test_special_tokens_are_left_out_but_those_to_be_shown() -> None:
@@ -162,6 +162,6 @@ def test_half_characters_for_ever_are_decoded_no_more_often(kind: str) -> None:
     found = Counting(vocabulary("bytes_apart"))
     half = found.encode("🤗", special=False)[:1] if kind == "bytes_apart" else [tiny_llama.EOS]
     detokenizer = Detokenizer(found, skip_special_tokens=False)
-    told = "".join(detokenizer.push(half) for _ in range(1000))
+    text = "".join(detokenizer.push(half) for _ in range(1000))
     assert found.decoded <= 1000 * HELD_TOKENS * 4
-    assert len(told) >= 900
+    assert len(text) >= 900

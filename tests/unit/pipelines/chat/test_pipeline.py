@@ -42,15 +42,15 @@ def only(made: TextChatPipeline, task: Generate) -> Prompt:
 
 
 def long_talk(turns: int) -> list[Message]:
-    said = [SYSTEM]
+    messages = [SYSTEM]
     for number in range(turns):
-        said += [
+        messages += [
             Message(role="user", content=f"question {number}"),
             Message(role="assistant", tool_calls=[ToolCall(id=f"c{number}", name="now", arguments="{}")]),
             Message(role="tool", content="noon", tool_call_id=f"c{number}"),
             Message(role="assistant", content=f"answer {number}"),
         ]
-    return [*said, Message(role="user", content="and now?")]
+    return [*messages, Message(role="user", content="and now?")]
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -239,10 +239,10 @@ class TestLength:
         assert caught.value.param == "messages"
         assert only(pipeline(context_tokens=tokens + 1), task).tokens == tokens
 
-    @pytest.mark.parametrize(("asked", "fits"), [(None, 99), (0, 100), (1, 99), (50, 99), (2_147_483_647, 99)])
-    def test_there_is_room_for_one_token_or_none_is_asked_for(self, asked: int | None, fits: int) -> None:
+    @pytest.mark.parametrize(("max_tokens", "fits"), [(None, 99), (0, 100), (1, 99), (50, 99), (2_147_483_647, 99)])
+    def test_there_is_room_for_one_token_or_none_is_asked_for(self, max_tokens: int | None, fits: int) -> None:
         """However long an answer may be: it is as long as it goes."""
-        made, sampling = pipeline(context_tokens=100), Sampling(max_tokens=asked)
+        made, sampling = pipeline(context_tokens=100), Sampling(max_tokens=max_tokens)
         (prompt,) = made.prompts(Generate(model="m", prompts=[[5] * fits], sampling=sampling))
         assert prompt.tokens == fits
         with pytest.raises(TooLong) as caught:
@@ -260,10 +260,10 @@ class TestLength:
     @pytest.mark.parametrize("word", ["the weather ", "w"])
     def test_a_long_conversation_is_not_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
         """Where the oldest turns are left out: each try reads what may fit, and none all of it."""
-        said = [Message(role="user", content=word * (40_000 // len(word))) for _ in range(200)]
+        messages = [Message(role="user", content=word * (40_000 // len(word))) for _ in range(200)]
         made = pipeline(context_tokens=2048, truncation="oldest")
         read = reads(monkeypatch)
-        prompt = only(made, chat(*said, HI))
+        prompt = only(made, chat(*messages, HI))
         assert prompt.cut == 200
         assert sum(read) < 300_000
 
@@ -296,13 +296,13 @@ class TestLength:
         told = only(pipeline(context_tokens=400, truncation="oldest", answer_tokens=1), chat(*long_talk(20)))
         assert 300 < (told.tokens or 0) <= 399
 
-    @pytest.mark.parametrize("asked", [101, 100_000])
-    def test_room_is_made_for_a_quarter_of_the_context_at_most(self, asked: int) -> None:
+    @pytest.mark.parametrize("answer_tokens", [101, 100_000])
+    def test_room_is_made_for_a_quarter_of_the_context_at_most(self, answer_tokens: int) -> None:
         """Many clients ask for more than anybody needs, and would lose all of the conversation for it."""
-        made = pipeline(context_tokens=400, truncation="oldest", answer_tokens=asked)
+        made = pipeline(context_tokens=400, truncation="oldest", answer_tokens=answer_tokens)
         quarter = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
         assert only(made, chat(*long_talk(20))) == quarter
-        assert only(made, chat(*long_talk(20), sampling=Sampling(max_tokens=asked))) == quarter
+        assert only(made, chat(*long_talk(20), sampling=Sampling(max_tokens=answer_tokens))) == quarter
         assert (only(made, chat(*long_talk(20), sampling=Sampling(max_tokens=0))).tokens or 0) > 300
 
     def test_what_fits_stays_whole(self) -> None:
@@ -410,8 +410,8 @@ def test_backends_are_told_of_stop_texts_only_where_they_mean_all_of_the_text() 
         (None, "think", plain, [], None),
         (None, "think", Generate(model="m", prompts=["x"], sampling=sampling), ["END"], None),
     ):
-        told = pipeline(source, None, tool_parser=parser, reasoning=reasoning).to_backend_sampling(task, sampling)
-        assert (told.stop, told.skip_special_tokens) == (stop, special)
+        sent = pipeline(source, None, tool_parser=parser, reasoning=reasoning).to_backend_sampling(task, sampling)
+        assert (sent.stop, sent.skip_special_tokens) == (stop, special)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", None])
@@ -437,11 +437,11 @@ def test_what_nests_too_deeply_is_refused_or_left_as_it_is() -> None:
         pipeline(QWEN).check(chat(tools=[NOW, Tool(name="deep", parameters=deep)]))
     assert caught.value.param == "tools"
     call = ToolCall(id="c", name="f", arguments='{"a":' * 2000 + "1" + "}" * 2000)
-    told = only(
+    answer = only(
         pipeline("{{ messages[1].tool_calls[0].function.arguments }}"),
         chat(HI, Message(role="assistant", tool_calls=[call])),
     )
-    assert told.text == call.arguments
+    assert answer.text == call.arguments
 
 
 def test_references_move_with_the_schema_also_below_names_that_look_like_keywords() -> None:

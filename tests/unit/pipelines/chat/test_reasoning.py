@@ -94,5 +94,5 @@ def test_one_push_may_hold_all() -> None:
 
 def test_what_is_kept_back_is_never_longer_than_a_tag() -> None:
     splitter = ReasoningSplit(opened=True)
-    told = sum(len(text) for _ in range(5000) for _, text in splitter.push("</thin"))
-    assert told >= 30000 - len("</think>")
+    length = sum(len(text) for _ in range(5000) for _, text in splitter.push("</thin"))
+    assert length >= 30000 - len("</think>")

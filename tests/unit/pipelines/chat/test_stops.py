@@ -21,14 +21,14 @@ def reference(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
 
 
 def run(stops: StopTexts, pieces: list[str]) -> tuple[str, bool]:
-    told = ""
+    released = ""
     for piece in pieces:
         text, hit = stops.push(piece)
-        told += text
+        released += text
         if hit:
-            return told, True
+            return released, True
     text, hit = stops.flush()
-    return told + text, hit
+    return released + text, hit
 
 
 @given(
@@ -48,8 +48,8 @@ def test_any_pieces_give_what_a_search_in_the_whole_gives(
 @given(text=st.text(alphabet="abc", max_size=24), stops=st.lists(st.text(alphabet="abc", min_size=1), min_size=1))
 def test_no_more_is_kept_back_than_could_be_the_beginning_of_a_stop(text: str, stops: list[str]) -> None:
     held = StopTexts(stops)
-    told, hit = held.push(text)
-    rest = text[len(told) :]
+    released, hit = held.push(text)
+    rest = text[len(released) :]
     if not hit and rest:
         assert any(stop.startswith(rest) for stop in stops if len(stop) > len(rest))
 
@@ -86,9 +86,9 @@ def test_a_long_stop_is_looked_at_letter_by_letter(letter: str) -> None:
     """Whatever its own pattern is: a few looks for each letter of the stop text and of the answer."""
     long, Letters.looks = 4_000, 0
     stops = StopTexts([Letters("a" * long + "b")])
-    told = "".join(stops.push(piece)[0] for _ in range(long // 8) for piece in ("aaaa", "aaa" + letter))
+    released = "".join(stops.push(piece)[0] for _ in range(long // 8) for piece in ("aaaa", "aaa" + letter))
     assert Letters.looks < 8 * long
-    assert told + stops.flush()[0] == ("aaaaaaa" + letter) * (long // 8)
+    assert released + stops.flush()[0] == ("aaaaaaa" + letter) * (long // 8)
 
 
 def test_what_was_let_go_begins_nothing_any_more() -> None:

@@ -172,16 +172,16 @@ def test_without_an_invitation_to_answer() -> None:
 
 @pytest.mark.parametrize("content", ["It is", "It is ", "\nIt is", "a</s>b"])
 def test_the_last_message_is_continued(content: str) -> None:
-    said = [HI, Message(role="assistant", content=content)]
-    whole = rendered(GEMMA, *said, add_generation_prompt=False)
-    text = rendered(GEMMA, *said, continue_final=True)
+    messages = [HI, Message(role="assistant", content=content)]
+    whole = rendered(GEMMA, *messages, add_generation_prompt=False)
+    text = rendered(GEMMA, *messages, continue_final=True)
     assert whole.startswith(text)
     assert text.endswith("<start_of_turn>model\n" + content.strip())
 
 
 def test_blanks_at_the_end_stay_where_the_template_keeps_them() -> None:
-    said = [HI, Message(role="assistant", content=[Part(text="It"), Part(text="is ")])]
-    assert rendered(QWEN, *said, continue_final=True).endswith("<|im_start|>assistant\nIt\nis ")
+    messages = [HI, Message(role="assistant", content=[Part(text="It"), Part(text="is ")])]
+    assert rendered(QWEN, *messages, continue_final=True).endswith("<|im_start|>assistant\nIt\nis ")
 
 
 @pytest.mark.parametrize("content", [None, "", []])

@@ -11,28 +11,28 @@ from shoal.types import Message, ToolCall
 ROLES = st.lists(st.sampled_from(["system", "developer", "user", "assistant", "tool"]), max_size=12)
 
 
-def said(roles: list[str]) -> list[Message]:
+def messages_of(roles: list[str]) -> list[Message]:
     return [Message(role=role, content=str(place)) for place, role in enumerate(roles)]
 
 
 def test_a_turn_is_what_a_user_said_and_all_that_followed() -> None:
     roles = ["system", "user", "assistant", "tool", "assistant", "user", "developer", "assistant", "user"]
-    assert split_turns(said(roles)) == [[1, 2, 3, 4], [5, 7], [8]]
+    assert split_turns(messages_of(roles)) == [[1, 2, 3, 4], [5, 7], [8]]
 
 
 def test_an_answer_without_a_question_is_a_turn_of_its_own() -> None:
-    assert split_turns(said(["assistant", "user"])) == [[0], [1]]
+    assert split_turns(messages_of(["assistant", "user"])) == [[0], [1]]
 
 
 @given(roles=ROLES)
 def test_every_message_but_the_instructions_is_in_one_turn(roles: list[str]) -> None:
-    places = [place for turn in split_turns(said(roles)) for place in turn]
+    places = [place for turn in split_turns(messages_of(roles)) for place in turn]
     assert places == [place for place, role in enumerate(roles) if role not in ("system", "developer")]
 
 
 @given(roles=ROLES, count=st.integers(0, 5))
 def test_leaving_turns_out_keeps_instructions_and_order(roles: list[str], count: int) -> None:
-    messages = said(roles)
+    messages = messages_of(roles)
     kept = drop_turns(messages, split_turns(messages)[:count])
     assert [message for message in messages if message in kept] == kept
     assert [m for m in kept if m.role in ("system", "developer")] == [

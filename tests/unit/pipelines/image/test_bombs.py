@@ -71,9 +71,9 @@ def test_bombs_take_neither_memory_nor_time(tmp_path: Path) -> None:
     """All are refused for what they are and not because memory ran out, in 64 MB, and a few seconds in total; the one
     that hides in text has no pixels."""
     hostile = bombs() | broken()
-    said, grown = read(tmp_path, hostile, more=64, seconds=20)
-    assert set(said) == set(hostile)
-    for name, each in said.items():
+    results, grown = read(tmp_path, hostile, more=64, seconds=20)
+    assert set(results) == set(hostile)
+    for name, each in results.items():
         assert isinstance(each, str), name
         assert "MemoryError" not in each, name
     assert grown < 64_000_000
@@ -93,8 +93,8 @@ def test_legal_pictures_fit_in_the_budget(kind: str, tmp_path: Path) -> None:
         exif[0x0112] = 6 if kind == "turned JPEG" else 1
         Image.new("RGB", (8000, 5000), "red").save(path, exif=exif)
         data = path.read_bytes()
-    said, grown = read(tmp_path, {kind: data}, more=600, seconds=60)
-    assert said == {kind: [3, 224, 224]}
+    results, grown = read(tmp_path, {kind: data}, more=600, seconds=60)
+    assert results == {kind: [3, 224, 224]}
     assert grown < 256 * 1024 * 1024
 
 
@@ -102,8 +102,8 @@ def test_a_large_progressive_jpeg_is_read_alone(tmp_path: Path) -> None:
     """40 million pixels whose coefficients are kept for all scans: two threads, one at a time, and nothing is left."""
     Image.new("RGB", (8000, 5000), "green").save(tmp_path / "large.jpg", progressive=True, subsampling=0)
     data = (tmp_path / "large.jpg").read_bytes()
-    said, grown = read(tmp_path, {str(each): data for each in range(2)}, more=1200, seconds=60, threads=2)
-    assert list(said.values()) == [[3, 224, 224]] * 2
+    results, grown = read(tmp_path, {str(each): data for each in range(2)}, more=1200, seconds=60, threads=2)
+    assert list(results.values()) == [[3, 224, 224]] * 2
     assert grown < 480 * 1024 * 1024
 
 
@@ -111,6 +111,6 @@ def test_threads_share_the_budget(tmp_path: Path) -> None:
     """Six pictures of 20 million pixels each take 480 MB at once; two fit, and what malloc keeps is given back."""
     Image.new("RGB", (5000, 4000), "blue").save(tmp_path / "large.jpg")
     data = (tmp_path / "large.jpg").read_bytes()
-    said, grown = read(tmp_path, {str(each): data for each in range(6)}, more=4000, seconds=60, threads=6)
-    assert list(said.values()) == [[3, 224, 224]] * 6
+    results, grown = read(tmp_path, {str(each): data for each in range(6)}, more=4000, seconds=60, threads=6)
+    assert list(results.values()) == [[3, 224, 224]] * 6
     assert grown < 300 * 1024 * 1024

@@ -58,12 +58,12 @@ def test_never_more_than_the_total_is_lent() -> None:
 
 def test_a_large_picture_is_not_overtaken() -> None:
     """A small one that asks later waits behind it, though there is room for it."""
-    budget, order, asked = Budget(100), list[str](), threading.Semaphore(0)
+    budget, order, requested = Budget(100), list[str](), threading.Semaphore(0)
 
     class Noted(deque[object]):
         def append(self, ticket: object) -> None:
             super().append(ticket)
-            asked.release()
+            requested.release()
 
     budget._tickets = Noted()
 
@@ -74,10 +74,10 @@ def test_a_large_picture_is_not_overtaken() -> None:
     large = threading.Thread(target=work, args=("large", 90))
     small = threading.Thread(target=work, args=("small", 11))
     with budget.reserve(20):
-        assert asked.acquire(timeout=30)
+        assert requested.acquire(timeout=30)
         for thread in (large, small):
             thread.start()
-            assert asked.acquire(timeout=30)
+            assert requested.acquire(timeout=30)
         assert order == []
     large.join(30)
     small.join(30)

@@ -46,7 +46,7 @@ class Gated:
         pass
 
 
-def asked(count: int, start: int = 0) -> Embed:
+def embed_task(count: int, start: int = 0) -> Embed:
     """Small pictures, no two alike."""
     shades = [saved(drawn(8, 8, start + number), "PNG") for number in range(count)]
     return Embed(model="m", inputs=[Image(data) for data in shades])
@@ -63,10 +63,10 @@ async def test_an_engine_that_hangs_leaves_room_to_the_models_beside_it() -> Non
     stuck, well = Gated(hangs=True), Gated(hangs=False)
     first, second = lane(budget, threads, stuck), lane(budget, threads, well)
     patient = Context(id="a", deadline=time.monotonic() + 60, client="a")
-    waiting = asyncio.create_task(first.run(asked(200), patient))
-    late = asyncio.create_task(first.run(asked(20, 200), msgspec.structs.replace(patient, client="b")))
+    waiting = asyncio.create_task(first.run(embed_task(200), patient))
+    late = asyncio.create_task(first.run(embed_task(20, 200), msgspec.structs.replace(patient, client="b")))
     await stuck.begun.wait()
-    answer = await second.run(asked(100, 300), Context(id="b", deadline=time.monotonic() + 30, client="b"))
+    answer = await second.run(embed_task(100, 300), Context(id="b", deadline=time.monotonic() + 30, client="b"))
     assert answer.vectors.shape == (100, SPEC.dimension)
     assert first.queue_size[0] < 20
     assert not waiting.done()

@@ -11,10 +11,10 @@ class Worker:
     """Works out the name of a prompt, and remembers for which task it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[Embed] = []
+        self.tasks: list[Embed] = []
 
     def __call__(self, task: Embed) -> str:
-        self.asked.append(task)
+        self.tasks.append(task)
         if task.prompt_name == "bad":
             raise InvalidValue("no such prompt", param="prompt_name")
         return f"{task.prompt_name} {task.dimensions}"
@@ -29,15 +29,15 @@ def test_inputs_and_names_of_models_make_no_difference() -> None:
     worker = Worker()
     answers = [known.get_or_compute(task, worker) for task in (embed("a"), embed("b", "c"), embed("a", model="alias"))]
     assert answers == ["None None"] * 3
-    assert len(worker.asked) == 1
+    assert len(worker.tasks) == 1
 
 
 def test_every_option_does() -> None:
     known: OptionsCache[str] = OptionsCache()
     worker = Worker()
-    asked = [embed("a"), embed("a", prompt_name="q"), embed("a", dimensions=2), embed("a", prompt_name="q")]
-    assert [known.get_or_compute(task, worker) for task in asked] == ["None None", "q None", "None 2", "q None"]
-    assert len(worker.asked) == 3
+    tasks = [embed("a"), embed("a", prompt_name="q"), embed("a", dimensions=2), embed("a", prompt_name="q")]
+    assert [known.get_or_compute(task, worker) for task in tasks] == ["None None", "q None", "None 2", "q None"]
+    assert len(worker.tasks) == 3
 
 
 def test_refusals_are_told_anew() -> None:
@@ -46,7 +46,7 @@ def test_refusals_are_told_anew() -> None:
     for _ in range(2):
         with pytest.raises(InvalidValue, match="no such prompt"):
             known.get_or_compute(embed("a", prompt_name="bad"), worker)
-    assert len(worker.asked) == 2
+    assert len(worker.tasks) == 2
 
 
 def test_threads_that_meet_do_not_unbind_it() -> None:
@@ -76,10 +76,10 @@ def test_what_users_invent_does_not_stay() -> None:
     long = "x" * (KNOWN_NAME + 1)
     for _ in range(2):
         assert known.get_or_compute(embed("a", prompt_name=long), worker) == f"{long} None"
-    assert len(worker.asked) == 2
+    assert len(worker.tasks) == 2
     for number in range(MAX_CACHED_OPTIONS + 1):
         known.get_or_compute(embed("a", dimensions=number), worker)
     known.get_or_compute(embed("a", dimensions=MAX_CACHED_OPTIONS), worker)
-    assert len(worker.asked) == 2 + MAX_CACHED_OPTIONS + 1
+    assert len(worker.tasks) == 2 + MAX_CACHED_OPTIONS + 1
     known.get_or_compute(embed("a", dimensions=0), worker)
-    assert len(worker.asked) == 2 + MAX_CACHED_OPTIONS + 2
+    assert len(worker.tasks) == 2 + MAX_CACHED_OPTIONS + 2

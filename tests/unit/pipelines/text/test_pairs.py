@@ -28,8 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scoring(labels: int = 1, activation: Activation = "sigmoid", **fields: Any) -> TextSpec:
     names = tuple(f"LABEL_{n}" for n in range(labels))
-    given: dict[str, Any] = {"dimension": 0, "inputs": INPUTS, "score": ScoreSpec(labels=names, activation=activation)}
-    return spec(**(given | fields))
+    options: dict[str, Any] = {
+        "dimension": 0,
+        "inputs": INPUTS,
+        "score": ScoreSpec(labels=names, activation=activation),
+    }
+    return spec(**(options | fields))
 
 
 @pytest.fixture(scope="module")

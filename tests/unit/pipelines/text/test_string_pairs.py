@@ -27,8 +27,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 def made(*, truncate: bool = True, tokenizer: TextTokenizer | None = None, **fields: Any) -> StringPairPipeline:
-    given: dict[str, Any] = {"labels": ("LABEL_0",), "activation": "sigmoid", "raw": True}
-    return StringPairPipeline(StringPairSpec(**(given | fields)), truncate=truncate, tokenizer=tokenizer)
+    options: dict[str, Any] = {"labels": ("LABEL_0",), "activation": "sigmoid", "raw": True}
+    return StringPairPipeline(StringPairSpec(**(options | fields)), truncate=truncate, tokenizer=tokenizer)
 
 
 def rerank(**fields: Any) -> Rerank:

@@ -29,8 +29,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 def made(*, truncate: bool = True, normalize: bool | None = None, **fields: Any) -> StringPipeline:
     tokenizer = fields.pop("tokenizer", None)
-    given: dict[str, Any] = {"dimension": 8, "prompts": PROMPTS}
-    spec = StringSpec(**(given | fields))
+    options: dict[str, Any] = {"dimension": 8, "prompts": PROMPTS}
+    spec = StringSpec(**(options | fields))
     return StringPipeline(spec, truncate=truncate, normalize=normalize, tokenizer=tokenizer)
 
 
@@ -51,14 +51,14 @@ def fault(pipeline: StringPipeline, item: TextItem, **fields: Any) -> ShoalError
 
 
 def text(prepared: Prepared) -> str:
-    (said,) = prepared.tensors["text"]
-    assert isinstance(said, str)
-    return said
+    (value,) = prepared.tensors["text"]
+    assert isinstance(value, str)
+    return value
 
 
 class TestTexts:
     @pytest.mark.parametrize(
-        ("fields", "said"),
+        ("fields", "expected"),
         [
             ({}, "a fox"),
             ({"prompt_name": "passage"}, "passage: a fox"),
@@ -66,9 +66,9 @@ class TestTexts:
             ({"input_type": "document"}, "passage: a fox"),
         ],
     )
-    def test_prompts_stand_before_a_text(self, fields: dict[str, Any], said: str) -> None:
+    def test_prompts_stand_before_a_text(self, fields: dict[str, Any], expected: str) -> None:
         """By the rules of every other model."""
-        assert text(one(made(), "a fox", **fields)) == said
+        assert text(one(made(), "a fox", **fields)) == expected
 
     def test_the_default_prompt(self) -> None:
         """Taken when none is named."""
@@ -414,8 +414,8 @@ class TestKinds:
     def test_each_set_of_kinds_has_calls_of_its_own(self) -> None:
         """A server has a path for each kind."""
         pipeline = made(kinds=("dense", "sparse", "tokens", "multi"), token_count="token_count")
-        asked: list[tuple[VectorKind, ...]] = [("dense",), ("sparse",), ("tokens",), ("dense", "multi")]
-        prepared = [one(pipeline, "a", outputs=kinds) for kinds in asked]
+        sets: list[tuple[VectorKind, ...]] = [("dense",), ("sparse",), ("tokens",), ("dense", "multi")]
+        prepared = [one(pipeline, "a", outputs=kinds) for kinds in sets]
         assert [item.outputs[:-1] for item in prepared] == [
             ("embedding",),
             ("sparse_embedding",),

@@ -327,9 +327,9 @@ class TestLateInteraction:
         """What fills a query is not seen, the same tokens in a text are."""
         pipeline = made(folder, dimension=0, multi=MultiSpec(dimension=3, query_length=4, fill_id=FOX))
         task = embed("multi", input_type="query")
-        filled, given = one(pipeline, "dog", task), one(pipeline, [CLS, DOG, SEP, FOX], task)
-        assert ids(filled) == ids(given)
-        assert filled.key != given.key
+        filled, literal = one(pipeline, "dog", task), one(pipeline, [CLS, DOG, SEP, FOX], task)
+        assert ids(filled) == ids(literal)
+        assert filled.key != literal.key
 
 
 class TestStatic:

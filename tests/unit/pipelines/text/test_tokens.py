@@ -287,12 +287,12 @@ class TestTokenIds:
 
 class TestTruncation:
     @pytest.mark.parametrize("item", ["fox " * 30, list(range(32))])
-    @pytest.mark.parametrize(("setting", "asked"), [(False, None), (True, False)])
+    @pytest.mark.parametrize(("setting", "truncate"), [(False, None), (True, False)])
     def test_too_long_where_cutting_is_off(
-        self, folder: Path, item: TextItem, setting: bool, asked: bool | None
+        self, folder: Path, item: TextItem, setting: bool, truncate: bool | None
     ) -> None:
         """The setting holds unless the task says otherwise; the error has both counts."""
-        error = fault(TextPipeline(folder, spec(), truncate=setting), item, truncate=asked)
+        error = fault(TextPipeline(folder, spec(), truncate=setting), item, truncate=truncate)
         assert isinstance(error, TooLong)
         assert "32 tokens" in error.message
         assert "at most 16" in error.message

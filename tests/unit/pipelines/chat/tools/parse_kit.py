@@ -64,11 +64,11 @@ def join(deltas: Iterable[ToolDelta]) -> list[tuple[str, str]]:
 
 def parse(kind: ParserKind, fragments: Iterable[str], *, parallel: bool = True) -> ParsedAnswer:
     reader = parser(kind, parallel=parallel)
-    told = [reader.push(fragment) for fragment in fragments]
-    told.append(reader.flush())
-    calls = join(delta for _, deltas in told for delta in deltas)
+    results = [reader.push(fragment) for fragment in fragments]
+    results.append(reader.flush())
+    calls = join(delta for _, deltas in results for delta in deltas)
     assert reader.calls == len(calls)
-    return ParsedAnswer("".join(content for content, _ in told), calls)
+    return ParsedAnswer("".join(content for content, _ in results), calls)
 
 
 def parse_all_ways(kind: ParserKind, text: str, *, parallel: bool = True) -> ParsedAnswer:
