@@ -439,8 +439,8 @@ class TestLife:
         )
         command = [sys.executable, "-c", program]  # newer Pythons warn of a fork beside threads
         run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        told = "this Shoal belongs to the process that opened it: open another after the fork\n"
-        assert (run.returncode, run.stdout) == (0, told * 3)
+        message = "this Shoal belongs to the process that opened it: open another after the fork\n"
+        assert (run.returncode, run.stdout) == (0, message * 3)
 
     async def test_closed_for_coroutines_too(self) -> None:
         s = shoal.open("fake:")

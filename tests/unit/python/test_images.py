@@ -23,14 +23,14 @@ class TestArguments:
     def test_bytes_and_paths(self, tmp_path: Path) -> None:
         """Of every kind that Python has; paths are not read yet."""
         data = file_of()
-        for given in (data, bytearray(data), memoryview(data), Image(data)):
-            assert picture_of(given) == Image(data)
+        for value in (data, bytearray(data), memoryview(data), Image(data)):
+            assert picture_of(value) == Image(data)
         assert picture_of(tmp_path / "a.png") == tmp_path / "a.png"
 
-    @pytest.mark.parametrize("given", ["a.png", None, 3, [1, 2], np.zeros(3), object()])
-    def test_what_is_no_picture(self, given: object) -> None:
+    @pytest.mark.parametrize("value", ["a.png", None, 3, [1, 2], np.zeros(3), object()])
+    def test_what_is_no_picture(self, value: object) -> None:
         """A str is a text, whatever it says."""
-        assert picture_of(given) is None
+        assert picture_of(value) is None
 
     @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
     def test_those_of_pillow_keep_their_pixels(self, mode: str) -> None:
