@@ -143,7 +143,7 @@ class Client:
     `watches` answers nothing: it waits until the client leaves, and keeps what had been asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, bytes]] = []
+        self.requests: list[tuple[str, str, bytes]] = []
         self.headers: list[list[tuple[bytes, bytes]]] = []
         self.answering = asyncio.Event()
         self.answering.set()
@@ -168,7 +168,7 @@ class Client:
                 return
             body += message["body"]
             more = message["more_body"]
-        self.asked.append((scope["method"], scope["path"], body))
+        self.requests.append((scope["method"], scope["path"], body))
         self.headers.append(scope["headers"])
         if self.watches:
             assert (await receive())["type"] == "http.disconnect"
@@ -236,14 +236,14 @@ class TestOffers:
             for number, (body, offer, chunks) in enumerate(requests)
         )
         await client.send(*split(whole, places))
-        assert client.asked == [("POST", f"/{number}", body) for number, (body, _, _) in enumerate(requests)]
+        assert client.requests == [("POST", f"/{number}", body) for number, (body, _, _) in enumerate(requests)]
         assert client.answers == len(requests)
         await client.leave()
 
     async def test_offers_without_a_body_are_plain_requests(self, client: Client) -> None:
         """A websocket is answered as what it is under HTTP; the connection goes on."""
         await client.send(b"GET /a HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", GET)
-        assert client.asked == [("GET", "/a", b""), ("GET", "/first", b"")]
+        assert client.requests == [("GET", "/a", b""), ("GET", "/first", b"")]
         assert not client.wire.is_closing()
 
     async def test_the_last_request_of_a_connection_stays_the_last(self, client: Client) -> None:
@@ -251,7 +251,7 @@ class TestOffers:
         await client.send(
             b"POST /a HTTP/1.1\r\nconnection: close, upgrade\r\nupgrade: h2c\r\ncontent-length: 1\r\n\r\nx"
         )
-        assert client.asked == [("POST", "/a", b"x")]
+        assert client.requests == [("POST", "/a", b"x")]
         assert client.wire.is_closing()
 
     async def test_the_body_is_asked_for_where_it_waits_to_be(self, client: Client) -> None:
@@ -260,12 +260,12 @@ class TestOffers:
         await client.send(head)
         assert client.wire.sent.startswith(b"HTTP/1.1 100")
         await client.send(b"xy")
-        assert client.asked == [("POST", "/a", b"xy")]
+        assert client.requests == [("POST", "/a", b"xy")]
 
     async def test_a_tunnel_ends_the_connection(self, client: Client) -> None:
         """CONNECT is answered like any method; the bytes after it are nobody's request."""
         await client.send(b"CONNECT /a HTTP/1.1\r\nhost: a\r\n\r\n" + GET)
-        assert client.asked == [("CONNECT", "/a", b"")]
+        assert client.requests == [("CONNECT", "/a", b"")]
         assert client.answers == 1
         assert client.wire.is_closing()
 
@@ -292,7 +292,7 @@ class TestTrailers:
         heads = [CHUNKED.replace(b"\r\n\r\n", b"\r\n" + OFFER + b"\r\n") if offer else CHUNKED for offer in offers]
         whole = b"".join(head % b"x" + chunked(b"body", trailers=TRAILERS) for head in heads)
         await client.send(*split(whole + GET, places))
-        assert client.asked == [*(("POST", "/x", b"body") for _ in offers), ("GET", "/first", b"")]
+        assert client.requests == [*(("POST", "/x", b"body") for _ in offers), ("GET", "/first", b"")]
         for headers in client.headers[:-1]:
             assert [value for name, value in headers if name in {b"host", b"x-user"}] == [b"a", b"anna"]
             assert b"authorization" not in dict(headers)
@@ -303,12 +303,12 @@ class TestTrailers:
         """As are the extensions of chunks: `max_body_bytes` counts neither."""
         await client.send(CHUNKED % b"x" + endless, *[endless[-900:]] * 100)
         assert b"HTTP/1.1 400" in client.wire.sent
-        assert client.asked == []
+        assert client.requests == []
 
     async def test_small_chunks_are_taken(self, client: Client) -> None:
         """One byte each, as many as you like: their data allows for the framing."""
         await client.send(CHUNKED % b"x", *[b"1\r\nx\r\n" * 100] * 200, b"0\r\n\r\n")
-        assert client.asked == [("POST", "/x", b"x" * 20_000)]
+        assert client.requests == [("POST", "/x", b"x" * 20_000)]
 
 
 class TestRefusals:
@@ -328,7 +328,7 @@ class TestRefusals:
         await client.send(GET * ahead + CHUNKED % b"x" + b"1\r\n", b"xnonsense\r\n")
         client.answering.set()
         await client.turn()
-        assert [path for _, path, _ in client.asked] == ["/first"] * ahead
+        assert [path for _, path, _ in client.requests] == ["/first"] * ahead
         assert [part[:3] for part in client.wire.sent.split(b"HTTP/1.1 ")[1:]] == [b"200"] * ahead + [b"400"]
         assert client.wire.over
 
@@ -370,7 +370,7 @@ async def test_targets_that_are_none(client: Client, target: bytes) -> None:
     await client.send(b"GET %s HTTP/1.1\r\nhost: b\r\n\r\n" % target)
     assert client.wire.sent.startswith(b"HTTP/1.1 400")
     assert b"Python" not in client.wire.sent and b"NoneType" not in client.wire.sent
-    assert client.asked == []
+    assert client.requests == []
 
 
 class TestAnswers:
@@ -405,7 +405,7 @@ class TestLeaving:
         client.connection.connection_lost(None)
         await client.turn()
         assert client.left == ["/first"]
-        assert [path for _, path, _ in client.asked] == ["/first"]
+        assert [path for _, path, _ in client.requests] == ["/first"]
 
     async def test_nothing_is_written_to_who_left(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
         """Nor is that told as an error of the application."""
@@ -442,7 +442,7 @@ class TestHeads:
         """What a pause or a body brings does not count; a head that goes on and on is refused."""
         large = post("/a", bytes(3 * HEAD_BYTES), offer=False)
         await client.send(large + b"GET /b HT", b"TP/1.1\r\nx: ", b"y" * (HEAD_BYTES - 100), b"\r\n\r\n")
-        assert [path for _, path, _ in client.asked] == ["/a", "/b"]
+        assert [path for _, path, _ in client.requests] == ["/a", "/b"]
         await client.send(b"GET /c HTTP/1.1\r\n", b"x: " + b"y" * (HEAD_BYTES - 3))
         assert not client.wire.is_closing()
         await client.send(b"y")
@@ -467,13 +467,13 @@ class TestHeads:
         assert client.wire.is_closing()
         assert client.answers == 2
 
-    @pytest.mark.parametrize(("piece", "told"), [(b"GET / HT", True), (b"\r\n", False)])
-    async def test_later_heads_have_the_same_time(self, client: Client, piece: bytes, told: bool) -> None:
+    @pytest.mark.parametrize(("piece", "expected"), [(b"GET / HT", True), (b"\r\n", False)])
+    async def test_later_heads_have_the_same_time(self, client: Client, piece: bytes, expected: bool) -> None:
         """Also where it is only blank lines that come, which belong to no head."""
         await client.send(GET, piece)
         client.clock.go_on(HEAD_TIMEOUT_S)
         assert client.wire.over
-        assert (b"HTTP/1.1 408" in client.wire.sent) is told
+        assert (b"HTTP/1.1 408" in client.wire.sent) is expected
 
     async def test_a_head_behind_a_slow_answer_has_time(self, client: Client) -> None:
         """While the server makes the client wait, nothing is counted; the time begins with the answer."""
@@ -486,7 +486,7 @@ class TestHeads:
         client.clock.go_on(HEAD_TIMEOUT_S - 1)
         assert not client.wire.is_closing()
         await client.send(b"TP/1.1\r\n\r\n")
-        assert [path for _, path, _ in client.asked] == ["/first", "/second"]
+        assert [path for _, path, _ in client.requests] == ["/first", "/second"]
         await client.send(b"GET /third HT")
         client.clock.go_on(HEAD_TIMEOUT_S)
         assert b"HTTP/1.1 408" in client.wire.sent
