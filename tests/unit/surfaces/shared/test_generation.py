@@ -107,13 +107,13 @@ async def test_no_text_is_lost(pieces: list[tuple[int, str]]) -> None:
 def test_what_was_held_back(tokens: int, first_s: float, pieces: int, began: float | None) -> None:
     """No time is told that cannot be known, as that of the prompt of an answer that was sent at once."""
     usage = Usage(prompt_tokens=10, completion_tokens=tokens)
-    told = compute_timings(usage, first_s, 1.0, pieces)
-    assert (told.prompt_n, told.predicted_n) == (10, tokens)
+    timings = compute_timings(usage, first_s, 1.0, pieces)
+    assert (timings.prompt_n, timings.predicted_n) == (10, tokens)
     if began is None:
-        assert told == Timings(prompt_n=10, predicted_n=tokens, cache_n=0)
+        assert timings == Timings(prompt_n=10, predicted_n=tokens, cache_n=0)
         return
-    assert told.prompt_ms == began * 1000
-    assert told.predicted_per_second == pytest.approx(tokens / (1.0 - began))
+    assert timings.prompt_ms == began * 1000
+    assert timings.predicted_per_second == pytest.approx(tokens / (1.0 - began))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_what_was_held_back(tokens: int, first_s: float, pieces: int, began: flo
 )
 def test_timings(usage: Usage, first_s: float, seconds: float, expected: tuple[float, ...]) -> None:
     """llama.cpp's names, and nothing divides by zero."""
-    told = compute_timings(usage, first_s, seconds, 6)
+    timings = compute_timings(usage, first_s, seconds, 6)
     assert (
-        *(told.prompt_n, told.prompt_ms, told.prompt_per_second),
-        *(told.predicted_n, told.predicted_ms, told.predicted_per_second, told.cache_n),
+        *(timings.prompt_n, timings.prompt_ms, timings.prompt_per_second),
+        *(timings.predicted_n, timings.predicted_ms, timings.predicted_per_second, timings.cache_n),
     ) == expected

@@ -29,10 +29,10 @@ FORMS: list[tuple[str, Any]] = [
 
 @given(st.lists(st.tuples(st.sampled_from(FORMS), LINK), min_size=1, max_size=6))
 def test_every_form_of_a_picture_keeps_its_place(sent: list[tuple[tuple[str, Any], str]]) -> None:
-    asked = DECODER.decode(msgspec.json.encode([form(link) for (_, form), link in sent]))
+    value = DECODER.decode(msgspec.json.encode([form(link) for (_, form), link in sent]))
     expected = [ImageReference(link, f"input[{at}]{where}") for at, ((where, _), link) in enumerate(sent)]
-    assert input_parsing.parse_inputs(asked, 6, "image") == expected
-    assert input_parsing.parse_inputs(asked, 6, ["image"] * len(sent)) == expected
+    assert input_parsing.parse_inputs(value, 6, "image") == expected
+    assert input_parsing.parse_inputs(value, 6, ["image"] * len(sent)) == expected
 
 
 VALUES = st.one_of(
@@ -51,15 +51,15 @@ KINDS = st.sampled_from(["text", "image"])
 
 
 @given(st.lists(VALUES, max_size=4), st.none() | KINDS | st.lists(KINDS, max_size=4))
-def test_whatever_is_sent_is_an_input_each_or_refused(asked: list[Any], modality: Any) -> None:
+def test_whatever_is_sent_is_an_input_each_or_refused(value: list[Any], modality: Any) -> None:
     """Never an input more or less, never an empty text, never two kinds of text; or a refusal that names a field."""
     try:
-        found = input_parsing.parse_inputs(asked, 3, modality)
+        found = input_parsing.parse_inputs(value, 3, modality)
     except RequestError as error:
         assert error.param in {"input", "modality"}
         return
-    bare = all(isinstance(each, int) for each in asked)
-    assert len(found) == (1 if bare else len(asked)) <= 3
+    bare = all(isinstance(each, int) for each in value)
+    assert len(found) == (1 if bare else len(value)) <= 3
     assert all(found)
     assert len({type(each) for each in found} - {ImageReference}) <= 1
     assert input_parsing.has_images(found) == any(isinstance(each, ImageReference) for each in found)

@@ -24,7 +24,7 @@ def card(most: int | None, *, known: bool = True) -> ModelCard:
 
 
 @pytest.mark.parametrize(
-    ("asked", "side", "expected"),
+    ("value", "side", "expected"),
     [
         (None, None, (None, "right")),
         (None, "left", (None, "left")),
@@ -36,9 +36,9 @@ def card(most: int | None, *, known: bool = True) -> ModelCard:
         ("START", "right", (True, "left")),
     ],
 )
-def test_words(asked: Any, side: str | None, expected: Any) -> None:
+def test_words(value: Any, side: str | None, expected: Any) -> None:
     """A flag and a direction; a word for the start wins over a side."""
-    assert parse_truncation(asked, side) == expected
+    assert parse_truncation(value, side) == expected
 
 
 def test_limits() -> None:
