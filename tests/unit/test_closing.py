@@ -42,9 +42,9 @@ async def knock(port: int, turns: int) -> None:
 
 @pytest.mark.parametrize("server", [upstream, tei, fetched])
 def test_nothing_is_left_open(server: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for turns in range(10):
             asyncio.run(server(turns))
         gc.collect()
-    assert [str(one.message) for one in told if one.category is ResourceWarning] == []
+    assert [str(one.message) for one in caught if one.category is ResourceWarning] == []

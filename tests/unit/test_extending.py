@@ -54,10 +54,10 @@ class Reef:
         return web.json_response({"vectors": [[len(text), text.count("a"), 1] for text in texts]})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
+        body = await request.json()
         response = web.StreamResponse(headers={"content-type": "text/plain"})
         await response.prepare(request)
-        for word in asked["prompt"].split()[: asked["max_tokens"]]:
+        for word in body["prompt"].split()[: body["max_tokens"]]:
             await response.write(f"{word} ".encode())
         return response
 

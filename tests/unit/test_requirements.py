@@ -44,12 +44,12 @@ def grouped(name: str) -> Iterator[str]:
 
 def wanted(name: str) -> list[Requirement]:
     extras, group = LOCKS[name]
-    asked = list(grouped(group))
+    lines = list(grouped(group))
     if extras is not None:
-        asked += PROJECT["project"]["dependencies"]
+        lines += PROJECT["project"]["dependencies"]
     for extra in extras or ():
-        asked += PROJECT["project"]["optional-dependencies"][extra]
-    return [one for one in map(Requirement, asked) if canonicalize_name(one.name) not in UNLOCKED]
+        lines += PROJECT["project"]["optional-dependencies"][extra]
+    return [one for one in map(Requirement, lines) if canonicalize_name(one.name) not in UNLOCKED]
 
 
 def entries(name: str) -> list[str]:

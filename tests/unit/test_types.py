@@ -300,10 +300,10 @@ def test_remaining_counts_down_to_nothing() -> None:
 @given(batches=st.lists(st.dictionaries(st.text(max_size=3), vectors, max_size=3), max_size=3))
 def test_a_digest_tells_batches_apart(batches: list[dict[str, Any]]) -> None:
     """Not by the order of the names; by every byte, shape and type, and by the number of batches."""
-    told = compute_digest(batches)
-    assert told == compute_digest([dict(reversed(batch.items())) for batch in batches])
-    assert len(told) == 16
+    digest = compute_digest(batches)
+    assert digest == compute_digest([dict(reversed(batch.items())) for batch in batches])
+    assert len(digest) == 16
     for at, batch in enumerate(batches):
         for name, array in batch.items():
             changed = {**batch, name: array[None]}
-            assert told != compute_digest([*batches[:at], changed, *batches[at + 1 :]])
+            assert digest != compute_digest([*batches[:at], changed, *batches[at + 1 :]])

@@ -241,7 +241,7 @@ def test_cancelled_calls_are_counted_and_free_the_slot(virtual: Run[None]) -> No
     virtual(main)
 
 
-async def said(talker: FakeGenerator, prompt: str, **sampling: Any) -> list[Piece]:
+async def generate(talker: FakeGenerator, prompt: str, **sampling: Any) -> list[Piece]:
     pieces = talker.generate(Prompt(text=prompt), Sampling(**sampling), Context(id="r", deadline=soon()))
     return [piece async for piece in pieces]
 
@@ -264,7 +264,7 @@ def test_talkers_repeat_the_prompt(
 
     async def main() -> None:
         talker = FakeGenerator(FakeScript())
-        pieces = await said(talker, prompt, **sampling)
+        pieces = await generate(talker, prompt, **sampling)
         assert [piece.text for piece in pieces] == words
         assert [piece.finish_reason for piece in pieces] == [None] * (len(words) - 1) + [reason]
         assert (talker.produced, talker.closed, talker.running) == (len(words), 1, 0)
@@ -277,8 +277,8 @@ def test_talkers_tell_probabilities(virtual: Run[None]) -> None:
 
     async def main() -> None:
         talker = FakeGenerator(FakeScript())
-        assert [piece.logprobs for piece in await said(talker, "a b")] == [(), ()]
-        first, second = [piece.logprobs[0] for piece in await said(talker, "a b", logprobs=2)]
+        assert [piece.logprobs for piece in await generate(talker, "a b")] == [(), ()]
+        first, second = [piece.logprobs[0] for piece in await generate(talker, "a b", logprobs=2)]
         assert (first.token, first.logprob, second.token, second.logprob) == ("a", 0, " b", -0.1)
         assert [(each.token, each.logprob) for each in second.top] == [(" b", -0.1), (" b1", -0.2)]
 
@@ -291,14 +291,14 @@ def test_talkers_fail_as_told(virtual: Run[None]) -> None:
     async def main() -> None:
         talker = FakeGenerator(FakeScript())
         with pytest.raises(InputRejected):
-            await said(talker, "a reject-item")
+            await generate(talker, "a reject-item")
         with pytest.raises(EngineFailed, match="does not say"):
-            await said(talker, "a poison-item b")
+            await generate(talker, "a poison-item b")
         assert talker.produced == 1
         await talker.aclose()
         assert not talker.ready()
         with pytest.raises(TransportFailed):
-            await said(talker, "a")
+            await generate(talker, "a")
         late = talker.generate(Prompt(text="a"), Sampling(), Context(id="r", deadline=0.0))
         talker.online = True
         with pytest.raises(DeadlineExceeded):

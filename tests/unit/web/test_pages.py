@@ -50,14 +50,14 @@ def header(reply: Reply, name: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "expected"),
     [("/", b"start"), ("/docs", b"docs"), ("/docs/", b"docs"), ("/explorer", b"docs"), ("/explorer/", b"docs")],
 )
-async def test_pages_are_html_under_a_strict_policy(dist: Path, path: str, said: bytes) -> None:
+async def test_pages_are_html_under_a_strict_policy(dist: Path, path: str, expected: bytes) -> None:
     """Each page is HTML that may load from its own origin only, and is asked for anew each time."""
     reply = await get(dist, path)
     assert reply.status == 200
-    assert said in cast(bytes, reply.body)
+    assert expected in cast(bytes, reply.body)
     assert header(reply, b"content-type") == b"text/html; charset=utf-8"
     assert header(reply, b"cache-control") == b"no-cache"
     policy = header(reply, b"content-security-policy")
