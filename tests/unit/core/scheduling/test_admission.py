@@ -10,7 +10,7 @@ from shoal.types import Context, TrafficClass
 
 
 class Clock:
-    """A clock that the test turns."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -34,18 +34,18 @@ def admission(max_items: int = 16) -> tuple[Admission, Clock]:
     ],
 )
 def test_size_decides_the_class_unless_it_is_told(items: int, traffic: TrafficClass | None, expected: str) -> None:
-    """More than BULK_ABOVE inputs travel as bulk; what a key or header says stands above that."""
+    """More than BULK_ABOVE inputs are bulk, unless the key or a header sets the class."""
     context = Context(id="r", deadline=0.0, traffic=traffic)
     assert classify_traffic(context, items) == expected
 
 
 def test_generation_is_interactive() -> None:
-    """A stream has one prompt, whatever its length."""
+    """A generation is interactive, whatever the length of its prompt."""
     assert classify_traffic(Context(id="r", deadline=0.0), 1) == "interactive"
 
 
 def test_bulk_is_told_the_setting_and_what_it_leaves_free() -> None:
-    """Who looks for the number in the configuration finds it."""
+    """The error for bulk names the setting and the limit that applies to bulk."""
     gate, _ = admission(8)
     gate.admit("a", "bulk", 6, 60)
     with pytest.raises(Overloaded, match=r"limit of 8 \(max_queue_items\), 1 of them kept for interactive"):
@@ -56,7 +56,7 @@ def test_bulk_is_told_the_setting_and_what_it_leaves_free() -> None:
 
 
 def test_full_queue_refuses_with_a_time_to_come_back() -> None:
-    """The item that does not fit is refused, the one that just fits is not, and nothing was counted for a refusal."""
+    """The item that just fits is admitted, the next one is refused, and a refusal changes no count."""
     gate, _ = admission(16)
     gate.admit("a", "interactive", 8, 80)
     gate.admit("b", "interactive", 7, 70)
@@ -69,7 +69,7 @@ def test_full_queue_refuses_with_a_time_to_come_back() -> None:
 
 
 def test_one_client_holds_at_most_half_of_a_class() -> None:
-    """Its second request may fill its half and not more; others, and its own other class, may come."""
+    """One client may fill half of a class and no more; other clients, and its own other class, are admitted."""
     gate, _ = admission(16)
     gate.admit("a", "bulk", 5, 0)
     with pytest.raises(Overloaded, match="share of 8"):
@@ -81,7 +81,7 @@ def test_one_client_holds_at_most_half_of_a_class() -> None:
 
 
 def test_bulk_leaves_room_for_single_texts() -> None:
-    """However many bulk clients there are, an eighth of the queue is not theirs."""
+    """An eighth of the queue is never available to bulk, however many bulk clients there are."""
     gate, _ = admission(16)
     for client in "abcdefg":
         gate.admit(client, "bulk", 2, 0)
@@ -92,7 +92,7 @@ def test_bulk_leaves_room_for_single_texts() -> None:
 
 @pytest.mark.parametrize("traffic", ["interactive", "bulk"])
 def test_empty_queue_admits_any_size(traffic: TrafficClass) -> None:
-    """No legal request is refused for its size alone."""
+    """A valid request is never refused for its size alone."""
     gate, _ = admission(16)
     permit = gate.admit("a", traffic, 2048, 0)
     gate.release(permit)
@@ -101,32 +101,32 @@ def test_empty_queue_admits_any_size(traffic: TrafficClass) -> None:
 
 
 def test_permit_is_given_back_once() -> None:
-    """A second release changes nothing, whatever it says."""
+    """A second release has no effect, whatever it says."""
     gate, _ = admission(16)
-    kept = gate.admit("a", "interactive", 3, 30)
-    gone = gate.admit("a", "interactive", 2, 20)
-    gate.release(gone)
-    gate.release(gone, 500)
+    first = gate.admit("a", "interactive", 3, 30)
+    second = gate.admit("a", "interactive", 2, 20)
+    gate.release(second)
+    gate.release(second, 500)
     assert (gate.items, gate.tokens) == (3, 30)
-    gate.release(kept)
+    gate.release(first)
     assert (gate.items, gate.tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("ratio", [2.0, 0.5])
 def test_true_counts_correct_the_estimates_of_others(ratio: float) -> None:
     """After many answers with twice the estimated tokens, the queue is estimated at twice its tokens."""
-    asked: list[float] = []
-    gate = Admission(16, Clock(), drain=lambda tokens, items: asked.append(tokens), jitter=lambda: 0.0)
+    estimated: list[float] = []
+    gate = Admission(16, Clock(), drain=lambda tokens, items: estimated.append(tokens), jitter=lambda: 0.0)
     for _ in range(500):
         gate.release(gate.admit("a", "interactive", 1, 100), round(100 * ratio))
     gate.admit("a", "interactive", 1, 100)
     gate.admit("b", "interactive", 1, 100)
-    assert asked == [pytest.approx(200 * ratio, rel=0.02)]
+    assert estimated == [pytest.approx(200 * ratio, rel=0.02)]
     assert gate.tokens == 200
 
 
 def drained(seconds: float, items: int) -> Admission:
-    """A full queue of 16 from which `items` left one by one, evenly over `seconds`; the last just now."""
+    """Return a full queue of 16 from which `items` left one by one, evenly over `seconds`, the last one just now."""
     gate, clock = admission(16)
     for _ in range(items):
         gate.release(gate.admit("past", "interactive", 1, 0))
@@ -139,14 +139,14 @@ def drained(seconds: float, items: int) -> Admission:
     ("seconds", "items", "excess", "expected"), [(5, 10, 6, 3.0), (8, 4, 100, 30.0), (1, 90, 1, 1.0)]
 )
 def test_retry_after_follows_the_drain_rate(seconds: float, items: int, excess: int, expected: float) -> None:
-    """Ten items in 5 s: six more take 3 s. Never under 1 s nor over 30 s."""
+    """Ten items in 5 s mean 3 s for six more; the result is between 1 s and 30 s."""
     with pytest.raises(Overloaded) as caught:
         drained(seconds, items).admit("b", "interactive", excess, 0)
     assert caught.value.retry_after == pytest.approx(expected)
 
 
 def test_old_departures_are_forgotten() -> None:
-    """What left longer ago than the window says nothing about now."""
+    """Items that left before the window do not count."""
     gate, clock = admission(16)
     gate.release(gate.admit("a", "interactive", 1, 0))
     clock.now += RATE_WINDOW_S + 0.1
@@ -157,7 +157,7 @@ def test_old_departures_are_forgotten() -> None:
 
 
 def test_share_refusal_says_when_too() -> None:
-    """The client's own excess over the rate, not the queue's."""
+    """The retry time of a client over its share is its own excess divided by the drain rate."""
     gate, clock = admission(16)
     for _ in range(4):
         gate.release(gate.admit("past", "interactive", 1, 0))
@@ -178,21 +178,21 @@ def test_share_refusal_says_when_too() -> None:
     )
 )
 def test_counts_are_those_of_the_permits_held(steps: list[tuple[str, TrafficClass, int] | int]) -> None:
-    """Whatever comes and goes: the count is the sum of held permits, and over the limit only by one lone request."""
+    """The count is always the sum of the permits, and exceeds the limit only for a single oversized request."""
     gate, _ = admission(16)
-    held: list[Permit] = []
+    permits: list[Permit] = []
     for step in steps:
         if isinstance(step, int):
-            if held:
-                gate.release(held.pop(step % len(held)))
+            if permits:
+                gate.release(permits.pop(step % len(permits)))
         else:
             try:
-                held.append(gate.admit(*step, tokens=step[2] * 10))
+                permits.append(gate.admit(*step, tokens=step[2] * 10))
             except Overloaded:
-                assert held
-        assert gate.items == sum(permit.items for permit in held)
+                assert permits
+        assert gate.items == sum(permit.items for permit in permits)
         assert gate.tokens == 10 * gate.items
-        assert gate.items <= 16 or max(permit.items for permit in held) > 16 - 1 or len(held) == 1
-    for permit in held:
+        assert gate.items <= 16 or max(permit.items for permit in permits) > 16 - 1 or len(permits) == 1
+    for permit in permits:
         gate.release(permit)
     assert (gate.items, gate.tokens, dict(gate._flows)) == (0, 0, {})

@@ -1,4 +1,4 @@
-"""A server that batches for itself loses all that it merged for one bad item: nobody but that item pays."""
+"""A server that batches by itself fails all merged items for one bad item: only that item may fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POISON = "poison-item"
 
 
 class Merging(FakeEngine):
-    """Computes whatever is in flight at the end of a call as one: a poisoned item among it fails all of it."""
+    """An engine that merges all calls in flight: one poisoned item fails all of them."""
 
     def __init__(self, script: FakeScript) -> None:
         super().__init__(replace(script, poison="none"), "merging")
@@ -71,7 +71,7 @@ def test_only_the_culprits_fail(virtual: Run[None], slots: int, poisoned: set[in
 
 
 def test_others_wait_no_longer_than_for_the_parts(virtual: Run[None]) -> None:
-    """What comes in the meantime is answered after the parts, and several batches are in flight again."""
+    """New items are answered after the parts of the failed batch, and several batches run at once again."""
 
     async def main() -> None:
         script = FakeScript(delay_ms=10, slots=3, max_batch_size=4)

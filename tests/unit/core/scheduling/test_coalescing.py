@@ -1,4 +1,4 @@
-"""Texts that several ask for at once: computed once, and nobody waits for another one's turn."""
+"""Identical texts of several requests are computed once, and no request waits in another client's queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW = FakeScript(delay_ms=20, max_batch_size=8)
 
 
 def test_nobody_waits_in_anothers_queue(virtual: Run[None]) -> None:
-    """A text that stands deep in another client's backlog is answered as soon as one that does not."""
+    """A text deep in another client's backlog is answered as soon as one that is not."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -42,7 +42,7 @@ def test_nobody_waits_in_anothers_queue(virtual: Run[None]) -> None:
 
 
 def test_the_first_to_leave_the_queue_answers_them_all(virtual: Run[None]) -> None:
-    """Twins of many callers, queued and together in one batch: one row each batch, every caller answered."""
+    """Identical texts of many callers take one row per batch, and every caller is answered."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -62,15 +62,15 @@ def test_the_first_to_leave_the_queue_answers_them_all(virtual: Run[None]) -> No
 
 
 def test_who_joined_stays_when_the_first_one_leaves(virtual: Run[None]) -> None:
-    """The caller whose place it was may go, before and after it left the queue."""
+    """The first caller may leave before or after the item left the queue."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
         blocker = asyncio.create_task(lane.run(embed("blocker"), context()))
         await until(lambda: bool(engine(lane).running))
-        gone, goes, stays = (asyncio.create_task(lane.run(embed("same"), context(client=c))) for c in "abc")
+        first, goes, stays = (asyncio.create_task(lane.run(embed("same"), context(client=c))) for c in "abc")
         await until(lambda: lane.queue_size[0] == 3)
-        gone.cancel()
+        first.cancel()
         await blocker
         await until(lambda: bool(engine(lane).running))
         goes.cancel()
@@ -82,7 +82,7 @@ def test_who_joined_stays_when_the_first_one_leaves(virtual: Run[None]) -> None:
 
 
 class Fails(FakeEngine):
-    """The first calls end with these; None: well."""
+    """An engine whose first calls raise these errors; None is a success."""
 
     def __init__(self, script: FakeScript, errors: list[Exception | None]) -> None:
         super().__init__(script)
@@ -98,8 +98,8 @@ class Fails(FakeEngine):
 
 
 def test_a_retried_item_shares_again(virtual: Run[None]) -> None:
-    """Back in the queue it is nobody's to join; the next twin to leave takes over whoever waits for it, and the tries
-    that it has had."""
+    """A retried item cannot be joined while queued; the next identical item that leaves takes over its waiters and its
+    attempts."""
 
     async def main() -> None:
         lane = make_lane(SLOW, SLOW)
@@ -123,7 +123,7 @@ def test_a_retried_item_shares_again(virtual: Run[None]) -> None:
 
 
 def test_tries_are_counted_together(virtual: Run[None]) -> None:
-    """Whoever takes over a text that failed once does not give it two more tries."""
+    """An item that takes over a failed one does not get two more attempts."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -143,7 +143,7 @@ def test_tries_are_counted_together(virtual: Run[None]) -> None:
 
 
 def test_times_are_those_of_the_one_who_asked(virtual: Run[None]) -> None:
-    """Who joins a batch that runs waited for no turn, and for the engine only since it came."""
+    """A request that joins a running batch has no queue time, and its engine time starts when it arrives."""
 
     async def main() -> None:
         reports = Reports()

@@ -14,7 +14,7 @@ slopes = st.floats(1e-6, 1e-3)
 
 
 def test_begins_with_the_prior() -> None:
-    """Before any batch the warm-up's model stands."""
+    """Before any batch the warm-up's model applies."""
     prior = CostModel(0.002, 0.00003)
     assert OnlineCost(prior).model is prior
 
@@ -22,7 +22,7 @@ def test_begins_with_the_prior() -> None:
 @settings(max_examples=60)
 @given(fixed=fixeds, slope=slopes, noise=st.floats(0, 0.1), seed=st.integers(0, 1000))
 def test_fits_a_line_through_noise(fixed: float, slope: float, noise: float, seed: int) -> None:
-    """After 300 batches of mixed sizes predictions are within twice the noise of the truth, whatever the prior was."""
+    """After 300 batches of mixed sizes, predictions are within twice the noise, whatever the prior was."""
     chance = random.Random(seed)
     cost = OnlineCost(CostModel())
     for _ in range(300):
@@ -41,7 +41,7 @@ def test_fits_a_line_through_noise(fixed: float, slope: float, noise: float, see
     slope=slopes,
 )
 def test_never_negative(batches: list[tuple[int, float]], fixed: float, slope: float) -> None:
-    """Whatever was seen, more tokens never cost less and nothing costs less than nothing."""
+    """More tokens never cost less, and no cost is negative."""
     cost = OnlineCost(CostModel(fixed, slope))
     for tokens, seconds in batches:
         cost.observe(tokens, seconds)
@@ -52,7 +52,7 @@ def test_never_negative(batches: list[tuple[int, float]], fixed: float, slope: f
 
 @pytest.mark.parametrize("factor", [5.0, 0.2])
 def test_follows_a_change_of_scale(factor: float) -> None:
-    """A machine that becomes slower or faster is believed after about a hundred batches."""
+    """A machine that becomes slower or faster is learned within about a hundred batches."""
     chance, truth = random.Random(1), CostModel(0.002, 0.00002)
     cost = OnlineCost(truth)
     for scale in (1.0, factor):
@@ -64,7 +64,7 @@ def test_follows_a_change_of_scale(factor: float) -> None:
 
 
 def test_one_slow_batch_does_not_decide() -> None:
-    """A single batch of ten times its time moves predictions by less than half."""
+    """One batch of ten times the usual time moves predictions by less than half."""
     chance, truth = random.Random(1), CostModel(0.002, 0.00002)
     cost = OnlineCost(truth)
     for _ in range(200):
@@ -76,7 +76,7 @@ def test_one_slow_batch_does_not_decide() -> None:
 
 @pytest.mark.parametrize("factor", [3.0, 0.5])
 def test_batches_of_one_size_move_the_scale_not_the_shape(factor: float) -> None:
-    """Slope and offset cannot be told apart: both grow or shrink alike."""
+    """Slope and offset cannot be separated, so both scale alike."""
     prior = CostModel(0.002, 0.00002)
     cost = OnlineCost(prior)
     for _ in range(600):
@@ -89,7 +89,7 @@ def test_batches_of_one_size_move_the_scale_not_the_shape(factor: float) -> None
 
 
 def test_a_cost_that_bends_upwards_keeps_its_mean() -> None:
-    """Long batches dearer than in proportion: no negative offset, and the line still meets the middle."""
+    """If long batches cost more than in proportion, the offset is not negative and the line still meets the mean."""
     cost = OnlineCost(CostModel())
     for _ in range(300):
         cost.observe(64, 0.001)

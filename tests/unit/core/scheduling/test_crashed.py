@@ -1,4 +1,4 @@
-"""An item that kills the process it is computed in: found, told, and nobody's ruin but its own."""
+"""An item that crashes its process is found and reported, and fails no other item."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LETHAL = "lethal-item"
 
 
 class Mortal(FakeEngine):
-    """Dies of a batch that holds LETHAL, with all that is in flight, and is back half a second later."""
+    """An engine that crashes on a batch with LETHAL, fails all calls in flight, and is back half a second later."""
 
     def __init__(self, script: FakeScript, name: str = "mortal") -> None:
         super().__init__(script, name)
@@ -59,7 +59,7 @@ class Mortal(FakeEngine):
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("first", [True, False])
 def test_only_the_culprit_fails(virtual: Run[None], slots: int, first: bool) -> None:
-    """Whatever ran with it or beside it is answered, and the process dies of it twice at most."""
+    """All other items are answered, and the process crashes at most twice."""
 
     async def main() -> None:
         script = FakeScript(delay_ms=20, slots=slots, parallel=1, max_batch_size=4)
@@ -86,12 +86,12 @@ def test_only_the_culprit_fails(virtual: Run[None], slots: int, first: bool) -> 
     [(1, False, "fail"), (1, True, "singles"), (3, False, "singles"), (3, True, "singles")],
 )
 def test_who_is_to_blame(items: int, shared: bool, expected: str) -> None:
-    """One item on a replica that it had for itself; in every other case it may have been another."""
+    """Only an item that ran alone on a replica is certain to be the cause."""
     assert next_step(Crashed("x"), items, RetryState(0), replica_ready=False, shared=shared) == expected
 
 
 async def test_a_replica_that_crashed_takes_one_at_a_time() -> None:
-    """Until as many batches ran as there were suspects; those that ran before do not count."""
+    """One batch runs at a time until as many ran as there were suspects; batches from before do not count."""
     replica = Replica(FakeEngine(FakeScript(slots=3)))
     before = replica.start(0.0)
     replica.record_crash(2)

@@ -1,4 +1,4 @@
-"""How long queued work is thought to take."""
+"""The predicted time of queued work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FACTS = EngineFacts(name="a", inputs=(), outputs=(), cost=COST, max_batch_size=1
 
 
 def drained(rate: DrainRate, seconds: float, *, items: int = 4, padding: float = 1.0, full: bool = False) -> None:
-    """Batches of texts of 50 tokens, one after the other, each after so many seconds."""
+    """Run batches of texts of 50 tokens one after the other, each ending after so many seconds."""
     batch = FinishedBatch(FACTS, items, 50 * items, round(50 * items * padding), full)
     for number in range(60):
         rate.record_batch(seconds * number, batch, 1, saturated=True)
@@ -32,7 +32,7 @@ def test_nothing_is_known_before_some_batches_ended_under_load() -> None:
 
 
 def test_as_the_cost_model_says_in_full_batches() -> None:
-    """40 ms hold 300 tokens, of which texts of 50 make 6: 80 items take 13.3 of them."""
+    """40 ms hold 300 tokens, or 6 texts of 50: 80 items take 13.3 batches."""
     rate = DrainRate(Limits())
     drained(rate, COST.seconds(200))
     assert rate.pace == pytest.approx(1.0)
@@ -43,14 +43,14 @@ def test_as_the_cost_model_says_in_full_batches() -> None:
 
 
 def test_lone_requests_do_not_make_the_lane_look_slow() -> None:
-    """Batches of one are a quarter as efficient as full ones: what is queued would be run in full ones."""
+    """Batches of one are a quarter as efficient as full ones, but queued items run in full batches."""
     rate = DrainRate(Limits())
     drained(rate, COST.seconds(50), items=1)
     assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(4000 / 300 * 0.04)
 
 
 def test_what_really_took_longer_takes_longer() -> None:
-    """Answers are written, others use the cores: half as long again. Full batches that hold less count as well."""
+    """Batches that take half as long again raise the prediction by half; full batches of fewer items count."""
     rate = DrainRate(Limits())
     drained(rate, 1.5 * COST.seconds(200))
     assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(1.5 * 4000 / 300 * 0.04)
@@ -66,7 +66,7 @@ def test_padding_is_work() -> None:
 
 
 def test_items_and_tokens_bound_a_batch() -> None:
-    """Calls of 10 ms that hold 16 short texts, or 100 tokens."""
+    """A call of 10 ms holds 16 short texts, or 100 tokens."""
     rate = DrainRate(Limits())
     assert rate.seconds(320, 320, [FACTS]) == pytest.approx(20 * COST.seconds(16))
     rate = DrainRate(Limits(max_batch_tokens=100))

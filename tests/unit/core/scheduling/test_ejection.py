@@ -1,4 +1,4 @@
-"""When a replica is left alone, and how it comes back."""
+"""When a replica is ejected, and how it is readmitted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_failures_in_a_row_eject_and_a_success_between_does_not() -> None:
 
 
 def test_each_ejection_in_a_row_is_twice_as_long() -> None:
-    """1, 2, 4 ... 30 s; a failed trial needs no further witness; a success begins anew."""
+    """Ejections take 1, 2, 4 ... 30 s; one failed trial is enough to eject again; a success resets."""
     one, now, pause = Ejection(), 10.0, FIRST_PAUSE_S
     fail(one, now)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""A lane with a replica that answers at once, and wrongly: it would attract nearly all the work."""
+"""A lane with a replica that fails fast, which would attract nearly all the work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW = FakeScript(delay_ms=20, max_batch_size=4)
 
 
 def breaks(one: FakeEngine, error: ShoalError | None = None) -> list[int]:
-    """From now on it fails every call in a millisecond; answers the list that its calls are counted in."""
+    """Make every call fail within a millisecond; return the list that records the calls."""
     calls: list[int] = []
 
     async def infer(
@@ -46,7 +46,7 @@ def states(lane: Lane) -> list[str]:
 
 
 async def load(lane: Lane, requests: int, every_s: float = 0.004) -> list[Any]:
-    """Requests of one text, one every so often."""
+    """Send requests of one text at a fixed interval."""
     calls = []
     for number in range(requests):
         calls.append(asyncio.create_task(lane.run(embed(f"text {number}"), context())))
@@ -55,7 +55,7 @@ async def load(lane: Lane, requests: int, every_s: float = 0.004) -> list[Any]:
 
 
 def test_one_of_two_that_fails_fast_is_ejected_and_nobody_notices(virtual: Run[None]) -> None:
-    """A second of load: no request fails, and the broken one gets no more than what shows that it is broken."""
+    """In a second of load no request fails, and the broken replica gets only the calls that show that it is broken."""
 
     async def main() -> None:
         reports = Reports()
@@ -94,8 +94,8 @@ def test_it_is_tried_again_with_one_batch_at_a_time_and_comes_back(virtual: Run[
 
 
 def test_it_comes_back_under_little_load_too(virtual: Run[None]) -> None:
-    """One request at a time, for which the other replica is free and faster: it is tried nevertheless, and answers
-    when the other one fails."""
+    """With one request at a time and a faster replica free, the ejected one is tried nevertheless, and answers when the
+    other one fails."""
 
     async def main() -> None:
         lane = make_lane(SLOW, FakeScript(delay_ms=5, max_batch_size=4))
@@ -115,7 +115,7 @@ def test_it_comes_back_under_little_load_too(virtual: Run[None]) -> None:
 
 
 def test_a_replica_that_fails_its_trial_loses_no_request(virtual: Run[None]) -> None:
-    """The one request it is tried with is answered by the other one; its pauses grow."""
+    """The trial request is answered by the other replica, and the pauses grow."""
 
     async def main() -> None:
         lane = make_lane(SLOW, FakeScript(delay_ms=5, max_batch_size=4))
@@ -131,7 +131,7 @@ def test_a_replica_that_fails_its_trial_loses_no_request(virtual: Run[None]) -> 
 
 
 def test_all_ejected_take_turns(virtual: Run[None]) -> None:
-    """One of them is well again, the slower one: of two requests in a row it answers one, and then all."""
+    """When the slower replica recovers, it answers at least one of two requests, and then all."""
 
     async def main() -> None:
         lane = make_lane(SLOW, FakeScript(delay_ms=5, max_batch_size=4))
@@ -151,7 +151,7 @@ def test_all_ejected_take_turns(virtual: Run[None]) -> None:
 
 
 def test_all_bad_means_all_are_used(virtual: Run[None]) -> None:
-    """Nothing is ejected for good: as soon as they answer, requests are answered."""
+    """No ejection is final: as soon as the replicas answer, so do the requests."""
 
     async def main() -> None:
         lane = make_lane(SLOW, SLOW)
@@ -167,7 +167,7 @@ def test_all_bad_means_all_are_used(virtual: Run[None]) -> None:
 
 
 def test_two_of_three_bad(virtual: Run[None]) -> None:
-    """What failed on two of them is answered by the third as soon as both are known."""
+    """An item that failed on two replicas is answered by the third once both are known to fail."""
 
     async def main() -> None:
         lane = make_lane(SLOW, SLOW, SLOW)
@@ -183,7 +183,7 @@ def test_two_of_three_bad(virtual: Run[None]) -> None:
 
 
 def test_a_bad_item_ejects_nobody(virtual: Run[None]) -> None:
-    """Among others' items, again and again: it alone fails, and both replicas stay in service."""
+    """A bad item that is sent again and again fails alone, and both replicas stay in service."""
 
     async def main() -> None:
         lane = make_lane(SLOW, SLOW)
@@ -201,7 +201,7 @@ def test_a_bad_item_ejects_nobody(virtual: Run[None]) -> None:
 
 @pytest.mark.parametrize("inputs", [1, 3])
 def test_an_input_error_is_not_tried_elsewhere(virtual: Run[None], inputs: int) -> None:
-    """What a server refuses by name costs one call alone, and is no failure of its replica."""
+    """An input that a server refuses by name costs one call, and is no failure of the replica."""
 
     async def main() -> None:
         lane = make_lane(SLOW, SLOW)
@@ -216,7 +216,7 @@ def test_an_input_error_is_not_tried_elsewhere(virtual: Run[None], inputs: int) 
 
 
 def test_a_retry_waits_for_the_other_replica_and_not_past_the_deadline(virtual: Run[None]) -> None:
-    """The other one is busy with a long batch: the item that failed waits for it, and is 504 when its time is up."""
+    """The failed item waits for the other replica, busy with a long batch, and ends with 504 at its deadline."""
 
     async def main() -> None:
         lane = make_lane(SLOW, FakeScript(delay_ms=500))
@@ -251,7 +251,7 @@ def test_a_lone_replica_is_never_ejected(virtual: Run[None]) -> None:
 
 
 def test_the_budget_of_retries() -> None:
-    """Some at once, and then one for five calls that succeed; never more saved up than at the start."""
+    """The budget starts full, gains one retry per five successful calls, and never exceeds its start."""
     budget = RetryBudget(2)
     assert [budget.spend() for _ in range(2 * int(RETRY_RESERVE) + 1)].count(True) == 2 * int(RETRY_RESERVE)
     for _ in range(5):

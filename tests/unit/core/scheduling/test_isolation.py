@@ -47,7 +47,7 @@ from shoal.errors import (
     ],
 )
 def test_each_failure_has_its_step(error: ShoalError, items: int, calls: int, ready: bool, expected: Step) -> None:
-    """Blame is looked for only where one item can be at fault; faults of the way there are tried again."""
+    """Only errors that an item can cause start a search; transport errors are retried."""
     trial = RetryState(calls)
     assert next_step(error, items, trial, replica_ready=ready) == expected
     bounded = expected == "halve" and not isinstance(error, OutOfMemory)
@@ -56,12 +56,12 @@ def test_each_failure_has_its_step(error: ShoalError, items: int, calls: int, re
 
 @pytest.mark.parametrize(("items", "calls"), [(1, 0), (2, 4), (3, 6), (4, 6), (64, 14), (65, 16)])
 def test_a_trial_allows_two_calls_a_halving_and_two_more(items: int, calls: int) -> None:
-    """2 log2(n) + 2; one item needs no trial."""
+    """A search may use 2 log2(n) + 2 calls; one item needs none."""
     assert RetryState.of(items).calls == calls
 
 
 def extra_calls(items: int, fails: Callable[[range], bool]) -> tuple[int, set[int], int]:
-    """Play a failed batch to its end: (halving calls, items that failed, single calls)."""
+    """Run the search of a failed batch to its end; return (halving calls, failed items, single calls)."""
     trial, parts, calls, singles = RetryState.of(items), [range(items)], 0, 0
     failed: set[int] = set()
     while parts:
@@ -84,7 +84,7 @@ def extra_calls(items: int, fails: Callable[[range], bool]) -> tuple[int, set[in
 
 @given(st.integers(2, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
 def test_one_culprit_is_found_within_the_bound(case: tuple[int, int]) -> None:
-    """For any size and place: found by halving alone, within 2 log2(n) + 2 calls beyond the first."""
+    """One bad item is found by halving alone within 2 log2(n) + 2 extra calls, for any size and position."""
     items, culprit = case
     calls, failed, singles = extra_calls(items, lambda part: culprit in part)
     assert failed == {culprit}
@@ -94,7 +94,7 @@ def test_one_culprit_is_found_within_the_bound(case: tuple[int, int]) -> None:
 
 @given(st.integers(2, 200).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
 def test_any_number_of_culprits_keeps_the_bound(case: tuple[int, set[int]]) -> None:
-    """Exactly the culprits fail; halving stays within its bound, and no item runs singly more than once."""
+    """Exactly the bad items fail; halving stays within its bound, and no item runs alone more than once."""
     items, culprits = case
     calls, failed, singles = extra_calls(items, lambda part: not culprits.isdisjoint(part))
     assert failed == culprits

@@ -32,7 +32,7 @@ SLOW = FakeScript(delay_ms=10)
 
 
 def idle(lane: Lane) -> bool:
-    """Nothing is left of any request."""
+    """Whether no state of any request is left."""
     admission = lane.admission
     return (
         lane.queue_size == (0, 0)
@@ -45,7 +45,7 @@ def idle(lane: Lane) -> bool:
 
 
 def test_lone_request_is_answered_with_its_facts(virtual: Run[None]) -> None:
-    """One text: one batch of one, at once, and the true counts."""
+    """One text is one batch of one, at once, with the true counts."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -61,7 +61,7 @@ def test_lone_request_is_answered_with_its_facts(virtual: Run[None]) -> None:
 
 
 def test_requests_of_many_callers_share_batches(virtual: Run[None]) -> None:
-    """While a slot is busy others gather; each gets its own row back."""
+    """Items gather while a slot is busy, and each caller gets its own row."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -75,7 +75,7 @@ def test_requests_of_many_callers_share_batches(virtual: Run[None]) -> None:
 
 
 def test_large_request_is_split_and_put_together_in_order(virtual: Run[None]) -> None:
-    """2,048 texts of mixed lengths come back in input order, over many batches."""
+    """2,048 texts of mixed lengths run in many batches and come back in input order."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1, slots=2))
@@ -90,7 +90,7 @@ def test_large_request_is_split_and_put_together_in_order(virtual: Run[None]) ->
 
 
 def test_identical_items_are_computed_once(virtual: Run[None]) -> None:
-    """Single flight: within a request and between requests, while queued or running."""
+    """Identical items coalesce within a request and between requests, queued or running."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -107,7 +107,7 @@ def test_identical_items_are_computed_once(virtual: Run[None]) -> None:
 
 
 def test_follower_survives_its_leader(virtual: Run[None]) -> None:
-    """The caller whose item was computed for two may leave; the other still gets the answer."""
+    """The first caller of a shared item may leave; the other one still gets the answer."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -123,7 +123,7 @@ def test_follower_survives_its_leader(virtual: Run[None]) -> None:
 
 
 def test_options_are_applied_an_item_at_a_time(virtual: Run[None]) -> None:
-    """Requests with different options share a batch and each gets what it asked for."""
+    """Requests with different options share a batch, and each gets its own options."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -138,7 +138,7 @@ def test_options_are_applied_an_item_at_a_time(virtual: Run[None]) -> None:
 
 
 def test_cancelled_while_queued_never_runs(virtual: Run[None]) -> None:
-    """A caller that leaves takes its items out of the queue and its permits back."""
+    """A caller that leaves removes its items from the queue and releases its permits."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -160,7 +160,8 @@ def test_cancelled_while_queued_never_runs(virtual: Run[None]) -> None:
 def test_what_was_prepared_is_freed_when_nobody_needs_it(
     virtual: Run[None], monkeypatch: pytest.MonkeyPatch, leave: str
 ) -> None:
-    """At once, not when the lane gets more to do: of pictures it is room that other models wait for."""
+    """Prepared inputs are freed at once, not with the lane's next work: pictures hold memory that other models wait
+    for."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -205,21 +206,21 @@ class Holding(FakePipeline):
 def test_a_lane_holds_no_more_than_its_pipeline_allows(
     virtual: Run[None], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Whatever becomes of the requests: answered, refused, late, abandoned; and none of them waits for ever."""
+    """The bound holds whether requests are answered, refused, late or abandoned, and none of them waits forever."""
 
     async def main() -> None:
         draw = random.Random(seed)
         lane = make_lane(FakeScript(delay_ms=10, slots=draw.choice((1, 2))), pipeline=Holding)
         made: list[weakref.ref[Any]] = []
-        most = 0
+        peak = 0
         prepare = lane.pipeline.prepare
 
         def watched(items: Any) -> Any:
-            nonlocal most
+            nonlocal peak
             entries: Any = prepare(items)
             made.extend(weakref.ref(entry.tensors["ids"]) for entry in entries)
             made[:] = [one for one in made if one() is not None]
-            most = max(most, len(made))
+            peak = max(peak, len(made))
             return entries
 
         monkeypatch.setattr(lane.pipeline, "prepare", watched)
@@ -234,19 +235,19 @@ def test_a_lane_holds_no_more_than_its_pipeline_allows(
                 await asyncio.sleep(draw.choice((0.0, 0.005)))
             if draw.random() < 0.2:
                 draw.choice(calls).cancel()
-        began = asyncio.get_running_loop().time()
+        start = asyncio.get_running_loop().time()
         outcomes = await gathered(*calls)
-        assert asyncio.get_running_loop().time() - began < 25.0
+        assert asyncio.get_running_loop().time() - start < 25.0
         answered = [outcome for outcome in outcomes if isinstance(outcome, Embedded)]
         assert len(answered) > 5
         await until(lambda: idle(lane))
-        assert 1 < most <= 2 * 5  # the batch that is being answered is let go of a moment later
+        assert 1 < peak <= 2 * 5  # the batch that is being answered is let go of a moment later
 
     virtual(main)
 
 
 def test_an_engine_that_hangs_holds_as_much_and_no_more(virtual: Run[None]) -> None:
-    """Room that other models need: nothing more is prepared before something of it is answered or given up."""
+    """Nothing more is prepared until a prepared item is answered or given up."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=5000), pipeline=Holding)
@@ -260,7 +261,7 @@ def test_an_engine_that_hangs_holds_as_much_and_no_more(virtual: Run[None]) -> N
 
 
 def test_cancelled_while_running_cancels_the_engine_call(virtual: Run[None]) -> None:
-    """When nobody waits for a batch any more its engine call is cancelled and the slot comes back."""
+    """When the last caller of a batch leaves, its engine call is cancelled and the slot is free."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -277,7 +278,7 @@ def test_cancelled_while_running_cancels_the_engine_call(virtual: Run[None]) -> 
 
 
 def test_deadline_ends_a_wait_in_the_queue_and_on_the_engine(virtual: Run[None]) -> None:
-    """504 comes at the deadline, not when the engine is done, and nothing is left behind."""
+    """The 504 comes at the deadline, not when the engine is done, and no state is left."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=5000))
@@ -293,7 +294,7 @@ def test_deadline_ends_a_wait_in_the_queue_and_on_the_engine(virtual: Run[None])
 
 @pytest.mark.parametrize(("word", "error"), [("poison-item", EngineFailed), ("reject-item", InputRejected)])
 def test_poisoned_item_fails_alone(virtual: Run[None], word: str, error: type[Exception]) -> None:
-    """One bad item among 64 is found by halving within 2 log2(n) + 2 extra calls; its neighbours get their answers."""
+    """One bad item among 64 is found by halving within 2 log2(n) + 2 extra calls; the other items are answered."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -315,7 +316,7 @@ def test_poisoned_item_fails_alone(virtual: Run[None], word: str, error: type[Ex
 
 
 def test_many_poisoned_items_fall_back_to_single_calls(virtual: Run[None]) -> None:
-    """When halving is used up the rest runs one by one, and still everybody gets the right outcome."""
+    """After the last halving the rest runs one by one, and every caller gets the right outcome."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -329,7 +330,7 @@ def test_many_poisoned_items_fall_back_to_single_calls(virtual: Run[None]) -> No
 
 
 def test_neighbour_of_a_culprit_that_left_is_unharmed(virtual: Run[None]) -> None:
-    """The caller of the poisoned item leaves while the batch runs: the one that stays is tried again, not blamed."""
+    """When the caller of the bad item leaves while the batch runs, the other item is retried, not blamed."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -346,7 +347,7 @@ def test_neighbour_of_a_culprit_that_left_is_unharmed(virtual: Run[None]) -> Non
 
 
 def test_nan_row_fails_its_request_only(virtual: Run[None]) -> None:
-    """A row of NaN is that caller's error."""
+    """A NaN row fails only its own request."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -358,7 +359,8 @@ def test_nan_row_fails_its_request_only(virtual: Run[None]) -> None:
 
 
 def test_bad_item_fails_its_request_and_drops_the_rest_of_it(virtual: Run[None]) -> None:
-    """A token id outside the vocabulary: that request's error, nothing of it stays queued, neighbours are well."""
+    """A token id outside the vocabulary fails its request, removes the rest of it from the queue, and affects no other
+    request."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -371,7 +373,7 @@ def test_bad_item_fails_its_request_and_drops_the_rest_of_it(virtual: Run[None])
 
 
 def test_out_of_memory_halves_and_remembers(virtual: Run[None]) -> None:
-    """Batches that do not fit are halved until they do, and later batches stay below what failed."""
+    """Batches that do not fit are halved until they do, and later batches stay below the size that failed."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1, memory_tokens=40))
@@ -387,7 +389,7 @@ def test_out_of_memory_halves_and_remembers(virtual: Run[None]) -> None:
 
 
 def test_lost_replica_hands_its_work_to_another(virtual: Run[None]) -> None:
-    """A transport fault is retried on a replica that is there; the lost one is left alone for a while."""
+    """A transport error is retried on another replica; the lost one is not used for a while."""
 
     async def main() -> None:
         lane = make_lane(*[FakeScript(delay_ms=10, token_us=5000)] * 2)
@@ -404,7 +406,7 @@ def test_lost_replica_hands_its_work_to_another(virtual: Run[None]) -> None:
 
 
 def test_no_replica_at_all_is_said_at_once_and_ends(virtual: Run[None]) -> None:
-    """Without a live replica new work is refused, queued work is retried once and then fails; nothing hangs."""
+    """Without a live replica new work is refused, and queued work fails after one retry."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -423,7 +425,7 @@ def test_no_replica_at_all_is_said_at_once_and_ends(virtual: Run[None]) -> None:
 
 
 def test_queue_is_bounded_and_one_client_gets_half(virtual: Run[None]) -> None:
-    """Overloaded names the way out; an empty queue admits any legal request however large."""
+    """The Overloaded error says what to do; an empty queue admits any valid request."""
 
     async def main() -> None:
         lane = make_lane(SLOW, max_items=10)
@@ -447,7 +449,7 @@ def test_queue_is_bounded_and_one_client_gets_half(virtual: Run[None]) -> None:
 def test_driver_that_dies_fails_everybody_and_says_so(
     virtual: Run[None], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """A bug in the planner is an error for all who wait and the end of readiness, never a hang."""
+    """A bug in the planner fails all waiting requests and turns readiness off; nothing hangs."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -466,7 +468,7 @@ def test_driver_that_dies_fails_everybody_and_says_so(
 
 
 def test_bug_in_a_pipeline_fails_one_batch(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception nobody foresaw, in prepare or in finish, is that request's InternalError; the lane goes on."""
+    """An unexpected exception in prepare or finish is an InternalError of that request; the lane keeps working."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -486,7 +488,7 @@ def test_bug_in_a_pipeline_fails_one_batch(virtual: Run[None], monkeypatch: pyte
 
 
 def test_close_fails_what_waits_and_may_be_repeated(virtual: Run[None]) -> None:
-    """After aclose nobody waits and no engine call runs."""
+    """After aclose no request waits and no engine call runs."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -501,7 +503,7 @@ def test_close_fails_what_waits_and_may_be_repeated(virtual: Run[None]) -> None:
 
 
 def test_faster_replica_gets_more_work(virtual: Run[None]) -> None:
-    """One planner for unlike replicas: each pulls when it is free, within its own limits."""
+    """One planner serves unequal replicas: each takes work when it is free, within its own limits."""
 
     async def main() -> None:
         scripts = (
@@ -526,8 +528,8 @@ def test_faster_replica_gets_more_work(virtual: Run[None]) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_invariants_hold_over_random_lives(virtual: Run[None], seed: int) -> None:
-    """Random sizes, options, cancels, deadlines, poison, NaN, lost replicas: exactly one outcome each, always the right
-    one, and nothing left at the end."""
+    """Under random sizes, options, cancellations, deadlines, bad items, NaN and lost replicas, each request has exactly
+    one outcome, the right one, and no state is left."""
 
     async def main() -> None:
         random_ = random.Random(seed)
@@ -591,7 +593,7 @@ async def _chaos(lane: Lane, random_: random.Random) -> None:
 def test_a_queue_that_has_nothing_for_anybody_waits_for_the_next_item(
     virtual: Run[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No timer runs for it: what comes next wakes the lane."""
+    """No timer runs for such a queue: the next item wakes the lane."""
 
     async def main() -> None:
         lane = make_lane(FakeScript())

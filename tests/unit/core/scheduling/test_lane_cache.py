@@ -1,4 +1,4 @@
-"""A lane with a cache: what was answered before does not reach the engine, and nobody notices but by the time."""
+"""A lane with a cache: cached answers skip the engine and are otherwise the same."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def cached_lane(script: FakeScript = SLOW, *, pipeline: FakePipeline | None = No
 
 
 def computed(lane: Lane) -> list[int]:
-    """Items of each engine call."""
+    """Return the item count of each engine call."""
     return [size for size, _ in engine(lane).batches]
 
 
 def test_a_hit_skips_the_engine(virtual: Run[None]) -> None:
-    """The same vector, tokens and space at once; the facts say that no batch was run."""
+    """A hit returns the same vector, tokens and space at once, and its facts say that no batch ran."""
 
     async def main() -> None:
         lane = cached_lane()
         first = await lane.run(embed("one two three"), context())
         assert (first.facts.cached, first.facts.batches) == (0, 1)
-        began = asyncio.get_running_loop().time()
+        start = asyncio.get_running_loop().time()
         again = await lane.run(embed("one two three"), context(client="other"))
-        assert asyncio.get_running_loop().time() == began
+        assert asyncio.get_running_loop().time() == start
         assert right(again, ["one two three"])
         assert (again.tokens, again.space, again.truncated) == (first.tokens, "s", 0)
         assert (again.facts.cached, again.facts.batches, again.facts.size, again.facts.infer_ms) == (1, 0, 0, 0.0)
@@ -62,7 +62,7 @@ def test_a_hit_skips_the_engine(virtual: Run[None]) -> None:
 
 
 def test_hits_and_misses_of_one_request_keep_their_order(virtual: Run[None]) -> None:
-    """Every other text is known; rows, tokens and usage are as without a cache."""
+    """With every other text cached, rows, tokens and usage are the same as without a cache."""
 
     async def main() -> None:
         lane = cached_lane()
@@ -79,7 +79,7 @@ def test_hits_and_misses_of_one_request_keep_their_order(virtual: Run[None]) -> 
 
 
 def test_other_options_are_another_row(virtual: Run[None]) -> None:
-    """A vector that is cut or normalised is not the one that is not."""
+    """Truncated or normalized vectors are separate entries."""
 
     async def main() -> None:
         lane = cached_lane()
@@ -96,7 +96,7 @@ def test_other_options_are_another_row(virtual: Run[None]) -> None:
 
 
 def test_twins_are_kept_once_and_answered_all(virtual: Run[None]) -> None:
-    """Asked for twice at once: computed once; asked for later: not at all."""
+    """Identical items in flight are computed once; later ones are hits."""
 
     async def main() -> None:
         lane = cached_lane()
@@ -114,7 +114,7 @@ def test_twins_are_kept_once_and_answered_all(virtual: Run[None]) -> None:
 
 
 def test_what_was_cut_is_counted_as_cut_again(virtual: Run[None]) -> None:
-    """`truncated` and usage are of the request, wherever its rows come from."""
+    """`truncated` and usage belong to the request, whether its rows are computed or cached."""
 
     async def main() -> None:
         lane = cached_lane()
@@ -129,7 +129,7 @@ def test_what_was_cut_is_counted_as_cut_again(virtual: Run[None]) -> None:
 
 
 def test_a_cancelled_request_leaves_the_rows_that_came(virtual: Run[None]) -> None:
-    """One that waits for a miss beside its hits goes like any other; what was computed for nobody is not kept."""
+    """A request that waits for a miss can be cancelled; a row that was computed for no caller is not cached."""
 
     async def main() -> None:
         lane = cached_lane()
@@ -149,7 +149,7 @@ def test_a_cancelled_request_leaves_the_rows_that_came(virtual: Run[None]) -> No
 
 
 def test_a_request_of_hits_frees_its_place_in_the_intake(virtual: Run[None]) -> None:
-    """Far more items than are prepared ahead, all of them known: the request ends, and nothing of it stays."""
+    """A request with far more hits than the prepare-ahead limit ends and leaves no state."""
 
     async def main() -> None:
         lane = cached_lane(FakeScript(), mb=64)
@@ -168,7 +168,7 @@ def test_a_request_of_hits_frees_its_place_in_the_intake(virtual: Run[None]) -> 
     ("word", "kind"), [("nan-item", NotFinite), ("poison-item", EngineFailed), ("reject-item", InputRejected)]
 )
 def test_failures_are_not_kept(virtual: Run[None], word: str, kind: type[ShoalError]) -> None:
-    """The same input is tried anew each time; its neighbours' rows are kept."""
+    """A failing input is retried each time; the other rows are cached."""
 
     async def main() -> None:
         lane = cached_lane(FakeScript())
@@ -185,7 +185,7 @@ def test_failures_are_not_kept(virtual: Run[None], word: str, kind: type[ShoalEr
 
 
 def test_an_error_before_the_engine_is_no_row(virtual: Run[None]) -> None:
-    """An input that cannot be read fails its request, whatever else of it is known."""
+    """An unreadable input fails its request, whatever other inputs are cached."""
 
     async def main() -> None:
         lane = cached_lane()
@@ -199,7 +199,7 @@ def test_an_error_before_the_engine_is_no_row(virtual: Run[None]) -> None:
 
 
 class _Counting(FakePipeline):
-    """A model that tells its tokens with the answer: twice what was guessed."""
+    """A model whose answer says the token count: twice the estimate."""
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Any:
         return [
@@ -209,7 +209,7 @@ class _Counting(FakePipeline):
 
 
 def test_tokens_that_the_model_told_are_kept(virtual: Run[None]) -> None:
-    """Usage of a hit is that of the answer, not the guess before it."""
+    """The usage of a hit is the count of the answer, not the estimate."""
 
     async def main() -> None:
         lane = cached_lane(pipeline=_Counting(SLOW))
@@ -231,7 +231,7 @@ class _Keyless(FakePipeline):
 
 
 def test_an_item_without_a_key_is_computed_each_time(virtual: Run[None]) -> None:
-    """What may not be shared between callers is not kept either."""
+    """An item that callers may not share is not cached either."""
 
     async def main() -> None:
         lane = cached_lane(pipeline=_Keyless(SLOW))
@@ -246,7 +246,7 @@ def test_an_item_without_a_key_is_computed_each_time(virtual: Run[None]) -> None
 
 
 def test_every_kind_of_vector_comes_from_the_cache(virtual: Run[None]) -> None:
-    """Sets of vectors are put together from hits and misses as from misses alone."""
+    """Sets of vectors are built from hits and misses as from misses alone."""
 
     async def main() -> None:
         script = FakeScript(vectors="dense+sparse+multi+tokens")
@@ -268,7 +268,7 @@ def test_every_kind_of_vector_comes_from_the_cache(virtual: Run[None]) -> None:
 
 
 def test_scores_come_from_the_cache(virtual: Run[None]) -> None:
-    """A pair that was scored is known, raw and not raw apart."""
+    """Scored pairs are cached, raw and normalized scores separately."""
 
     async def main() -> None:
         lane = cached_lane(FakeScript(labels=1))
@@ -285,7 +285,7 @@ def test_scores_come_from_the_cache(virtual: Run[None]) -> None:
 
 
 def test_an_answer_cannot_be_changed_under_the_cache(virtual: Run[None]) -> None:
-    """What a caller writes into its answer is in nobody else's."""
+    """A caller that writes into its answer changes no other answer."""
 
     async def main() -> None:
         lane = cached_lane()
@@ -303,7 +303,7 @@ def test_an_answer_cannot_be_changed_under_the_cache(virtual: Run[None]) -> None
 
 
 def test_a_full_cache_only_costs_time(virtual: Run[None]) -> None:
-    """With room for a few rows, answers stay right whatever was thrown away."""
+    """With a cache of a few rows the answers stay correct, whatever was evicted."""
 
     async def main() -> None:
         lane = cached_lane()

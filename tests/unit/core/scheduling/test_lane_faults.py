@@ -1,4 +1,4 @@
-"""The lane when what it stands on misbehaves: engines, pipelines, the event loop itself."""
+"""The lane when engines, pipelines or the event loop misbehave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOW = FakeScript(delay_ms=10)
 
 
 def test_item_past_its_deadline_does_not_run_after_a_stall(virtual: Run[None]) -> None:
-    """The loop stood still until after the deadline: the item is answered 504 and no engine is called for it."""
+    """After the loop stalls past the deadline, the item gets a 504 and no engine call."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ def test_item_past_its_deadline_does_not_run_after_a_stall(virtual: Run[None]) -
 
 
 def test_follower_with_more_time_outlives_its_leaders_deadline(virtual: Run[None]) -> None:
-    """The running call ends at the leader's deadline; who joined it with more time is tried again, not failed."""
+    """The running call ends at the first caller's deadline; the one that joined with more time is retried."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1000))
@@ -64,7 +64,7 @@ def test_follower_with_more_time_outlives_its_leaders_deadline(virtual: Run[None
 
 
 def test_engine_that_always_reports_lateness_is_not_tried_for_ever(virtual: Run[None]) -> None:
-    """An engine that says "deadline" long before it: two tries, then that is the answer."""
+    """An engine that reports the deadline too early gets two attempts, then the error is final."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -88,7 +88,7 @@ def test_engine_that_always_reports_lateness_is_not_tried_for_ever(virtual: Run[
 def test_wrong_number_of_rows_is_the_engines_failure(
     virtual: Run[None], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backend that answers a row too few or too many: errors for those, never rows of others, never a hang."""
+    """A backend that returns a row too few or too many fails those items, and never returns rows of others or hangs."""
 
     async def main() -> None:
         reports = Reports()
@@ -113,7 +113,7 @@ def test_wrong_number_of_rows_is_the_engines_failure(
 
 
 def test_rows_that_do_not_fit_together_fail_their_batch(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of unlike dimensions within a request are a bug somewhere: an InternalError, and the lane goes on."""
+    """Rows of different dimensions within a request are an InternalError, and the lane keeps working."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -134,7 +134,7 @@ def test_rows_that_do_not_fit_together_fail_their_batch(virtual: Run[None], monk
 
 
 def test_engine_that_turns_cancellation_into_an_error_harms_nobody(virtual: Run[None]) -> None:
-    """Everybody has left; what the engine then says concerns nobody, and its slot comes back."""
+    """When every caller has left, an error of the cancelled call has no effect and its slot is free."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -160,7 +160,7 @@ def test_engine_that_turns_cancellation_into_an_error_harms_nobody(virtual: Run[
 
 
 def test_parts_of_a_failed_batch_keep_each_replicas_limit(virtual: Run[None]) -> None:
-    """A batch that failed on a large replica is looked into on a small one in batches that fit it."""
+    """A batch that failed on a large replica is searched on a small one in batches that fit."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1, max_batch_size=32), FakeScript(delay_ms=40, max_batch_size=3))
@@ -185,7 +185,7 @@ def test_parts_of_a_failed_batch_keep_each_replicas_limit(virtual: Run[None]) ->
 
 
 class ByWord(FakePipeline):
-    """Items that begin with "pooled" want another output besides."""
+    """Items that begin with "pooled" need a second output."""
 
     def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
         return [
@@ -197,7 +197,7 @@ class ByWord(FakePipeline):
 
 
 class RecordingEngine(FakeEngine):
-    """Keeps which outputs were wanted of it."""
+    """Records the requested outputs."""
 
     def __init__(self) -> None:
         super().__init__(SLOW)
@@ -211,7 +211,7 @@ class RecordingEngine(FakeEngine):
 
 
 def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> None:
-    """The union of the outputs, each once; no more than its own where all want the same."""
+    """A batch requests the union of its items' outputs, each once."""
 
     async def main() -> None:
         shown = make_lane(SLOW)
@@ -232,7 +232,7 @@ def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> Non
 
 
 def test_close_forgets_the_look_that_was_planned(virtual: Run[None]) -> None:
-    """A lane that lingers, closed: no timer of it is left to fire."""
+    """Closing a lane that lingers cancels its timer."""
 
     async def main() -> None:
         lane = make_lane(SLOW, max_wait_time_ms=1000)
@@ -249,17 +249,17 @@ def test_close_forgets_the_look_that_was_planned(virtual: Run[None]) -> None:
 
 
 def test_a_crowd_that_gave_up_does_not_stall_the_lane(virtual: Run[None]) -> None:
-    """Hundreds leave the queue; the one behind them runs as soon as the slot is free."""
+    """When hundreds leave the queue, the next item runs as soon as the slot is free."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=500, max_batch_size=1))
         blocker = asyncio.create_task(lane.run(embed("blocker"), context()))
         await asyncio.sleep(0.05)
-        gone = [asyncio.create_task(lane.run(embed(f"gone {number}"), context())) for number in range(600)]
+        abandoned = [asyncio.create_task(lane.run(embed(f"gone {number}"), context())) for number in range(600)]
         await asyncio.sleep(0.05)
         stays = asyncio.create_task(lane.run(embed("stays"), context()))
         await asyncio.sleep(0.05)
-        for each in gone:
+        for each in abandoned:
             each.cancel()
         await blocker
         begun = asyncio.get_running_loop().time()
@@ -270,7 +270,7 @@ def test_a_crowd_that_gave_up_does_not_stall_the_lane(virtual: Run[None]) -> Non
 
 
 def test_a_replica_is_tried_again_while_another_one_works(virtual: Run[None]) -> None:
-    """Its pause ends by itself: what is queued does not wait for the end of a long batch elsewhere."""
+    """The pause ends by itself: queued items do not wait for a long batch on another replica."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=60_000), FakeScript(delay_ms=10))
@@ -295,7 +295,7 @@ def test_a_replica_is_tried_again_while_another_one_works(virtual: Run[None]) ->
 
 @pytest.mark.parametrize("parallel", [0, 1])
 def test_dear_calls_do_not_make_batches_of_one(parallel: int) -> None:
-    """Two hundred texts, by what a call costs beside max_batch_ms (40): some batches more, not a batch a text."""
+    """Two hundred texts run in a few batches, whether a call costs less or more than max_batch_ms (40)."""
 
     async def main() -> float:
         lane = make_lane(FakeScript(delay_ms=delay, slots=2, parallel=parallel))
@@ -306,11 +306,11 @@ def test_dear_calls_do_not_make_batches_of_one(parallel: int) -> None:
     seconds = {}
     for delay in (10, 38, 42, 200):
         seconds[delay] = run_virtual(main)
-    assert all(took <= 7 * delay / 1000 for delay, took in seconds.items())
+    assert all(elapsed <= 7 * delay / 1000 for delay, elapsed in seconds.items())
 
 
 def test_waiting_for_a_core_is_not_the_cost_of_a_call(virtual: Run[None]) -> None:
-    """Behind two slots of one core batches wait for each other; that is not learnt as a dear call."""
+    """Batches that wait for each other on one core are not learned as expensive calls."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1, token_us=100, slots=2, parallel=1))
@@ -324,7 +324,7 @@ def test_waiting_for_a_core_is_not_the_cost_of_a_call(virtual: Run[None]) -> Non
 
 
 class Finishing(FakePipeline):
-    """Cannot finish a batch that holds `bad`; `calls` are the sizes that it was given."""
+    """Fails in finish for a batch that holds `bad`; `calls` are the batch sizes."""
 
     def __init__(self, error: Exception, bad: str) -> None:
         super().__init__(FakeScript())
@@ -339,7 +339,7 @@ class Finishing(FakePipeline):
 
 
 def test_an_answer_that_cannot_be_made_is_its_own_requests(virtual: Run[None]) -> None:
-    """A bug in finishing fails the item that meets it; the others of its batch get their rows, without another call."""
+    """A bug in finish fails only its item; the others of the batch get their rows without another call."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=10))
@@ -363,7 +363,7 @@ def test_an_answer_that_cannot_be_made_is_its_own_requests(virtual: Run[None]) -
 
 
 def test_an_answer_that_is_refused_is_looked_for_as_before(virtual: Run[None]) -> None:
-    """An error that the pipeline raises on purpose is about the batch: that is halved."""
+    """An error that the pipeline raises on purpose fails the batch, which is halved."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=10))

@@ -1,4 +1,4 @@
-"""The lane over engines whose own queue is full, pipelines that count late, and engines with parameters."""
+"""The lane with engines whose own queue is full, pipelines that count late, and engines with parameters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, ri
 from tests.unit.core.scheduling.test_lane import idle
 
 
-class Busy(FakeEngine):
-    """Refuses the next `refusals` batches, saying for how long; keeps when it was asked, and with which params."""
+class BusyEngine(FakeEngine):
+    """Refuses the next `refusals` batches with `retry_after`; records the times and params of its calls."""
 
     def __init__(self, script: FakeScript, refusals: int = 0, retry_after: float | None = None) -> None:
         super().__init__(script)
@@ -53,10 +53,10 @@ def lane_of(*engines: FakeEngine, script: FakeScript = SLOW, reports: Reports | 
 
 @pytest.mark.parametrize(("retry_after", "least"), [(None, 0.1), (0.5, 0.5)])
 def test_a_busy_replica_gets_the_batch_again(virtual: Run[None], retry_after: float | None, least: float) -> None:
-    """After what it asked for, as often as it takes; more than two refusals are no failure."""
+    """The batch is retried after the requested pause, as often as needed; more than two refusals are no failure."""
 
     async def main() -> None:
-        busy = Busy(SLOW, refusals=5, retry_after=retry_after)
+        busy = BusyEngine(SLOW, refusals=5, retry_after=retry_after)
         lane = lane_of(busy)
         answer = await lane.run(embed("a", "b"), context())
         assert right(answer, ["a", "b"])
@@ -69,10 +69,10 @@ def test_a_busy_replica_gets_the_batch_again(virtual: Run[None], retry_after: fl
 
 
 def test_it_ends_at_the_deadline(virtual: Run[None]) -> None:
-    """A replica that stays busy costs the request its time and no more; new requests may come in all the while."""
+    """A request to a busy replica ends at its deadline, and new requests are admitted meanwhile."""
 
     async def main() -> None:
-        busy = Busy(SLOW, refusals=10_000)
+        busy = BusyEngine(SLOW, refusals=10_000)
         lane = lane_of(busy)
         late = asyncio.create_task(lane.run(embed("late"), context(1.0)))
         await asyncio.sleep(0.55)
@@ -87,10 +87,10 @@ def test_it_ends_at_the_deadline(virtual: Run[None]) -> None:
 
 
 def test_another_replica_takes_over(virtual: Run[None]) -> None:
-    """At once: only the busy one is left alone, and it is asked again while the other is at work."""
+    """Only the busy replica pauses, and it is retried while the other one works."""
 
     async def main() -> None:
-        busy, free = Busy(SLOW, refusals=1, retry_after=0.2), Busy(FakeScript(delay_ms=1000))
+        busy, free = BusyEngine(SLOW, refusals=1, retry_after=0.2), BusyEngine(FakeScript(delay_ms=1000))
         lane = lane_of(busy, free)
         first = asyncio.create_task(lane.run(embed("a"), context()))
         await asyncio.sleep(0.1)
@@ -104,16 +104,16 @@ def test_another_replica_takes_over(virtual: Run[None]) -> None:
 
 
 def test_a_search_for_the_culprit_goes_on_after_a_refusal(virtual: Run[None]) -> None:
-    """The half that met a full queue runs again as it is: the others are answered, the bad one is found."""
+    """The half that a full queue refused runs again unchanged: the bad item is found, and the others are answered."""
 
     async def main() -> None:
-        class Then(Busy):
+        class BusyTwice(BusyEngine):
             async def infer(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
                 if len(self.call_times) == 1:
                     self.refusals = 2
                 return await super().infer(*args, **kwargs)
 
-        lane = lane_of(Then(SLOW))
+        lane = lane_of(BusyTwice(SLOW))
         texts = ["a", "b", "poison-item", "d"]
         outcomes = await gathered(*(lane.run(embed(text), context()) for text in texts))
         assert [isinstance(outcome, EngineFailed) for outcome in outcomes] == [False, False, True, False]
@@ -123,10 +123,10 @@ def test_a_search_for_the_culprit_goes_on_after_a_refusal(virtual: Run[None]) ->
 
 
 def test_parts_of_a_lost_batch_wait_for_the_replica_to_come_back(virtual: Run[None]) -> None:
-    """Nothing is queued and nothing runs, but halves wait: they are looked at all the same."""
+    """With nothing queued or running, the waiting halves are still polled."""
 
     async def main() -> None:
-        class Gone(Busy):
+        class UnreachableEngine(BusyEngine):
             async def infer(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
                 try:
                     return await super().infer(*args, **kwargs)
@@ -134,10 +134,12 @@ def test_parts_of_a_lost_batch_wait_for_the_replica_to_come_back(virtual: Run[No
                     if len(self.call_times) == 1:
                         lane.replicas[0].mark_unreachable(asyncio.get_running_loop().time())
 
-        lane = lane_of(gone := Gone(FakeScript(delay_ms=10, memory_tokens=3)), script=FakeScript(delay_ms=10))
+        lane = lane_of(
+            unreachable := UnreachableEngine(FakeScript(delay_ms=10, memory_tokens=3)), script=FakeScript(delay_ms=10)
+        )
         outcomes = await gathered(*(lane.run(embed(text), context()) for text in ("a", "b", "c", "d")))
         assert not any(isinstance(outcome, BaseException) for outcome in outcomes)
-        assert gone.call_times[1] - gone.call_times[0] == pytest.approx(1.01, abs=0.06)
+        assert unreachable.call_times[1] - unreachable.call_times[0] == pytest.approx(1.01, abs=0.06)
 
     virtual(main)
 
@@ -147,7 +149,7 @@ def _prompt(task: BatchTask) -> str | None:
 
 
 class Late(FakePipeline):
-    """Tokens are known with the answer; a group's params say which prompt it has."""
+    """Token counts come with the answer; the params of a group say which prompt it has."""
 
     def prepare(self, items: Sequence[tuple[BatchTask, AnyItem]]) -> list[Prepared | ShoalError]:
         prepared = super().prepare(items)
@@ -167,7 +169,7 @@ class Late(FakePipeline):
 
 
 def test_tokens_that_only_the_answer_tells_are_counted(virtual: Run[None]) -> None:
-    """In usage and in admission; an input that failed is still an error."""
+    """Such tokens count in usage and admission; a failed input is still an error."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -184,10 +186,10 @@ def test_tokens_that_only_the_answer_tells_are_counted(virtual: Run[None]) -> No
 
 
 def test_an_engine_hears_the_params_of_its_batch(virtual: Run[None]) -> None:
-    """Items of unlike params never share one."""
+    """Items with different params never share a batch."""
 
     async def main() -> None:
-        lane = lane_of(busy := Busy(SLOW))
+        lane = lane_of(busy := BusyEngine(SLOW))
         lane.pipeline = Late(SLOW)
         lane._preparer._pipeline = lane.pipeline
         tasks = [Embed(model="m", inputs=[f"t{n}"], prompt_name="ab"[n % 2], normalize=False) for n in range(8)]
@@ -198,7 +200,7 @@ def test_an_engine_hears_the_params_of_its_batch(virtual: Run[None]) -> None:
 
 
 def test_tokens_are_estimated_once(virtual: Run[None]) -> None:
-    """For admission, and that serves the intake too."""
+    """The estimate of admission is used for preparation too."""
 
     async def main() -> None:
         lane = make_lane(SLOW)
@@ -217,7 +219,7 @@ def test_tokens_are_estimated_once(virtual: Run[None]) -> None:
 
 
 def test_a_batch_pumps_once(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its end looks for more work once, not a second time for nothing."""
+    """The end of a batch looks for more work exactly once."""
 
     async def main() -> None:
         lane = make_lane(SLOW)

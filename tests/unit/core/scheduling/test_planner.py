@@ -41,12 +41,12 @@ def taken(queue: Planner[Work], now: float = 0.0, facts: EngineFacts = FACTS, sh
 
 
 def test_nothing_queued_waits_for_arrivals() -> None:
-    """An empty queue has no time at which to look again."""
+    """An empty queue has no next wake-up time."""
     assert planner().take(FACTS, 0.0) == (Wait(None), [])
 
 
 def test_lone_item_leaves_at_once() -> None:
-    """Nobody waits for company that is not there."""
+    """A lone item does not wait for others."""
     queue = planner()
     work = Work()
     queue.add(work, 0.0)
@@ -55,7 +55,7 @@ def test_lone_item_leaves_at_once() -> None:
 
 
 def test_linger_is_an_upper_bound() -> None:
-    """With max_wait_time_ms a lone item waits until then, and no longer than until the batch is full."""
+    """With max_wait_time_ms a lone item waits until then at most, and less when the batch is full."""
     queue = planner(max_wait_time_ms=10)
     queue.add(Work(arrived=1.0), 1.0)
     assert queue.take(FACTS, 1.0)[0] == Wait(1.01)
@@ -67,7 +67,7 @@ def test_linger_is_an_upper_bound() -> None:
 
 
 def test_batches_stop_at_each_limit() -> None:
-    """Size, padded tokens and predicted time each end a batch, and say that it was full."""
+    """Size, padded tokens and predicted time each end a batch, which then counts as full."""
     for limits, expected in (
         ({"max_batch_size": 3}, 3),
         ({"max_batch_tokens": 33}, 4),
@@ -89,7 +89,7 @@ def test_first_item_goes_however_large() -> None:
 
 
 def test_other_bucket_joins_only_when_padding_is_cheaper_than_a_call() -> None:
-    """16 joins a batch of 32 (16 padded tokens, a call is worth 50); 8 beside 64 (56 tokens) does not."""
+    """16 joins a batch of 32 (16 padded tokens, a call costs 50); 8 does not join 64 (56 tokens)."""
     queue = planner()
     queue.add(Work(cost=32, request=1), 0.0)
     queue.add(Work(cost=16, request=2), 0.0)
@@ -100,7 +100,7 @@ def test_other_bucket_joins_only_when_padding_is_cheaper_than_a_call() -> None:
 
 
 def test_unpadded_engines_mix_lengths_freely() -> None:
-    """Where a batch costs the sum of its items, length is no reason to part them."""
+    """Where a batch costs the sum of its items, lengths are not separated."""
     facts = EngineFacts(name="r", inputs=(), outputs=(), pads_batches=False)
     queue = planner()
     for number, cost in enumerate((64, 8, 32)):
@@ -117,7 +117,7 @@ def test_groups_never_mix() -> None:
 
 
 def test_alone_means_alone() -> None:
-    """An isolated item shares its batch with nobody, in either order."""
+    """An isolated item shares its batch with no other item, in either order."""
     queue = planner()
     queue.add(Work(request=1), 0.0)
     queue.add(Work(request=2, runs_alone=True), 0.0)
@@ -128,7 +128,7 @@ def test_alone_means_alone() -> None:
 
 
 def test_expired_items_are_handed_back() -> None:
-    """What is past its deadline never reaches an engine and is not lost either."""
+    """An item past its deadline never reaches an engine and is returned."""
     queue = planner()
     late, fine = Work(deadline=5.0, request=1), Work(request=2)
     queue.add(late, 0.0)
@@ -139,19 +139,19 @@ def test_expired_items_are_handed_back() -> None:
 
 
 def test_discarded_items_never_run() -> None:
-    """A cancelled item leaves the counts at once and no batch holds it."""
+    """A cancelled item leaves the counts at once, and no batch holds it."""
     queue = planner()
-    gone, stays = Work(request=1), Work(request=1)
-    queue.add(gone, 0.0)
+    discarded, stays = Work(request=1), Work(request=1)
+    queue.add(discarded, 0.0)
     queue.add(stays, 0.0)
-    queue.discard(gone)
-    queue.discard(gone)
+    queue.discard(discarded)
+    queue.discard(discarded)
     assert (queue.items, queue.pending()) == (1, [stays])
     assert taken(queue).entries == [stays]
 
 
 def test_burst_is_spread_over_free_slots() -> None:
-    """With two free slots that compute side by side, each takes half of what is there, if half is worth a call."""
+    """With two free slots that compute in parallel, each takes half of the items if half is worth a call."""
     for fixed, sizes in ((0.0001, [4, 4]), (0.001, [8])):
         facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(fixed, 0.00002))
         queue = planner()
@@ -163,7 +163,7 @@ def test_burst_is_spread_over_free_slots() -> None:
 
 
 def served_tokens(queue: Planner[Work], key: str, rounds: int) -> Counter[Any]:
-    """Run batches, putting back a like item for each one served, and count tokens by an attribute."""
+    """Run batches, replace each served item by an equal one, and count tokens by an attribute."""
     served: Counter[Any] = Counter()
     now = 0.0
     for _ in range(rounds):
@@ -190,7 +190,7 @@ def test_classes_share_by_weight() -> None:
 
 @pytest.mark.parametrize("key", ["client", "request"])
 def test_flows_share_equally_whatever_their_backlog(key: str) -> None:
-    """One who queues fifty times as much as another is served no more, by client and by request within a client."""
+    """A backlog fifty times as long gets no more service, by client and by request within a client."""
     queue = planner(max_batch_size=4)
     for number in range(100):
         flow = "greedy" if number % 50 else "modest"
@@ -201,7 +201,7 @@ def test_flows_share_equally_whatever_their_backlog(key: str) -> None:
 
 
 def test_newcomer_has_no_credit_and_no_debt() -> None:
-    """A client that comes late is served its share from then on, neither first for long nor last."""
+    """A client that comes late gets its share from then on, and neither leads for long nor waits."""
     queue = planner(max_batch_size=1)
     for number in range(8):
         queue.add(Work(client="old", request=number), 0.0)
@@ -213,7 +213,7 @@ def test_newcomer_has_no_credit_and_no_debt() -> None:
 
 
 def test_starved_class_goes_first() -> None:
-    """A class that nobody served for max_age_ms leads the next batch, whatever its weight says."""
+    """A class that was not served for max_age_ms leads the next batch, whatever its weight."""
     queue = planner(max_age_ms=100, max_batch_size=1)
     queue.add(Work(cost=64, traffic="bulk", request="first"), 0.0)
     for number in range(50):
@@ -225,7 +225,7 @@ def test_starved_class_goes_first() -> None:
 
 
 def test_interactive_batch_takes_few_bulk_companions() -> None:
-    """Bulk items fill an interactive item's batch only up to a quarter of max_batch_ms."""
+    """Bulk items fill an interactive batch only up to a quarter of max_batch_ms."""
     queue = planner(max_batch_ms=8.0)
     facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(0.001, 0.0001))
     for number in range(50):
@@ -238,7 +238,7 @@ def test_interactive_batch_takes_few_bulk_companions() -> None:
 
 
 def test_bulk_batches_are_short_while_interactive_traffic_is_near() -> None:
-    """Half of max_batch_ms for bulk within a second of an interactive item, all of it otherwise."""
+    """Bulk batches take half of max_batch_ms within a second of an interactive item, and all of it otherwise."""
     facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(0.0001, 0.0001))
     sizes = []
     for interactive in (False, True):
@@ -253,7 +253,7 @@ def test_bulk_batches_are_short_while_interactive_traffic_is_near() -> None:
 
 
 def test_slots_that_share_a_core_share_the_time_of_bulk_batches() -> None:
-    """Two slots of one core: each holds half as much, so that both together take what one slot's batch may."""
+    """Two slots of one core each hold half as much, so both together take as long as one batch may."""
     sizes = []
     for slots, parallel in ((2, 0), (2, 2), (2, 1)):
         queue = planner(max_batch_ms=16.0)
@@ -270,7 +270,7 @@ def test_slots_that_share_a_core_share_the_time_of_bulk_batches() -> None:
 
 
 def test_bulk_batches_stay_long_where_calls_are_dear() -> None:
-    """On a shared lane the call's own cost is at most an eighth of a bulk batch, but max_batch_ms is never passed."""
+    """On a shared lane the cost of a call is at most an eighth of a bulk batch, within max_batch_ms."""
     sizes = []
     for fixed in (0.0005, 0.001, 0.004):
         queue = planner(max_batch_ms=16.0)
@@ -285,7 +285,7 @@ def test_bulk_batches_stay_long_where_calls_are_dear() -> None:
 
 @pytest.mark.parametrize("used", ["interactive", "bulk"])
 def test_idle_moments_wipe_the_slate_between_classes(used: TrafficClass) -> None:
-    """However much one class used before nobody asked for anything, afterwards both get their weight's share."""
+    """After an idle moment both classes get their weighted share, whatever they used before."""
     shares = []
     for history in (0, 5000):
         queue = planner(max_batch_size=4)
@@ -301,13 +301,13 @@ def test_idle_moments_wipe_the_slate_between_classes(used: TrafficClass) -> None
 
 
 def flow(key: str, name: str, **fields: Any) -> Work:
-    """An item of a client, or of a request of one client."""
+    """Return an item of a client, or of a request of one client."""
     return Work(client=name, **fields) if key == "client" else Work(request=name, **fields)
 
 
 @pytest.mark.parametrize("key", ["client", "request"])
 def test_idle_moments_wipe_the_slate_between_flows(key: str) -> None:
-    """Also between clients, and between the requests of one."""
+    """The same holds between clients, and between the requests of one client."""
     queue = planner(max_batch_size=1)
     for _ in range(1000):
         queue.add(flow(key, "old"), 0.0)
@@ -321,21 +321,21 @@ def test_idle_moments_wipe_the_slate_between_flows(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["client", "request"])
 def test_a_crowd_that_gave_up_hides_nobody(key: str) -> None:
-    """Hundreds of flows whose items were all discarded stand before one that waits: it is found at once."""
+    """An item behind hundreds of flows whose items were all discarded is found at once."""
     queue = planner()
-    gone = [flow(key, f"gone {number}", group=number % 2) for number in range(4 * SCAN_LIMIT)]
-    for work in gone:
+    discarded = [flow(key, f"gone {number}", group=number % 2) for number in range(4 * SCAN_LIMIT)]
+    for work in discarded:
         queue.add(work, 0.0)
     last = [flow(key, name) for name in ("stays", "stays too")]
     for work in last:
         queue.add(work, 0.0)
-    for work in gone:
+    for work in discarded:
         queue.discard(work)
     assert taken(queue).entries == last
 
 
 def test_a_batch_is_led_by_what_is_alike_among_thousands() -> None:
-    """No more flows are looked through than SCAN_LIMIT, and what is passed over is there next time."""
+    """At most SCAN_LIMIT flows are scanned, and those that were skipped stay queued."""
     queue = planner()
     for number in range(2 * SCAN_LIMIT):
         queue.add(Work(request=number, group=int(number > 0)), 0.0)
@@ -344,7 +344,7 @@ def test_a_batch_is_led_by_what_is_alike_among_thousands() -> None:
 
 
 def full_batch(cost: CostModel, items: int, length: int, traffic: TrafficClass, shared: bool, **facts: Any) -> int:
-    """Items in the first batch of a backlog of like items."""
+    """Return the item count of the first batch of a backlog of equal items."""
     queue = planner(max_batch_size=items, max_batch_tokens=10**9)
     if shared:
         queue.add(Work(), 0.0)
@@ -368,18 +368,18 @@ def full_batch(cost: CostModel, items: int, length: int, traffic: TrafficClass, 
 def test_batches_are_not_cut_where_cutting_saves_nothing(
     fixed: float, dearer: float, per_token: float, length: int, traffic: TrafficClass, shared: bool, slots: Any
 ) -> None:
-    """Whatever a call costs, tokens get as much time as it, so that at least half of the best rate is kept; and once a
-    call is more than half of max_batch_ms, batches never get smaller as calls get dearer."""
+    """Tokens get at least as much time as the call, so at least half of the best rate is kept; once a call takes more
+    than half of max_batch_ms, batches do not shrink as calls get more expensive."""
     facts = {"slots": slots[0], "parallel": slots[1]}
-    most = 64
-    size = full_batch(CostModel(fixed, per_token), most, length, traffic, shared, **facts)
-    assert size == most or (size + 1) * length * per_token > fixed * 0.999
+    limit = 64
+    size = full_batch(CostModel(fixed, per_token), limit, length, traffic, shared, **facts)
+    assert size == limit or (size + 1) * length * per_token > fixed * 0.999
     if fixed >= 0.02:
-        assert full_batch(CostModel(fixed * dearer, per_token), most, length, traffic, shared, **facts) >= size
+        assert full_batch(CostModel(fixed * dearer, per_token), limit, length, traffic, shared, **facts) >= size
 
 
 def test_companions_are_few_under_dear_calls_too() -> None:
-    """A call of 48 ms that an interactive item leads is made a quarter longer by bulk items, not twice as long."""
+    """Bulk items make an interactive call of 48 ms a quarter longer, not twice as long."""
     queue = planner()
     for number in range(50):
         queue.add(Work(traffic="bulk", request=("b", number)), 0.0)
@@ -406,7 +406,7 @@ steps = st.lists(st.one_of(works, st.just("take"), st.just("discard")), max_size
 def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
     steps: list[Any], size: int, padded: bool, share: int
 ) -> None:
-    """Whatever comes, goes and is cancelled: no item is lost, doubled or run after cancel, and limits hold."""
+    """No item is lost, duplicated or run after its cancellation, and batches keep the limits."""
     queue = planner(max_batch_size=size, max_batch_tokens=300, max_batch_ms=5.0)
     facts = EngineFacts(
         name="r", inputs=(), outputs=(), pads_batches=padded, length_buckets=BUCKETS, size_buckets=(1, 2, 4, 8)
@@ -449,7 +449,7 @@ def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
 
 
 def times(queue: Planner[Work], *deadlines: float, now: float = 0.0, behind: float = 0.0) -> tuple[int, list[float]]:
-    """Texts with these deadlines: how many run, and the deadlines of those that are given up."""
+    """Queue texts with these deadlines; return how many run, and the deadlines of those that are given up."""
     for number, deadline in enumerate(deadlines):
         queue.add(Work(request=number, deadline=deadline), now)
     batch, late = queue.take(SLOW, now, behind=behind)
@@ -474,18 +474,18 @@ SLOW = EngineFacts(
     ids=["late", "in time", "some", "all", "alone"],
 )
 def test_what_cannot_be_done_in_time_is_not_begun(deadlines: tuple[float, ...], runs: int, late: list[float]) -> None:
-    """It would take the place of what can. Where nothing can, the one with the most time is tried: the prediction may
-    be wrong, and would never learn it."""
+    """An item that cannot finish in time is given up in favor of one that can. If none can, the one with the most time
+    runs, since the prediction may be wrong."""
     assert times(planner(), *deadlines) == (runs, late)
 
 
 def test_a_batch_in_front_counts() -> None:
-    """The slot is free, and what it computes now is not done for another 0.3 s: then nothing is tried in vain."""
+    """With a free slot but 0.3 s of work before it, no item runs in vain."""
     assert times(planner(), 0.4, 1.0, behind=0.3) == (1, [0.4])
     assert times(planner(), 0.4, behind=0.3) == (0, [0.4])
 
 
 def test_much_in_the_queue_means_full_batches() -> None:
-    """An item that would be in time in a small batch is given up where a large one is to run."""
+    """An item that would be in time in a small batch is given up if a large batch runs."""
     assert times(planner(), 0.15) == (1, [])
     assert times(planner(), 0.15, *([9.0] * 7)) == (2, [0.15])

@@ -17,7 +17,7 @@ def replica(slots: int = 1, parallel: int = 0) -> tuple[Replica, FakeEngine]:
 
 
 def run(one: Replica, batches: int) -> None:
-    """So many batches are in flight there."""
+    """Start so many batches on the replica."""
     while one.running > batches:
         one.end(one._leases[0], 0.0)
     while one.running < batches:
@@ -25,7 +25,7 @@ def run(one: Replica, batches: int) -> None:
 
 
 def test_free_means_a_slot_and_a_live_engine() -> None:
-    """Every slot taken, a pause or an engine that is not ready keeps work away."""
+    """A replica is not free if all slots are taken, it is paused, or its engine is not ready."""
     one, engine = replica(slots=2)
     assert one.is_free(0.0)
     run(one, 1)
@@ -39,7 +39,7 @@ def test_free_means_a_slot_and_a_live_engine() -> None:
 
 
 def test_pauses_grow_while_a_replica_is_lost_and_end_with_a_batch() -> None:
-    """1 s, 2 s, 4 s ... at most 30 s; an answer makes the next pause short again."""
+    """Pauses are 1 s, 2 s, 4 s ... 30 s; a success makes the next one short again."""
     one, _ = replica()
     now, pause = 50.0, FIRST_PAUSE_S
     for _ in range(8):
@@ -54,7 +54,7 @@ def test_pauses_grow_while_a_replica_is_lost_and_end_with_a_batch() -> None:
 
 
 def test_batches_that_are_lost_together_are_one_loss() -> None:
-    """Several slots fail in the same moment: the pause is not doubled for each."""
+    """Several slots that fail at the same time do not double the pause."""
     one, _ = replica(slots=3)
     for late in (0.0, 0.0, 0.5):
         one.mark_unreachable(50.0 + late)
@@ -65,8 +65,8 @@ def test_batches_that_are_lost_together_are_one_loss() -> None:
 
 
 def test_a_busy_replica_is_left_alone_but_not_given_up() -> None:
-    """No batch goes there for as long as it said, else for 0.1 s; requests may still come in, and it is asked again
-    when that is over."""
+    """A busy replica pauses for the time it named, else 0.1 s; requests are still admitted, and it is tried again
+    afterwards."""
     one, engine = replica(slots=2)
     one.pause(50.0, None)
     assert (one.is_free(50.0), one.is_usable(50.0)) == (False, True)
@@ -87,7 +87,7 @@ def test_a_busy_replica_is_left_alone_but_not_given_up() -> None:
 
 @pytest.mark.parametrize(("parallel", "idle"), [(0, [3, 1, 0]), (1, [1, 0, 0]), (2, [2, 0, 0])])
 def test_idle_cores_are_those_that_compute_side_by_side(parallel: int, idle: list[int]) -> None:
-    """Slots beyond the parallel ones only queue; never negative."""
+    """Slots beyond the parallel ones only queue; the result is never negative."""
     one, _ = replica(slots=3, parallel=parallel)
     seen = []
     for running in (0, 2, 3):
@@ -97,7 +97,7 @@ def test_idle_cores_are_those_that_compute_side_by_side(parallel: int, idle: lis
 
 
 def test_load_orders_by_who_answers_first() -> None:
-    """A slower replica or a busier one stands behind."""
+    """A slower or busier replica comes later."""
     fast, _ = replica(slots=2)
     slow = Replica(FakeEngine(FakeScript(delay_ms=1, token_us=100)))
     assert fast.load() < slow.load()
@@ -106,20 +106,20 @@ def test_load_orders_by_who_answers_first() -> None:
     assert fast.load() == pytest.approx(2 * before)
 
 
-@pytest.mark.parametrize(("parallel", "began"), [(1, [0.0, 3.0, 5.0]), (2, [0.0, 1.0, 3.0]), (0, [0.0, 1.0, 2.0])])
-def test_a_batch_begins_when_one_before_it_ends(parallel: int, began: list[float]) -> None:
-    """Three batches on so many cores, the first ends at 3, the second at 5."""
+@pytest.mark.parametrize(("parallel", "starts"), [(1, [0.0, 3.0, 5.0]), (2, [0.0, 1.0, 3.0]), (0, [0.0, 1.0, 2.0])])
+def test_a_batch_begins_when_one_before_it_ends(parallel: int, starts: list[float]) -> None:
+    """Three batches on so many cores; the first ends at 3, the second at 5."""
     one, _ = replica(slots=3, parallel=parallel)
     turns = [one.start(now) for now in (0.0, 1.0, 2.0)]
     one.end(turns[0], 3.0)
     one.end(turns[1], 5.0)
-    assert [turn.started for turn in turns] == began
+    assert [turn.started for turn in turns] == starts
     one.end(turns[2], 9.0)
     assert one.start(9.5).started == 9.5
 
 
 def test_cost_is_learnt() -> None:
-    """Facts carry what batches took, not what was stated, once there are some."""
+    """Facts state the learned cost instead of the engine's own once batches ran."""
     one, engine = replica()
     assert one.facts.cost == engine.facts.cost
     for _ in range(200):
@@ -129,7 +129,7 @@ def test_cost_is_learnt() -> None:
 
 
 def test_memory_is_remembered_as_half_of_what_failed() -> None:
-    """The smallest failure counts, a later larger one does not raise the limit, and one token is the least."""
+    """The smallest failure counts, a later larger one does not raise the limit, and the minimum is one token."""
     one, _ = replica()
     seen = []
     for tokens in (1000, 400, 10_000, 1, 1):
@@ -139,7 +139,7 @@ def test_memory_is_remembered_as_half_of_what_failed() -> None:
 
 
 def test_own_limit_stands_until_memory_runs_out() -> None:
-    """What the engine states is the limit; a failure narrows it."""
+    """The engine's stated limit applies until a failure lowers it."""
     one, engine = replica()
     engine.facts = replace(engine.facts, max_batch_tokens=700)
     assert one.facts.max_batch_tokens == 700
@@ -148,7 +148,7 @@ def test_own_limit_stands_until_memory_runs_out() -> None:
 
 
 def test_facts_that_an_engine_changes_are_taken_over() -> None:
-    """More slots or a new warm-up replace what was known; the same cost model keeps what was learnt."""
+    """New slots or a new warm-up replace the known facts; an equal cost model keeps what was learned."""
     one, engine = replica()
     for _ in range(200):
         one.record_batch(32, 0.1)

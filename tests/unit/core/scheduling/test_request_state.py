@@ -12,7 +12,7 @@ from tests.unit.core.lanes import context, embed
 
 
 def pending(count: int) -> RequestState:
-    """A request of so many inputs that arrived at 10.0, all of them queued then."""
+    """Return a request of so many inputs that arrived and was queued at 10.0."""
     task = embed(*map(str, range(count)))
     made = RequestState(task, task.items, context(), traffic="interactive", now=10.0, estimates=[1] * count)
     for index in range(count):
@@ -35,7 +35,7 @@ def ran(number: int, size: int, *, seconds: float = 0.0, started: float = 10.0, 
 
 
 async def test_facts_are_those_of_the_largest_batch() -> None:
-    """Size, id, flush and replica of the largest; times of the slowest item; each batch counted once."""
+    """Size, id, flush and replica come from the largest batch, times from the slowest item; each batch counts once."""
     request = pending(4)
     batches = [
         ran(1, 3, seconds=0.5, started=10.1),
@@ -52,7 +52,7 @@ async def test_facts_are_those_of_the_largest_batch() -> None:
 
 
 async def test_a_short_wait_is_told_as_it_was() -> None:
-    """Not rounded to another one."""
+    """A short wait is not rounded."""
     request = pending(1)
     request.ctx = msgspec.structs.replace(request.ctx, deadline=10.2504)
     request.expire()
@@ -61,7 +61,7 @@ async def test_a_short_wait_is_told_as_it_was() -> None:
 
 
 async def test_a_row_counts_once_and_only_before_the_answer() -> None:
-    """A second answer for an input, or one after a failure, changes nothing."""
+    """A second answer for an input, or one after a failure, has no effect."""
     request = pending(2)
     for value in (1.0, 2.0):
         request.put(1, np.full(2, value, np.float32), ran(1, 1), "s")
@@ -73,7 +73,7 @@ async def test_a_row_counts_once_and_only_before_the_answer() -> None:
 
 
 async def test_a_row_from_the_cache_counts_only_before_the_answer() -> None:
-    """As any other; and is counted."""
+    """A cached row counts like any other, and only before the answer."""
     request = pending(2)
     request.put_cached(0, np.ones(2, np.float32), "s")
     assert (request.cached, request.done) == (1, False)
