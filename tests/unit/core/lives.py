@@ -16,7 +16,7 @@ from tests.unit.core.lanes import context
 from tests.unit.core.runners import Embedder
 
 
-class Life(Embedder):
+class ClosableRunner(Embedder):
     """A runner that answers only while it is open, and counts calls after its close."""
 
     def __init__(self, name: str, seconds: float, tasks: tuple[TaskKind, ...]) -> None:
@@ -50,7 +50,7 @@ class Loads:
         self.on_disk: dict[str, Entry] = {}
         self.fetched: set[str] = set()
         self.log: list[tuple[str, str]] = []
-        self.runners: list[Life] = []
+        self.runners: list[ClosableRunner] = []
         self.timeout_s = 600.0
         self.resolved = True
         self.infer_s = 0.1
@@ -80,7 +80,7 @@ class Loads:
         self.reports[plan.name] = report
         report("opening")
         await self._stage("open", plan.name)
-        self.runners.append(life := Life(plan.name, self.infer_s, self.tasks))
+        self.runners.append(life := ClosableRunner(plan.name, self.infer_s, self.tasks))
         return life
 
     async def close(self, plan: Plan, runner: Runner) -> None:

@@ -198,14 +198,14 @@ def test_bytes_are_what_python_really_takes(make: Any) -> None:
 def test_its_size_makes_it_no_slower() -> None:
     """A put into a full cache of 50,000 takes as many steps as into one of 500."""
 
-    def lines(held: int) -> int:
-        cache = MemoryCache(held * one_entry())
+    def lines(entries: int) -> int:
+        cache = MemoryCache(entries * one_entry())
         found = CountedRow(row(0, 0, 0, 0), 1)
-        for each in range(held):
+        for each in range(entries):
             cache.put(("k", each), found)
 
         def turn_over() -> None:
-            for each in range(held, held + 100):
+            for each in range(entries, entries + 100):
                 cache.put(("k", each), found)
                 cache.get(("k", each - 5))
 

@@ -15,7 +15,7 @@ from tests.unit.core.conftest import Run, until
 from tests.unit.core.lanes import context, embed, engine, make_lane
 
 
-class Held(str):
+class TrackedText(str):
     """A text that can be seen to go."""
 
     __slots__ = ("__weakref__",)
@@ -34,15 +34,15 @@ def uncollected() -> Iterator[None]:
 def test_an_answered_request_is_gone(virtual: Run[None], text: str, neighbours: int) -> None:
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=5))
-        texts = [Held(f"{text} at last"), *(Held(f"fine {number}") for number in range(neighbours))]
-        gone = [weakref.ref(each) for each in texts]
+        texts = [TrackedText(f"{text} at last"), *(TrackedText(f"fine {number}") for number in range(neighbours))]
+        references = [weakref.ref(each) for each in texts]
         pending = [asyncio.create_task(lane.run(embed(each), context())) for each in texts]
         del texts
         answers = await asyncio.gather(*pending, return_exceptions=True)
         assert isinstance(answers[0], ShoalError) == (text != "fine")
         del answers, pending
         await asyncio.sleep(1)
-        assert [each() for each in gone] == [None] * (1 + neighbours)
+        assert [each() for each in references] == [None] * (1 + neighbours)
         await lane.aclose()
 
     virtual(main)
@@ -51,8 +51,8 @@ def test_an_answered_request_is_gone(virtual: Run[None], text: str, neighbours: 
 def test_a_request_whose_caller_left_is_gone(virtual: Run[None]) -> None:
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1000))
-        text = Held("left")
-        gone = weakref.ref(text)
+        text = TrackedText("left")
+        reference = weakref.ref(text)
         pending = asyncio.create_task(lane.run(embed(text), context()))
         del text
         await until(lambda: bool(engine(lane).running))
@@ -60,7 +60,7 @@ def test_a_request_whose_caller_left_is_gone(virtual: Run[None]) -> None:
         await asyncio.gather(pending, return_exceptions=True)
         del pending
         await asyncio.sleep(2)
-        assert gone() is None
+        assert reference() is None
         await lane.aclose()
 
     virtual(main)
@@ -69,14 +69,14 @@ def test_a_request_whose_caller_left_is_gone(virtual: Run[None]) -> None:
 def test_a_request_that_was_late_is_gone(virtual: Run[None]) -> None:
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1000))
-        text = Held("late")
-        gone = weakref.ref(text)
+        text = TrackedText("late")
+        reference = weakref.ref(text)
         pending = asyncio.create_task(lane.run(embed(text), context(0.5)))
         del text
         assert isinstance((await asyncio.gather(pending, return_exceptions=True))[0], ShoalError)
         del pending
         await asyncio.sleep(2)
-        assert gone() is None
+        assert reference() is None
         await lane.aclose()
 
     virtual(main)

@@ -54,7 +54,7 @@ from tests.unit.core.talks import talking
 
 
 class Recorder(Observer):
-    """Every call of the observer, without its times."""
+    """An observer that records every call, without durations."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -70,13 +70,13 @@ class Recorder(Observer):
         self.calls.append(("finished", model, task, outcome, result))
 
     async def settled_calls(self) -> list[tuple[Any, ...]]:
-        """All of them: what was counted is told behind the answer."""
+        """Return all calls; the observer is called after the answer, so the loop must run once."""
         await asyncio.sleep(0)
         return self.calls
 
 
 def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, Recorder]:
-    """Models m0, m1 ... (m0 also as "alias"); None is one that still loads."""
+    """Return a gateway with models m0, m1 ... (m0 is also "alias"); None is a model that is still loading."""
     registry, recorder = Registry(), Recorder()
     for number, runner in enumerate(runners):
         model = Model(f"m{number}", ("alias",) if not number else ())
@@ -105,7 +105,7 @@ async def text_of(gate: Gateway, task: Generate, ctx: Context) -> str:
 
 @pytest.mark.parametrize("name", ["", "m0", "alias"])
 async def test_a_task_reaches_its_model(name: str) -> None:
-    """By name, by alias or as the default; the observer knows the model by its name, its size and class."""
+    """A task reaches its model by name, alias or as the default; the observer gets the name, size and class."""
     runner = Embedder()
     gate, recorder = gateway(runner, Embedder(error=EngineFailed("the wrong one")))
     assert await gate.run(embed(name, *"abcdefghi"), soon()) is runner.answer
@@ -116,7 +116,7 @@ async def test_a_task_reaches_its_model(name: str) -> None:
 
 
 async def test_unknown_models_are_refused() -> None:
-    """Before any model is charged with it: no accepted, no finished."""
+    """An unknown model is refused before any model counts the request."""
     gate, recorder = gateway(Embedder())
     with pytest.raises(ModelNotFound):
         await gate.run(embed("nobody"), soon())
@@ -126,7 +126,7 @@ async def test_unknown_models_are_refused() -> None:
 
 
 async def test_surfaces_report_what_they_refuse() -> None:
-    """The kind of the error is the reason."""
+    """The error's kind is the reason."""
     gate, recorder = gateway()
     gate.report_refusal(TooLong("x"))
     assert await recorder.settled_calls() == [("refused", "too_long")]
@@ -137,7 +137,7 @@ async def test_surfaces_report_what_they_refuse() -> None:
 )
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_errors_pass_with_their_kind(error: ShoalError, task: TaskKind) -> None:
-    """The runner's own error reaches the caller, and the observer hears its kind, once."""
+    """The caller gets the runner's own error, and the observer gets its kind once."""
     gate, recorder = gateway(Embedder(("embed", "generate"), error=error))
     with pytest.raises(type(error)) as caught:
         await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
@@ -150,7 +150,7 @@ async def test_errors_pass_with_their_kind(error: ShoalError, task: TaskKind) ->
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_bugs_become_internal_errors(task: TaskKind) -> None:
-    """What nobody foresaw is an InternalError with its cause, and "internal" to the observer."""
+    """An unexpected exception becomes an InternalError with its cause, and "internal" for the observer."""
     gate, recorder = gateway(Embedder(("embed", "generate"), error=ZeroDivisionError("by hand")))
     with pytest.raises(InternalError, match="by hand") as caught:
         await (gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon()))
@@ -160,7 +160,7 @@ async def test_bugs_become_internal_errors(task: TaskKind) -> None:
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_a_cancelled_request_is_told_as_such(task: TaskKind) -> None:
-    """The caller left while it ran."""
+    """A request whose caller leaves is reported as cancelled."""
     runner = Embedder(("embed", "generate"), release=asyncio.Event())
     gate, recorder = gateway(runner)
     work = gate.run(embed(), soon()) if task == "embed" else text_of(gate, generate(), soon())
@@ -173,7 +173,7 @@ async def test_a_cancelled_request_is_told_as_such(task: TaskKind) -> None:
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_a_past_deadline_starts_nothing(task: TaskKind) -> None:
-    """The runner never hears of it."""
+    """A request whose deadline has passed never reaches the runner."""
     runner = Embedder(("embed", "generate"))
     gate, recorder = gateway(runner)
     with pytest.raises(DeadlineExceeded, match="allow more time"):
@@ -183,7 +183,7 @@ async def test_a_past_deadline_starts_nothing(task: TaskKind) -> None:
 
 
 async def test_a_model_is_asked_only_for_what_it_can() -> None:
-    """The refusal names what it can do, both ways."""
+    """A model refuses a task it does not support and names the ones it does."""
     gate, recorder = gateway(Embedder(("embed",)), Embedder(("generate",)))
     with pytest.raises(Unsupported, match="'m0' cannot generate; it can: embed") as caught:
         await text_of(gate, generate(model="m0"), soon())
@@ -194,7 +194,7 @@ async def test_a_model_is_asked_only_for_what_it_can() -> None:
 
 
 async def test_no_input_is_an_error() -> None:
-    """An empty list is refused with the field's name, before the runner."""
+    """An empty list is refused before the runner is called, with the name of the field."""
     runner = Embedder()
     gate, recorder = gateway(runner)
     with pytest.raises(EmptyInput) as caught:
@@ -208,7 +208,7 @@ async def test_no_input_is_an_error() -> None:
 
 
 async def test_a_loading_model_says_so() -> None:
-    """Its requests count as the model's, with the reason."""
+    """Requests for a loading model are counted for that model, with the reason."""
     gate, recorder = gateway(None)
     with pytest.raises(ModelNotReady):
         await gate.run(embed(), soon())
@@ -218,7 +218,7 @@ async def test_a_loading_model_says_so() -> None:
 
 
 async def test_a_stream_passes_every_chunk() -> None:
-    """In order, and told once as ok."""
+    """A stream passes every chunk in order and is reported once as ok."""
     gate, recorder = gateway(Embedder(("generate",)))
     assert await text_of(gate, generate(), soon()) == "a b c"
     assert await recorder.settled_calls() == [
@@ -228,7 +228,7 @@ async def test_a_stream_passes_every_chunk() -> None:
 
 
 async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
-    """A reader that leaves after one chunk: the runner's stream is closed at once, and the only place is free again."""
+    """When a reader leaves after one chunk, the runner's stream closes at once and its slot is free again."""
     runner = Embedder(("generate",))
     gate, recorder = gateway(runner, max_streams=1)
     async with aclosing(gate.stream(generate(), soon())) as chunks:
@@ -239,7 +239,8 @@ async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
 
 
 async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() -> None:
-    """Over the limit it waits, does not begin, and ends by its deadline or its caller; then the place is passed on."""
+    """A stream over the limit waits without starting, ends at its deadline or on cancellation, and the next one gets
+    the slot."""
     runner = Embedder(("generate",), release=asyncio.Event())
     gate, recorder = gateway(runner, max_streams=1)
     holds = asyncio.create_task(text_of(gate, generate(), soon()))
@@ -260,7 +261,8 @@ async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() ->
 
 
 async def test_the_codec_is_that_of_the_model() -> None:
-    """A runner with a tokenizer is shown as it is; others, unknown names and loading models answer their errors."""
+    """The tokenizer of a model is returned as it is; models without one, unknown names and loading models raise their
+    errors."""
     batched = LaneRunner(make_lane(FakeScript()), Embedder().facts, Codec())
     gate, _ = gateway(batched, Embedder(), None)
     async with gate.using_codec("alias", context()) as shown:
@@ -273,7 +275,7 @@ async def test_the_codec_is_that_of_the_model() -> None:
 
 
 async def test_what_leaves_the_registry_is_counted_no_longer() -> None:
-    """A model that is loaded under the same name later begins at zero."""
+    """A model that is later loaded under the same name starts at zero."""
     registry, model = Registry(), Model("m0")
     gate = Gateway(registry, Counts())
     registry.add(model)
@@ -286,7 +288,7 @@ async def test_what_leaves_the_registry_is_counted_no_longer() -> None:
 
 
 async def test_cards_come_in_served_order() -> None:
-    """All of them, and each by any of its names."""
+    """Cards are listed in order, and each is found by any of its names."""
     gate, _ = gateway(Embedder(), None)
     cards = gate.models()
     assert [(card.name, card.state) for card in cards] == [("m0", "ready"), ("m1", "loading")]
@@ -296,7 +298,7 @@ async def test_cards_come_in_served_order() -> None:
 
 
 async def test_ready_needs_every_model() -> None:
-    """One that loads, has failed, left, or cannot serve turns readiness off, and so does draining."""
+    """Readiness is off while any model is loading, failed, gone or unable to serve, and while the server drains."""
     first, second = Embedder(), Embedder()
     gate, _ = gateway(first, second)
     assert gate.ready()
@@ -316,7 +318,7 @@ async def test_ready_needs_every_model() -> None:
 
 
 async def test_only_models_named_at_start_count_for_readiness() -> None:
-    """One that was loaded later may come, fail and go; one that sleeps can answer."""
+    """Models loaded later do not affect readiness; a sleeping model counts as ready."""
     gate, _ = gateway(Embedder())
     gate.registry.add(Model("later", required=False))
     assert gate.ready()
@@ -329,7 +331,7 @@ async def test_only_models_named_at_start_count_for_readiness() -> None:
 @pytest.mark.parametrize("error", [None, EngineFailed("x"), ZeroDivisionError(), asyncio.CancelledError()])
 @pytest.mark.parametrize("task", ["embed", "generate"])
 async def test_requests_in_flight_are_counted(task: TaskKind, error: BaseException | None) -> None:
-    """From before it is looked at until it has left, whatever became of it."""
+    """A request is in flight from before it is parsed until it leaves, whatever its outcome."""
     runner = Embedder(("embed", "generate"), error=error, release=asyncio.Event())
     gate, _ = gateway(runner)
     model, idle = gate.registry.find("m0"), []
@@ -344,7 +346,7 @@ async def test_requests_in_flight_are_counted(task: TaskKind, error: BaseExcepti
 
 
 async def test_an_observer_is_optional() -> None:
-    """Without one everything works the same."""
+    """The gateway works without an observer."""
     registry = Registry()
     registry.add(model := Model("m"))
     model.mark_loaded(runner := Embedder())
@@ -352,7 +354,8 @@ async def test_an_observer_is_optional() -> None:
 
 
 async def test_too_many_that_wait_for_a_place_are_refused() -> None:
-    """Over max_queued_streams, and over half of it for one client; those that wait are not touched."""
+    """Streams over max_queued_streams, or over half of it for one client, are refused; those that wait keep their
+    places."""
     runner = Embedder(("generate",), release=asyncio.Event())
     gate, _ = gateway(runner, max_streams=1)
     model = gate.registry.find("m0")
@@ -376,27 +379,26 @@ async def test_too_many_that_wait_for_a_place_are_refused() -> None:
 
 
 async def test_observers_hear_what_a_generation_used() -> None:
-    """Tokens of its usage, the time to its first chunk; nothing of the kind where none came; of an answer that its
-    reader left what was read."""
+    """The observer gets the token counts and the time to the first chunk, also of a stream whose reader left early."""
 
-    class RequestIds(Observer):
+    class GenerationRecorder(Observer):
         def __init__(self) -> None:
             self.reports: list[GenerationReport] = []
 
         def generated(self, report: GenerationReport) -> None:
             self.reports.append(report)
 
-    ids, registry = RequestIds(), Registry()
+    observer, registry = GenerationRecorder(), Registry()
     registry.add(model := Model("m"))
     model.mark_loaded(talking())
-    gate = Gateway(registry, ids)
+    gate = Gateway(registry, observer)
     assert await text_of(gate, generate("a b c"), soon())
     with pytest.raises(InputRejected):
         await text_of(gate, generate("reject-item"), soon())
     async with aclosing(gate.stream(generate("a b c"), soon())) as chunks:
         await anext(chunks)
         await anext(chunks)
-    first, second, third = ids.reports
+    first, second, third = observer.reports
     assert third.completion_tokens == 2
     assert (first.model, first.prompt_tokens, first.completion_tokens) == ("m", 3, 3)
     assert first.first_seconds is not None
@@ -405,7 +407,7 @@ async def test_observers_hear_what_a_generation_used() -> None:
 
 
 def test_a_silent_model_is_given_up(virtual: Run[None]) -> None:
-    """Where the client reads along; an answer that is wanted whole may take all of the request's time."""
+    """A silent model times out if the client streams; an unstreamed answer may use the whole deadline."""
 
     async def main() -> None:
         talker = FakeGenerator(FakeScript(token_ms=3000))
@@ -429,7 +431,8 @@ def test_a_silent_model_is_given_up(virtual: Run[None]) -> None:
 
 
 async def test_names_of_clients_mean_models_and_adapters() -> None:
-    """`model:latest` is the model, `model:adapter` one of its adapters; all else is not found, with what there is."""
+    """`model:latest` is the model and `model:adapter` one of its adapters; other names are not found, and the error
+    lists those that exist."""
     gate, _ = gateway(talking(), Embedder(("generate",)), None)
     gate.registry.find("m0").facts = None
     runner = gate.registry.find("m0").runner
@@ -446,7 +449,7 @@ async def test_names_of_clients_mean_models_and_adapters() -> None:
 
 
 def test_generations_can_be_broken_off(virtual: Run[None]) -> None:
-    """Each reader gets what came and then a refusal that says to come again; nothing runs on."""
+    """Each reader gets the chunks so far and then an error that asks to retry; no generation keeps running."""
 
     async def main() -> None:
         talker = FakeGenerator(FakeScript(token_ms=1000))
@@ -474,7 +477,7 @@ def test_generations_can_be_broken_off(virtual: Run[None]) -> None:
 
 
 async def test_what_is_wrong_is_said_without_a_place() -> None:
-    """Where the runner can tell: a refusal waits for nobody."""
+    """A request that the runner can refuse at once does not wait for a slot."""
     gate, _ = gateway(talking(), max_streams=1)
     model = gate.registry.find("m0")
     async with gate._get_stream_limit(model).permit(soon()):
@@ -497,7 +500,7 @@ PICTURE = Image(b"picture")
 async def test_inputs_that_a_model_does_not_take(
     modalities: tuple[Modality, ...], task: BatchTask, message: str
 ) -> None:
-    """Refused by its name before its runner sees them."""
+    """Unsupported inputs are refused by name before the runner sees them."""
     runner = Embedder(("embed", "rerank", "classify"))
     runner.facts = replace(runner.facts, modalities=modalities)
     front, _ = gateway(runner)
@@ -508,7 +511,7 @@ async def test_inputs_that_a_model_does_not_take(
 
 
 async def test_what_a_model_takes_is_asked_before_it_is_fetched() -> None:
-    """As far as is known: of one that is loading nothing is."""
+    """Inputs are checked before a download where the model's inputs are known; a loading model's are not."""
     runner = Embedder()
     front, recorder = gateway(runner, None)
     front.check_modality("m0", "text")

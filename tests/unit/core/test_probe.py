@@ -29,9 +29,9 @@ from shoal.types import Item as AnyItem
 class Scripted:
     """Pipeline and engine in one: row i of the answer is row i of `rows`."""
 
-    def __init__(self, rows: Array, *, most: int = 64) -> None:
+    def __init__(self, rows: Array, *, max_batch_size: int = 64) -> None:
         self.rows = rows
-        self.facts = EngineFacts(name="probed", inputs=("at",), outputs=("row",), max_batch_size=most)
+        self.facts = EngineFacts(name="probed", inputs=("at",), outputs=("row",), max_batch_size=max_batch_size)
         self.work: WorkWeight = "light"
         self.sizes: list[int] = []
         self.refuse: ShoalError | None = None
@@ -89,15 +89,15 @@ ROWS = np.array([[3, 4, 0], [0, 1, 2], [1, 1, 1], [2, 0, 1]], dtype=np.float32)
 
 
 @pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("most", [1, 3, 64])
-async def test_rows_come_as_the_model_gives_them(most: int, counted: bool) -> None:
+@pytest.mark.parametrize("max_batch_size", [1, 3, 64])
+async def test_rows_come_as_the_model_gives_them(max_batch_size: int, counted: bool) -> None:
     """In batches that the replica takes, with the parameters that the pipeline asks for; it need not be ready."""
-    model = Scripted(ROWS, most=most)
+    model = Scripted(ROWS, max_batch_size=max_batch_size)
     model.counted = counted
     probed = await probe(model, model, soon())
     assert np.array_equal(probed.vectors, ROWS)
     assert (probed.dimension, probed.unit) == (3, False)
-    assert max(model.sizes) <= most
+    assert max(model.sizes) <= max_batch_size
     assert model.params[0] == {"input_type": "passage"}
 
 
@@ -152,8 +152,8 @@ def test_least_cosine_is_the_worst_row() -> None:
 class OfKind(Scripted):
     """Answers rows of another kind: `rows` as they are, whatever is asked."""
 
-    def __init__(self, rows: Sequence[Any], *, most: int = 64) -> None:
-        super().__init__(np.zeros((len(rows), 1)), most=most)
+    def __init__(self, rows: Sequence[Any], *, max_batch_size: int = 64) -> None:
+        super().__init__(np.zeros((len(rows), 1)), max_batch_size=max_batch_size)
         self.answers = rows
         self.calls: list[tuple[BatchTask, AnyItem]] = []
 
@@ -240,9 +240,9 @@ async def test_some_of_the_texts() -> None:
     assert [item for _, item in dense.calls] == [TEXTS[0]]
 
 
-@pytest.mark.parametrize(("items", "most"), [(PAIRS, 64), (TEXTS, 3)])
-async def test_scores_are_asked_for_raw(items: Sequence[Any], most: int) -> None:
-    model = OfKind(SCORES, most=most)
+@pytest.mark.parametrize(("items", "max_batch_size"), [(PAIRS, 64), (TEXTS, 3)])
+async def test_scores_are_asked_for_raw(items: Sequence[Any], max_batch_size: int) -> None:
+    model = OfKind(SCORES, max_batch_size=max_batch_size)
     found = await probe_scores(model, model, soon(), items)
     assert np.array_equal(found.scores, np.stack(SCORES))
     assert [item for _, item in model.calls] == list(items)

@@ -185,7 +185,9 @@ async def test_documents_come_in_chunks(
     assert (parts.tokens, parts.truncated) == (whole.tokens, whole.truncated)
     sizes = [len(each_task.inputs) for each_task in model.tasks]
     assert sizes in ([1, 5, 2], [1, 6, 1], [2, 2, 2, 2, 2, 2, 1, 1], [3, 3, 3, 3, 1, 1])
-    assert [each_task.input_type for each_task in model.tasks].count("query") == (1 if len(queries) == 1 else len(sizes) / 2)
+    assert [each_task.input_type for each_task in model.tasks].count("query") == (
+        1 if len(queries) == 1 else len(sizes) / 2
+    )
     assert {ctx.traffic for ctx in model.contexts} == {"interactive"}
 
 

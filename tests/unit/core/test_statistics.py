@@ -125,7 +125,7 @@ def test_everything_is_passed_on() -> None:
     ]
 
 
-class Own(Embedder):
+class CountingRunner(Embedder):
     """A runner whose backend counts; `fault` when it cannot be asked."""
 
     fault: ShoalError | None = None
@@ -139,7 +139,7 @@ class Own(Embedder):
 async def test_the_gateway_asks_the_backend_and_else_counts_itself() -> None:
     """One model or all of them; a backend that is away costs nobody the page."""
     counts, registry = Counts(), Registry()
-    own = Own()
+    own = CountingRunner()
     for name, runner in (("mine", Embedder()), ("theirs", own), ("loading", None)):
         registry.add(model := Model(name))
         if runner is not None:

@@ -18,56 +18,56 @@ def clock() -> Clock:
     return Clock()
 
 
-def spend(rota: ReplicaSelector, clock: Clock, at: int, seconds: float, *, answered: bool) -> None:
-    began = rota.begin(at)
+def spend(selector: ReplicaSelector, clock: Clock, at: int, seconds: float, *, answered: bool) -> None:
+    start = selector.begin(at)
     clock.now += seconds
     if answered:
-        rota.record_first_piece(at)
-    rota.end(at, began, answered=answered)
+        selector.record_first_piece(at)
+    selector.end(at, start, answered=answered)
 
 
 def test_the_fewest_in_flight_and_ties_in_turn(clock: Clock) -> None:
-    rota = ReplicaSelector(3, 10, clock)
-    assert [rota.pick([0, 1, 2]) for _ in range(4)] == [0, 1, 2, 0]
-    rota.begin(1)
-    assert [rota.pick([0, 1, 2]) for _ in range(3)] == [2, 0, 2]
-    assert rota.pick([1]) == 1
+    selector = ReplicaSelector(3, 10, clock)
+    assert [selector.pick([0, 1, 2]) for _ in range(4)] == [0, 1, 2, 0]
+    selector.begin(1)
+    assert [selector.pick([0, 1, 2]) for _ in range(3)] == [2, 0, 2]
+    assert selector.pick([1]) == 1
 
 
 def test_one_that_says_nothing_is_left_alone_and_tried_again(clock: Clock) -> None:
     """With one request at a time, after ever longer pauses; a first piece makes it as good as before."""
-    rota = ReplicaSelector(2, 10, clock)
-    spend(rota, clock, 0, 9, answered=False)
-    assert rota.pick([0, 1]) == 0
-    spend(rota, clock, 0, 10, answered=False)
-    assert [rota.pick([0, 1]) for _ in range(3)] == [1, 1, 1]
+    selector = ReplicaSelector(2, 10, clock)
+    spend(selector, clock, 0, 9, answered=False)
+    assert selector.pick([0, 1]) == 0
+    spend(selector, clock, 0, 10, answered=False)
+    assert [selector.pick([0, 1]) for _ in range(3)] == [1, 1, 1]
     clock.now += PAUSE_S
-    assert rota.pick([0, 1]) == 0
-    trial = rota.begin(0)
-    assert rota.pick([0, 1]) == 1
+    assert selector.pick([0, 1]) == 0
+    trial = selector.begin(0)
+    assert selector.pick([0, 1]) == 1
     clock.now += 10
-    rota.end(0, trial, answered=False)
+    selector.end(0, trial, answered=False)
     clock.now += PAUSE_S
-    assert rota.pick([0, 1]) == 1
+    assert selector.pick([0, 1]) == 1
     clock.now += PAUSE_S
-    spend(rota, clock, 0, 60, answered=True)
-    first = rota.begin(1)
-    assert [rota.pick([0, 1]) for _ in range(2)] == [0, 0]
-    rota.end(1, first, answered=True)
+    spend(selector, clock, 0, 60, answered=True)
+    first = selector.begin(1)
+    assert [selector.pick([0, 1]) for _ in range(2)] == [0, 0]
+    selector.end(1, first, answered=True)
 
 
 def test_pauses_have_an_end(clock: Clock) -> None:
-    rota = ReplicaSelector(2, 1, clock)
+    selector = ReplicaSelector(2, 1, clock)
     for _ in range(50):
-        spend(rota, clock, 0, 1, answered=False)
+        spend(selector, clock, 0, 1, answered=False)
     clock.now += LONGEST_PAUSE_S
-    assert rota.pick([0, 1]) == 0
+    assert selector.pick([0, 1]) == 0
 
 
 def test_the_last_one_is_asked_whatever_it_did(clock: Clock) -> None:
     """An error is better news than none."""
-    rota = ReplicaSelector(2, 1, clock)
+    selector = ReplicaSelector(2, 1, clock)
     for at in (0, 1):
-        spend(rota, clock, at, 1, answered=False)
-    assert rota.pick([0]) == 0
-    assert {rota.pick([0, 1]) for _ in range(2)} == {0, 1}
+        spend(selector, clock, at, 1, answered=False)
+    assert selector.pick([0]) == 0
+    assert {selector.pick([0, 1]) for _ in range(2)} == {0, 1}

@@ -143,14 +143,14 @@ def test_more_choices_than_run_side_by_side_are_all_answered(virtual: Run[None])
     """In turns; never more at once than the limit."""
 
     async def main() -> None:
-        talker, most = FakeGenerator(FakeScript(token_ms=1)), 0
+        talker, peak = FakeGenerator(FakeScript(token_ms=1)), 0
         async with aclosing(talking(talker).stream(ask("a b", n=40), context())) as chunks:
             found: dict[int, str] = {}
             async for chunk in chunks:
-                most = max(most, talker.running)
+                peak = max(peak, talker.running)
                 found[chunk.index] = found.get(chunk.index, "") + chunk.text
         assert found == dict.fromkeys(range(40), "a b")
-        assert most == CHOICES_AT_ONCE
+        assert peak == CHOICES_AT_ONCE
 
     virtual(main)
 

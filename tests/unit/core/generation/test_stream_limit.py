@@ -74,12 +74,12 @@ async def test_cancelled_in_the_moment_of_hand_over_passes_the_place_on() -> Non
     limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
     first = asyncio.create_task(hold(limit, by("holder"), order, release))
     await until(lambda: limit.free == 0)
-    gone, stays = (asyncio.create_task(hold(limit, by(name), order)) for name in ("gone", "stays"))
+    cancelled, stays = (asyncio.create_task(hold(limit, by(name), order)) for name in ("gone", "stays"))
     await until(lambda: len(limit._waiters) == 2)
     release.set()
     await until(lambda: "gone" not in limit._waiters)
-    gone.cancel()
-    assert isinstance((await gathered(gone))[0], asyncio.CancelledError)
+    cancelled.cancel()
+    assert isinstance((await gathered(cancelled))[0], asyncio.CancelledError)
     await asyncio.gather(first, stays)
     assert order == ["holder", "stays"]
     assert limit.free == 1

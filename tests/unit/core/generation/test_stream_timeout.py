@@ -12,13 +12,13 @@ from tests.unit.core.conftest import Run, gathered
 
 async def listen(waits: list[float], *, first: float = 5.0, between: float = 2.0, total: float = 100.0) -> float:
     """Wait so long for each chunk; answers the time that it took."""
-    began = asyncio.get_running_loop().time()
-    with StreamTimeout(first, between, total) as silence:
+    start = asyncio.get_running_loop().time()
+    with StreamTimeout(first, between, total) as stream_timeout:
         for wait in waits:
-            silence.start_wait()
+            stream_timeout.start_wait()
             await asyncio.sleep(wait)
-            silence.end_wait()
-    return asyncio.get_running_loop().time() - began
+            stream_timeout.end_wait()
+    return asyncio.get_running_loop().time() - start
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_a_wait_is_bounded_by_its_kind(virtual: Run[None], waits: list[float], f
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        start = loop.time()
         if fails_after is None:
             await listen(waits)
             return
         with pytest.raises(DeadlineExceeded, match="silent"):
             await listen(waits)
-        assert loop.time() - began == pytest.approx(fails_after, abs=0.05)
+        assert loop.time() - start == pytest.approx(fails_after, abs=0.05)
 
     virtual(main)
 
@@ -52,13 +52,16 @@ def test_all_together_are_bounded_too(virtual: Run[None]) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        start = loop.time()
         with pytest.raises(DeadlineExceeded, match="complete"):
             await listen([1.0] * 50, total=7.5)
-        assert loop.time() - began == pytest.approx(7.5, abs=0.05)
-        with pytest.raises(DeadlineExceeded, match="complete"), StreamTimeout(math.inf, math.inf, 1.0) as silence:
+        assert loop.time() - start == pytest.approx(7.5, abs=0.05)
+        with (
+            pytest.raises(DeadlineExceeded, match="complete"),
+            StreamTimeout(math.inf, math.inf, 1.0) as total,
+        ):
             await asyncio.sleep(3)
-            silence.start_wait()
+            total.start_wait()
 
     virtual(main)
 
@@ -67,11 +70,11 @@ def test_the_readers_own_time_is_not_silence(virtual: Run[None]) -> None:
     """Between two waits anything may take as long as it likes."""
 
     async def main() -> None:
-        with StreamTimeout(1.0, 1.0, 1000.0) as silence:
+        with StreamTimeout(1.0, 1.0, 1000.0) as stream_timeout:
             for _ in range(3):
-                silence.start_wait()
+                stream_timeout.start_wait()
                 await asyncio.sleep(0.5)
-                silence.end_wait()
+                stream_timeout.end_wait()
                 await asyncio.sleep(50)
 
     virtual(main)
@@ -96,24 +99,24 @@ def test_it_can_be_broken_off(virtual: Run[None]) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        async def read(silence: StreamTimeout, pause: float) -> None:
-            with silence:
+        async def read(stream_timeout: StreamTimeout, pause: float) -> None:
+            with stream_timeout:
                 while True:
-                    silence.start_wait()
+                    stream_timeout.start_wait()
                     await asyncio.sleep(1)
-                    silence.end_wait()
+                    stream_timeout.end_wait()
                     await asyncio.sleep(pause)
 
         for pause in (0.0, 100.0):
-            silence = StreamTimeout(5, 5, 1000)
-            reader = asyncio.create_task(read(silence, pause))
+            stream_timeout = StreamTimeout(5, 5, 1000)
+            reader = asyncio.create_task(read(stream_timeout, pause))
             await asyncio.sleep(2.5)
-            silence.abort(Unavailable("going down"))
-            silence.abort(Unavailable("again"))
-            began = loop.time()
+            stream_timeout.abort(Unavailable("going down"))
+            stream_timeout.abort(Unavailable("again"))
+            start = loop.time()
             outcome = (await gathered(reader))[0]
             assert isinstance(outcome, Unavailable)
             assert outcome.message == "going down"
-            assert loop.time() - began < 101
+            assert loop.time() - start < 101
 
     virtual(main)

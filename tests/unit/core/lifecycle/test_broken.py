@@ -17,13 +17,13 @@ from shoal.core.routing import TaskRouter
 from shoal.errors import Crashed, InternalError, ModelFailed, ShoalError, TransportFailed
 from tests.unit.core.conftest import Run, until
 from tests.unit.core.lanes import context, embed, make_lane
-from tests.unit.core.lives import Life, Stack, read
+from tests.unit.core.lives import ClosableRunner, Stack, read
 from tests.unit.core.runners import Embedder
 
 REASON = InternalError("the batcher stopped")
 
 
-class Fragile(Life):
+class Fragile(ClosableRunner):
     """Breaks when it is told to."""
 
     def __init__(self, name: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shoal.core.lifecycle.eviction import LoadedModel, MemoryLimits, choose_evictions, find_expired
 
-residents = st.lists(
+loaded_models = st.lists(
     st.builds(
         LoadedModel,
         name=st.integers().map(str),
@@ -51,7 +51,7 @@ def test_nobody_goes_in_vain() -> None:
     assert choose_evictions([resident("busy", "busy")], 1, MemoryLimits(models=1)) == []
 
 
-@given(residents, st.integers(0, 60), bounds)
+@given(loaded_models, st.integers(0, 60), bounds)
 def test_room_is_made_or_waited_for(there: list[LoadedModel], size: int, bound: MemoryLimits) -> None:
     """Whoever is put to sleep was idle; with them and the leaving ones gone it fits; with one less it would not."""
     out = choose_evictions(there, size, bound)

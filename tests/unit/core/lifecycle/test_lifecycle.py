@@ -250,16 +250,16 @@ def test_a_failed_load_frees_its_frames(virtual: Run[None], at_start: bool) -> N
 
     async def main() -> None:
         stack = Stack()
-        held: list[weakref.ref[Weights]] = []
+        references: list[weakref.ref[Weights]] = []
 
         async def verified(plan: Plan, report: ProgressReporter) -> Runner:
             weights = Weights()
-            held.append(weakref.ref(weights))
+            references.append(weakref.ref(weights))
             raise SourceError("they do not agree") from ValueError(weights)
 
         async def wait(job: Job) -> None:
             body = Weights()
-            held.append(weakref.ref(body))
+            references.append(weakref.ref(body))
             await job.wait()
 
         stack.loads.open = verified  # type: ignore[method-assign]
@@ -269,7 +269,7 @@ def test_a_failed_load_frees_its_frames(virtual: Run[None], at_start: bool) -> N
                 await wait(job)
         await until(stack.idle)
         gc.collect()
-        assert [each() for each in held] == [None] * 4
+        assert [each() for each in references] == [None] * 4
         assert isinstance(job.error, SourceError)
 
     virtual(main)

@@ -382,9 +382,9 @@ def test_invariants_hold_over_random_lives(virtual: Run[None], seed: int) -> Non
 
     async def main() -> None:
         chance = random.Random(seed)
-        most = chance.choice([0, 1, 2])
+        limit = chance.choice([0, 1, 2])
         stack = Stack(
-            max_loaded_models=most,
+            max_loaded_models=limit,
             max_loaded_bytes=chance.choice([0, 25]),
             keep_alive_s=chance.choice([0.0, 0.7]),
             unload_timeout_s=1000.0,
@@ -397,7 +397,7 @@ def test_invariants_hold_over_random_lives(virtual: Run[None], seed: int) -> Non
         names = ["a", "b", "c"]
         for name in names:
             stack.lifecycle.add(loads.plan(name))
-        watch = asyncio.create_task(_watch(stack, most))
+        watch = asyncio.create_task(_watch(stack, limit))
         outcomes = await gathered(*(_one_life(stack, chance, names) for _ in range(150)), _faults(stack, chance))
         watch.cancel()
         assert isinstance((await gathered(watch))[0], asyncio.CancelledError)
@@ -418,11 +418,11 @@ def test_invariants_hold_over_random_lives(virtual: Run[None], seed: int) -> Non
     virtual(main)
 
 
-async def _watch(stack: Stack, most: int) -> None:
+async def _watch(stack: Stack, limit: int) -> None:
     while True:
         open_now = [life.name for life in stack.loads.runners if not life.closed]
         assert len(open_now) == len(set(open_now)), open_now
-        assert not most or len(open_now) <= most, open_now
+        assert not limit or len(open_now) <= limit, open_now
         await asyncio.sleep(0.01)
 
 
