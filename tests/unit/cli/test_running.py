@@ -71,7 +71,7 @@ class _Reply(Quiet):
     do_GET = do_POST = do_DELETE = _answer
 
 
-class Seen(Progress):
+class RecordingProgress(Progress):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
@@ -192,7 +192,7 @@ class TestLoad:
             {"state": "done"},
         ]
         stub.job("POST /v1/models/m/load?wait=false", looks)
-        seen = Seen()
+        seen = RecordingProgress()
         assert RunningServer(stub.url).load("m", {}, seen)
         assert seen.calls == [("model.onnx", 5, 10), ("more", 1, None), ("convert", 0.25), ("warming up",)]
 
@@ -204,7 +204,7 @@ class TestLoad:
 
         monkeypatch.setattr("time.sleep", interrupted)
         stub.job("POST /v1/models/m/load?wait=false", [{"state": "running"}])
-        seen = Seen()
+        seen = RecordingProgress()
         with pytest.raises(KeyboardInterrupt):
             RunningServer(stub.url).load("m", {}, seen)
         assert seen.calls == [("the server goes on with it: `shoal ps` shows how far it is",)]
@@ -222,7 +222,7 @@ class TestLoad:
     def test_strange_names_reach_the_server_as_they_are(self, stub: Stub, name: str) -> None:
         """It is the server that refuses them, and not a path that quietly became another one."""
         with pytest.raises(SetupError, match="answered 404"):
-            RunningServer(stub.url).load(name, {}, Seen())
+            RunningServer(stub.url).load(name, {}, RecordingProgress())
         ((request, _),) = stub.requests
         quoted = name.replace("%", "%25").replace(" ", "%20").replace("?", "%3F").replace("#", "%23")
         assert request == f"POST /v1/models/{quoted}/load?wait=false"
@@ -286,7 +286,7 @@ class TestServer:
         """An older one would have loaded it by now, or never."""
         stub.replies["POST /v1/models/m/load?wait=false"] = (200, {"status": "success"})
         with pytest.raises(TransportFailed, match="has not begun a job"):
-            RunningServer(stub.url).load("m", {}, Seen())
+            RunningServer(stub.url).load("m", {}, RecordingProgress())
 
     @pytest.mark.parametrize(
         ("environ", "key"),

@@ -1,4 +1,4 @@
-"""What `shoal serve` says of its models, and when it gives up."""
+"""What `shoal serve` prints about its models, and when it exits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LOADING = replace(READY, name="big", state="loading", note="downloading model.on
 WAITING = replace(READY, name="far", state="loading", note="waiting for triton://far:8001: refused")
 
 
-class Opened:
-    """An App of these cards; `over` ends the loading of all of them."""
+class FakeApp:
+    """An App with these cards; `over` ends the loading of all models."""
 
     def __init__(self, *cards: ModelCard) -> None:
         self.cards = cards
@@ -42,32 +42,32 @@ class Opened:
 
 @pytest.fixture
 def announcements(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The names in each announcement."""
+    """Patch `announce` and return the model names of each call."""
     names: list[list[str]] = []
     monkeypatch.setattr(serve, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(serve, "announce", lambda settings, port, cards: names.append([card.name for card in cards]))
     return names
 
 
-def announcing(opened: Opened, **tables: ModelTable) -> asyncio.Task[None]:
+def announcing(fake_app: FakeApp, **tables: ModelTable) -> asyncio.Task[None]:
     loaded = LoadedConfig(Settings(), {}, models=tables)
-    return asyncio.create_task(serve._announce(cast(Any, opened), loaded, 80))
+    return asyncio.create_task(serve._announce(cast(Any, fake_app), loaded, 80))
 
 
 async def looks() -> None:
-    """Time for the command to look several times."""
+    """Give the command time for several polls."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def test_all_of_it_at_once(announcements: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is announced while a model loads; one that failed is an error in the log beside the others."""
-    opened = Opened(LOADING, WAITING)
-    task = announcing(opened)
+    """Nothing is announced while a model loads; a failed model is logged as an error."""
+    fake_app = FakeApp(LOADING, WAITING)
+    task = announcing(fake_app)
     await looks()
     assert announcements == []
-    opened.cards = (READY, FAILED)
-    opened.over.set()
+    fake_app.cards = (READY, FAILED)
+    fake_app.over.set()
     await task
     assert announcements == [["good", "bad"]]
     assert caplog.text.count("no such folder") == 1
@@ -76,7 +76,7 @@ async def test_all_of_it_at_once(announcements: list[list[str]], caplog: pytest.
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_failure_is_the_last_line_of_the_log(form: str, tmp_path: Path) -> None:
-    """Told once, as a record where the log is made of them."""
+    """A failure is printed once, or logged once as a JSON record."""
     result = CliRunner().invoke(
         app, ["serve", f"bad=file:{tmp_path}/nowhere", "--port", "0", "--log-format", form, "--home", str(tmp_path)]
     )
@@ -94,12 +94,12 @@ def test_a_failure_is_the_last_line_of_the_log(form: str, tmp_path: Path) -> Non
 async def test_failures_are_told_once_beside_what_waits(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though the announcement comes twice."""
-    opened = Opened(READY, FAILED, WAITING)
-    task = announcing(opened)
+    """A failure is logged once although the announcement is repeated."""
+    fake_app = FakeApp(READY, FAILED, WAITING)
+    task = announcing(fake_app)
     await looks()
-    opened.cards = (READY, FAILED)
-    opened.over.set()
+    fake_app.cards = (READY, FAILED)
+    fake_app.over.set()
     await task
     assert len(announcements) == 2
     assert caplog.text.count("no such folder") == 1
@@ -122,10 +122,10 @@ async def test_a_table_that_changes_nothing_is_told(
     cards: tuple[ModelCard, ...],
     told_of: bool,
 ) -> None:
-    """Such as one under an alias: its settings would be missed without a word."""
-    opened = Opened(*cards)
-    opened.over.set()
-    await announcing(opened, **{table: ModelTable(backends=("fake:",) if table == "later" else ())})
+    """A settings table without effect, such as one under an alias, is logged."""
+    fake_app = FakeApp(*cards)
+    fake_app.over.set()
+    await announcing(fake_app, **{table: ModelTable(backends=("fake:",) if table == "later" else ())})
     words = '[models."other"] has no backends and names no model that is served (good): it counts once'
     assert (words in caplog.text) is told_of
     assert len(announcements) == 1
@@ -134,64 +134,65 @@ async def test_a_table_that_changes_nothing_is_told(
 async def test_a_table_may_be_of_a_server_that_is_away(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody knows which models it has."""
-    opened = Opened(READY)
-    opened.pending_sources["openai+http://away/v1"] = "not reachable"
-    opened.over.set()
-    await announcing(opened, other=ModelTable())
+    """A table may belong to a model of a server that is unreachable."""
+    fake_app = FakeApp(READY)
+    fake_app.pending_sources["openai+http://away/v1"] = "not reachable"
+    fake_app.over.set()
+    await announcing(fake_app, other=ModelTable())
     assert "is not there yet" in caplog.text
     assert "names no model" not in caplog.text
 
 
 async def test_no_model_at_all_is_no_failure(announcements: list[list[str]]) -> None:
-    """Clients load what they want."""
-    opened = Opened()
-    opened.over.set()
-    await announcing(opened)
+    """A server may start without a model; clients load them."""
+    fake_app = FakeApp()
+    fake_app.over.set()
+    await announcing(fake_app)
     assert announcements == [[]]
 
 
 async def test_a_server_whose_models_are_not_known_yet(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was named without a model, and is not there: said, and no failure."""
-    opened = Opened()
-    opened.pending_sources["triton://far:8001"] = "connection refused"
-    opened.over.set()
-    await announcing(opened)
+    """An unreachable server named without a model is logged and is no failure."""
+    fake_app = FakeApp()
+    fake_app.pending_sources["triton://far:8001"] = "connection refused"
+    fake_app.over.set()
+    await announcing(fake_app)
     assert "triton://far:8001 is not there yet: connection refused" in caplog.text
     assert announcements == [[]]
 
 
 async def test_when_every_model_failed_it_gives_up(announcements: list[list[str]]) -> None:
-    """With the reasons of all."""
-    opened = Opened(FAILED, replace(FAILED, name="worse", error="not a model"))
-    opened.over.set()
+    """The command exits with the reasons of all failures."""
+    fake_app = FakeApp(FAILED, replace(FAILED, name="worse", error="not a model"))
+    fake_app.over.set()
     with pytest.raises(SetupError, match="bad: no such folder; worse: not a model"):
-        await announcing(opened)
+        await announcing(fake_app)
     assert announcements == []
 
 
 async def test_a_model_that_waits_holds_nothing_up(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rest is announced, the wait is said once, and everything again when the server came."""
-    opened = Opened(READY, WAITING)
+    """The other models are announced, the wait is logged once, and everything is announced again when the server is
+    back."""
+    fake_app = FakeApp(READY, WAITING)
     with caplog.at_level(logging.WARNING):
-        task = announcing(opened)
+        task = announcing(fake_app)
         await looks()
         assert announcements == [["good", "far"]]
         assert caplog.text.count("far is not served yet: waiting for triton://far:8001: refused") == 1
-        opened.cards = (READY, replace(READY, name="far"))
-        opened.over.set()
+        fake_app.cards = (READY, replace(READY, name="far"))
+        fake_app.over.set()
         await task
     assert announcements == [["good", "far"]] * 2
 
 
 async def test_a_model_that_waits_outlives_failures(announcements: list[list[str]]) -> None:
-    """The server stays for it."""
-    opened = Opened(FAILED, WAITING)
-    task = announcing(opened)
+    """The server keeps running for a model that is still waiting."""
+    fake_app = FakeApp(FAILED, WAITING)
+    task = announcing(fake_app)
     await looks()
     assert announcements == [["bad", "far"]]
     task.cancel()
@@ -200,9 +201,9 @@ async def test_a_model_that_waits_outlives_failures(announcements: list[list[str
 
 
 async def test_leaving_ends_the_waiting(announcements: list[list[str]]) -> None:
-    """No task is left behind when the server stops first."""
+    """No task is left when the server stops first."""
     before = asyncio.all_tasks()
-    task = announcing(Opened(LOADING))
+    task = announcing(FakeApp(LOADING))
     await looks()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

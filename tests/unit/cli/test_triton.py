@@ -171,10 +171,10 @@ def test_logs_follow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written later comes too, until it is interrupted."""
     folder = server(home)
     folder.log.write_text("one\n")
-    turns = iter(["two\n", "three\n"])
+    texts = iter(["two\n", "three\n"])
 
     def turn(_: float) -> None:
-        for text in turns:
+        for text in texts:
             with folder.log.open("a") as file:
                 file.write(text)
             return
