@@ -34,7 +34,7 @@ def context(seconds: float = 30.0) -> Context:
 
 
 def make_task(body: dict[str, Any] | bytes | None = None, *, dialect: str = "openai.chat", **fields: Any) -> Generate:
-    """A task as a surface makes it from such a body."""
+    """Return the task that a surface makes from this body."""
     if body is None:
         body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}]}
     raw = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
@@ -48,7 +48,7 @@ def streaming(**more: Any) -> Generate:
 
 
 def typed(**fields: Any) -> Generate:
-    """A task that came in by another API."""
+    """Return a task that came in through another API."""
     fields.setdefault("messages", [Message(role="user", content="hi")])
     return Generate(**{"model": "mine", "stream": True, **fields})
 
@@ -59,7 +59,7 @@ def delta(content: str = "a", model: str = "up/model", *, finish: str | None = N
 
 
 def last(model: str = "up/model") -> bytes:
-    """The event that tells the usage where it was asked for."""
+    """Return the event with the usage, if it was requested."""
     return event({**HEAD, "model": model, "choices": [], "usage": USAGE})
 
 
@@ -69,7 +69,7 @@ async def chunks_of(runner: UpstreamRunner, task: Generate, ctx: Context | None 
 
 
 def passed_on(chunks: Sequence[Chunk]) -> bytes:
-    """What a client reads; every chunk is of one dialect and holds nothing else but usage."""
+    """Return the bytes that a client reads; every chunk has one dialect and nothing else but usage."""
     out = b""
     for chunk in chunks:
         assert chunk.raw is not None

@@ -42,7 +42,7 @@ def choice(index: int = 0, finish: str | None = None, logprobs: Any = None, **de
 
 
 def read_fragments(*fragments: dict[str, Any]) -> list[ToolDelta]:
-    """Of a stream with one fragment of a call in each event."""
+    """Read a stream with one fragment of a call in each event."""
     reader = AnswerReader()
     return [
         tool for each in fragments for chunk in read(choice(tool_calls=[each]), reader=reader) for tool in chunk.tools
@@ -96,7 +96,7 @@ class TestStreams:
         assert await chunks_of(runner, typed()) == [Chunk(text="a"), Chunk(finish_reason="stop")]
 
     async def test_a_stream_that_goes_on_after_its_reason(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """As servers do that tell it with every event: it comes once, after everything, and the last one counts."""
+        """Some servers send the reason with every event: the last one is reported once, after everything else."""
         server.on("/chat/completions", stream(delta("a", finish="stop"), delta("b", finish="length"), delta("c"), DONE))
         assert await chunks_of(runner, typed()) == [
             Chunk(text="a"),
@@ -165,7 +165,7 @@ class TestReading:
         assert list(reader.finish()) == [Chunk(finish_reason=expected)]
 
     def test_an_empty_reason_is_none(self) -> None:
-        """Some servers write it in every event but the last."""
+        """Some servers send an empty reason in every event but the last."""
         reader = AnswerReader()
         assert read({"delta": {"content": "a"}, "finish_reason": ""}, reader=reader) == [Chunk(text="a")]
         assert not reader.finished
@@ -175,7 +175,7 @@ class TestReading:
 
     @pytest.mark.parametrize("pieces", [["", '{"a": {', "}", "}", ""], ['{"a": 1}', "\n"], ["}", "{}"]])
     def test_pieces_under_ids_that_are_always_new(self, pieces: list[str]) -> None:
-        """As older versions of vLLM stream the call of a function that was named: the name again with each piece."""
+        """Older versions of vLLM stream the call of a named function with the name and a new id in each fragment."""
         reader = AnswerReader()
         tools = []
         for place, piece in enumerate(pieces):
@@ -197,7 +197,7 @@ class TestReading:
 
     @pytest.mark.parametrize("repeats", [False, True], ids=["bare", "named"])
     def test_one_function_called_twice_in_pieces_under_one_number(self, repeats: bool) -> None:
-        """Each call begins with its id, its name and no arguments, as OpenAI has it, and only the number is wrong."""
+        """Each call begins with its id, its name and no arguments, as OpenAI sends it; only the index is wrong."""
         pieces = []
         for ident in ("c1", "c2"):
             pieces.append({"index": 0, "id": ident, "function": {"name": "f", "arguments": ""}})
@@ -211,7 +211,7 @@ class TestReading:
 
     @pytest.mark.parametrize("number", [{"index": 0}, {}], ids=["nought", "none"])
     def test_calls_that_are_numbered_alike(self, number: dict[str, int]) -> None:
-        """As Ollama and Gemini stream calls side by side: each whole, under an id of its own."""
+        """Ollama and Gemini stream whole parallel calls with the same index and different ids."""
         reader = AnswerReader()
         tools = []
         for ident, name in (("c1", "f"), ("c2", "g"), ("c2", "g")):
@@ -224,7 +224,7 @@ class TestReading:
         ]
 
     def test_calls_of_tools(self) -> None:
-        """Id and name come once, whatever the server repeats."""
+        """Id and name are reported once, whatever the server repeats."""
         reader = AnswerReader()
         function = {"name": "f", "arguments": ""}
         first = [{"index": 0, "id": "c1", "type": "function", "function": function}]
@@ -244,7 +244,7 @@ class TestReading:
         assert tools[0].id != tools[1].id
 
     def test_calls_that_nothing_but_their_names_tell_apart(self) -> None:
-        """No index, no id: a name that comes again, once the arguments before it are whole, begins another call."""
+        """Without index and id, a repeated name after complete arguments starts another call."""
         fragments = [("f", '{"x":'), ("f", "1}"), ("f", '{"y":2}'), ("g", ""), ("h", ""), (None, "{}"), (None, " ")]
         tools = read_fragments(*({"function": {"name": name, "arguments": arguments}} for name, arguments in fragments))
         assert [(tool.index, tool.name, tool.arguments) for tool in tools] == [
@@ -264,7 +264,7 @@ class TestReading:
         assert [tool.index for tool in tools] == [0, 0, 1]
 
     def test_a_name_that_comes_after_its_id(self) -> None:
-        """The call is told once it is known what is called, with the arguments that came by then."""
+        """A call is reported once its name is known, with the arguments received so far."""
         fragments: list[dict[str, Any]] = [
             {"index": 0, "id": "c1"},
             {"index": 0, "function": {"arguments": '{"a"'}},
@@ -277,7 +277,7 @@ class TestReading:
         ]
 
     def test_a_name_that_never_comes(self) -> None:
-        """What came of the call is told with the end of its choice."""
+        """A call without a name is reported at the end of its choice."""
         call = {"index": 0, "id": "c1", "function": {"arguments": "{}"}}
         reader = AnswerReader()
         assert read(choice(tool_calls=[call]), reader=reader) == []
@@ -310,7 +310,7 @@ class TestReading:
         assert tools == [ToolDelta(index=0, id="c1", name="f", arguments="{}")]
 
     def test_log_probabilities_of_chat(self) -> None:
-        """Bytes are kept where the text cannot hold them."""
+        """Bytes are kept where the text cannot represent them."""
         top = {"token": "b", "logprob": -2.0, "bytes": [98]}
         tokens = [
             {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [top]},

@@ -1,4 +1,4 @@
-"""One value of a JSON body changes, and no other byte of a value."""
+"""One value of a JSON body changes, and no byte of any other value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def written(body: bytes, model: str = "up", strip: tuple[str, ...] = (), **defau
 
 class TestRequests:
     def test_only_the_model_changes(self) -> None:
-        """Numbers keep their digits, strings their escapes, unknown fields everything."""
+        """Numbers keep their digits, strings their escapes, and unknown fields stay unchanged."""
         body = rb'{"model":"m","temperature":1.00000000000000000001e0,"user":"\u00e9","x":[ 1 , {"model":"m"} ],"y":-0}'
         assert written(body) == body.replace(b'"model":"m","temp', b'"model":"up","temp')
 
@@ -139,7 +139,7 @@ class TestAnswers:
         assert ModelNameRewriter("mine")(data) == data
 
     def test_a_name_that_changes_on_the_way(self) -> None:
-        """And a beginning that differs from event to event."""
+        """The model name may differ from event to event, and so may the text before it."""
         names = ModelNameRewriter("mine")
         assert names(chunk("one")) == chunk("mine")
         assert names(chunk("one-b")) == chunk("mine")
@@ -149,8 +149,8 @@ class TestAnswers:
         "part", [b'\\"', b'"model" ', b'"model":"\\', b'"', b'"a', b"{", b'{"model" ', b"\\", b'"model"   ']
     )
     def test_the_work_grows_with_the_size_alone(self, part: bytes) -> None:
-        """Of an event that is no JSON, and made to be read again and again: with the square of these megabytes it would
-        take hours, longer than a test may."""
+        """The time is linear for an event that is not JSON and provokes rescans: quadratic work on these megabytes
+        would take hours."""
         data = b'data: "model" "' + part * 500_000
         assert ModelNameRewriter("mine")(data) == data
 

@@ -1,4 +1,4 @@
-"""How large an answer may be: whatever was asked for fits, however it is written, and nothing else is decoded."""
+"""Bounds of response sizes: every valid answer fits, however it is formatted, and larger ones are not decoded."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ TEXTS = st.lists(st.text(max_size=9), min_size=1, max_size=6)
 
 @pytest.fixture(autouse=True, scope="module")
 def everything() -> Any:
-    """Small bodies are looked at as well."""
+    """Check small bodies against the bound too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room_module, "FEW_BYTES", 0)
         yield
 
 
 def check(calls: RouteCalls, items: Sequence[Any], reply: Any, width: int | None = None) -> None:
-    """As compact as can be, and as large."""
-    room = calls.response_limit(len(items), msgspec.json.encode(calls.body("m", items)), width)
+    """Check the most compact and the largest form of an answer."""
+    limit = calls.response_limit(len(items), msgspec.json.encode(calls.body("m", items)), width)
     for indent in (None, 4):
         for ascii_alone in (True, False):
             body = json.dumps(reply, indent=indent, ensure_ascii=ascii_alone).encode(errors="replace")
-            assert len(body) <= room.size
-            room.check(body, "here")
+            assert len(body) <= limit.size
+            limit.check(body, "here")
 
 
 @given(st.integers(1, 5), st.integers(1, 40))
@@ -56,7 +56,7 @@ def test_vectors_fit(count: int, width: int) -> None:
 
 @given(TEXTS)
 def test_scores_fit_with_their_documents(documents: list[str]) -> None:
-    """Which some servers give back, whatever they hold."""
+    """Some servers return the documents with the scores."""
     pairs = [("q", document) for document in documents]
     results = [
         {"index": at, "document": {"text": document, "multi_modal": None}, "relevance_score": LONG}
@@ -83,7 +83,7 @@ def test_classes_fit(labels: list[str], count: int) -> None:
 
 
 class TestHostileServers:
-    """An engine gets megabytes for a few texts."""
+    """An engine that gets megabytes for a few texts."""
 
     @pytest.fixture
     async def server(self) -> AsyncIterator[FakeUpstream]:

@@ -1,4 +1,4 @@
-"""Embeddings of a server as an engine: rows in order, its limits, its failures, and how it comes back into service."""
+"""Embeddings of a server as an engine: row order, limits, failures, and how it returns to service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORDS = ["one", "two words", "drei Wörter"]
 
 
 class FakeAdmission:
-    """What is asked before the server may serve again; `refuses` keeps it out."""
+    """The check before a server may serve again; it raises `error`."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -47,7 +47,7 @@ class FakeAdmission:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch looks all the time."""
+    """Make the watch poll all the time."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
 
@@ -106,7 +106,7 @@ class TestBatches:
         assert np.array_equal(await ask(engine, "a", "b"), np.array([[0.5, -1.25], [3, 1e-3]], dtype=np.float32))
 
     async def test_a_server_without_base64(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
-        """It is asked for floats, then and later."""
+        """The engine falls back to floats, for this call and all later ones."""
 
         async def picky(exchange: Exchange) -> None:
             body = exchange.request.json
@@ -136,7 +136,7 @@ class TestBatches:
     async def test_counts_that_are_none(
         self, server: FakeUpstream, engine: UpstreamEngine, count: int, tokens: int
     ) -> None:
-        """Neither do they fail, nor are they below nothing; no count at all is guessed."""
+        """Invalid token counts do not fail the request and are never negative; a missing count is estimated."""
         server.on("/embeddings", answer(rows([1.0], usage={"prompt_tokens": count})))
         outputs = await engine.infer(batch("a" * 10), ["token_count"], {}, time.monotonic() + 10)
         assert outputs["token_count"].tolist() == [[tokens]]
@@ -159,7 +159,7 @@ class TestBatches:
             await engine.infer(batch("a"), ["x"], {}, time.monotonic() + 10)
 
     async def test_a_server_that_takes_fewer_at_once(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
-        """It is told so once, in its refusal; the batch is cut, and the planner makes smaller ones."""
+        """The refusal states the batch limit: the batch is split, and the planner makes smaller ones."""
 
         async def small(exchange: Exchange) -> None:
             body = exchange.request.json
@@ -175,7 +175,7 @@ class TestBatches:
         assert engine.facts.max_batch_size == 2
 
     async def test_ids_and_texts_are_called_apart(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
-        """OpenAI takes lists of one kind; rows and tokens find their way back."""
+        """OpenAI accepts lists of one kind; rows and tokens return to their inputs."""
         inputs = batch(*("a" * 8, "ids", "b" * 8))
         inputs["text"][1] = [1, 2, 3]
         outputs = await engine.infer(inputs, ["embedding", "token_count"], {}, time.monotonic() + 10)
@@ -196,7 +196,7 @@ class TestBatches:
         assert outputs["token_count"].tolist() == [[9]]
 
     async def test_a_call_with_too_many_tokens_is_halved(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
-        """By whoever made the batch, as one that does not fit into memory."""
+        """The batch is halved by the lane, as one that exceeds memory."""
         assert engine.facts.max_batch_tokens == 300_000
         message = "Requested 400000 tokens, max 300000 tokens per request"
         server.on("/embeddings", answer({"error": {"message": message}}, 400))
@@ -252,7 +252,7 @@ class TestWidth:
     async def test_rows_of_another_width_take_it_out(
         self, server: FakeUpstream, engine: UpstreamEngine, admission: FakeAdmission
     ) -> None:
-        """Of one text alone, too; who is admitted again serves again."""
+        """A row of another width ejects the server, also for a single text; after admission it serves again."""
         engine.dimension = DIMENSION
         assert (await ask(engine, "a")).shape == (1, DIMENSION)
         server.on("/embeddings", answer(rows([1.0, 2.0])))
@@ -266,7 +266,7 @@ class TestWidth:
 
     @pytest.mark.parametrize("width", [DIMENSION - 1, DIMENSION + 1, 3])
     async def test_of_cut_vectors(self, server: FakeUpstream, engine: UpstreamEngine, width: int) -> None:
-        """Longer ones of another model are not cut to what was asked for."""
+        """Longer vectors of another model are not truncated to the requested dimensions."""
         engine.dimension = DIMENSION
         server.on("/embeddings", answer(rows([1.0] * width)))
         with pytest.raises(UpstreamFailed, match=f"vectors of {width} numbers instead of 4"):
@@ -277,7 +277,7 @@ class TestWidth:
     async def test_a_server_that_does_not_cut(
         self, server: FakeUpstream, engine: UpstreamEngine, normalize: bool | None
     ) -> None:
-        """Its model is the same; its vectors are cut here, and normalised where it was asked to do that."""
+        """The model is the same, so its vectors are truncated here, and normalized if the request says so."""
         engine.dimension = DIMENSION
         server.on("/embeddings", answer(rows(vector_of("a").tolist())))
         params = {"dimensions": 4} | ({} if normalize is None else {"normalize": normalize})
@@ -329,7 +329,7 @@ class TestFailures:
         request = await server.request(path="/embeddings")
         task.cancel()
         async with asyncio.timeout(30):
-            await request.gone.wait()
+            await request.disconnected.wait()
         await asyncio.gather(task, return_exceptions=True)
 
     async def test_closing_waits_for_batches(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
@@ -373,7 +373,7 @@ class TestService:
     async def test_a_lost_batch_takes_it_out_at_once(
         self, server: FakeUpstream, engine: UpstreamEngine, admission: FakeAdmission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And the watch, which may sleep for long, looks."""
+        """A lost batch wakes the watch, which may sleep for long."""
         monkeypatch.setattr(engine_module, "LOOK_S", 60.0)
         engine.start()
         server.on("/embeddings", Exchange.cut)

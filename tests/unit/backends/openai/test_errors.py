@@ -1,4 +1,4 @@
-"""Answers of servers that fail, to what Shoal raises."""
+"""Error responses of servers, mapped to Shoal's errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TestGeneration:
 
     @pytest.mark.parametrize("status", [401, 403])
     def test_a_wrong_key_is_the_operators_matter(self, status: int) -> None:
-        """The client must not think that its own is meant, nor see any of it."""
+        """The error must not look as if the client's key were wrong, nor show any part of the server's key."""
         error = refusal_error(make_answer(status, openai("Incorrect API key provided: sk-secret")), WHERE)
         assert type(error) is UpstreamFailed
         assert "upstream_api_key" in error.message

@@ -1,4 +1,4 @@
-"""A client that leaves, in whatever phase, takes its request off the server within a second."""
+"""A client that disconnects, in any phase, cancels its request on the server within a second."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestPhases:
         request = await server.request()
         reading.cancel()
         async with asyncio.timeout(WITHIN_S):
-            await request.gone.wait()
+            await request.disconnected.wait()
         await asyncio.gather(reading, return_exceptions=True)
         assert runner._fleet.replicas[0].in_flight == 0
 
@@ -55,12 +55,12 @@ class TestPhases:
         request = await server.request()
         reading.cancel()
         async with asyncio.timeout(WITHIN_S):
-            await request.gone.wait()
+            await request.disconnected.wait()
         await asyncio.gather(reading, return_exceptions=True)
 
     @pytest.mark.parametrize("task", [streaming(), typed()])
     async def test_between_tokens(self, server: FakeUpstream, runner: UpstreamRunner, task: Generate) -> None:
-        """The iterator is closed where it stands, or cancelled while it waits."""
+        """The iterator is closed between tokens, or cancelled while it waits."""
         server.on("/chat/completions", stream(delta(), after=Exchange.left))
         for number, cancel in enumerate((False, True), 1):
             chunks = runner.stream(task, context())
@@ -74,23 +74,23 @@ class TestPhases:
             else:
                 await chunks.aclose()
             async with asyncio.timeout(WITHIN_S):
-                await request.gone.wait()
+                await request.disconnected.wait()
             assert runner._fleet.replicas[0].in_flight == 0
 
     async def test_before_it_was_sent(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """Nothing is asked before somebody reads."""
+        """No request is sent before the stream is read."""
         chunks = runner.stream(streaming(), context())
         await chunks.aclose()
         assert not server.requests
 
     async def test_a_slow_reader_holds_the_server_back(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """What nobody reads is not fetched without end."""
+        """Data that the client does not read is not fetched without bound."""
         sent = 0
 
         async def floods(exchange: Exchange) -> None:
             nonlocal sent
             await exchange.head(content_type="text/event-stream")
-            while not exchange.request.gone.is_set():
+            while not exchange.request.disconnected.is_set():
                 await exchange.piece(delta("x" * 2**16))
                 sent += 1
 
@@ -106,7 +106,7 @@ class TestPhases:
         assert sent < 500
         await chunks.aclose()
         async with asyncio.timeout(WITHIN_S):
-            await request.gone.wait()
+            await request.disconnected.wait()
 
     @pytest.mark.parametrize("script", [Exchange.left, stream(delta(), after=Exchange.left)])
     async def test_closing_the_runner_ends_what_runs(
@@ -119,4 +119,4 @@ class TestPhases:
         with pytest.raises(TransportFailed):
             await reading
         async with asyncio.timeout(WITHIN_S):
-            await request.gone.wait()
+            await request.disconnected.wait()

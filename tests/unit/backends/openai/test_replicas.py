@@ -1,4 +1,4 @@
-"""Which server gets a request, and which are left alone."""
+"""Which server gets a request, and which servers are paused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestPicking:
         assert [fleet.pick() for _ in range(6)] == [one, two, three] * 2
 
     async def test_turns_are_kept_when_another_is_tried(self, fleet: ServerPool) -> None:
-        """Two picks a request must not make the first of them always the same."""
+        """Two picks per request must not always select the same replica first."""
         one, two, three = fleet.replicas
         with busy(three):
             first = [fleet.pick(), fleet.pick([one])]
@@ -73,7 +73,8 @@ class TestPicking:
             fleet.pick(fleet.replicas)
 
     async def test_one_that_is_gone_is_left_alone(self, fleet: ServerPool, clock: Clock) -> None:
-        """For a second, then two, up to five; after each, one request at a time tries it."""
+        """An unreachable server pauses for one second, then two, up to five; after each pause one request at a time
+        tries it."""
         one = fleet.replicas[0]
         for pause in (1.0, 2.0, 4.0, 5.0, 5.0):
             one.record_failure(clock.now, gone=True)
@@ -137,13 +138,13 @@ def ended(
     waited_s: float = 10.0,
     first_s: float = 60.0,
     left_s: float = 600.0,
-    heard: bool = False,
+    answered: bool = False,
 ) -> Replica:
-    """The replica after one request that ended so, with that much time left."""
+    """Return the replica after one request with this outcome and this time left."""
     now = time.monotonic()
     attempt = Attempt(replica, since=now - waited_s, first_s=first_s, deadline=now + left_s)
     with contextlib.suppress(BaseException), attempt:
-        if heard:
+        if answered:
             attempt.record_first_piece()
         if error is not None:
             raise error
@@ -152,7 +153,7 @@ def ended(
 
 
 class TestAttempts:
-    """How a request ends, and what that says of the replica."""
+    """How a request ends, and what that means for the replica."""
 
     @pytest.mark.parametrize(
         ("error", "waited_s"),
@@ -166,7 +167,7 @@ class TestAttempts:
         assert not replica.is_usable(time.monotonic())
 
     @pytest.mark.parametrize(
-        ("error", "heard", "failures"),
+        ("error", "answered", "failures"),
         [
             (None, False, 0),
             (asyncio.CancelledError(), False, 0),
@@ -180,15 +181,15 @@ class TestAttempts:
             (InvalidValue("no such adapter"), False, 0),
         ],
     )
-    async def test_others(self, replica: Replica, error: BaseException | None, heard: bool, failures: int) -> None:
-        ended(replica, error, heard=heard)
+    async def test_others(self, replica: Replica, error: BaseException | None, answered: bool, failures: int) -> None:
+        ended(replica, error, answered=answered)
         assert replica.failures == failures
         if isinstance(error, UpstreamRefused):
             assert error.server == replica.client.base  # which is hidden from clients
         assert replica.is_usable(time.monotonic())
 
     async def test_a_whole_answer_may_take_its_time(self, replica: Replica) -> None:
-        """A cancellation is the client's, unless the request's time is up."""
+        """A cancellation comes from the client, unless the request's deadline has passed."""
         ended(replica, asyncio.CancelledError(), waited_s=500.0, first_s=math.inf)
         assert replica.failures == 0
         ended(replica, asyncio.CancelledError(), waited_s=500.0, first_s=math.inf, left_s=0.0)
@@ -242,7 +243,7 @@ class TestFailingOver:
         await runner.aclose()
 
     async def test_a_request_that_was_read_is_not_sent_twice(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
-        """Nor one whose stream broke off."""
+        """A request that the server read is not retried, nor one whose stream broke off."""
         runner = runner_of(*pair)
         for script in (Exchange.cut, stream(delta(), after=Exchange.cut)):
             before = sum(len(server.requests) for server in pair)
@@ -263,7 +264,7 @@ class TestFailingOver:
         first_token_timeout_s: float,
         failures: int,
     ) -> None:
-        """Where the wait is cut off after the time for a first piece; a client that left before is no failure."""
+        """A server is paused if a wait exceeds the first-token timeout; a client that left earlier is no failure."""
         runner = runner_of(*pair, options=UpstreamOptions(first_token_timeout_s=first_token_timeout_s))
         hung, well = runner._fleet.replicas
         pair[0].on("/chat/completions", script)
@@ -320,7 +321,7 @@ class TestWatching:
             await runner.aclose()
 
     async def test_one_that_a_request_finds_gone_is_checked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """And not when its next check would be."""
+        """A server that a request finds unreachable is checked at once, not at its next interval."""
         monkeypatch.setattr(replicas_module, "LOOK_S", 3600.0)
         async with FakeUpstream() as server:
             runner = runner_of(server)
@@ -332,7 +333,7 @@ class TestWatching:
             await runner.aclose()
 
     async def test_a_late_answer_is_forgiven_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A server that loads a model, or computes on its event loop, may be late."""
+        """A server that loads a model, or computes on its event loop, may answer late."""
         ready_at_checks: list[bool] = []
         is_late = True
 

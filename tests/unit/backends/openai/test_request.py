@@ -17,7 +17,7 @@ WEATHER = Tool(name="weather", description="tells it", parameters={"type": "obje
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """The body without what every one has."""
+    """Return the body without the fields that every body has."""
     fields.setdefault("messages", HI)
     path, data = build_request(Generate(model="m", **fields), "up", defaults={})
     assert path == "/chat/completions"
@@ -140,7 +140,7 @@ class TestSampling:
         assert body(sampling=Sampling(**fields)) == expected
 
     def test_every_field_is_known(self) -> None:
-        """A field that Sampling gets later must be thought of here."""
+        """A field that is added to Sampling later must be handled here."""
         values: dict[str, Any] = {
             "stop": ["a"],
             "stop_token_ids": [1],

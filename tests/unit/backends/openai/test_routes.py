@@ -39,7 +39,7 @@ async def test_below_the_path_and_beside_it(server: FakeUpstream, client: Client
 
 
 async def test_a_base_without_a_version(server: FakeUpstream) -> None:
-    """It has no other place."""
+    """A base URL without a version has no other candidate."""
     client = Client(server.base.removesuffix("/v1"), connect_timeout_s=30.0)
     server.on("root/rerank", answer({}, 422))
     assert (await find_score_routes(client, "m", ALL, 5.0))[0] == [Route("rerank", "/rerank")]

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API passed on, and answers passed back, byte for byte but for the model's name."""
+"""Requests of OpenAI's API are passed on, and answers passed back, byte for byte except for the model's name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RESPONSE = {"model": "mine", "stream": True}
 
 
 async def broken(runner: UpstreamRunner, task: Generate) -> tuple[list[Chunk], ShoalError]:
-    """What came before the error, and the error."""
+    """Return the bytes before the error, and the error."""
     got: list[Chunk] = []
     with pytest.raises(ShoalError) as caught:
         async with aclosing(runner.stream(task, context())) as chunks:
@@ -107,7 +107,7 @@ class TestRequests:
         assert server.requests[0].json["messages"] == sent
 
     async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
-        """Fields are stripped, and given where the client says nothing; not to the Responses API, which has others."""
+        """Fields are removed, and defaults added where the client has none; the Responses API has other fields."""
         runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"priority"}), defaults={"top_k": 4}))
         for path in ("/chat/completions", "/responses"):
             server.on(path, answer({"choices": [1]}))
@@ -119,7 +119,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
     async def test_a_length_of_minus_one_is_none(self, server: FakeUpstream, field: str) -> None:
-        """As docs/api.md has it: what the operator says stands in its place."""
+        """As documented in docs/api.md, -1 is replaced by the operator's default."""
         runner = runner_of(server, options=UpstreamOptions(defaults={"max_tokens": 64}))
         server.on("/chat/completions", answer({"choices": [1]}))
         for length in (b"-1", b"-1.0"):
@@ -188,7 +188,7 @@ class TestWholeAnswers:
     async def test_an_answer_that_says_nothing(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, body: bytes
     ) -> None:
-        """It is the server's failure, whatever its status says, and what to look at is told."""
+        """An empty answer is the server's failure whatever its status, and the error says what to check."""
         server.on("/chat/completions", answer(body))
         _, error = await broken(runner, task)
         assert (status_codes.status(error), status_codes.find_row(error).openai.type) == (502, "upstream_error")
@@ -223,7 +223,7 @@ class TestStreams:
     )
     @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_whatever_the_pieces(self, cuts: list[int], ends: bytes, texts: list[str]) -> None:
-        """Pieces of any size, cut inside of characters, names and line ends."""
+        """Chunks of any size, split inside characters, names and line ends, give the same stream."""
 
         async def run() -> tuple[bytes, bytes]:
             events = [*map(delta, texts), delta("", finish="stop"), DONE]
@@ -241,7 +241,7 @@ class TestStreams:
         assert got.rstrip(b"\r\n") == expected.rstrip(b"\r\n")
 
     async def test_heartbeats_stay_here(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """The front makes its own; the model's silence must be seen as such."""
+        """Heartbeats are not passed on: the server sends its own, and silence of the model must stay visible."""
         server.on("/chat/completions", stream(b": ping\n\n", delta(), b":\n\n: x\n\n", delta("b", finish="stop"), DONE))
         got = passed_on(await chunks_of(runner, streaming()))
         assert got == delta(model="mine") + delta("b", "mine", finish="stop") + DONE
@@ -255,7 +255,7 @@ class TestStreams:
     async def test_usage_that_is_told_all_along(
         self, server: FakeUpstream, runner: UpstreamRunner, ends: list[bytes]
     ) -> None:
-        """As vLLM does with continuous_usage_stats: the last one counts."""
+        """With vLLM's continuous_usage_stats the last usage counts."""
         counts = [{"prompt_tokens": 5, "completion_tokens": n} for n in (1, 2, 3)]
         events = [delta(usage=count, finish="stop") for count in counts]
         server.on("/chat/completions", stream(*events, *ends))
@@ -265,7 +265,7 @@ class TestStreams:
         assert passed_on(chunks) == b"".join(event.replace(b"up/model", b"mine") for event in [*events, *ends])
 
     async def test_the_responses_api(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """No [DONE], names of events, usage in the last one."""
+        """The Responses API has no [DONE], named events, and usage in the last one."""
         usage = {"input_tokens": 4, "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 1}}
         made = b"event: response.created\n" + event({"type": "response.created", "response": {"model": "up/model"}})
         text = b"event: response.output_text.delta\n" + event({"type": "response.output_text.delta", "delta": "a"})
@@ -285,7 +285,7 @@ class TestStreams:
     async def test_a_done_without_an_empty_line(
         self, server: FakeUpstream, runner: UpstreamRunner, done: bytes, task: Generate
     ) -> None:
-        """Nothing of the answer is missing."""
+        """The answer is complete."""
         server.on("/chat/completions", stream(delta(), delta("", finish="stop"), done))
         chunks = await chunks_of(runner, task)
         if task.raw:
@@ -301,7 +301,7 @@ class TestStreams:
     async def test_an_error_in_the_stream_is_raised(
         self, server: FakeUpstream, runner: UpstreamRunner, together: bool
     ) -> None:
-        """In the server's words, after what came before it, and it is the replica's failure."""
+        """The error has the server's text, follows the chunks before it, and is a failure of the replica."""
         detail = {"message": "boom", "type": "server_error", "code": 500}
         events = [delta(), event({"error": detail}), DONE]
         server.on("/chat/completions", stream(*([b"".join(events)] if together else events)))
@@ -321,7 +321,7 @@ class TestStreams:
     async def test_a_stream_that_ends_before_its_answer(
         self, server: FakeUpstream, runner: UpstreamRunner, dialect: str
     ) -> None:
-        """No [DONE], and no reason to end."""
+        """A stream without [DONE] and finish reason is incomplete."""
         for path in ("/chat/completions", "/responses"):
             server.on(path, stream(delta(usage=USAGE)))
         got, error = await broken(runner, make_task({"model": "mine", "stream": True}, dialect=dialect))
@@ -340,7 +340,7 @@ class TestStreams:
         assert isinstance(error, TransportFailed)
 
     async def test_every_stream_of_a_server_breaks(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """A first piece is no success: it is left alone in the end."""
+        """A first chunk is no success: the server is ejected in the end."""
         server.on("/chat/completions", stream(delta()))
         for _ in range(MAX_FAILURES):
             await broken(runner, streaming())
@@ -350,10 +350,10 @@ class TestStreams:
     async def test_an_answer_is_over_when_it_says_so(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever the server does with its connection."""
+        """The answer ends with its last event, whatever the server does with the connection."""
 
         async def chatters(exchange: Exchange) -> None:
-            while not exchange.request.gone.is_set():
+            while not exchange.request.disconnected.is_set():
                 await exchange.piece(b": still here\n\n")
                 await asyncio.sleep(0)
 
@@ -370,7 +370,7 @@ class TestStreams:
     async def test_a_stream_that_stops_inside_of_an_event(
         self, server: FakeUpstream, runner: UpstreamRunner, how: str
     ) -> None:
-        """What was whole before is passed on."""
+        """Events that were complete before are passed on."""
 
         async def ending(exchange: Exchange) -> None:
             await (exchange.end() if how == "ends" else exchange.cut())
@@ -423,7 +423,7 @@ class TestErrors:
     async def test_a_refusal_that_quotes_the_key(
         self, server: FakeUpstream, task: Generate, status: int, body: bytes
     ) -> None:
-        """The status goes on, the words stay."""
+        """The status is passed on, the text is not."""
         runner = runner_of(server, key="sk-SE/CRET")
         server.on("/chat/completions", answer(body, status))
         _, error = await broken(runner, task)
@@ -482,7 +482,7 @@ class TestErrors:
 
 class TestServersWithoutResponses:
     async def test_the_task_is_asked_for_by_chat(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """And the next one at once."""
+        """A server without the Responses API gets the task as chat, and the next one at once."""
         choice = {"index": 0, "message": {"content": "hey"}, "finish_reason": "stop"}
         server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))
         for _ in range(2):

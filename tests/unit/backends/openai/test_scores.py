@@ -1,4 +1,4 @@
-"""Answers of /score, /rerank and /classify to rows, whatever a server writes into them."""
+"""Answers of /score, /rerank and /classify as rows, whatever the server sends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestPairs:
         assert calls.group("text") is None
 
     def test_what_is_asked_of_rerankers(self) -> None:
-        """All documents, and none of them back; and raw scores in both ways to ask for them."""
+        """A rerank request asks for all documents without their texts, and for raw scores by both known fields."""
         calls = RerankCalls("/rerank")
         request = {"model": "m", "query": "q", "documents": ["one", "two"], "top_n": 2, "return_documents": False}
         assert calls.body("m", PAIRS) == request

@@ -1,4 +1,4 @@
-"""Events cut out of bytes: whatever the pieces and the line ends, nothing is lost and nothing is torn."""
+"""Server-sent events from bytes: no event is lost or split, whatever the chunks and line ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXTS = ["hello", "Grüße", "鯡魚 🐟", '{"a":"b"}', "", "[DONE]", "a: b", "
 
 
 def split(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bytes]:
-    """The events of a stream that arrives in pieces, and what is left."""
+    """Return the events of a stream that arrives in chunks, and the rest."""
     splitter = EventSplitter()
     events: list[bytes] = []
     places = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
@@ -27,7 +27,7 @@ def split(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bytes]:
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[bytes, list[str]]:
-    """A stream of one line end throughout, and the data of its events."""
+    """A stream with one kind of line end, and the data of its events."""
     end = draw(st.sampled_from(ENDS))
     texts = draw(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=6))
     out = b""
@@ -43,7 +43,7 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[str]]:
 class TestSplitting:
     @given(streams(), st.lists(st.integers(min_value=0), max_size=12))
     def test_any_pieces_give_the_same_events(self, made: tuple[bytes, list[str]], cuts: list[int]) -> None:
-        """Also those that split a character, a CRLF, or the end of an event."""
+        """Chunks may split a character, a CRLF, or the end of an event."""
         stream, texts = made
         events, rest = split(stream, cuts)
         assert b"".join(events) + rest == stream
@@ -85,7 +85,7 @@ class TestSplitting:
         assert rest.strip() == b""
 
     def test_an_event_is_told_at_once(self) -> None:
-        """Not only when the LF of its last CRLF comes, which then begins the next one."""
+        """An event is emitted before the LF of its last CRLF arrives; that LF then starts the next one."""
         splitter = EventSplitter()
         assert splitter.push(b"data: a\r\n\r") == [b"data: a\r\n\r"]
         assert splitter.push(b"\ndata: b\r\n\r\n") == [b"\ndata: b\r\n\r\n"]

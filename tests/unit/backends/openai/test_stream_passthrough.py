@@ -1,4 +1,4 @@
-"""How a stream that is passed on ends: whole, cut off, or with an error, which is told once."""
+"""How a passed-on stream ends: complete, truncated, or with an error, which is reported once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CREATED = event({"type": "response.created", "response": {"model": "up", "error"
 def passed(
     groups: Sequence[Sequence[bytes]], dialect: str = CHAT, key: bytes = b""
 ) -> tuple[list[Chunk], ShoalError | None]:
-    """The chunks of a stream whose events came in these groups, and the error that it ended with."""
+    """Return the chunks of a stream whose events came in these groups, and its error."""
     stream = PassThroughStream(dialect, ModelNameRewriter("mine"), key)
     chunks: list[Chunk] = []
     try:
@@ -65,7 +65,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
     def test_of_a_response(self, kind: str) -> None:
-        """Its last event ends it, and no [DONE]; a text that looks like it does not."""
+        """A response ends with its last event and without [DONE]; a text that looks like it does not end it."""
         text = typed_event("response.output_text.delta", delta='{"type":"response.completed"}')
         metadata = typed_event("response.in_progress", response={"metadata": {"type": "response.completed"}})
         usage = {"input_tokens": 4, "output_tokens": 6}

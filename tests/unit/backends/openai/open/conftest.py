@@ -1,4 +1,4 @@
-"""Servers in this process, and what opens their models."""
+"""Servers in this process, and fixtures that open their models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.backends.openai.open.kit import Open, chats
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a server looks all the time."""
+    """Poll all the time while waiting for a server."""
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
@@ -32,7 +32,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def server() -> AsyncIterator[FakeUpstream]:
-    """It embeds and chats."""
+    """A server that embeds and chats."""
     async with FakeUpstream() as made:
         made.on("/chat/completions", chats)
         yield made
@@ -40,7 +40,7 @@ async def server() -> AsyncIterator[FakeUpstream]:
 
 @pytest.fixture
 async def opened(server: FakeUpstream, tmp_path: Path) -> AsyncIterator[Open]:
-    """Opens the model of these servers (one: `server`); what was opened is closed at the end."""
+    """Open the model of these servers (by default `server`), and close it at the end."""
     runners: list[Runner] = []
     threads = Threads("prepare", 1)
 

@@ -1,4 +1,4 @@
-"""What models of servers are asked here, and what servers say."""
+"""Requests for models of servers, and the servers' answers."""
 
 from __future__ import annotations
 

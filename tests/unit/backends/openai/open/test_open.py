@@ -1,4 +1,4 @@
-"""Models of a server in this process: what they can do is found out, and served."""
+"""Opening models of a server in this process: their tasks are detected, and served."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TestWhatItCanDo:
         assert requests == [{"model": "up/model", "messages": [], "max_tokens": 0}]
 
     async def test_the_table_says_it(self, server: FakeUpstream, opened: Open) -> None:
-        """Then nothing is asked but whether the server is there."""
+        """With tasks in the table, the server is only checked for reachability."""
         runner = await opened(tasks=("generate",))
         assert runner.facts.tasks == ("generate",)
         assert [one.path for one in server.requests] == ["/v1/models"]
@@ -178,7 +178,7 @@ class TestEmbeddings:
         assert len(calls) < 10
 
     async def test_usage_is_what_the_server_counts(self, server: FakeUpstream, opened: Open) -> None:
-        """Its own count is exact for a whole batch."""
+        """The server's count is exact for a whole batch."""
         runner = await opened(tasks=("embed",))
         assert sum((await embed(runner, "one two", "three four")).tokens) == 8
         server.usage = False
@@ -239,7 +239,7 @@ class TestGeneration:
         assert server.requests[-1].json == {"model": "up/model", "messages": [1], "top_k": 4, "max_tokens": 9}
 
     async def test_how_long_a_first_piece_may_take(self, opened: Open, tmp_path: Path) -> None:
-        """What the gateway allows is what a replica is judged by."""
+        """A replica is judged by the gateway's first-token timeout."""
         settings = Settings(home=str(tmp_path), first_token_timeout_s=7.0)
         runner = await opened(tasks=("generate",), settings=settings)
         assert runner._runners[0]._options.first_token_timeout_s == 7.0  # type: ignore[attr-defined]
@@ -316,7 +316,7 @@ class TestWaiting:
         ],
     )
     async def test_for_the_other_task(self, server: FakeUpstream, opened: Open, path: str, script: Script) -> None:
-        """A model that is busy for a moment, or whose key is not yet right, does not lose a task for good."""
+        """A model that is busy for a moment, or has a wrong key at first, does not lose a task for good."""
         usual = {"/chat/completions": chats, "/embeddings": embeds(server)}[path]
         server.on(path, script)
         notes: list[str] = []
@@ -326,7 +326,7 @@ class TestWaiting:
         assert (await opening).facts.tasks == ("embed", "generate")
 
     async def test_not_for_a_task_that_fails_for_good(self, server: FakeUpstream, opened: Open) -> None:
-        """Servers that cannot embed may say so with status 500."""
+        """Servers that cannot embed may answer with status 500."""
         server.on("/embeddings", answer({"error": "this model does not embed"}, 500))
         assert (await opened()).facts.tasks == ("generate",)
 
@@ -343,7 +343,7 @@ class TestWaiting:
         assert (await opening).facts.tasks == ("embed",)
 
     async def test_any_server_will_do(self, server: FakeUpstream, opened: Open) -> None:
-        """The one that is away joins when it comes."""
+        """An unreachable server joins when it comes up."""
         async with FakeUpstream() as away:
             await away.stop()
             runner = await opened(away, server)
@@ -352,14 +352,14 @@ class TestWaiting:
             await runner.aclose()
 
     async def test_a_cancelled_load_leaves_nothing(self, server: FakeUpstream, opened: Open) -> None:
-        """Warnings of sessions that nobody closed would fail this test."""
+        """Warnings about unclosed sessions would fail this test."""
         server.on("/models", Exchange.left)
         opening = asyncio.create_task(opened())
         request = await server.request(path="/models")
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
         async with asyncio.timeout(30):
-            await request.gone.wait()
+            await request.disconnected.wait()
 
 
 class TestOffered:
@@ -382,7 +382,7 @@ class TestOffered:
         assert refused["/m/x.gguf"]
 
     async def test_two_of_one_name(self) -> None:
-        """The one that keeps its name has it; the other is named by hand."""
+        """The first keeps the name; the other one needs an explicit name."""
         async with FakeUpstream("a:b", "a-b", "a-b") as server:
             address = parse_address(f"openai+http://{server.target}")
             found = await list_offers(address, Settings())
@@ -439,7 +439,7 @@ WRONG_WIDTH = {"object": "list", "data": [{"index": 0, "embedding": [1.0, 2.0, 3
 
 
 class TestOneThatFailsFast:
-    """Of two servers one answers at once, and nothing that can be used: nobody's request fails for it."""
+    """Of two servers one fails fast on every request: no request of a client fails for it."""
 
     @pytest.mark.parametrize(
         "script",

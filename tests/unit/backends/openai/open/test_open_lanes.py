@@ -1,4 +1,4 @@
-"""What of the embedding family a server of OpenAI's API does: how it is found, and how it is served."""
+"""Embedding, scoring and classification of an OpenAI-compatible server: how they are detected and served."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DOCUMENTS = ("one", "two words", "drei Wörter")
 
 @pytest.fixture
 async def scores() -> AsyncIterator[FakeUpstream]:
-    """It has no route but those that a test gives it."""
+    """A server without routes except those that a test adds."""
     async with FakeUpstream() as made:
         made.on("/embeddings", NO_ROUTE)
         yield made
@@ -51,7 +51,7 @@ def expected(query: str, *documents: str, raw: bool = False) -> Array:
 
 
 def called(server: FakeUpstream, path: str) -> list[Any]:
-    """Bodies that were posted to a path, and that had something to score."""
+    """Return the bodies posted to a path that had something to score."""
     bodies = [one.json for one in server.requests if one.path == path]
     return [body for body in bodies if body.get("text_2") or body.get("documents") or body.get("input")]
 
@@ -80,7 +80,7 @@ class TestRanking:
         assert called(scores, "/v1/score")[-1]["use_activation"] is False
 
     async def test_raw_scores_that_a_server_does_not_have(self, scores: FakeUpstream, opened: Open) -> None:
-        """It ignores the question, and Shoal sees that."""
+        """Shoal detects that the server ignores the request for raw scores."""
         scores.on("/score", vllm_score(raw=False))
         runner = await opened(scores)
         with pytest.raises(Unsupported, match="no raw scores"):
@@ -93,7 +93,7 @@ class TestRanking:
     async def test_by_query_where_there_is_no_score(
         self, scores: FakeUpstream, opened: Open, key: str, fields: tuple[str, ...]
     ) -> None:
-        """Jina's, Voyage's and another; users of one query share its call."""
+        """Rerank dialects of Jina, Voyage and another: pairs of one query share a call."""
         scores.on("/rerank", reranks(key, fields=fields))
         runner = await opened(scores)
         assert runner.facts.details["raw_scores"] is False
@@ -116,7 +116,7 @@ class TestRanking:
         assert (await rerank(guessing, "q" * 20, "d" * 20)).tokens == [10]
 
     async def test_texts_alone_go_another_way(self, scores: FakeUpstream, opened: Open) -> None:
-        """A reranker of one label can be asked for its class; who has no route for a text alone says so."""
+        """A reranker with one label classifies pairs; single texts need a route that accepts them."""
         scores.on("/score", vllm_score())
         runner = await opened(scores)
         pair = ("a", "b")
@@ -130,7 +130,7 @@ class TestRanking:
         assert runner.facts.labels == (LABELS[0],)
 
     async def test_the_table_says_it(self, scores: FakeUpstream, opened: Open) -> None:
-        """Then it is not asked whether it embeds or chats."""
+        """With tasks in the table, embedding and chat are not probed."""
         scores.on("/rerank", reranks())
         runner = await opened(scores, tasks=("rerank",))
         assert "rerank" in runner.facts.tasks
@@ -138,7 +138,7 @@ class TestRanking:
         assert not {one.path for one in scores.requests} & {"/v1/embeddings", "/v1/chat/completions"}
 
     async def test_a_model_that_embeds_is_not_asked(self, server: FakeUpstream, opened: Open) -> None:
-        """Its vectors rank."""
+        """A model that embeds ranks by its vectors."""
         server.on("/score", vllm_score())
         assert (await opened()).facts.tasks == ("embed", "generate")
         assert not [one for one in server.requests if "score" in one.path]
@@ -152,7 +152,7 @@ class TestRanking:
         assert np.allclose((await rerank(runner, "q", "a")).scores, expected("q", "a"), atol=1e-6)
 
     async def test_questions_cost_nothing(self, scores: FakeUpstream, opened: Open) -> None:
-        """Texts are scored only once a route is found."""
+        """Probes score no text until a route is found."""
         scores.on("/rerank", NO_TASK)
         with pytest.raises(ConfigError, match="neither embeds, scores nor chats"):
             await opened(scores)
@@ -165,7 +165,7 @@ class TestRanking:
 
 class TestClassifying:
     async def test_the_names_come_with_the_answers(self, scores: FakeUpstream, opened: Open) -> None:
-        """vLLM tells that of the likeliest alone."""
+        """vLLM names only the likeliest label."""
         scores.on("root/classify", vllm_classify())
         runner = await opened(scores)
         assert runner.facts.tasks == ("classify",)
@@ -177,7 +177,7 @@ class TestClassifying:
         assert np.allclose(raw.scores, [logit_of(text, 3) for text in texts], atol=1e-6)
 
     async def test_every_name_with_its_score(self, scores: FakeUpstream, opened: Open) -> None:
-        """Infinity's, in the order of the names; its route for pairs is there, and no model behind it."""
+        """Infinity returns all labels in the order of their names; its rerank route exists without a model."""
         scores.on("/rerank", self._not_deployed())
         scores.on("/classify", infinity_classify())
         runner = await opened(scores)
@@ -211,7 +211,7 @@ class TestClassifying:
 
 
 class TestFailures:
-    """As for embeddings: what one text does is its own."""
+    """As for embeddings, the failure of one text affects no other."""
 
     @pytest.mark.parametrize(("path", "script"), [("/score", vllm_score()), ("/rerank", reranks())])
     async def test_a_poisoned_pair_fails_alone(
@@ -277,7 +277,7 @@ class TestFailures:
         assert "rerank" in (await opening).facts.tasks
 
     async def test_busy_over_its_first_pairs(self, scores: FakeUpstream, opened: Open) -> None:
-        """It is waited for, as before its first vector."""
+        """Opening waits for the first scores, as for a first vector."""
         real = reranks()
 
         async def first_busy(exchange: Exchange) -> None:
@@ -294,10 +294,11 @@ class TestFailures:
 
 
 class TestAnotherModel:
-    """Under the name of the one that was opened."""
+    """Another model under the name of the one that was opened."""
 
     async def test_of_another_width_is_not_served(self, server: FakeUpstream, opened: Open) -> None:
-        """Nor is it asked while all is well: that may cost. It serves again with the model of before."""
+        """A model of another width is not served, and not probed while all is well, which may cost; it serves again
+        with the original model."""
         runner = await opened(tasks=("embed",))
         before = len(server.requests)
         async with asyncio.timeout(30):
@@ -321,7 +322,7 @@ class TestAnotherModel:
         return run
 
     async def test_answers_tell_one_model_from_another(self, server: FakeUpstream, opened: Open) -> None:
-        """Rows on disk are of the weights that the server has now."""
+        """Cached rows belong to the weights that the server has now."""
         async with FakeUpstream(seed=9) as other:
             all_facts = [(await opened(each, tasks=("embed",))).facts for each in (server, server, other)]
         first, again, changed = (facts.answers for facts in all_facts)
@@ -331,7 +332,7 @@ class TestAnotherModel:
 
 class TestIds:
     async def test_are_passed_on(self, server: FakeUpstream, opened: Open) -> None:
-        """In calls without texts."""
+        """Token ids are sent in calls without texts."""
         runner = await opened(tasks=("embed",))
         ids: Any = [3, 1, 4]
         before = len(server.requests)
@@ -350,19 +351,19 @@ class TestIds:
         assert runner.facts.details["token_ids"] is False
 
     async def test_of_another_tokenizer(self, server: FakeUpstream, opened: Open, tmp_path: Path) -> None:
-        """The server's model gives other vectors for what are the ids of a text here: they mean something else."""
+        """Token ids mean other texts for the server's tokenizer, so they are refused."""
         folder = checkpoints.checkpoint(tmp_path / "tiny")
         runner = await opened(tasks=("embed",), tokenizer=str(folder))
         with pytest.raises(InvalidValue, match="reads text, not token ids"):
             await embed(runner, [1, 2])  # type: ignore[arg-type]
 
     async def test_a_server_that_goes_then(self, server: FakeUpstream, opened: Open) -> None:
-        gone = 0
+        failures = 0
 
         async def dies(exchange: Exchange) -> None:
-            nonlocal gone
-            if not gone and isinstance(exchange.request.json["input"][0], list):
-                gone += 1
+            nonlocal failures
+            if not failures and isinstance(exchange.request.json["input"][0], list):
+                failures += 1
                 return await answer(b"", 502)(exchange)
             return await answer(server.embedded(exchange.request.json))(exchange)
 
@@ -374,7 +375,7 @@ class TestIds:
 
 class TestOptions:
     async def test_are_seen_to_here(self, server: FakeUpstream, opened: Open) -> None:
-        """Unless the configuration says that the server honours them."""
+        """Options are applied here unless the configuration says that the server honors them."""
         runner = await opened(tasks=("embed",))
         await embed(runner, "a", dimensions=3)
         assert "dimensions" not in server.requests[-1].json
