@@ -79,17 +79,17 @@ async def test_large_answers_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch)
     """Others get the loop in between, and the rows are the same."""
     monkeypatch.setattr(answers, "PIECE_BYTES", 200)
     rows = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
-    turns = 0
+    iterations = 0
 
     async def others() -> None:
-        nonlocal turns
+        nonlocal iterations
         while True:
-            turns += 1
+            iterations += 1
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
     assert np.array_equal(await answers.parse_vectors(wire(rows), 40, WHERE), rows)
-    assert turns >= 20
+    assert iterations >= 20
     matrices = await answers.parse_token_vectors(wire([rows.tolist()] * 3), 3, WHERE)
     assert all(np.array_equal(matrix, rows) for matrix in matrices)
     beside.cancel()

@@ -147,14 +147,14 @@ class TestBatches:
 
 class TestLimits:
     @pytest.mark.parametrize(
-        ("slots", "most", "permits", "expected"),
+        ("slots", "max_batch", "permits", "expected"),
         [(2, 32, 512, (2, 32)), (4, 32, 64, (4, 16)), (4, 8, 3, (3, 1)), (2, 32, 40, (2, 20)), (1, 32, 1, (1, 1))],
     )
     async def test_no_more_inputs_are_in_flight_than_permits(
-        self, slots: int, most: int, permits: int, expected: tuple[int, int]
+        self, slots: int, max_batch: int, permits: int, expected: tuple[int, int]
     ) -> None:
         """A permit counts one input, and one that is not to be had fails its whole call."""
-        script = Script(max_client_batch_size=most, max_concurrent_requests=permits, max_batch_tokens=999)
+        script = Script(max_client_batch_size=max_batch, max_concurrent_requests=permits, max_batch_tokens=999)
         async with FakeTei(script) as server:
             engine = await engine_of(server, slots=slots)
             facts = engine.facts

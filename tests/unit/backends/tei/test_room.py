@@ -34,9 +34,9 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_module, "FEW_BYTES", 0)
 
 
-def check(room: ResponseLimit, body: bytes) -> None:
-    assert len(body) <= room.size
-    room.check(body, WHERE)
+def check(limit: ResponseLimit, body: bytes) -> None:
+    assert len(body) <= limit.size
+    limit.check(body, WHERE)
 
 
 DOUBLES = st.floats(allow_nan=False, allow_infinity=False)
@@ -70,7 +70,7 @@ def test_sparse_vectors_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "body"),
+    ("limit", "body"),
     [
         (ResponseLimit.of_vectors(2, 3), b"[0,0,0,0,0,0,0]"),
         (ResponseLimit.of_vectors(2, 3), b"[[0,0,0],[0,0,0,0]]"),
@@ -84,18 +84,18 @@ def test_sparse_vectors_fit() -> None:
         ),
     ],
 )
-def test_more_than_was_asked_for_is_refused(room: ResponseLimit, body: bytes) -> None:
+def test_more_than_was_asked_for_is_refused(limit: ResponseLimit, body: bytes) -> None:
     with pytest.raises(UpstreamFailed, match="more rows, or numbers, than it was asked for"):
-        room.check(body, WHERE)
+        limit.check(body, WHERE)
 
 
 def test_no_room_is_larger_than_what_is_read() -> None:
-    for room in (
+    for limit in (
         ResponseLimit.of_vectors(10**6, 4096),
         ResponseLimit.of_tokens(512, 8192, None),
         ResponseLimit.of_sparse(10**6),
     ):
-        assert room.size == MAX_ANSWER_BYTES
+        assert limit.size == MAX_ANSWER_BYTES
 
 
 class TestHostileServers:
@@ -141,9 +141,9 @@ class TestHostileServers:
         try:
             with pytest.raises(UpstreamFailed, match="status 500") as failed:
                 await ask(engine, ["hi"])
-            _, most = tracemalloc.get_traced_memory()
+            _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         assert len(failed.value.message) < 1000
-        assert most < 32 * MB  # all of it, decoded, takes four times that
+        assert peak < 32 * MB  # all of it, decoded, takes four times that
         await close(engine)
