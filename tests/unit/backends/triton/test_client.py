@@ -160,10 +160,10 @@ async def test_a_deadline_that_is_over_sends_nothing(triton: FakeTriton, client:
 
 @pytest.mark.parametrize("rpc", ["infer", "stream", "unary"])
 async def test_cancelling_a_call_reaches_the_server(triton: FakeTriton, client: Client, rpc: str) -> None:
-    began = asyncio.Event()
+    started = asyncio.Event()
 
     async def never(request: Any) -> pb.ModelInferResponse:
-        began.set()
+        started.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -176,7 +176,7 @@ async def test_cancelling_a_call_reaches_the_server(triton: FakeTriton, client: 
         task = asyncio.create_task(client.infer(texts("a"), soon()))
     else:
         task = asyncio.create_task(collect(client, pb.ModelInferRequest(model_name="llm")))
-    await began.wait()
+    await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -187,11 +187,11 @@ async def test_cancelling_a_call_reaches_the_server(triton: FakeTriton, client: 
 async def test_a_cancelled_member_harms_no_other(triton: FakeTriton, client: Client) -> None:
     gate = asyncio.Event()
 
-    async def held(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    async def wait_forever(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         await gate.wait()
         return lengths(request)
 
-    triton.models["emb"].answer = held
+    triton.models["emb"].answer = wait_forever
     tasks = [asyncio.create_task(client.infer(texts("x" * n), soon())) for n in range(1, 4)]
     await triton.called("ModelInfer", 3)
     tasks[1].cancel()
@@ -436,10 +436,10 @@ async def test_after_a_restart_the_first_calls_work_again(triton: FakeTriton, cl
 
 
 async def test_closing_breaks_off_calls_in_flight_and_refuses_new_ones(triton: FakeTriton, client: Client) -> None:
-    began = asyncio.Event()
+    started = asyncio.Event()
 
     async def never(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        began.set()
+        started.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -450,7 +450,7 @@ async def test_closing_breaks_off_calls_in_flight_and_refuses_new_ones(triton: F
         asyncio.create_task(client.unary("ModelInfer", texts("a"), pb.ModelInferResponse, soon())),
         asyncio.create_task(collect(client, pb.ModelInferRequest(model_name="llm"))),
     ]
-    await began.wait()
+    await started.wait()
     await triton.called("ModelInfer", 2)
     await triton.called("ModelStreamInfer")
     await client.aclose()

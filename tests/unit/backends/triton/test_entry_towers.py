@@ -92,9 +92,9 @@ class TestWritten:
     def test_a_batch_fits_into_a_call(self, tmp_path: Path) -> None:
         """64 pictures of 224 x 224 have 38 MB."""
         large = msgspec.structs.replace(IMAGE, size=(224, 224))
-        most = max_images_per_call(large)
-        assert most * 3 * 224 * 224 * 4 <= MAX_PIXEL_BYTES < (most + 1) * 3 * 224 * 224 * 4
-        assert pictures(tmp_path, large, options={"max_batch_size": 64}).config.max_batch_size == most
+        limit = max_images_per_call(large)
+        assert limit * 3 * 224 * 224 * 4 <= MAX_PIXEL_BYTES < (limit + 1) * 3 * 224 * 224 * 4
+        assert pictures(tmp_path, large, options={"max_batch_size": 64}).config.max_batch_size == limit
         assert pictures(tmp_path, large, options={"max_batch_size": 8}).config.max_batch_size == 8
         assert max_images_per_call(msgspec.structs.replace(IMAGE, size=(9000, 9000))) == 1
 
@@ -194,9 +194,9 @@ class TestRepository:
         """One model in the list, of two folders."""
         repository = Repository(tmp_path / "models")
         assert repository.write(towers(tmp_path / "files")) == ("org~mini~~image", "org~mini")
-        (held,) = repository.entries()
-        assert (held.name, held.folders) == ("org/mini", ("org~mini", "org~mini~~image"))
-        assert held.size > sum(len(b) for b in (b"graph", b"image graph"))
+        (found,) = repository.entries()
+        assert (found.name, found.folders) == ("org/mini", ("org~mini", "org~mini~~image"))
+        assert found.size > sum(len(b) for b in (b"graph", b"image graph"))
         assert repository.remove("org/mini")
         assert repository.entries() == []
         assert not list((tmp_path / "models").glob("org*"))
@@ -205,8 +205,8 @@ class TestRepository:
         repository = Repository(tmp_path / "models")
         repository.write(towers(tmp_path / "files"))
         repository.write(entry(tmp_path / "files"))
-        (held,) = repository.entries()
-        assert held.folders == ("org~mini",)
+        (found,) = repository.entries()
+        assert found.folders == ("org~mini",)
 
     def test_an_image_tower_without_its_whole_goes(self, tmp_path: Path) -> None:
         """Its writer died between the two."""

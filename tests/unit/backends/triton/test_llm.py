@@ -446,7 +446,7 @@ class TestConnections:
         model = talker(kind)
         answer: Callable[..., Any] = model.answer
 
-        async def held(request: pb.ModelInferRequest) -> Any:
+        async def hang(request: pb.ModelInferRequest) -> Any:
             await go_on.wait()
             return answer(request)
 
@@ -455,7 +455,7 @@ class TestConnections:
             async for response in answer(request):
                 yield response
 
-        model.answer = held if kind == "gpt" else held_stream
+        model.answer = hang if kind == "gpt" else held_stream
         connected: list[Client] = []
         connect = Client._connect
 

@@ -122,10 +122,10 @@ def test_a_bad_text_fails_its_own_request(monkeypatch: pytest.MonkeyPatch, tmp_p
     model = tokenizer_of(monkeypatch, tmp_path / "triton", spec)
     left = ask(["a"])
     left.cancelled = True
-    bad, good, gone = model.execute([ask([b"\xff\xfe"]), ask(["a"]), left])
+    bad, good, cancelled = model.execute([ask([b"\xff\xfe"]), ask(["a"]), left])
     assert (bad.error.code, bad.error.message) == ("invalid", "the texts must be UTF-8")
     assert good.error is None
-    assert gone.error.code == "cancelled"
+    assert cancelled.error.code == "cancelled"
 
 
 def test_texts_without_tokens_and_without_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -192,14 +192,14 @@ def test_a_bad_request_fails_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """A token that the graph does not know, in a run with others; and one whose client left."""
     model = encoder_of(monkeypatch, tmp_path, tiny)
     left = Request(rows((1, 5)), ["pooled"], cancelled=True)
-    good, bad, gone = model.execute(
+    good, bad, cancelled = model.execute(
         [Request(rows((2, 5)), ["pooled"]), Request(rows((1, 5), token=5000), ["pooled"]), left]
     )
     assert good.error is None
     assert good.outputs["pooled"].shape == (2, 64)
     assert bad.error.code == "invalid"
     assert "ONNX Runtime" in bad.error.message
-    assert gone.error.code == "cancelled"
+    assert cancelled.error.code == "cancelled"
 
 
 def test_instances_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: EntrySpec) -> None:

@@ -279,13 +279,13 @@ def test_a_model_replaced_while_it_is_listed(
     repository.write(entry(tmp_path / "store"))
     lstat = os.lstat
 
-    def gone(path: Any) -> os.stat_result:
+    def missing(path: Any) -> os.stat_result:
         if str(path).endswith("model.onnx"):
             raise FileNotFoundError(2, "gone", str(path))
         return lstat(path)
 
     whole = repository.entries()[0].size
-    monkeypatch.setattr(os, "lstat", gone)
+    monkeypatch.setattr(os, "lstat", missing)
     assert repository.entries()[0].size == whole - len(b"graph")
 
 

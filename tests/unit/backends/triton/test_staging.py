@@ -30,14 +30,14 @@ def test_it_is_beside_the_repository_and_goes(tmp_path: Path) -> None:
 def test_what_a_dead_writer_left_is_deleted(tmp_path: Path) -> None:
     """In both places, and nothing that only looks like it."""
     repository = tmp_path / "models"
-    gone = [tmp_path / ".models.shoal-partial-abc", repository / ".shoal-partial-abc"]
+    deleted = [tmp_path / ".models.shoal-partial-abc", repository / ".shoal-partial-abc"]
     stays = [tmp_path / ".other.shoal-partial-abc", repository / "shoal-partial-abc", tmp_path / "models.old"]
-    for folder in (*gone, *stays):
+    for folder in (*deleted, *stays):
         (folder / "1").mkdir(parents=True)
     link = tmp_path / ".models.shoal-partial-link"
     link.symlink_to(stays[0])
     with staging(repository, 1):
-        assert not any(folder.exists() for folder in gone)
+        assert not any(folder.exists() for folder in deleted)
     assert all((folder / "1").is_dir() for folder in (*stays, link))
 
 

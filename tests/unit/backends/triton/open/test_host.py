@@ -36,9 +36,9 @@ class TestPublishing:
         await host.publish(NAME, stored, writing)
         assert triton.models[FOLDER].state == "READY"
         assert (folder / FOLDER / "1" / "model.onnx").read_bytes() == b"graph"
-        held = await host.find_entry(NAME)
-        assert held is not None
-        assert (held.managed, held.source) == (True, "hf:org/mini")
+        entry = await host.find_entry(NAME)
+        assert entry is not None
+        assert (entry.managed, entry.source) == (True, "hf:org/mini")
 
     async def test_what_cannot_be_loaded_is_not_left(
         self, writing: Settings, tritons: TritonConnections, triton: FakeTriton, stored: StoredModel, folder: Path

@@ -69,7 +69,7 @@ class TestReaching:
         await waiting
 
 
-class Own:
+class FakeRunTriton:
     """Stands for `run_triton`: it yields the fake server once `there` is set, or fails."""
 
     def __init__(self, triton: FakeTriton) -> None:
@@ -94,8 +94,8 @@ class Own:
 
 class TestItsOwnServer:
     @pytest.fixture
-    def own(self, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> Own:
-        made = Own(triton)
+    def own(self, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> FakeRunTriton:
+        made = FakeRunTriton(triton)
         monkeypatch.setattr(host_module, "run_triton", made)
         return made
 
@@ -104,7 +104,7 @@ class TestItsOwnServer:
         return Settings(home=str(tmp_path / "home"), triton=True, offline=True)
 
     async def test_it_runs_as_long_as_the_host(
-        self, own: Own, alone: Settings, tritons: TritonConnections, triton: FakeTriton, tmp_path: Path
+        self, own: FakeRunTriton, alone: Settings, tritons: TritonConnections, triton: FakeTriton, tmp_path: Path
     ) -> None:
         """On ports that are free and over a repository of Shoal's own, which can be looked into before."""
         async with TritonHost.open_from_settings(alone, tritons) as host:
@@ -125,7 +125,7 @@ class TestItsOwnServer:
 
     async def test_its_backends_are_known(
         self,
-        own: Own,
+        own: FakeRunTriton,
         alone: Settings,
         tritons: TritonConnections,
         triton: FakeTriton,
@@ -148,7 +148,7 @@ class TestItsOwnServer:
         [(SetupError("no Triton for this machine"), SetupError), (ZeroDivisionError("a bug"), InternalError)],
     )
     async def test_every_load_says_why_it_cannot_start(
-        self, own: Own, alone: Settings, tritons: TritonConnections, error: Exception, raised: type[Exception]
+        self, own: FakeRunTriton, alone: Settings, tritons: TritonConnections, error: Exception, raised: type[Exception]
     ) -> None:
         """Shoal goes on without it."""
         own.error = error
@@ -161,7 +161,7 @@ class TestItsOwnServer:
             assert not await host.remove(NAME)
 
     async def test_leaving_stops_one_that_is_starting(
-        self, own: Own, alone: Settings, tritons: TritonConnections
+        self, own: FakeRunTriton, alone: Settings, tritons: TritonConnections
     ) -> None:
         before = asyncio.all_tasks()
         async with TritonHost.open_from_settings(alone, tritons):

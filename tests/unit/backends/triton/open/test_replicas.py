@@ -256,12 +256,12 @@ class TestOffered:
         triton.add(text_model("emb"))
         call = triton.call
 
-        async def gone(name: str, request: Any) -> Any:
+        async def fail(name: str, request: Any) -> Any:
             if name == "ModelConfig":
                 raise Refused("connection lost", Code.UNAVAILABLE)
             return await call(name, request)
 
-        monkeypatch.setattr(triton, "call", gone)
+        monkeypatch.setattr(triton, "call", fail)
         with pytest.raises(TransportFailed):
             await self.offers(triton, tritons)
 

@@ -60,7 +60,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-class Made(NamedTuple):
+class ModelSetup(NamedTuple):
     """A model of the store, its entry, and its graph at work."""
 
     stored: StoredModel
@@ -73,7 +73,7 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSetup]:
     """One of each kind."""
     folder = tmp_path_factory.mktemp("specs")
     found = {}
@@ -82,11 +82,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
         stored = prepare(address, store=Store(folder / "home"), access=Access(offline=True))
         (entry,) = triton_models(build_entry_spec(name, stored, Settings()))
         session = onnxruntime.InferenceSession(str(stored.graph), providers=["CPUExecutionProvider"])
-        found[name] = Made(stored, entry, session)
+        found[name] = ModelSetup(stored, entry, session)
     return found
 
 
-def written(one: Made, name: str = "m") -> FakeModel:
+def written(one: ModelSetup, name: str = "m") -> FakeModel:
     """What a Triton does with an entry."""
     config = pb.ModelConfig()
     config.CopyFrom(one.entry.config)
@@ -108,7 +108,7 @@ async def embed(runner: TritonRunner, *texts: str, outputs: tuple[VectorKind, ..
 
 class TestEntries:
     @pytest.mark.parametrize("name", MAKERS)
-    def test_dims_are_those_of_the_graph(self, made: dict[str, Made], name: str) -> None:
+    def test_dims_are_those_of_the_graph(self, made: dict[str, ModelSetup], name: str) -> None:
         """Triton's onnxruntime backend refuses others, and -1 where the graph is sure."""
         graph = onnx.load(str(made[name].stored.graph), load_external_data=False).graph
         shapes = {
@@ -132,7 +132,7 @@ class TestEntries:
         self,
         triton: FakeTriton,
         opened: Open,
-        made: dict[str, Made],
+        made: dict[str, ModelSetup],
         name: str,
         tasks: tuple[str, ...],
         kinds: tuple[VectorKind, ...],
@@ -151,7 +151,7 @@ class TestEntries:
         assert facts.verified == f"4 {'pairs' if name == 'cross' else 'texts'} answered, all finite"
 
     async def test_only_what_is_asked_for_is_fetched(
-        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
         """A vector a token is much to carry."""
         triton.add(written(made["m3"]))
@@ -170,7 +170,7 @@ class TestEntries:
             assert len(answer.token_vectors) == ("tokens" in kinds)
 
     async def test_another_shoal_reads_the_entry(
-        self, triton: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
         """Whose tokenizer comes from the store, or from the model's source, or is made of the whole model."""
         for name in ("cross", "m3", "splade", "static"):
@@ -182,13 +182,15 @@ class TestEntries:
                 assert (facts.tasks, facts.vectors, facts.space) == (spec.tasks, spec.kinds, stored_space(stored))
 
     async def test_heads_that_the_server_lacks_are_not_offered(
-        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
         """As in an entry of an older Shoal; without any of them it is to be written anew."""
         model = written(made["m3"])
-        kept = [one for one in model.config.output if one.name in ("sentence_embedding", "pooled", "token_weights")]
+        remaining = [
+            one for one in model.config.output if one.name in ("sentence_embedding", "pooled", "token_weights")
+        ]
         del model.config.output[:]
-        model.config.output.extend(kept)
+        model.config.output.extend(remaining)
         triton.add(model)
         assert (await opened("m", stored=made["m3"].stored)).facts.vectors == ("dense", "sparse")
         other = written(made["cross"], "other")
@@ -198,7 +200,7 @@ class TestEntries:
             await opened("other", stored=made["cross"].stored)
 
     async def test_a_specification_that_cannot_be_read(
-        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
         """Edited by hand: the key is named."""
         model = written(made["cross"])
@@ -208,7 +210,7 @@ class TestEntries:
             await opened("m")
 
     async def test_replicas_are_compared_by_what_they_give(
-        self, triton: FakeTriton, second: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+        self, triton: FakeTriton, second: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
         """Sparse vectors, and the mean of those of late interaction; a replica with other weights stays out."""
         for name in ("splade", "pylate"):
@@ -232,7 +234,7 @@ class TestPrompts:
     TABLE = ModelTable(prompts={"query": "to fish "}, default_prompt_name="query")
 
     async def test_a_tables_prompts_stand_above_the_models(
-        self, triton: FakeTriton, opened: Open, made: dict[str, Made]
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
         """For files that are here as for an entry alone; their space is another one, here that of the local engine."""
         stored = made["plain"].stored
@@ -248,14 +250,14 @@ class TestPrompts:
         assert spaces[0] == stored_space(apply_prompts(stored, self.TABLE))
         assert len(set(spaces)) == 3
 
-    async def test_a_default_that_is_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
+    async def test_a_default_that_is_none(self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]) -> None:
         stored = made["plain"].stored
         triton.add(written(made["plain"]))
         for options in ({"stored": stored}, {}):
             with pytest.raises(ConfigError, match="'nope' is no prompt of"):
                 await opened("m", table=ModelTable(default_prompt_name="nope"), **options)
 
-    async def test_a_reranker_has_none(self, triton: FakeTriton, opened: Open, made: dict[str, Made]) -> None:
+    async def test_a_reranker_has_none(self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]) -> None:
         """Its own ones are a matter of how it was trained."""
         triton.add(written(made["cross"]))
         plain, other = await opened("m"), await opened("m", table=self.TABLE)
@@ -298,7 +300,7 @@ class TestForeignHeads:
 
 class TestTokenizersThatDoNotFit:
     async def test_an_entrys_own_note_decides(
-        self, triton: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
         """A tokenizer that makes other ids is refused by name, one that makes the same is taken from anywhere."""
         triton.add(written(made["plain"]))
@@ -311,7 +313,7 @@ class TestTokenizersThatDoNotFit:
             await opened("m", table=ModelTable(tokenizer=str(tmp_path / "other")))
 
     async def test_an_entry_of_an_older_shoal(
-        self, triton: FakeTriton, opened: Open, made: dict[str, Made], tmp_path: Path
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
         """It has no note of its tokenizer, but of how many tokens it knows."""
         model = written(made["plain"])
@@ -339,7 +341,7 @@ class TestTokenizersThatDoNotFit:
             await opened("tok", table=ModelTable(tokenizer=str(source)))
 
 
-def test_specifications_travel_whole(made: dict[str, Made]) -> None:
+def test_specifications_travel_whole(made: dict[str, ModelSetup]) -> None:
     """What an entry says is what the store has."""
     for one in made.values():
         text = one.entry.config.parameters["shoal_text"].string_value

@@ -86,9 +86,9 @@ class TestPublished:
     ) -> None:
         await host.publish(NAME, stored, writing)
         again = TritonHost(writing, tritons)
-        held = await again.find_entry(NAME)
-        assert held is not None
-        assert held.folders == (TEXT, IMAGE)
+        found = await again.find_entry(NAME)
+        assert found is not None
+        assert found.folders == (TEXT, IMAGE)
         assert await again.has_model(NAME, Address(scheme="hf", target="org/mini"))
         assert [entry.name for entry in await again.entries()] == [NAME]
 
