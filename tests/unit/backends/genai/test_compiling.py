@@ -49,7 +49,7 @@ class Prepared(list[Guide]):
         self.append(guide)
 
 
-def gone(pid: int | None) -> bool:
+def has_exited(pid: int | None) -> bool:
     assert pid is not None
     try:
         os.kill(pid, 0)
@@ -128,7 +128,7 @@ class TestBombs:
         os.kill(pid or 0, signal.SIGABRT)
         with pytest.raises(InvalidValue, match="too much memory"):
             await checking
-        assert gone(pid)
+        assert has_exited(pid)
 
     async def test_slow_at_each_token(self, trials: GuideChecker) -> None:
         """A guide that compiles quickly and holds up every step is refused too."""
@@ -146,7 +146,7 @@ class TestTrials:
         assert caught.value.param == "guided_regex"
         await trials.check(regex("b"))
         second = trials.pid
-        assert gone(first)
+        assert has_exited(first)
         os.kill(second or 0, signal.SIGKILL)
         await until(lambda: trials._child is not None and trials._child.result().process.returncode is not None)
         await trials.check(regex("c"))
@@ -251,7 +251,7 @@ class TestTrials:
         for each in waiting:
             with pytest.raises(TransportFailed, match="unloaded"):
                 await each
-        assert gone(pid)
+        assert has_exited(pid)
         with pytest.raises(TransportFailed):
             await trials.check(regex("b"))
 
@@ -279,7 +279,7 @@ class TestTrials:
         monkeypatch.setattr(child.result(), "try_guide", worn)
         await trials.check(regex("b"))
         await trials.check(regex("c"))
-        assert gone(pid)
+        assert has_exited(pid)
 
 
 class TestTheModel:
@@ -328,4 +328,4 @@ class TestTheModel:
         await made.aclose()
         with pytest.raises(TransportFailed):
             await checking
-        assert all(gone(pid) for pid in pids)
+        assert all(has_exited(pid) for pid in pids)

@@ -61,9 +61,9 @@ def many_files() -> Iterator[None]:
     if hard not in (-1, resource.RLIM_INFINITY) and hard < 2000:
         pytest.skip("this system allows no 2000 open files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     yield
-    for one in held:
+    for one in descriptors:
         os.close(one)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -354,10 +354,10 @@ class TestRoom:
             await asyncio.sleep(0)
         assert len((await waiting)[0]) == 24
 
-    @pytest.mark.parametrize("kept", [True, False])
-    async def test_prefixes(self, model: Model, kept: bool) -> None:
+    @pytest.mark.parametrize("enabled", [True, False])
+    async def test_prefixes(self, model: Model, enabled: bool) -> None:
         """Answers are the same whether or not prompts are kept, also from the second time on."""
-        options = msgspec.structs.replace(EXACT, prefix_caching=kept)
+        options = msgspec.structs.replace(EXACT, prefix_caching=enabled)
         made = await start_generator(IR, name="prefix", options=options)
         prompt = [1, *range(20, 120)]
         answers = [(await answer(made, prompt, **GREEDY))[0] for _ in range(3)]
@@ -372,20 +372,20 @@ class TestLife:
     async def test_the_loop_stays_free(self) -> None:
         """While a model loads and answers, the event loop turns."""
         made = await start_generator(IR, name="free", options=EXACT)
-        turns, done = 0, asyncio.Event()
+        iterations, done = 0, asyncio.Event()
 
         async def turn() -> None:
-            nonlocal turns
+            nonlocal iterations
             while not done.is_set():
                 await asyncio.sleep(0)
-                turns += 1
+                iterations += 1
 
         turning = asyncio.create_task(turn())
         await asyncio.gather(*(answer(made, [1, number], **GREEDY) for number in range(32)))
         done.set()
         await turning
         await made.aclose()
-        assert turns > 24, "one for each token that all of them were given at least"
+        assert iterations > 24, "one for each token that all of them were given at least"
 
     async def test_closing_in_the_middle(self, caplog: pytest.LogCaptureFixture) -> None:
         """Who waits hears of it, the process is gone, and closing again is nothing."""

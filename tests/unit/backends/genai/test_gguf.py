@@ -123,7 +123,7 @@ def test_what_is_not_served_or_announced_is_not_exact(tmp_path: Path, make: Any)
 
 
 @pytest.mark.parametrize(
-    ("changes", "least", "most"),
+    ("changes", "lower", "upper"),
     [
         ({}, 0.0, 1e-4),
         ({"kv_cache_precision": "f16"}, 1e-4, 1e-2),
@@ -131,6 +131,6 @@ def test_what_is_not_served_or_announced_is_not_exact(tmp_path: Path, make: Any)
         ({"dynamic_quantization": "on"}, 0.0, 1.0),  # processors without VNNI do not round
     ],
 )
-def test_what_rounding_costs(tmp_path: Path, changes: dict[str, Any], least: float, most: float) -> None:
+def test_what_rounding_costs(tmp_path: Path, changes: dict[str, Any], lower: float, upper: float) -> None:
     """Under f32 nothing is rounded, neither contexts nor activations, unless it is asked for."""
-    assert least < difference(tiny_gguf.model("llama", kind=Q8_0), tmp_path, **changes) < most
+    assert lower < difference(tiny_gguf.model("llama", kind=Q8_0), tmp_path, **changes) < upper

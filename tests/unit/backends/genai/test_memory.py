@@ -29,17 +29,17 @@ def test_the_budget() -> None:
 
 
 @given(
-    room=st.integers(0, 2**40),
+    free_bytes=st.integers(0, 2**40),
     one=st.integers(1, 2**24),
     explicit=st.booleans(),
     context=st.none() | st.integers(1, 10**6),
     streams=st.integers(1, 4096),
 )
-def test_blocks(room: int, one: int, explicit: bool, context: int | None, streams: int) -> None:
+def test_blocks(free_bytes: int, one: int, explicit: bool, context: int | None, streams: int) -> None:
     """At least one, within the budget, and unless they were asked for no more than could be used."""
-    count = count_blocks(room, one, explicit=explicit, context_tokens=context, streams=streams)
+    count = count_blocks(free_bytes, one, explicit=explicit, context_tokens=context, streams=streams)
     assert count >= 1
-    assert count == 1 or count * one <= room
+    assert count == 1 or count * one <= free_bytes
     if context and not explicit:
         assert (count - 1) * BLOCK_TOKENS < streams * (context + BLOCK_TOKENS)
 

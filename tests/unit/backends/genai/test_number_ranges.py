@@ -30,33 +30,35 @@ def matcher() -> GrammarMatcher:
 
 
 def holds(bounds: Range, value: Decimal) -> bool:
-    least, most, open_least, open_most, step = bounds
+    minimum, maximum, open_minimum, open_maximum, step = bounds
     return (
-        (least is None or value > least or (value == least and not open_least))
-        and (most is None or value < most or (value == most and not open_most))
+        (minimum is None or value > minimum or (value == minimum and not open_minimum))
+        and (maximum is None or value < maximum or (value == maximum and not open_maximum))
         and (step is None or (Fraction(value) / Fraction(step)).denominator == 1)
     )
 
 
 @given(
-    least=st.none() | INTEGERS,
-    most=st.none() | INTEGERS,
+    minimum=st.none() | INTEGERS,
+    maximum=st.none() | INTEGERS,
     openness=st.tuples(st.booleans(), st.booleans()),
     step=st.sampled_from([None, None, 1, 10, 1000, Decimal("0.5")]),
     others=st.lists(INTEGERS, max_size=4),
 )
 def test_integers(
     matcher: GrammarMatcher,
-    least: int | None,
-    most: int | None,
+    minimum: int | None,
+    maximum: int | None,
     openness: tuple[bool, bool],
     step: int | None,
     others: list[int],
 ) -> None:
     """Those within bounds, those beside them, and any others."""
-    bounds = Range(None if least is None else Decimal(least), None if most is None else Decimal(most), *openness)
+    bounds = Range(
+        None if minimum is None else Decimal(minimum), None if maximum is None else Decimal(maximum), *openness
+    )
     bounds = bounds._replace(step=None if step is None else Decimal(step))
-    ends = [0, least or 0, most or 0]
+    ends = [0, minimum or 0, maximum or 0]
     tried = {end + away for end in ends for away in (-1000, -1, 0, 1, 1000)} | set(others)
     try:
         grammar = f"root ::= {write_integers(bounds)}"
@@ -68,8 +70,8 @@ def test_integers(
 
 
 @given(
-    least=st.none() | DECIMALS,
-    most=st.none() | DECIMALS,
+    minimum=st.none() | DECIMALS,
+    maximum=st.none() | DECIMALS,
     openness=st.tuples(st.booleans(), st.booleans()),
     step=st.sampled_from([None, None, Decimal("0.1"), Decimal("0.01"), Decimal(10)]),
     others=st.lists(DECIMALS, max_size=6),
@@ -77,16 +79,16 @@ def test_integers(
 )
 def test_numbers(
     matcher: GrammarMatcher,
-    least: Decimal | None,
-    most: Decimal | None,
+    minimum: Decimal | None,
+    maximum: Decimal | None,
     openness: tuple[bool, bool],
     step: Decimal | None,
     others: list[Decimal],
     seed: int,
 ) -> None:
     """Those within bounds, those beside them, any others, and one that is drawn."""
-    bounds = Range(least, most, *openness, step)
-    ends = [least or Decimal(0), most or Decimal(0)]
+    bounds = Range(minimum, maximum, *openness, step)
+    ends = [minimum or Decimal(0), maximum or Decimal(0)]
     near = [Decimal(0), Decimal("0.0001"), Decimal("-0.01"), Decimal(1), Decimal(-1)]
     tried = {end + away for end in ends for away in near} | set(others)
     try:

@@ -32,12 +32,12 @@ from tests.unit.models.test_manifest import manifest
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 IR = FIXTURES / "tiny_llama_ir"
 GGUF = FIXTURES / "tiny_llama.gguf"
-Opened = tuple[ChatPipeline, GenaiGenerator, ModelFacts]
+OpenedModel = tuple[ChatPipeline, GenaiGenerator, ModelFacts]
 
 installed = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="needs the 'llm' extra")
 
 
-async def open_llm(name: str, address: Address, settings: Settings, table: ModelTable) -> Opened:
+async def open_llm(name: str, address: Address, settings: Settings, table: ModelTable) -> OpenedModel:
     """From an address, as a plan has it."""
     return await open.open_llm(name, await prepare_async(address, settings), settings, table)
 
@@ -48,13 +48,13 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def opened(settings: Settings) -> AsyncIterator[Opened]:
+async def opened(settings: Settings) -> AsyncIterator[OpenedModel]:
     made = await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable())
     yield made
     await made[1].aclose()
 
 
-def runner_of(opened: Opened, settings: Settings) -> GenerationRunner:
+def runner_of(opened: OpenedModel, settings: Settings) -> GenerationRunner:
     pipeline, generator, facts = opened
     options = build_generation_options("tiny", settings, ModelTable(), generator.facts, Threads("test", 1))
     return GenerationRunner(pipeline, [generator], facts, options)
@@ -76,7 +76,7 @@ def make_task(text: str = "Hello", **fields: Any) -> Generate:
 
 @installed
 class TestOpened:
-    async def test_facts(self, opened: Opened) -> None:
+    async def test_facts(self, opened: OpenedModel) -> None:
         """What it is, where it is from, and what it can hold."""
         _, generator, facts = opened
         assert (facts.backend, facts.tasks, facts.id) == ("genai", ("generate",), "tiny_llama_ir")
@@ -88,7 +88,7 @@ class TestOpened:
         assert facts.details["engine"].startswith("openvino-genai 20")
         assert generator.ready()
 
-    async def test_a_conversation(self, opened: Opened, settings: Settings) -> None:
+    async def test_a_conversation(self, opened: OpenedModel, settings: Settings) -> None:
         """Rendered by the model's own template, answered, counted; the same in pieces as at once."""
         runner = runner_of(opened, settings)
         made = await chunks(runner, make_task("naïve 東京"))
@@ -101,7 +101,7 @@ class TestOpened:
         assert usage.prompt_tokens > 10
         assert [chunk.finish_reason for chunk in made if chunk.finish_reason] == ["length"]
 
-    async def test_a_stop_text_ends_it(self, opened: Opened, settings: Settings) -> None:
+    async def test_a_stop_text_ends_it(self, opened: OpenedModel, settings: Settings) -> None:
         """It is cut there, and the rest is not made."""
         runner = runner_of(opened, settings)
         whole = text_of(await chunks(runner, make_task()))
@@ -113,13 +113,13 @@ class TestOpened:
         assert usage is not None
         assert usage.completion_tokens < 1000, "however busy the machine is"
 
-    async def test_several_choices(self, opened: Opened, settings: Settings) -> None:
+    async def test_several_choices(self, opened: OpenedModel, settings: Settings) -> None:
         """Side by side, each its own."""
         task = msgspec.structs.replace(make_task(temperature=1.5, seed=1), n=3)
         made = await chunks(runner_of(opened, settings), task)
         assert len({text_of(made, index) for index in range(3)}) == 3
 
-    async def test_a_form(self, opened: Opened, settings: Settings) -> None:
+    async def test_a_form(self, opened: OpenedModel, settings: Settings) -> None:
         """Guided decoding comes through all layers, and so does what is wrong with a form."""
         runner = runner_of(opened, settings)
         made = await chunks(runner, make_task(guide=Guide(kind="choice", value='["größe"]'), ignore_eos=None))
@@ -127,7 +127,7 @@ class TestOpened:
         with pytest.raises(InvalidValue, match="form asked"):
             await chunks(runner, make_task(guide=Guide(kind="regex", value="(")))
 
-    async def test_prompts_that_are_too_long(self, opened: Opened, settings: Settings) -> None:
+    async def test_prompts_that_are_too_long(self, opened: OpenedModel, settings: Settings) -> None:
         """They are refused with both counts."""
         with pytest.raises(TooLong, match="2048"):
             await chunks(runner_of(opened, settings), make_task("word " * 3000))

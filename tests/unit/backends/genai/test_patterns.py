@@ -59,14 +59,14 @@ def test_what_a_pattern_finds(matcher: GrammarMatcher, frame: str, inner: str, t
         assert matcher.accepts(quoted(text), grammar=grammar) == bool(ascii_only.search(text)), (pattern, text)
 
 
-@given(frame=FRAMES, inner=EXPRESSIONS, least=st.integers(0, 5), room=st.integers(0, 5), seed=st.integers(0, 99))
+@given(frame=FRAMES, inner=EXPRESSIONS, minimum=st.integers(0, 5), extra=st.integers(0, 5), seed=st.integers(0, 99))
 def test_lengths_beside_a_pattern(
-    matcher: GrammarMatcher, frame: str, inner: str, least: int, room: int, seed: int
+    matcher: GrammarMatcher, frame: str, inner: str, minimum: int, extra: int, seed: int
 ) -> None:
     """What is written has both, or the two are refused together."""
     pattern = frame % inner
     try:
-        grammar = string_grammar(pattern=pattern, minLength=least, maxLength=least + room)
+        grammar = string_grammar(pattern=pattern, minLength=minimum, maxLength=minimum + extra)
     except InvalidValue as error:
         assert "does not fit its lengths" in error.message
         assume(False)
@@ -74,7 +74,7 @@ def test_lengths_beside_a_pattern(
     assert text is not None
     value = json.loads(text)
     assert re.search(pattern, value, re.ASCII)
-    assert least <= len(value) <= least + room
+    assert minimum <= len(value) <= minimum + extra
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_any_pattern(pattern: str) -> None:
 
 def test_lengths_that_nothing_has() -> None:
     """They are refused rather than written as a grammar without any text."""
-    for pattern, least, most in (("^abc$", 0, 2), ("^abc$", 4, None), ("^(abc){1,3}$", 4, 5)):
+    for pattern, minimum, maximum in (("^abc$", 0, 2), ("^abc$", 4, None), ("^(abc){1,3}$", 4, 5)):
         with pytest.raises(InvalidValue, match="lengths"):
-            bound_length(parse_pattern(pattern), least, most)
+            bound_length(parse_pattern(pattern), minimum, maximum)
     assert bound_length(ANY, 0, None) == ANY
 
 

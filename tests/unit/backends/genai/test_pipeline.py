@@ -26,7 +26,7 @@ def openvino() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "kept", "rounded"),
+    ("options", "precision", "rounded"),
     [
         (GenaiOptions(precision="f32"), "float32", False),
         (GenaiOptions(precision="f32", kv_cache_precision="u8"), "uint8_t", False),
@@ -35,13 +35,15 @@ def openvino() -> Any:
         (GenaiOptions(kv_cache_precision="f32", dynamic_quantization="off"), "float32", False),
     ],
 )
-def test_what_the_compiled_model_says(openvino: Any, options: GenaiOptions, kept: str, rounded: bool | None) -> None:
+def test_what_the_compiled_model_says(
+    openvino: Any, options: GenaiOptions, precision: str, rounded: bool | None
+) -> None:
     """The file asks for f16, and the library's own default is u8: neither decides."""
     group = quantization_group(openvino, None, options)
     properties = compile_properties(options, 1, cache_precision(options), group)
     compiled = openvino.Core().compile_model(str(IR / "openvino_model.xml"), "CPU", properties)
     for name in ("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"):
-        assert kept in str(compiled.get_property(name))
+        assert precision in str(compiled.get_property(name))
     assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == group
     assert rounded is None or bool(group) == rounded
     if options.precision == "f32":

@@ -121,12 +121,12 @@ class TestWaiting:
             for _ in range(3):
                 await asyncio.sleep(0)
             worker.cancel(number)
-        kept = sum(map(len, worker._outbox.values())) + worker._writer.transport.get_write_buffer_size()
+        buffered = sum(map(len, worker._outbox.values())) + worker._writer.transport.get_write_buffer_size()
         starts = [number for number in worker._outbox if number > 0]
         os.kill(worker.process.pid, signal.SIGCONT)
         await worker.end(5)
         assert starts == []
-        assert kept < 20_000
+        assert buffered < 20_000
         assert len(worker._outbox) < 200
 
     async def test_what_is_said_is_sent_in_turn(self) -> None:

@@ -32,8 +32,8 @@ def rules(**own: Any) -> SimpleNamespace:
     return SimpleNamespace(**(plain | own))
 
 
-def configured(own: dict[str, Any] | None = None, room: int = 100, **fields: Any) -> Any:
-    return configure(rules(**(own or {})), Sampling(**fields), room)
+def configured(own: dict[str, Any] | None = None, space: int = 100, **fields: Any) -> Any:
+    return configure(rules(**(own or {})), Sampling(**fields), space)
 
 
 def test_every_parameter_is_a_field() -> None:
@@ -82,13 +82,13 @@ def test_stop_tokens_join_the_models_own() -> None:
     assert configured(stop_token_ids=[7, 9]).stop_token_ids == {2, 7, 9}
 
 
-@given(most=st.none() | st.integers(1, 10**6), least=st.none() | st.integers(0, 10**6), room=st.integers(1, 10**5))
-def test_lengths_fit_into_the_room(most: int | None, least: int | None, room: int) -> None:
+@given(upper=st.none() | st.integers(1, 10**6), lower=st.none() | st.integers(0, 10**6), space=st.integers(1, 10**5))
+def test_lengths_fit_into_the_room(upper: int | None, lower: int | None, space: int) -> None:
     """However much is asked for: 1 <= most <= room, and the least is no more than the most."""
-    made = configured(room=room, max_tokens=most, min_tokens=least)
-    assert 1 <= made.max_new_tokens <= room
+    made = configured(space=space, max_tokens=upper, min_tokens=lower)
+    assert 1 <= made.max_new_tokens <= space
     assert made.min_new_tokens <= made.max_new_tokens
-    assert most is None or made.max_new_tokens == min(most, room)
+    assert upper is None or made.max_new_tokens == min(upper, space)
 
 
 @given(seed=st.none() | st.integers(-(2**70), 2**70))

@@ -19,12 +19,12 @@ class Recorder:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.pings: list[float] = []
-        self.gone: list[float] = []
-        self.began = self.loop.time()
+        self.losses: list[float] = []
+        self.start = self.loop.time()
         self.watch = Watch(
             "tiny",
-            ping=lambda: self.pings.append(self.loop.time() - self.began),
-            gone=lambda: self.gone.append(self.loop.time() - self.began),
+            ping=lambda: self.pings.append(self.loop.time() - self.start),
+            gone=lambda: self.losses.append(self.loop.time() - self.start),
         )
 
     def silent(self) -> bool:
@@ -43,7 +43,7 @@ def test_a_process_that_never_answers(caplog: pytest.LogCaptureFixture) -> None:
         assert recorder.silent()
         await asyncio.sleep(1000)
         assert recorder.pings == [LOOK_S * PING_AT] == [15.0]
-        assert recorder.gone == [LOOK_S * GONE_AT] == [135.0]
+        assert recorder.losses == [LOOK_S * GONE_AT] == [135.0]
 
     run_virtual(main)
     assert "tiny is out of service: its process does not answer for 30 s" in caplog.text
@@ -60,7 +60,7 @@ def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> 
         recorder.watch.record_message(owes=False)
         assert not recorder.silent()
         await asyncio.sleep(1000)
-        assert (len(recorder.pings), recorder.gone) == (1, [])
+        assert (len(recorder.pings), recorder.losses) == (1, [])
 
     run_virtual(main)
     assert "tiny answers again" in caplog.text
@@ -78,7 +78,7 @@ def test_one_that_has_more_to_say_is_watched_on() -> None:
             recorder.watch.record_message(owes=True)
         assert (recorder.pings, recorder.silent()) == ([], False)
         await asyncio.sleep(1000)
-        assert (len(recorder.pings), len(recorder.gone)) == (1, 1)
+        assert (len(recorder.pings), len(recorder.losses)) == (1, 1)
 
     run_virtual(main)
 
@@ -93,7 +93,7 @@ def test_nothing_is_owed_by_one_that_was_told_nothing() -> None:
         await asyncio.sleep(LOOK_S * SILENT_AT + HALF)
         recorder.watch.close()
         await asyncio.sleep(3600)
-        assert (len(recorder.pings), recorder.gone) == (1, [])
+        assert (len(recorder.pings), recorder.losses) == (1, [])
 
     run_virtual(main)
 
@@ -109,7 +109,7 @@ def test_a_gateway_that_was_held_up_blames_nobody() -> None:
         for _ in range(PING_AT - 1):
             loop._virtual.now += 3600
             await asyncio.sleep(0)
-        assert (recorder.pings, recorder.gone, recorder.silent()) == ([], [], False)
+        assert (recorder.pings, recorder.losses, recorder.silent()) == ([], [], False)
 
     run_virtual(main)
 
@@ -123,6 +123,6 @@ def test_it_may_end_before_it_began(end: Callable[[Watch], None]) -> None:
         end(recorder.watch)
         recorder.watch.expect_answer()
         await asyncio.sleep(1000)
-        assert len(recorder.gone) == 1
+        assert len(recorder.losses) == 1
 
     run_virtual(main)
