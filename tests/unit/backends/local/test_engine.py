@@ -22,7 +22,7 @@ from tests.unit.backends.workers import StepWorker
 PLAN = [Shape(1, 8), Shape(1, 16), Shape(3, 8), Shape(16, 8)]
 
 
-class Rig:
+class EngineHarness:
     """An engine of `streams` workers and, with `wide`, one more."""
 
     def __init__(
@@ -72,188 +72,188 @@ class Rig:
 
 async def test_a_lone_small_batch_runs_wide() -> None:
     """One batch after the other, each alone, each on all cores."""
-    rig = Rig()
+    harness = EngineHarness()
     for _ in range(3):
-        await rig.infer(SOLO_ITEMS)
-    assert rig.counts() == (0, 3)
+        await harness.infer(SOLO_ITEMS)
+    assert harness.counts() == (0, 3)
 
 
 async def test_bulk_runs_narrow_even_alone() -> None:
     """A batch of more items than interactive work has never takes all cores."""
-    rig = Rig()
-    await rig.infer(SOLO_ITEMS + 1)
-    assert rig.counts() == (1, 0)
+    harness = EngineHarness()
+    await harness.infer(SOLO_ITEMS + 1)
+    assert harness.counts() == (1, 0)
 
 
 async def test_batches_of_one_loop_tick_share_the_cores() -> None:
     """Two batches that start together both run narrow: neither is alone."""
-    rig = Rig()
-    await asyncio.gather(rig.infer(), rig.infer())
-    assert rig.counts() == (2, 0)
+    harness = EngineHarness()
+    await asyncio.gather(harness.infer(), harness.infer())
+    assert harness.counts() == (2, 0)
 
 
 async def test_a_batch_beside_another_runs_narrow() -> None:
     """While the wide lane is busy, the next batch takes a stream and does not wait."""
-    rig = Rig(at_once=False)
-    first = asyncio.create_task(rig.infer())
+    harness = EngineHarness(at_once=False)
+    first = asyncio.create_task(harness.infer())
     await ticks()
-    second = asyncio.create_task(rig.infer())
+    second = asyncio.create_task(harness.infer())
     await ticks()
-    assert rig.counts() == (1, 1)
-    rig.wide.finish()
-    next(worker for worker in rig.narrow if worker.running).finish()
+    assert harness.counts() == (1, 1)
+    harness.wide.finish()
+    next(worker for worker in harness.narrow if worker.running).finish()
     await asyncio.gather(first, second)
 
 
 async def test_without_a_wide_lane_all_run_narrow() -> None:
     """An engine of one stream has one lane."""
-    rig = Rig(wide=False)
-    await rig.infer()
-    assert rig.counts() == (1, 0)
+    harness = EngineHarness(wide=False)
+    await harness.infer()
+    assert harness.counts() == (1, 0)
 
 
 async def test_an_unknown_output_is_refused() -> None:
     """An output that the graph does not have is named before anything runs."""
-    rig = Rig()
+    harness = EngineHarness()
     with pytest.raises(InputRejected, match="no output 'z'; it has y"):
-        await rig.engine.infer({"x": np.ones((1, 1), np.int64)}, ["z"], {}, time.monotonic() + 30)
-    assert rig.counts() == (0, 0)
+        await harness.engine.infer({"x": np.ones((1, 1), np.int64)}, ["z"], {}, time.monotonic() + 30)
+    assert harness.counts() == (0, 0)
 
 
 async def test_warming_runs_every_shape_on_every_worker() -> None:
     """Each stream makes its own kernels, so each runs each shape; the wide lane only those that it can get."""
-    rig = Rig(warm=WarmUp(PLAN, 10.0))
-    await rig.engine.warm_up(60.0)
-    for worker in rig.narrow:
+    harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
+    await harness.engine.warm_up(60.0)
+    for worker in harness.narrow:
         assert set(worker.shapes) == set(PLAN)
-    assert set(rig.wide.shapes) == {shape for shape in PLAN if shape.size <= SOLO_ITEMS}
+    assert set(harness.wide.shapes) == {shape for shape in PLAN if shape.size <= SOLO_ITEMS}
 
 
 async def test_warming_states_the_cost() -> None:
     """After warming, the facts hold a measured cost, and stay the same object until something changes."""
-    rig = Rig(warm=WarmUp(PLAN, 10.0))
-    assert rig.engine.facts.cost == CostModel()
-    await rig.engine.warm_up(60.0)
-    assert rig.engine.facts.cost != CostModel()
-    assert rig.engine.facts is rig.engine.facts
+    harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
+    assert harness.engine.facts.cost == CostModel()
+    await harness.engine.warm_up(60.0)
+    assert harness.engine.facts.cost != CostModel()
+    assert harness.engine.facts is harness.engine.facts
 
 
 async def test_no_time_means_no_warming() -> None:
     """With a budget of nothing, nothing runs, now or later."""
-    rig = Rig(warm=WarmUp(PLAN, 10.0))
-    await rig.engine.warm_up(0.0)
+    harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
+    await harness.engine.warm_up(0.0)
     await ticks(20)
-    assert rig.counts() == (0, 0)
+    assert harness.counts() == (0, 0)
 
 
 async def test_what_the_budget_left_is_warmed_only_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the background no shape starts while a batch is in flight; when it is over, all the rest is warmed."""
     monkeypatch.setattr(engine, "QUIET_S", 0.0)
     warm = WarmUp(PLAN, 10.0)
-    rig = Rig(warm=warm, at_once=False)
-    busy = asyncio.create_task(rig.infer())
+    harness = EngineHarness(warm=warm, at_once=False)
+    busy = asyncio.create_task(harness.infer())
     await ticks()
-    await rig.engine.warm_up(1e-9)
+    await harness.engine.warm_up(1e-9)
     await ticks(50)
-    assert (warm.done, rig.counts()) == (0, (0, 1))
-    for worker in (*rig.narrow, rig.wide):
+    assert (warm.done, harness.counts()) == (0, (0, 1))
+    for worker in (*harness.narrow, harness.wide):
         worker.at_once = True
-    rig.wide.finish()
+    harness.wide.finish()
     await busy
     await ticks(500)
     assert warm.done == len(PLAN)
-    await rig.engine.aclose()
+    await harness.engine.aclose()
 
 
 async def test_a_shape_that_the_graph_refuses_does_not_end_the_warming() -> None:
     """An error while warming concerns nobody: the other shapes are still run."""
     warm = WarmUp(PLAN, 10.0)
-    rig = Rig(warm=warm)
-    rig.narrow[0].error = RuntimeError("shape mismatch")
-    await rig.engine.warm_up(60.0)
+    harness = EngineHarness(warm=warm)
+    harness.narrow[0].error = RuntimeError("shape mismatch")
+    await harness.engine.warm_up(60.0)
     assert warm.done == len(PLAN)
-    assert set(rig.narrow[1].shapes) == set(PLAN)
-    assert rig.engine.facts.cost == CostModel()
+    assert set(harness.narrow[1].shapes) == set(PLAN)
+    assert harness.engine.facts.cost == CostModel()
 
 
 async def test_closing_waits_for_batches_and_happens_once() -> None:
     """A batch in flight is answered, later ones are refused, what the engine held is let go once."""
-    rig = Rig(at_once=False)
-    running = asyncio.create_task(rig.infer())
+    harness = EngineHarness(at_once=False)
+    running = asyncio.create_task(harness.infer())
     await ticks()
-    closing = asyncio.create_task(rig.engine.aclose())
+    closing = asyncio.create_task(harness.engine.aclose())
     await ticks()
-    assert (rig.engine.ready(), closing.done()) == (False, False)
+    assert (harness.engine.ready(), closing.done()) == (False, False)
     with pytest.raises(TransportFailed):
-        await rig.infer()
-    rig.wide.finish()
+        await harness.infer()
+    harness.wide.finish()
     assert "y" in await running
     await closing
-    await rig.engine.aclose()
-    assert rig.ended == 1
+    await harness.engine.aclose()
+    assert harness.ended == 1
 
 
 async def test_closing_ends_the_warming() -> None:
     """The background task does not outlive the engine."""
-    rig = Rig(warm=WarmUp(PLAN, 10.0))
-    await rig.engine.warm_up(1e-9)
+    harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
+    await harness.engine.warm_up(1e-9)
     before = asyncio.all_tasks()
-    await rig.engine.aclose()
+    await harness.engine.aclose()
     assert {task for task in before if not task.done()} == {asyncio.current_task()}
 
 
 async def test_after_a_failed_batch_the_lanes_are_replaced() -> None:
     """The failed batch is answered at once; the next ones wait for new lanes and run there."""
-    rig = Rig(wide=False, streams=1, rebuilds=True)
-    rig.narrow[0].error = RuntimeError("odd")
+    harness = EngineHarness(wide=False, streams=1, rebuilds=True)
+    harness.narrow[0].error = RuntimeError("odd")
     with pytest.raises(EngineFailed):
-        await rig.infer()
-    failed = rig.narrow[0]
-    waiting = [asyncio.create_task(rig.infer()) for _ in range(2)]
+        await harness.infer()
+    failed = harness.narrow[0]
+    waiting = [asyncio.create_task(harness.infer()) for _ in range(2)]
     await ticks()
-    assert (failed.batches, rig.rebuilt) == (1, 1)
-    rig.may_rebuild.set()
+    assert (failed.batches, harness.rebuilt) == (1, 1)
+    harness.may_rebuild.set()
     await asyncio.gather(*waiting)
-    assert (failed.batches, rig.counts()[0], rig.rebuilt) == (1, 2, 1)
+    assert (failed.batches, harness.counts()[0], harness.rebuilt) == (1, 2, 1)
 
 
 async def test_refused_inputs_replace_nothing() -> None:
     """Inputs that never reached the engine leave its lanes as they are."""
-    rig = Rig(rebuilds=True)
+    harness = EngineHarness(rebuilds=True)
     with pytest.raises(InputRejected):
-        await rig.infer(length=65)
+        await harness.infer(length=65)
     await ticks()
-    assert rig.rebuilt == 0
+    assert harness.rebuilt == 0
 
 
 async def test_two_failures_at_once_replace_once() -> None:
     """Batches that fail side by side cause one rebuild, and a late failure on the old lanes causes none."""
-    rig = Rig(wide=False, rebuilds=True, at_once=False)
-    running = [asyncio.create_task(rig.infer()) for _ in range(2)]
+    harness = EngineHarness(wide=False, rebuilds=True, at_once=False)
+    running = [asyncio.create_task(harness.infer()) for _ in range(2)]
     await ticks()
-    old = rig.narrow
+    old = harness.narrow
     for worker in old:
         worker.error = RuntimeError("odd")
-    rig.may_rebuild.set()
+    harness.may_rebuild.set()
     old[0].finish()
     await ticks(20)
     old[1].finish()
     results = await asyncio.gather(*running, return_exceptions=True)
     assert [type(result) for result in results] == [EngineFailed, EngineFailed]
-    await rig.infer()
-    assert rig.rebuilt == 1
+    await harness.infer()
+    assert harness.rebuilt == 1
 
 
 async def test_waiting_for_new_lanes_ends_at_the_deadline() -> None:
     """A rebuild that takes long makes nobody late without saying so."""
-    rig = Rig(wide=False, streams=1, rebuilds=True)
-    rig.narrow[0].error = RuntimeError("odd")
+    harness = EngineHarness(wide=False, streams=1, rebuilds=True)
+    harness.narrow[0].error = RuntimeError("odd")
     with pytest.raises(EngineFailed):
-        await rig.infer()
+        await harness.infer()
     with pytest.raises(DeadlineExceeded):
-        await rig.infer(seconds=0.002)
-    rig.may_rebuild.set()
-    await rig.engine.aclose()
+        await harness.infer(seconds=0.002)
+    harness.may_rebuild.set()
+    await harness.engine.aclose()
 
 
 @pytest.mark.parametrize("error", [ModelFileError("gone", file="model.onnx"), RuntimeError("gone for a bug")])
@@ -261,16 +261,16 @@ async def test_an_engine_that_cannot_be_rebuilt_is_not_ready(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     """When the graph is gone, or whatever it is, those who wait are told, readiness says so and the log says why."""
-    rig = Rig(wide=False, streams=1, rebuilds=True)
-    rig.lost = error
-    rig.narrow[0].error = RuntimeError("odd")
+    harness = EngineHarness(wide=False, streams=1, rebuilds=True)
+    harness.lost = error
+    harness.narrow[0].error = RuntimeError("odd")
     with pytest.raises(EngineFailed):
-        await rig.infer()
-    waiting = asyncio.create_task(rig.infer())
+        await harness.infer()
+    waiting = asyncio.create_task(harness.infer())
     await ticks()
-    rig.may_rebuild.set()
+    harness.may_rebuild.set()
     with pytest.raises(TransportFailed):
         await waiting
-    assert not rig.engine.ready()
+    assert not harness.engine.ready()
     assert "rig is out of service" in caplog.text and "gone" in caplog.text
-    await rig.engine.aclose()
+    await harness.engine.aclose()

@@ -30,7 +30,7 @@ print(json.dumps([core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"), kernels
 """
 
 
-def held(isa: str) -> dict[str, str]:
+def limit_isa(isa: str) -> dict[str, str]:
     (line,) = re.findall(rf"^CAP_{isa} := (.*)$", MAKEFILE.read_text(), re.MULTILINE)
     return dict(setting.split("=") for setting in line.split())
 
@@ -39,7 +39,7 @@ def held(isa: str) -> dict[str, str]:
 def test_the_engine_keeps_to_it(isa: str, kernel: str) -> None:
     """No bf16, and no kernel for newer instructions. On a processor without AVX512 both are the same."""
     command = [sys.executable, "-c", PROGRAM]
-    run = subprocess.run(command, env=os.environ | held(isa), capture_output=True, text=True, check=True)
+    run = subprocess.run(command, env=os.environ | limit_isa(isa), capture_output=True, text=True, check=True)
     capabilities, kernels = json.loads(run.stdout)
     assert "BF16" not in capabilities
     assert not [each for each in kernels if "bf16" in each or (isa == "avx2" and "avx512" in each)], kernels

@@ -58,7 +58,7 @@ async def opened(home: Path, *models: str, **settings: Any) -> AsyncIterator[Gat
         yield running.gateway
 
 
-def kept(store: Store) -> tuple[str, set[str]]:
+def records_of(store: Store) -> tuple[str, set[str]]:
     """Of the only model in the store: the verdicts on its graphs, and what was noted of it."""
     (stored,) = store.entries()
     return stored.manifest.verification_summary, set(store.notes(stored))
@@ -135,7 +135,7 @@ async def test_what_was_stored_is_opened_again(tmp_path: Path, folder: Path, mon
     async with opened(tmp_path, f"m=file:{folder}") as gateway:
         first = facts_of(gateway)
         vectors = (await embed(gateway, [*TEXTS, *PICTURES])).vectors
-    verified, notes = await asyncio.to_thread(kept, Store(str(tmp_path / "home")))
+    verified, notes = await asyncio.to_thread(records_of, Store(str(tmp_path / "home")))
     assert verified == first.verified
     measured = {"precision", "image_precision"}
     assert notes & measured == (measured if has_bf16() else set())
