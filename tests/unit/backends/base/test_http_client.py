@@ -213,7 +213,7 @@ class TestGivenUp:
         with pytest.raises(DeadlineExceeded, match="did not answer within"):
             await client.post("/x", b"{}", soon(0.05))
         async with asyncio.timeout(30):
-            await server.requests[0].gone.wait()
+            await server.requests[0].disconnected.wait()
 
     async def test_a_deadline_that_passed(self, server: FakeUpstream, client: Client) -> None:
         with pytest.raises(DeadlineExceeded, match="before it was sent"):
@@ -229,7 +229,7 @@ class TestGivenUp:
         request = await server.request(path="/x")
         task.cancel()
         async with asyncio.timeout(30):
-            await request.gone.wait()
+            await request.disconnected.wait()
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -259,7 +259,7 @@ async def chatters(exchange: Exchange) -> None:
     """More and more comes, as fast as it is read, until the caller is gone."""
     await exchange.head()
     await exchange.piece(b"{")
-    while not exchange.request.gone.is_set():
+    while not exchange.request.disconnected.is_set():
         await exchange.piece(b": still here\n\n")
         await asyncio.sleep(0)
 
@@ -275,9 +275,9 @@ class TestTheEndOfAnAnswer:
         async with client.open_response("POST", "/x", deadline=soon()) as response:
             assert (await anext(response.pieces())).startswith(b"{")
             response.finish()
-        assert not server.requests[0].gone.is_set()
+        assert not server.requests[0].disconnected.is_set()
         async with asyncio.timeout(30):
-            await server.requests[0].gone.wait()
+            await server.requests[0].disconnected.wait()
 
     async def test_closing_does_not_wait_for_it_either(
         self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
@@ -289,7 +289,7 @@ class TestTheEndOfAnAnswer:
             response.finish()
         async with asyncio.timeout(30):
             await client.aclose()
-            await server.requests[0].gone.wait()
+            await server.requests[0].disconnected.wait()
 
     async def test_gives_the_connection_back(self, server: FakeUpstream, client: Client) -> None:
         go = asyncio.Event()
