@@ -24,7 +24,7 @@ class Talker:
         self.heads: list[bytes] = []
         self.tail = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\ndata: [DONE]\n\n'
         self.refuse = ""
-        self.now = self.most = 0
+        self.now = self.peak = 0
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +38,7 @@ class Talker:
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 self.requests.append(json.loads(await reader.readexactly(length)))
                 self.now += 1
-                self.most = max(self.most, self.now)
+                self.peak = max(self.peak, self.now)
                 await self.answer(writer)
                 self.now -= 1
         except asyncio.IncompleteReadError:
@@ -91,7 +91,7 @@ async def test_streams_are_asked_and_timed() -> None:
     assert three.rows["Output Sequence Length (tokens)"].avg == 4
     assert three.rows["Input Sequence Length (tokens)"].avg == 9
     assert one.rows["Time To First Token (ms)"].max <= one.rows["Request Latency (ms)"].max
-    assert talker.most <= 3
+    assert talker.peak <= 3
     prompts = [body["messages"][0]["content"] for body in talker.requests]
     assert len(set(prompts)) == len(prompts) == 15
     assert {len(prompt.split()) for prompt in prompts} == {12}
@@ -142,22 +142,22 @@ async def test_nothing_listens() -> None:
 def test_every_piece_of_text_is_timed_once() -> None:
     """Roles, finish reasons and usage are no pieces; reasoning is one; so is each event of a part that holds two."""
     ticks = count(1.0)
-    heard = ChatStreamReader(0.0, lambda: next(ticks))
-    heard(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
-    heard(b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\ndata: {"choices":[{"text":"a"}]}\n\n')
-    heard(b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n: ping\n\n')
-    heard(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
-    assert heard.answer.arrivals == [1.0, 2.0, 3.0]
-    assert heard.answer.tokens == 3
-    assert not heard.answer.error
+    reader = ChatStreamReader(0.0, lambda: next(ticks))
+    reader(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
+    reader(b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\ndata: {"choices":[{"text":"a"}]}\n\n')
+    reader(b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n: ping\n\n')
+    reader(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+    assert reader.answer.arrivals == [1.0, 2.0, 3.0]
+    assert reader.answer.tokens == 3
+    assert not reader.answer.error
 
 
 @pytest.mark.parametrize("data", [b"data: {nonsense\n\n", b'data: {"choices":3}\n\n'])
 def test_what_cannot_be_read_is_an_error(data: bytes) -> None:
     """Said as such, not passed over."""
-    heard = ChatStreamReader(0.0)
-    heard(data)
-    assert heard.answer.error.startswith("an answer that cannot be read")
+    reader = ChatStreamReader(0.0)
+    reader(data)
+    assert reader.answer.error.startswith("an answer that cannot be read")
 
 
 class Scripted:
@@ -174,19 +174,19 @@ class Scripted:
 
 async def test_so_many_are_in_flight_as_was_said() -> None:
     """Three callers meet at a gate that opens for three: fewer would wait for ever, more are counted."""
-    gate, now, most = asyncio.Barrier(3), 0, 0
+    gate, now, peak = asyncio.Barrier(3), 0, 0
 
     class Meeting:
         async def ask(self, prompt: str) -> Answer:
-            nonlocal now, most
+            nonlocal now, peak
             now += 1
-            most = max(most, now)
+            peak = max(peak, now)
             await gate.wait()
             now -= 1
             return Answer(0.0, 1.0)
 
     found = await run_level(Meeting(), ChatPlan(requests=9), 3, lambda: "a")
-    assert (found.requests, most) == (9, 3)
+    assert (found.requests, peak) == (9, 3)
 
 
 async def test_failures_during_a_run_are_counted() -> None:

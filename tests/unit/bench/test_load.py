@@ -121,10 +121,10 @@ async def test_the_body_is_kept_on_request() -> None:
     texts, bodies = maker()
     async with serving() as server:
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
-        kept = await pool.ask(bodies.request(texts.take(1)), keep=True)
+        reply = await pool.ask(bodies.request(texts.take(1)), keep=True)
         plain = await pool.ask(bodies.request(texts.take(1)))
         pool.close()
-    assert kept.body == bytearray(b"[]")
+    assert reply.body == bytearray(b"[]")
     assert plain.body is None
 
 
