@@ -159,10 +159,10 @@ def test_its_bytes_are_bounded_by_throwing_the_oldest_away(make: Make, writer: T
     assert found[0] is None
     assert found[-1] == 3999
     assert all(each in (None, number) for number, each in enumerate(found))
-    kept = [each is not None for each in found]
-    assert kept == sorted(kept), "the newest ones"
+    present = [each is not None for each in found]
+    assert present == sorted(present), "the newest ones"
     assert MB * 0.7 < cache.counts().disk_bytes <= MB + 2000
-    assert len(cache._index) == sum(kept)
+    assert len(cache._index) == sum(present)
 
 
 def test_it_goes_on_where_it_was(make: Make, writer: ThreadPoolExecutor) -> None:
@@ -338,8 +338,8 @@ def test_processes_in_one_folder(tmp_path: Path) -> None:
 def test_a_segment_that_another_process_writes_is_left_to_it(make: Make, writer: ThreadPoolExecutor) -> None:
     """It is read, but neither written nor thrown away."""
     path = written(make, writer)
-    with path.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         cache = make(max_bytes=1)
         assert read(cache, ("k", 3)) == 3
         for number in range(3000):
