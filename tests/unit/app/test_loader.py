@@ -407,14 +407,14 @@ class TestOpening:
         """What was opened, a process with the whole model, is closed again."""
         closed: list[bool] = []
 
-        class Opened(FakeGenerator):
+        class ClosableGenerator(FakeGenerator):
             async def aclose(self) -> None:
                 closed.append(True)
 
         async def open_llm(name: str, stored: Any, settings: Settings, table: Any) -> Any:
             pipeline = load_chat_pipeline(None, settings, template=CHAT_TEMPLATE)
             facts = ModelFacts(source="x", backend="genai", tasks=("generate",))
-            return pipeline, Opened(FakeScript(), "a"), facts
+            return pipeline, ClosableGenerator(FakeScript(), "a"), facts
 
         async def prepared(*_: Any) -> Any:
             return SimpleNamespace(manifest=SimpleNamespace(generation=object(), image=None), path=tmp_path)
@@ -543,7 +543,7 @@ class TestFiles:
             assert not await loader.remove(name)
 
 
-class Seen(Progress):
+class RecordingProgress(Progress):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
@@ -560,7 +560,7 @@ class Seen(Progress):
 class TestProgress:
     async def test_from_a_thread_to_the_job_and_to_the_terminal(self, make: Make, notes: Notes) -> None:
         """Bytes are told ten times a second at most, and always the last; the terminal sees all."""
-        seen = Seen()
+        seen = RecordingProgress()
         loader = await asyncio.to_thread(make, progress=seen)
         progress = loader._resources.reporter(notes)
 
