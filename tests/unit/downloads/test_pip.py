@@ -29,15 +29,15 @@ def index(tmp_path: Path) -> Path:
     return folder
 
 
-Seen = list[tuple[int, int | None]]
+Reports = list[tuple[int, int | None]]
 
 
 def pip(
     tmp_path: Path, index: Path, check: Callable[[], None] = lambda: None, advice: Advice | None = None
-) -> tuple[Pip, Seen]:
+) -> tuple[Pip, Reports]:
     work = tmp_path / "work"
     work.mkdir()
-    seen: Seen = []
+    seen: Reports = []
     one = Pip(
         label="tiny things",
         work=work,
@@ -63,12 +63,12 @@ def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
     log = one.work / "pip.log"
     log.write_text("Collecting tiny\n")
     (one.work / "part").write_bytes(b"x" * 1500)
-    most = one._count_bytes(log, 0)
+    total = one._count_bytes(log, 0)
     log.write_text("Downloading tiny.whl (1.0 kB)\nDownloading other.whl (2 kB)\n")
     (one.work / "part").unlink()
-    one._count_bytes(log, most)
+    one._count_bytes(log, total)
     (one.work / "part").write_bytes(b"x" * 5000)
-    one._count_bytes(log, most)
+    one._count_bytes(log, total)
     assert seen == [(1516, None), (1516, 3000), (3000, 3000)]
 
 
