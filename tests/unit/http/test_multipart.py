@@ -162,19 +162,19 @@ def test_boundaries_inside_of_a_part_are_bounded() -> None:
 
 async def test_the_loop_is_free_between() -> None:
     """A large form is read in turns."""
-    turns = 0
+    iterations = 0
 
     async def count() -> None:
-        nonlocal turns
+        nonlocal iterations
         while True:
-            turns += 1
+            iterations += 1
             await asyncio.sleep(0)
 
     task = asyncio.create_task(count())
     (part,) = await parse_parts(TYPE, form(field(DISPOSITION, b"x" * 1_000_000)), most=1)
     task.cancel()
     assert len(part.data) == 1_000_000
-    assert turns > 20
+    assert iterations > 20
 
 
 def test_a_client_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ async def rest(body: StreamBody) -> bytes:
     return b"".join([piece async for piece in body])
 
 
-async def turns(count: int = 20) -> None:
+async def run_loop(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -93,7 +93,7 @@ async def test_it_is_held_until_the_first_chunk() -> None:
     """Until then whoever waits for it gets nothing, and may get an error."""
     source = Source()
     waiting = asyncio.create_task(begun(source))
-    await turns()
+    await run_loop()
     assert not waiting.done()
     source.say("a")
     body = await waiting
@@ -186,9 +186,9 @@ async def test_writes_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await anext(body) == b"<a>"
     written = asyncio.get_running_loop().time()
     source.say("b")
-    await turns()
+    await run_loop()
     second = asyncio.create_task(anext(body))
-    await turns()
+    await run_loop()
     source.say("c")
     assert await second == b"<b><c>"
     assert asyncio.get_running_loop().time() - written >= pause_s * 0.9
@@ -203,12 +203,12 @@ async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     body = await begun(source)
     await anext(body)
     source.say("b", None)
-    await turns()
+    await run_loop()
     assert await anext(body) == b"<b>."
 
 
 @pytest.mark.parametrize(
-    ("chunk", "most"),
+    ("chunk", "limit"),
     [
         (Chunk(text="x"), MAX_BUFFERED_CHUNKS),
         (Chunk(text="x" * (MAX_BUFFERED_BYTES // 4)), 4),
@@ -218,16 +218,16 @@ async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         (Chunk(text="x", logprobs=[TokenLogprob(token="x", logprob=0.0)] * 1024), 4),
     ],
 )
-async def test_slow_readers(chunk: Chunk, most: int) -> None:
+async def test_slow_readers(chunk: Chunk, limit: int) -> None:
     """The source is asked for no more than may wait; a reader that goes on lets it go on."""
     source = Source()
     source.say(*[chunk] * (MAX_BUFFERED_CHUNKS * 3))
     body = await begun(source)
-    await turns(2000)
-    assert source.taken == most
+    await run_loop(2000)
+    assert source.taken == limit
     await anext(body)
-    await turns(2000)
-    assert source.taken == 2 * most
+    await run_loop(2000)
+    assert source.taken == 2 * limit
     await body.aclose()
     assert source.closed.is_set()
 
@@ -247,7 +247,7 @@ async def leave_while_waiting(source: Source) -> None:
     body = await begun(source)
     await anext(body)
     reading = asyncio.create_task(anext(body))
-    await turns()
+    await run_loop()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -256,7 +256,7 @@ async def leave_while_waiting(source: Source) -> None:
 async def leave_before_it_began(source: Source) -> None:
     source.queue.get_nowait()
     waiting = asyncio.create_task(begun(source))
-    await turns()
+    await run_loop()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -270,7 +270,7 @@ async def test_readers_that_leave(leave: Callable[[Source], Awaitable[None]]) ->
     source.say("a")
     await leave(source)
     assert source.closed.is_set()
-    await turns()
+    await run_loop()
     assert asyncio.all_tasks() == before
 
 

@@ -39,7 +39,7 @@ def raw(data: bytes) -> Answer:
     return answer
 
 
-async def silence(_: asyncio.StreamWriter) -> None:
+async def stay_silent(_: asyncio.StreamWriter) -> None:
     """Until the client leaves."""
     await asyncio.Event().wait()
 
@@ -53,8 +53,8 @@ class Web:
     requests: list[str] = field(default_factory=list)
     names: list[str | None] = field(default_factory=list)
     busy: int = 0
-    most: int = 0
-    gone: int = 0
+    peak: int = 0
+    disconnects: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until(self, met: Callable[[], bool]) -> None:
@@ -63,7 +63,7 @@ class Web:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.busy += 1
-        self.most = max(self.most, self.busy)
+        self.peak = max(self.peak, self.busy)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
             await self._tell()
@@ -74,7 +74,7 @@ class Web:
                 if answering.done():
                     answering.result()
                 else:
-                    self.gone += 1
+                    self.disconnects += 1
             finally:
                 answering.cancel()
                 leaving.cancel()

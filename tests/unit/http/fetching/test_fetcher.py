@@ -332,9 +332,9 @@ class TestAnswers:
         assert await fetcher(server).get(url(server), deadline=soon()) == b"picture"
 
     async def test_nobody_listens(self, server: Web) -> None:
-        with socket.socket() as held:
-            held.bind(("127.0.0.1", 0))
-            port = held.getsockname()[1]
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            port = bound.getsockname()[1]
             made = Fetcher(FetchPolicy.parse(f"images.test:{port}"), resolver=Names(["127.0.0.1"]))
             with pytest.raises(InvalidValue, match=r"images\.test cannot be reached") as caught:
                 await made.get(f"http://images.test:{port}/", deadline=soon())

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 import pytest
 
 from shoal.errors import DeadlineExceeded, InvalidValue, Overloaded
-from tests.unit.http.fetching.kit import Names, Web, fetcher, http, silence, soon, url
+from tests.unit.http.fetching.kit import Names, Web, fetcher, http, soon, stay_silent, url
 
 
 class TestTime:
     async def test_a_host_that_does_not_answer(self, server: Web) -> None:
         """Is the client's affair; the connection is closed."""
-        server.answer = silence
+        server.answer = stay_silent
         with pytest.raises(InvalidValue, match=r"127\.0\.0\.1 did not send the picture within 0\.4 s: send the"):
             await fetcher(server, seconds=0.4).get(url(server), deadline=soon())
-        await server.until(lambda: server.gone == 1)
+        await server.until(lambda: server.disconnects == 1)
 
     async def test_the_request_has_its_own_deadline(self, server: Web) -> None:
-        server.answer = silence
+        server.answer = stay_silent
         with pytest.raises(DeadlineExceeded, match="within the request's deadline"):
             await fetcher(server).get(url(server), deadline=soon(0.4))
-        await server.until(lambda: server.gone == 1)
+        await server.until(lambda: server.disconnects == 1)
 
     async def test_a_stream_that_drips(self, server: Web) -> None:
         """However steadily it does: what counts is the whole."""
@@ -57,13 +57,13 @@ class TestTime:
         assert server.requests == []
 
     async def test_cancelling_closes_the_connection(self, server: Web) -> None:
-        server.answer = silence
+        server.answer = stay_silent
         task = asyncio.create_task(fetcher(server).get(url(server), deadline=soon()))
         await server.until(lambda: len(server.requests) == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await server.until(lambda: server.gone == 1)
+        await server.until(lambda: server.disconnects == 1)
 
 
 class TestSlots:
@@ -72,11 +72,11 @@ class TestSlots:
         go = asyncio.Event()
         answering = http()
 
-        async def held(writer: asyncio.StreamWriter) -> None:
+        async def hang(writer: asyncio.StreamWriter) -> None:
             await go.wait()
             await answering(writer)
 
-        server.answer = held
+        server.answer = hang
         made = fetcher(server, slots=3)
         tasks = [asyncio.create_task(made.get(url(server), deadline=soon())) for _ in range(8)]
         await server.until(lambda: server.busy == 3)
@@ -89,7 +89,7 @@ class TestSlots:
 
     async def test_waiting_counts(self, server: Web) -> None:
         """To the request's deadline; who waited in vain has sent nothing."""
-        server.answer = silence
+        server.answer = stay_silent
         made = fetcher(server, slots=1)
         first = asyncio.create_task(made.get(url(server), deadline=soon()))
         await server.until(lambda: server.busy == 1)

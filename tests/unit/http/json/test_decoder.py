@@ -106,25 +106,25 @@ def spaced(text: bytes) -> bytes:
 
 def stepping() -> tuple[asyncio.Task[None], list[int]]:
     """A task that counts the turns that others leave it."""
-    turns = [0]
+    iterations = [0]
 
     async def other() -> None:
         while True:
-            turns[0] += 1
+            iterations[0] += 1
             await asyncio.sleep(0)
 
-    return asyncio.create_task(other()), turns
+    return asyncio.create_task(other()), iterations
 
 
 @pytest.mark.parametrize("spelled", [bytes, spaced])
 async def test_many_ids_are_counted_in_turns(spelled: Callable[[bytes], bytes]) -> None:
     """The same lists as in one go, whatever the white space, with turns for other tasks in between."""
     body = spelled(msgspec.json.encode({"unknown": 1, "ids": MANY, "more": 7}))
-    task, turns = stepping()
+    task, iterations = stepping()
     decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (MANY, 7)
-    assert turns[0] >= 2
+    assert iterations[0] >= 2
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ TEXT = 'a "quoted", [bracketed] \\ \u00e4 ' * 40_000
 async def test_large_values_leave_turns_to_others(value: Any) -> None:
     """However the body is large, it is decoded to what it says, and counted in steps that grow in number with it."""
     body = msgspec.json.encode({"u": [1, {"v": None}], "ids": value, "more": 7})
-    task, turns = stepping()
+    task, iterations = stepping()
     decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (value, 7)
-    assert turns[0] >= len(body) // decoder.LARGE
+    assert iterations[0] >= len(body) // decoder.LARGE
 
 
 class Undecodable:
