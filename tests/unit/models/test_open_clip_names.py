@@ -53,7 +53,7 @@ def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "held"),
+    ("address", "expected"),
     [
         ("ViT-B-32/openai", "hf:timm/vit_base_patch32_clip_224.openai"),
         ("hf:ViT-B-32/openai@v1", "hf:timm/vit_base_patch32_clip_224.openai@v1"),
@@ -61,6 +61,6 @@ def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
         ("file:ViT-B-32/openai", "file:ViT-B-32/openai"),
     ],
 )
-def test_the_address_of_what_holds_a_pair(address: str, held: str) -> None:
+def test_the_address_of_what_holds_a_pair(address: str, expected: str) -> None:
     """Of the hub alone; a revision is that of the repository."""
-    assert str(resolve_pair(parse_address(address))) == held
+    assert str(resolve_pair(parse_address(address))) == expected

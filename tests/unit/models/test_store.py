@@ -90,8 +90,8 @@ def test_a_new_answer_replaces_the_old(store: Store) -> None:
     put(store, TINY, revision="r1")
     put(store, TINY, revision="r1", content=b"other")
     newest = put(store, TINY, revision="r2", created=2)
-    kept = put(store, parse_address("org/tiny@v1"), revision="r1", created=3)
-    assert store.entries() == [kept, newest]
+    other = put(store, parse_address("org/tiny@v1"), revision="r1", created=3)
+    assert store.entries() == [other, newest]
 
 
 def test_a_folders_entry_answers_for_its_content_alone(store: Store) -> None:

@@ -26,7 +26,7 @@ from tests.unit.models.conftest import Hub, Recorder
 from tests.unit.models.engines import openvino_run
 
 ACCESS = Access(pickles=True)
-Tell = Callable[[str, float], None]
+Report = Callable[[str, float], None]
 
 
 class Turning:
@@ -35,7 +35,7 @@ class Turning:
     def __init__(self) -> None:
         self.calls: list[tuple[str, bool]] = []
 
-    def __call__(self, folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> ExportResult:
+    def __call__(self, folder: Path, into: Path, progress: Report, stop: Stop, *, graph: bool) -> ExportResult:
         made = []
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
@@ -117,9 +117,9 @@ def test_the_space_outlives_another_conversion(store: Store, address: Address, m
 def test_another_engine_finds_them_turned(store: Store, address: Address) -> None:
     """What runs a model from its folder runs the one in the store."""
     stored = prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning()))
-    kept = stored.path / module.SOURCE
-    assert {path.name for path in kept.glob("*.*")} >= {"config.json", "model.safetensors", "modules.json"}
-    assert not (kept / "checkpoint-5").exists()
+    source = stored.path / module.SOURCE
+    assert {path.name for path in source.glob("*.*")} >= {"config.json", "model.safetensors", "modules.json"}
+    assert not (source / "checkpoint-5").exists()
 
 
 def test_links_are_followed(store: Store, tmp_path: Path, folder: Path) -> None:
@@ -182,7 +182,7 @@ def test_shards_and_their_index_go(store: Store, tmp_path: Path) -> None:
     (folder / "pytorch_model-00001-of-00001.bin").write_bytes(content)
     write_json(folder / "pytorch_model.bin.index.json", {"weight_map": {}})
 
-    def export(folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> ExportResult:
+    def export(folder: Path, into: Path, progress: Report, stop: Stop, *, graph: bool) -> ExportResult:
         assert (folder / "pytorch_model.bin.index.json").is_file()
         (into / "model.safetensors").write_bytes((folder / "pytorch_model-00001-of-00001.bin").read_bytes())
         return ExportResult(folder=str(into), kind="encoder", converted=("model.safetensors",))
@@ -226,7 +226,7 @@ def test_what_is_turned_stays_inside(tmp_path: Path) -> None:
     (tmp_path / "source" / "pytorch_model.bin").write_bytes(b"")
     fetched = FetchedModel(tmp_path / "source", parse_address("hf:org/tiny"))
 
-    def leads_out(folder: Path, into: Path, progress: Tell, stop: Stop, *, graph: bool) -> ExportResult:
+    def leads_out(folder: Path, into: Path, progress: Report, stop: Stop, *, graph: bool) -> ExportResult:
         return ExportResult(folder=str(into), kind="encoder", converted=("../model.safetensors",))
 
     with pytest.raises(ModelFileError, match="leads out"):

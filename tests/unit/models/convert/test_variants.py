@@ -220,8 +220,8 @@ def odd(
     value = make.make_tensor_value_info
     inputs = [value("ids", TensorProto.INT64, ["b", "l"])]
     inputs += [value(name, TensorProto.FLOAT, weights[name].shape) for name in listed]
-    held = [numpy_helper.from_array(each, name) for name, each in weights.items()]
-    body = make.make_graph(nodes, "g", inputs, [value("out", TensorProto.FLOAT, ["b", "l", "w"])], held)
+    initializers = [numpy_helper.from_array(each, name) for name, each in weights.items()]
+    body = make.make_graph(nodes, "g", inputs, [value("out", TensorProto.FLOAT, ["b", "l", "w"])], initializers)
     path.write_bytes(
         make.make_model(body, opset_imports=[make.make_opsetid("", 17)], ir_version=ir).SerializeToString()
     )
@@ -468,8 +468,8 @@ def test_parity_is_measured_once_on_a_machine(tmp_path: Path) -> None:
     assert len(opened) == 2
     ask("two")
     assert len(opened) == 4
-    kept = store.notes(entry)["variant_int8"]
-    store.note(entry, "variant_int8", kept | {"mean_cosine": 0.5})
+    note = store.notes(entry)["variant_int8"]
+    store.note(entry, "variant_int8", note | {"mean_cosine": 0.5})
     with pytest.raises(VerificationFailed):
         ask("two")
     store.note(entry, "variant_int8", "broken")

