@@ -307,17 +307,17 @@ class TestTokens:
         run(one, deltas([text]))
         assert one.tokens == expected
 
-    @given(text=st.text(alphabet="the weather in 東京 ", min_size=1), places=PLACES, most=st.integers(1, 40))
-    def test_what_is_too_much_is_left_out(self, text: str, places: list[int], most: int) -> None:
+    @given(text=st.text(alphabet="the weather in 東京 ", min_size=1), places=PLACES, limit=st.integers(1, 40))
+    def test_what_is_too_much_is_left_out(self, text: str, places: list[int], limit: int) -> None:
         """Of a backend that neither counts nor can be told how long an answer may be, however it cuts its pieces."""
         for found in (vocabulary(), None):
-            one = decoder(vocabulary=found, max_tokens=most)
+            one = decoder(vocabulary=found, max_tokens=limit)
             shown = run(one, deltas(cut(text, places))).text
             assert text.startswith(shown)
-            assert one.tokens == min(most, one.tokens)
-            assert one.tokens == most or shown == text
+            assert one.tokens == min(limit, one.tokens)
+            assert one.tokens == limit or shown == text
             if found is not None:
-                assert found.count(shown) <= most
+                assert found.count(shown) <= limit
 
     def test_the_first_tokens_of_a_whole_answer(self) -> None:
         one = decoder(vocabulary=vocabulary(), max_tokens=3)

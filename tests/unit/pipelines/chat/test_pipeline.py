@@ -284,9 +284,9 @@ class TestLength:
         assert "Be brief." in prompt.text
         assert "and now?" in prompt.text
         first = prompt.cut // 4
-        kept = [number for number in range(20) if f"question {number}<" in prompt.text]
-        assert kept == list(range(first, 20))
-        assert prompt.text.count("noon") == prompt.text.count("<tool_call>") == len(kept)
+        remaining = [number for number in range(20) if f"question {number}<" in prompt.text]
+        assert remaining == list(range(first, 20))
+        assert prompt.text.count("noon") == prompt.text.count("<tool_call>") == len(remaining)
         more = only(pipeline(), chat(SYSTEM, *messages[1 + prompt.cut - 4 :], sampling=sampling))
         assert (more.tokens or 0) + 16 > context
 

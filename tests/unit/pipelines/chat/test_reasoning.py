@@ -68,9 +68,9 @@ def test_the_same_however_it_is_cut(parts: list[str], opened: bool, data: st.Dat
 @given(PARTS)
 def test_nothing_but_tags_blanks_and_line_ends_is_left_out(parts: list[str]) -> None:
     reasoning, text = split(parts)
-    kept = "".join(reasoning.split()) + "".join(text.split())
+    content = "".join(reasoning.split()) + "".join(text.split())
     given_text = "".join("".join(parts).split())
-    assert kept in (given_text, given_text.replace("<think>", "", 1), _without_tags(given_text))
+    assert content in (given_text, given_text.replace("<think>", "", 1), _without_tags(given_text))
 
 
 def _without_tags(text: str) -> str:

@@ -47,8 +47,8 @@ def test_any_pieces_give_what_a_search_in_the_whole_gives(
 
 @given(text=st.text(alphabet="abc", max_size=24), stops=st.lists(st.text(alphabet="abc", min_size=1), min_size=1))
 def test_no_more_is_kept_back_than_could_be_the_beginning_of_a_stop(text: str, stops: list[str]) -> None:
-    held = StopTexts(stops)
-    released, hit = held.push(text)
+    stop_texts = StopTexts(stops)
+    released, hit = stop_texts.push(text)
     rest = text[len(released) :]
     if not hit and rest:
         assert any(stop.startswith(rest) for stop in stops if len(stop) > len(rest))

@@ -244,12 +244,12 @@ def test_loops_are_as_they_always_are() -> None:
 
 
 def test_the_date_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Then(datetime):
+    class FixedDate(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> Then:
+        def now(cls, tz: Any = None) -> FixedDate:
             return cls(2031, 5, 1)
 
-    monkeypatch.setattr(jinja, "datetime", Then)
+    monkeypatch.setattr(jinja, "datetime", FixedDate)
     assert rendered("{{ strftime_now('%d %b %Y') }}", HI) == "01 May 2031"
 
 

@@ -33,9 +33,9 @@ def test_every_message_but_the_instructions_is_in_one_turn(roles: list[str]) -> 
 @given(roles=ROLES, count=st.integers(0, 5))
 def test_leaving_turns_out_keeps_instructions_and_order(roles: list[str], count: int) -> None:
     messages = messages_of(roles)
-    kept = drop_turns(messages, split_turns(messages)[:count])
-    assert [message for message in messages if message in kept] == kept
-    assert [m for m in kept if m.role in ("system", "developer")] == [
+    remaining = drop_turns(messages, split_turns(messages)[:count])
+    assert [message for message in messages if message in remaining] == remaining
+    assert [m for m in remaining if m.role in ("system", "developer")] == [
         m for m in messages if m.role in ("system", "developer")
     ]
 
@@ -49,6 +49,6 @@ def test_a_result_never_stands_without_its_call(rounds: list[int], count: int) -
             call = ToolCall(id=f"c{len(messages)}", name="f")
             messages.append(Message(role="assistant", tool_calls=[call]))
             messages.append(Message(role="tool", content="!", tool_call_id=call.id))
-    kept = drop_turns(messages, split_turns(messages)[:count])
-    called = {call.id for message in kept for call in message.tool_calls}
-    assert {message.tool_call_id for message in kept if message.role == "tool"} == called
+    remaining = drop_turns(messages, split_turns(messages)[:count])
+    called = {call.id for message in remaining for call in message.tool_calls}
+    assert {message.tool_call_id for message in remaining if message.role == "tool"} == called

@@ -33,17 +33,17 @@ def test_room_is_given_back_by_errors_too() -> None:
 def test_never_more_than_the_total_is_lent() -> None:
     """Whatever sizes twelve threads ask for."""
     budget, guard = Budget(100), threading.Lock()
-    held, most, finished = 0, 0, 0
+    lent, peak, finished = 0, 0, 0
 
     def work(size: int) -> None:
-        nonlocal held, most, finished
+        nonlocal lent, peak, finished
         for _ in range(50):
             with budget.reserve(size):
                 with guard:
-                    held += size
-                    most = max(most, held)
+                    lent += size
+                    peak = max(peak, lent)
                 with guard:
-                    held -= size
+                    lent -= size
         with guard:
             finished += 1
 
@@ -53,7 +53,7 @@ def test_never_more_than_the_total_is_lent() -> None:
     for thread in threads:
         thread.join(30)
     assert finished == 12
-    assert 0 < most <= 100
+    assert 0 < peak <= 100
 
 
 def test_a_large_picture_is_not_overtaken() -> None:

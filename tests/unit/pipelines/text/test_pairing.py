@@ -97,17 +97,17 @@ def read(ours: TextTokenizer, max_tokens: int, *readings: PairInput) -> list[Fra
     return [one for one in found if isinstance(one, FramedText)]
 
 
-@given(first=st.integers(0, 40), second=st.integers(0, 40), room=st.integers(0, 60))
-def test_the_longer_text_is_cut_first(first: int, second: int, room: int) -> None:
+@given(first=st.integers(0, 40), second=st.integers(0, 40), limit=st.integers(0, 60))
+def test_the_longer_text_is_cut_first(first: int, second: int, limit: int) -> None:
     """Token by token from the longer one, until both fit; of an odd room the longer one has the one that is left over,
     or the second."""
-    kept = longest_first(first, second, room)
+    lengths = longest_first(first, second, limit)
     left = [first, second]
-    while sum(left) > room:
+    while sum(left) > limit:
         left[left[0] < left[1]] -= 1
-    assert sorted(kept) == sorted(left)
-    if kept[0] != kept[1] and sum(kept) < first + second:
-        assert (kept[0] > kept[1]) == (first > second)
+    assert sorted(lengths) == sorted(left)
+    if lengths[0] != lengths[1] and sum(lengths) < first + second:
+        assert (lengths[0] > lengths[1]) == (first > second)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,14 +141,14 @@ def test_long_texts_are_cut_as_if_they_had_been_read_whole(
     ours, raw = made[kind]
     left, right = (raw.encode(text, add_special_tokens=False).ids for text in (first, second))
     pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
-    kept = longest_first(len(left), len(right), max_tokens - pairs.frame.size)
+    lengths = longest_first(len(left), len(right), max_tokens - pairs.frame.size)
     ends = [
-        ids[:n] if direction == "right" else ids[len(ids) - n :] for ids, n in zip((left, right), kept, strict=True)
+        ids[:n] if direction == "right" else ids[len(ids) - n :] for ids, n in zip((left, right), lengths, strict=True)
     ]
     (framed,) = pairs.read([PairInput(first, second, direction)])
     assert isinstance(framed, FramedText)
     assert framed.ids == pairs.frame.ids(*ends)
-    assert (framed.first, framed.second) == kept
+    assert (framed.first, framed.second) == lengths
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,29 +188,29 @@ def test_texts_that_nobody_reads_whole_are_compared_by_their_characters(
     """Past the most that is read of a text, characters stand for tokens."""
     ours, _ = made["bert"]
     long, longer = "fox " * 20_000, "fox " * 20_001
-    for first, second, kept in ((long, longer, (5, 6)), (longer, long, (6, 5)), (long, long, (5, 6))):
+    for first, second, lengths in ((long, longer, (5, 6)), (longer, long, (6, 5)), (long, long, (5, 6))):
         (framed,) = read(ours, 14, PairInput(first, second, "right"))
-        assert (framed.first, framed.second) == kept
+        assert (framed.first, framed.second) == lengths
 
 
 @settings(max_examples=60)
-@given(document=TEXTS, most=st.integers(1, 30), direction=st.sampled_from(DIRECTIONS))
+@given(document=TEXTS, max_tokens=st.integers(1, 30), direction=st.sampled_from(DIRECTIONS))
 def test_a_document_may_be_cut_by_itself_first(
-    made: dict[str, Both], document: str, most: int, direction: Direction
+    made: dict[str, Both], document: str, max_tokens: int, direction: Direction
 ) -> None:
     """Its own tokens are counted, and what is left of it is all that the pair knows of it."""
     ours, raw = made["bert"]
     own = raw.encode(document, add_special_tokens=False).ids
-    kept = own[:most] if direction == "right" else own[-most:]
-    (framed,) = read(ours, 21, PairInput("the quick fox", document, direction, most))
-    room = 21 - 3
-    first, second = longest_first(3, len(kept), room)
+    document_ids = own[:max_tokens] if direction == "right" else own[-max_tokens:]
+    (framed,) = read(ours, 21, PairInput("the quick fox", document, direction, max_tokens))
+    limit = 21 - 3
+    first, second = longest_first(3, len(document_ids), limit)
     assert (framed.first, framed.second) == (first, second)
     end = framed.ids[5:-1] if first == 3 else []
-    assert end == (kept[:second] if direction == "right" else kept[len(kept) - second :])
+    assert end == (document_ids[:second] if direction == "right" else document_ids[len(document_ids) - second :])
     assert framed.cut == (len(own) + 3 > first + second)
-    assert framed.fits == (len(kept) + 3 <= room)
-    assert framed.total == 3 + 3 + len(kept) if framed.exact else framed.total > 21
+    assert framed.fits == (len(document_ids) + 3 <= limit)
+    assert framed.total == 3 + 3 + len(document_ids) if framed.exact else framed.total > 21
 
 
 def test_each_text_of_a_job_is_tokenised_once(made: dict[str, Both], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,9 +236,9 @@ def test_far_too_long_queries_are_counted_once(made: dict[str, Both], monkeypatc
     counted: list[int] = []
     count = ours.count
 
-    def spy(text: str, most: int) -> tuple[int, bool]:
+    def spy(text: str, max_tokens: int) -> tuple[int, bool]:
         counted.append(len(text))
-        return count(text, most)
+        return count(text, max_tokens)
 
     monkeypatch.setattr(ours, "count", spy)
     query = "fox " * 200

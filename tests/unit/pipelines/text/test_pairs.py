@@ -137,10 +137,10 @@ class TestTruncation:
         assert isinstance(fault(strict, ("the fox", "a dog " * 20), rerank(max_document_tokens=12)), TooLong)
         assert not one(pipeline, ("the fox", "a dog"), rerank(max_document_tokens=2)).truncated
 
-    @pytest.mark.parametrize("most", [0, -1])
-    def test_a_document_of_nothing_is_refused(self, pipeline: PairPipeline, most: int) -> None:
+    @pytest.mark.parametrize("limit", [0, -1])
+    def test_a_document_of_nothing_is_refused(self, pipeline: PairPipeline, limit: int) -> None:
         """At once, and in its items' places."""
-        task = rerank(max_document_tokens=most)
+        task = rerank(max_document_tokens=limit)
         with pytest.raises(InvalidValue, match="at least 1 token") as caught:
             pipeline.check(task)
         assert caught.value.param == "max_tokens_per_doc"

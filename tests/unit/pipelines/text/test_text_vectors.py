@@ -269,8 +269,8 @@ class TestLateInteraction:
         outputs = answered(1, 12)
         row = a_set(colbert, prepared, outputs)
         assert row.multi is not None
-        kept = [place for place in range(len(head) + 4) if place != len(head) + 1]
-        np.testing.assert_array_equal(row.multi, outputs["multi_vectors"][0, kept])
+        places = [place for place in range(len(head) + 4) if place != len(head) + 1]
+        np.testing.assert_array_equal(row.multi, outputs["multi_vectors"][0, places])
 
     def test_a_querys_own_skipped_tokens_stay(self, colbert: TextPipeline) -> None:
         """Only documents lose them."""

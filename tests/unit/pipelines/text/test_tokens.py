@@ -232,10 +232,10 @@ class TestIncludePrompt:
     @pytest.mark.parametrize("words", [14, 15, 100, 5_000])
     def test_what_left_truncation_dropped_is_not_masked_again(self, masking: TextPipeline, words: int) -> None:
         """Cut from the left, the prompt goes first: only what is left of it, and [CLS], is masked."""
-        kept = self.mask(masking, "fox " * words, prompt_name="query", truncation_direction="left")
+        mask = self.mask(masking, "fox " * words, prompt_name="query", truncation_direction="left")
         dropped = words + 4 - 16
         masked = max(1, 3 - dropped)
-        assert kept == [0] * masked + [1] * (16 - masked)
+        assert mask == [0] * masked + [1] * (16 - masked)
 
     def test_a_tokenizer_without_a_closing_token_counts_all_of_the_prompt(self, tmp_path: Path) -> None:
         """Only a special token at the prompt's end is not the prompt's."""
@@ -277,11 +277,11 @@ class TestTokenIds:
         """An empty list is not a vector of nothing."""
         assert isinstance(fault(pipeline, []), EmptyInput)
 
-    @pytest.mark.parametrize(("direction", "kept"), [("right", range(16)), ("left", range(4, 20))])
-    def test_too_many_ids_are_cut(self, pipeline: TextPipeline, direction: str, kept: range) -> None:
+    @pytest.mark.parametrize(("direction", "expected"), [("right", range(16)), ("left", range(4, 20))])
+    def test_too_many_ids_are_cut(self, pipeline: TextPipeline, direction: str, expected: range) -> None:
         """Either end, by the task's direction."""
         prepared = one(pipeline, list(range(20)), truncation_direction=direction)
-        assert ids(prepared) == list(kept)
+        assert ids(prepared) == list(expected)
         assert prepared.truncated
 
 
@@ -427,8 +427,8 @@ class TestPoolingHere:
         assert prompted.cost == plain.cost + 2
         tokens = np.random.default_rng(2).normal(size=(3, prompted.cost + 1, 8)).astype(np.float32)
         vectors = pipeline.finish({"token_embeddings": tokens}, [plain, prompted])
-        for row, kept in enumerate((tokens[0, : plain.cost], tokens[1, 3 : prompted.cost])):
-            mean, vector = kept.mean(axis=0), vectors[row]
+        for row, own in enumerate((tokens[0, : plain.cost], tokens[1, 3 : prompted.cost])):
+            mean, vector = own.mean(axis=0), vectors[row]
             assert isinstance(vector, np.ndarray)
             np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), rtol=1e-5)
 

@@ -206,7 +206,7 @@ def work(form: str, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, i
         assert isinstance(reader, Reader)
         patch.setattr(reader, "_pattern", Counting(reader._pattern, counts))
         calls = 0
-        kept = 0
+        peak = 0
 
         def profile(frame: FrameType, event: str, arg: object) -> None:
             nonlocal calls
@@ -217,11 +217,11 @@ def work(form: str, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, i
         try:
             for at in range(0, len(text), 3):
                 reader.push(text[at : at + 3])
-                kept = max(kept, len(reader._pending))
+                peak = max(peak, len(reader._pending))
             reader.flush()
         finally:
             sys.setprofile(previous)
-    assert kept < 20
+    assert peak < 20
     return len(text), counts[0], calls
 
 
@@ -247,11 +247,11 @@ def test_work_grows_with_the_length_and_not_faster(form: str, monkeypatch: pytes
 )
 def test_what_stays_undecided_too_long_is_content(kind: ParserKind, start: str, filler: str) -> None:
     reader = parser(kind)
-    held = filler * (MAX_BEGUN - len(start) - 1)
-    assert reader.push(start + held) == ("", [])
+    text = filler * (MAX_BEGUN - len(start) - 1)
+    assert reader.push(start + text) == ("", [])
     content, deltas = reader.push(filler + "END")
     assert deltas == []
-    assert content + reader.flush()[0] == start + held + filler + "END"
+    assert content + reader.flush()[0] == start + text + filler + "END"
     assert content.endswith("END")
 
 
