@@ -12,8 +12,8 @@ from shoal.python.background import _ItemLimiter
 class Caller:
     """Calls of so many items, each until it is let out."""
 
-    def __init__(self, room: _ItemLimiter) -> None:
-        self.room = room
+    def __init__(self, limiter: _ItemLimiter) -> None:
+        self.limiter = limiter
         self.inside: list[str] = []
         self._doors: dict[str, asyncio.Event] = {}
 
@@ -25,7 +25,7 @@ class Caller:
 
     async def _call(self, name: str, items: int) -> None:
         self._doors[name] = asyncio.Event()
-        async with self.room.admit(items):
+        async with self.limiter.admit(items):
             self.inside.append(name)
             try:
                 await self._doors[name].wait()
@@ -33,7 +33,7 @@ class Caller:
                 self.inside.remove(name)
 
 
-async def turns() -> None:
+async def run_loop() -> None:
     for _ in range(8):
         await asyncio.sleep(0)
 
@@ -45,18 +45,18 @@ def caller() -> Caller:
 
 async def test_a_large_call_is_not_passed_by_small_ones(caller: Caller) -> None:
     tasks = [caller.come("a", 3), caller.come("b", 3)]
-    await turns()
+    await run_loop()
     tasks += [caller.come("large", 12), caller.come("c", 3)]
-    await turns()
+    await run_loop()
     assert caller.inside == ["a", "b"]
     caller.leave("a")
-    await turns()
+    await run_loop()
     assert caller.inside == ["b"]
     caller.leave("b")
-    await turns()
+    await run_loop()
     assert caller.inside == ["large"]
     caller.leave("large")
-    await turns()
+    await run_loop()
     assert caller.inside == ["c"]
     caller.leave("c")
     await asyncio.gather(*tasks)
@@ -64,11 +64,11 @@ async def test_a_large_call_is_not_passed_by_small_ones(caller: Caller) -> None:
 
 async def test_all_that_fit_go_in_at_once(caller: Caller) -> None:
     tasks = [caller.come("full", 10)]
-    await turns()
+    await run_loop()
     tasks += [caller.come(name, 5) for name in "abc"]
-    await turns()
+    await run_loop()
     caller.leave("full")
-    await turns()
+    await run_loop()
     assert caller.inside == ["a", "b"]
     for name in "abc":
         caller.leave(name)
@@ -77,14 +77,14 @@ async def test_all_that_fit_go_in_at_once(caller: Caller) -> None:
 
 async def test_who_gives_up_holds_up_nobody(caller: Caller) -> None:
     tasks = [caller.come("a", 5)]
-    await turns()
+    await run_loop()
     large = caller.come("large", 10)
-    await turns()
+    await run_loop()
     tasks.append(caller.come("b", 5))
-    await turns()
+    await run_loop()
     assert caller.inside == ["a"]
     large.cancel()
-    await turns()
+    await run_loop()
     assert caller.inside == ["a", "b"]
     for name in "ab":
         caller.leave(name)
@@ -92,13 +92,13 @@ async def test_who_gives_up_holds_up_nobody(caller: Caller) -> None:
 
 
 async def test_who_gives_up_when_let_in_leaves_the_room_to_others(caller: Caller) -> None:
-    async with caller.room.admit(10):
+    async with caller.limiter.admit(10):
         large = caller.come("large", 10)
-        await turns()
+        await run_loop()
         small = caller.come("small", 10)
-        await turns()
+        await run_loop()
     large.cancel()  # it is inside, and does not know it yet
-    await turns()
+    await run_loop()
     assert caller.inside == ["small"]
     caller.leave("small")
     await small
