@@ -28,14 +28,14 @@ def thawed() -> Iterator[None]:
 
 
 @pytest.fixture
-def kept() -> Iterator[None]:
+def restore_gc() -> Iterator[None]:
     before = gc.get_threshold()
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("restore_gc")
 def test_what_is_there_is_looked_at_no_more() -> None:
     collect_and_freeze()
     frozen = gc.get_freeze_count()
@@ -43,17 +43,17 @@ def test_what_is_there_is_looked_at_no_more() -> None:
     assert len(gc.get_objects()) < frozen / 10
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("restore_gc")
 def test_what_was_left_since_is_freed() -> None:
     """A model that was there the last time, and is part of a cycle, goes when it is gone."""
     model = Cycle()
-    gone = weakref.ref(model)
+    reference = weakref.ref(model)
     collect_and_freeze()
     del model
     gc.collect()
-    assert gone() is not None
+    assert reference() is not None
     collect_and_freeze()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_it_settles_when_models_come_or_go(monkeypatch: pytest.MonkeyPatch) -> None:

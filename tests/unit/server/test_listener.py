@@ -61,7 +61,7 @@ def clients(listening: socket.socket) -> Iterator[list[socket.socket]]:
         one.close()
 
 
-async def turns(number: int) -> None:
+async def run_loop(number: int) -> None:
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -70,7 +70,7 @@ async def test_a_turn_accepts_all_that_wait(listening: socket.socket, clients: l
     """A few turns of the loop, and not one for each connection."""
     place = Place(listening)
     place.listener.start()
-    await turns(6)
+    await run_loop(6)
     assert len(place.made) == CLIENTS
     await place.listener.close()
     place.leave()
@@ -162,7 +162,7 @@ async def test_some_descriptors_are_left_for_others(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (clients[-1].fileno() + 20, resource.RLIM_INFINITY))
     place = Place(listening)
     place.listener.start()
-    await turns(6)
+    await run_loop(6)
     assert 0 < len(place.made) < CLIENTS
     assert place.rooms == 1
     assert "out of file descriptors" in caplog.text
