@@ -92,7 +92,7 @@ async def test_no_text_is_lost(pieces: list[tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "first_s", "pieces", "began"),
+    ("tokens", "first_s", "pieces", "expected"),
     [
         (40, 0.98, 2, None),  # a call that was held back
         (40, 0.80, 4, None),
@@ -104,16 +104,16 @@ async def test_no_text_is_lost(pieces: list[tuple[int, str]]) -> None:
         (1, 0.98, 1, 0.98),
     ],
 )
-def test_what_was_held_back(tokens: int, first_s: float, pieces: int, began: float | None) -> None:
+def test_what_was_held_back(tokens: int, first_s: float, pieces: int, expected: float | None) -> None:
     """No time is told that cannot be known, as that of the prompt of an answer that was sent at once."""
     usage = Usage(prompt_tokens=10, completion_tokens=tokens)
     timings = compute_timings(usage, first_s, 1.0, pieces)
     assert (timings.prompt_n, timings.predicted_n) == (10, tokens)
-    if began is None:
+    if expected is None:
         assert timings == Timings(prompt_n=10, predicted_n=tokens, cache_n=0)
         return
-    assert timings.prompt_ms == began * 1000
-    assert timings.predicted_per_second == pytest.approx(tokens / (1.0 - began))
+    assert timings.prompt_ms == expected * 1000
+    assert timings.predicted_per_second == pytest.approx(tokens / (1.0 - expected))
 
 
 @pytest.mark.parametrize(

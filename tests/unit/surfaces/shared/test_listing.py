@@ -54,7 +54,7 @@ def test_asleep() -> None:
 async def test_states_of_a_listing(status: str, shown: ModelStatus) -> None:
     """The router's words for each."""
 
-    class Life:
+    class FakeLifecycle:
         def jobs(self) -> list[object]:
             return []
 
@@ -63,7 +63,7 @@ async def test_states_of_a_listing(status: str, shown: ModelStatus) -> None:
             return [Listing(name="m", source="hf:m", backend="local", status=status, fraction=fraction)]  # type: ignore[arg-type]
 
     gateway = Gateway(Registry())
-    gateway.lifecycle = Life()  # type: ignore[assignment]
+    gateway.lifecycle = FakeLifecycle()  # type: ignore[assignment]
     (entry,) = await listing.list_all_entries(gateway)
     assert entry.status == shown
 
@@ -71,14 +71,14 @@ async def test_states_of_a_listing(status: str, shown: ModelStatus) -> None:
 async def test_a_backend_that_fails() -> None:
     """Its error is not the list's: what is served is shown."""
 
-    class Life:
+    class FakeLifecycle:
         async def listing(self) -> list[Listing]:
             raise TransportFailed("Triton is gone")
 
     registry = Registry()
     registry.add(Model(name="m", aliases=("a",)))
     gateway = Gateway(registry)
-    gateway.lifecycle = Life()  # type: ignore[assignment]
+    gateway.lifecycle = FakeLifecycle()  # type: ignore[assignment]
     (shown,) = await listing.list_models(gateway)
     assert (shown.name, shown.status, shown.aliases) == ("m", "loading", ("a",))
 

@@ -16,10 +16,12 @@ from tests.unit.surfaces.shared.test_truncation import card
 
 
 @given(st.lists(st.integers(-3, 3), max_size=40), st.integers(0, 50) | st.none())
-def test_order(values: list[int], most: int | None) -> None:
+def test_order(values: list[int], limit: int | None) -> None:
     """Falling, by place where equal, cut to the best; as sorting says it."""
     expected = sorted(range(len(values)), key=lambda at: (-values[at], at))
-    assert ranking.sort_descending(np.array(values, dtype=np.float32), most) == (expected[:most] if most else expected)
+    assert ranking.sort_descending(np.array(values, dtype=np.float32), limit) == (
+        expected[:limit] if limit else expected
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])

@@ -18,8 +18,8 @@ from shoal.surfaces.shared.truncation import (
 )
 
 
-def card(most: int | None, *, known: bool = True) -> ModelCard:
-    facts = ModelFacts(source="s", backend="b", tasks=("embed",), max_input_tokens=most)
+def card(max_tokens: int | None, *, known: bool = True) -> ModelCard:
+    facts = ModelFacts(source="s", backend="b", tasks=("embed",), max_input_tokens=max_tokens)
     return ModelCard("m", (), "ready", 0, facts if known else None, None, ())
 
 

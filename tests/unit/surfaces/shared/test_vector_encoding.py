@@ -66,18 +66,18 @@ def test_contiguous_copies_only_when_it_must() -> None:
 
 async def test_the_loop_is_free_between_slices() -> None:
     """Other tasks get their turn after every 64 rows."""
-    turns = 0
+    iterations = 0
 
     async def other() -> None:
-        nonlocal turns
+        nonlocal iterations
         while True:
-            turns += 1
+            iterations += 1
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
     await vector_encoding.encode_rows(matrix(64 * 5), entry, b"[", b"]")
     task.cancel()
-    assert turns == 4
+    assert iterations == 4
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def joined(pieces: bytes | list[bytes]) -> bytes:
     return pieces if isinstance(pieces, bytes) else b"".join(pieces)
 
 
-async def turns(work: Awaitable[bytes | list[bytes]]) -> tuple[bytes | list[bytes], int]:
+async def count_turns(work: Awaitable[bytes | list[bytes]]) -> tuple[bytes | list[bytes], int]:
     """What it made, and how often others had their turn meanwhile."""
     count = 0
 
@@ -79,17 +79,17 @@ async def test_no_vectors() -> None:
 async def test_large_ones_are_made_in_turns() -> None:
     """One matrix of a million numbers, one sparse vector of a vocabulary, and thousands of tiny ones."""
     matrix = np.ones((2600, 384), np.float32)
-    made, count = await turns(token_vectors.encode_matrices([matrix]))
+    made, count = await count_turns(token_vectors.encode_matrices([matrix]))
     assert joined(made) == json.dumps([matrix.tolist()], separators=(",", ":")).encode()
     assert count >= matrix.size // token_vectors.SLICE_NUMBERS - 1
     ids = np.arange(50_000, dtype=np.int32)
-    made, count = await turns(token_vectors.encode_sparse([SparseVector(ids, np.ones(50_000, np.float32))]))
+    made, count = await count_turns(token_vectors.encode_sparse([SparseVector(ids, np.ones(50_000, np.float32))]))
     assert len(json.loads(joined(made))[0]) == 50_000
     assert count >= 50_000 // token_vectors.SLICE_ENTRIES - 1
     for tiny in (
         token_vectors.encode_matrices([np.ones((1, 1), np.float32)] * 4096),
         token_vectors.encode_sparse([SparseVector(ids[:1], np.ones(1, np.float32))] * 4096),
     ):
-        made, count = await turns(tiny)
+        made, count = await count_turns(tiny)
         assert len(json.loads(joined(made))) == 4096
         assert count >= 10
