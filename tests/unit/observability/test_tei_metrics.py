@@ -140,27 +140,27 @@ def test_the_form() -> None:
     assert {"te_embed_duration", "te_request_input_length", "te_queue_size", "shoal_requests"} <= names
 
 
-class Hearing(Observer):
+class RecordingObserver(Observer):
     """Notes which of its methods were called."""
 
     def __init__(self) -> None:
-        self.heard: set[str] = set()
+        self.called: set[str] = set()
 
     def __getattribute__(self, name: str) -> object:
         if name != "heard" and name in vars(Observer) and not name.startswith("_"):
-            self.heard.add(name)
+            self.called.add(name)
         return super().__getattribute__(name)
 
 
 def test_everything_is_passed_on() -> None:
     """All methods that there are."""
-    hearing = Hearing()
+    hearing = RecordingObserver()
     metrics = TeiMetrics(hearing)
     metrics.refused("empty")
     ran(metrics, embedded(1))
     metrics.batched(BatchReport("m", "r", 1, 1, 1, "idle", 0.01))
     metrics.generated(GenerationReport("m", 1, 1, None, 0.1))
-    assert hearing.heard == {name for name in vars(Observer) if not name.startswith("_")}
+    assert hearing.called == {name for name in vars(Observer) if not name.startswith("_")}
 
 
 def test_the_proxys_own_names() -> None:
