@@ -16,27 +16,27 @@ from tests.fakes.tei import FakeTei
 from tests.unit.http.fetching.kit import web
 
 
-async def upstream(turns: int) -> None:
+async def upstream(iterations: int) -> None:
     async with FakeUpstream() as server:
-        await knock(server.port, turns)
+        await knock(server.port, iterations)
 
 
-async def tei(turns: int) -> None:
+async def tei(iterations: int) -> None:
     async with FakeTei() as server:
-        await knock(server.port, turns)
+        await knock(server.port, iterations)
 
 
-async def fetched(turns: int) -> None:
+async def fetched(iterations: int) -> None:
     async with web() as server:
-        await knock(server.port, turns)
+        await knock(server.port, iterations)
 
 
-async def knock(port: int, turns: int) -> None:
+async def knock(port: int, iterations: int) -> None:
     """Connect, and leave some turns of the loop later: before, while and after the server takes the connection."""
     with socket.socket() as client:
         client.setblocking(False)
         client.connect_ex(("127.0.0.1", port))
-        for _ in range(turns):
+        for _ in range(iterations):
             await asyncio.sleep(0)
 
 
@@ -44,7 +44,7 @@ async def knock(port: int, turns: int) -> None:
 def test_nothing_is_left_open(server: Callable[[int], Coroutine[Any, Any, None]]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for turns in range(10):
-            asyncio.run(server(turns))
+        for iterations in range(10):
+            asyncio.run(server(iterations))
         gc.collect()
     assert [str(one.message) for one in caught if one.category is ResourceWarning] == []
