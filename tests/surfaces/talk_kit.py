@@ -167,7 +167,7 @@ def data_of(body: bytes) -> list[Any]:
     return found
 
 
-def turns(count: int = 20) -> Any:
+def run_loop(count: int = 20) -> Any:
     """Run the event loop until no task can continue."""
 
     async def wait() -> None:

@@ -119,7 +119,7 @@ async def test_sampling_reaches_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "most"),
+    ("fields", "expected"),
     [
         ({}, None),
         ({"max_tokens": 5}, 5),
@@ -129,11 +129,11 @@ async def test_sampling_reaches_the_task() -> None:
         ({"max_tokens": -1}, None),
     ],
 )
-async def test_most_tokens(fields: dict[str, Any], most: int | None) -> None:
+async def test_most_tokens(fields: dict[str, Any], expected: int | None) -> None:
     """Of the two names the newer one wins; -1 is what other servers' clients send for no limit."""
     server = serve_chat()
     await server.call("POST", PATHS[0], ask(**fields))
-    assert server.runner.task.sampling.max_tokens == most
+    assert server.runner.task.sampling.max_tokens == expected
 
 
 async def test_null_means_absent() -> None:

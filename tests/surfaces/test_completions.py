@@ -59,14 +59,14 @@ async def test_choices_are_numbered_prompt_by_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "most"),
+    ("fields", "expected"),
     [({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 3}, 3), ({"max_tokens": 0}, 0), ({"max_tokens": -1}, None)],
 )
-async def test_most_tokens(fields: dict[str, Any], most: int | None) -> None:
+async def test_most_tokens(fields: dict[str, Any], expected: int | None) -> None:
     """Sixteen unless the request says otherwise; none at all is how a prompt alone is scored."""
     server = serve_chat()
     await server.call("POST", PATHS[0], ask(**fields))
-    assert server.runner.task.sampling.max_tokens == most
+    assert server.runner.task.sampling.max_tokens == expected
 
 
 async def test_fields_reach_the_task() -> None:

@@ -142,14 +142,14 @@ async def test_too_many_numbers_in_the_answer(server: Server, monkeypatch: pytes
 @pytest.mark.parametrize("base64", [False, True])
 async def test_a_reply_replaces_its_numbers(server: Server, monkeypatch: pytest.MonkeyPatch, base64: bool) -> None:
     """Each matrix goes when its text is there: the two never stand side by side."""
-    kept: list[Embedded] = []
+    results: list[Embedded] = []
 
     async def run(task: Any, ctx: Any) -> Embedded:
         shape = (1, DIMENSION)
         made: Vectors = np.zeros((0, DIMENSION), np.float32)
         matrices = [np.full(shape, at, np.float32) for at in range(len(task.inputs))]
-        kept.append(Embedded(vectors=made, tokens=[1] * len(task.inputs), token_vectors=list(matrices)))
-        return kept[-1]
+        results.append(Embedded(vectors=made, tokens=[1] * len(task.inputs), token_vectors=list(matrices)))
+        return results[-1]
 
     monkeypatch.setattr(server.runner, "run", run)
     fields: dict[str, Any] = {"model": EMBEDDER, "task": "token_embed"}
@@ -159,7 +159,7 @@ async def test_a_reply_replaces_its_numbers(server: Server, monkeypatch: pytest.
     plain = await server.call("POST", "/embed_all", {"inputs": ["a", "b", "c"]})
     assert plain.json() == [[[float(at)] * DIMENSION] for at in range(3)]
     assert len(pooled.json()["data"]) == 3
-    assert [[each.size for each in one.token_vectors] for one in kept] == [[0, 0, 0], [0, 0, 0]]
+    assert [[each.size for each in one.token_vectors] for one in results] == [[0, 0, 0], [0, 0, 0]]
 
 
 async def test_instances_do_not_fill_the_queue() -> None:
@@ -177,18 +177,18 @@ async def test_instances_do_not_fill_the_queue() -> None:
 
 async def test_nothing_begins_after_a_failed_instance(server: Server) -> None:
     """And the error says which it was."""
-    began = 0
+    started = 0
     run = server.runner.run
 
     async def counted(task: Any, ctx: Any) -> Any:
-        nonlocal began
-        began += len(task.inputs)
+        nonlocal started
+        started += len(task.inputs)
         return await run(task, ctx)
 
     server.runner.run = counted  # type: ignore[method-assign]
     instances: list[Any] = [{"inputs": ["a"] * 60}, {"inputs": ["b", "reject-item"] * 30}, {"inputs": ["c"] * 60}]
     answer = await server.call("POST", "/vertex", {"instances": instances})
-    assert (answer.status, began) == (422, 120)
+    assert (answer.status, started) == (422, 120)
     assert answer.json()["error"].startswith("instances[1]: ")
 
 

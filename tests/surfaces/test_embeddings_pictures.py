@@ -116,17 +116,17 @@ async def test_many_short_pictures_leave_the_loop_to_others() -> None:
     """What is decoded on the loop without a break is bounded for a request, not only for a text."""
     text = base64.b64encode(FILE * 400).decode()
     count = 4 * INLINE_CHARACTERS // len(text)
-    turns = 0
+    iterations = 0
 
     def turn() -> None:
-        nonlocal turns
-        turns += 1
+        nonlocal iterations
+        iterations += 1
         loop.call_soon(turn)
 
     loop = asyncio.get_running_loop()
     loop.call_soon(turn)
     assert await ImageReader().read([text] * count, deadline=inf) == [Image(FILE * 400)] * count
-    assert turns >= 3
+    assert iterations >= 3
 
 
 PART = {"type": "image_url", "image_url": ONE}

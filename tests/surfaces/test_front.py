@@ -245,7 +245,7 @@ async def test_errors_are_told_by_the_owner_of_the_path() -> None:
     assert (await server.call("POST", "/health")).headers["allow"] == "GET, HEAD"
 
 
-class Books(Observer):
+class RecordingObserver(Observer):
     def __init__(self) -> None:
         self.entries: list[str] = []
 
@@ -272,10 +272,10 @@ class Books(Observer):
 )
 async def test_every_request_is_counted_once(call: dict[str, Any], entries: list[str]) -> None:
     """A request is refused, or accepted and finished; whoever turned it away, it is in the books exactly once."""
-    books = Books()
-    await serve(observer=books).call("POST", **call)
+    observer = RecordingObserver()
+    await serve(observer=observer).call("POST", **call)
     await asyncio.sleep(0)  # what was counted is told behind the answer
-    assert books.entries == entries
+    assert observer.entries == entries
 
 
 async def test_root_path() -> None:

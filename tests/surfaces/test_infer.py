@@ -36,8 +36,8 @@ async def test_load() -> None:
 async def test_unload() -> None:
     """An unloaded model is gone for those who ask it; unloading it again is no error."""
     async with living() as life:
-        gone = {"message": f"Model {MODEL} with checkpoint None unloaded successfully."}
-        assert await say(life, "/unload_model", model_name=MODEL) == gone
+        unloaded = {"message": f"Model {MODEL} with checkpoint None unloaded successfully."}
+        assert await say(life, "/unload_model", model_name=MODEL) == unloaded
         assert life.loader.touched == [("close", MODEL)]
         again = {"message": f"Model {MODEL} with checkpoint None is not loaded."}
         assert await say(life, "/unload_model", model_name=MODEL) == again

@@ -40,8 +40,8 @@ async def test_labels_of_the_request(key: str) -> None:
 
 async def test_a_model_that_judges_each_label_alone() -> None:
     """Sigmoid, with the bias of the model."""
-    contrast = ContrastSpec(scale=10.0, bias=-8.0, activation="sigmoid")
-    async with family(CLIP, facts={"contrast": contrast}) as server:
+    scoring = ContrastSpec(scale=10.0, bias=-8.0, activation="sigmoid")
+    async with family(CLIP, facts={"contrast": scoring}) as server:
         body = {"name": CLIP, "image": inline(RED), "labels": ["a cat", "a dog"]}
         answer = await server.call("POST", "/classify_image", body)
         close(answer.json()["probabilities"], 1 / (1 + np.exp(8.0 - logits([RED], ["a cat", "a dog"]))))

@@ -67,8 +67,8 @@ async def test_the_readme_of_the_original() -> None:
             assert list(answer.json()) == ["text_embeddings", "image_embeddings", "processingTimeMs"]
             close(answer.json()["text_embeddings"], [wanted(text) for text in texts])
             close(answer.json()["image_embeddings"], [wanted(RED), wanted(BLUE)])
-            gone = {"message": f"{TITLE} unloaded successfully."}
-            assert await say(life, "/unload_model", model_name="ViT-B-32", pretrained="laion2b_s34b_b79k") == gone
+            unloaded = {"message": f"{TITLE} unloaded successfully."}
+            assert await say(life, "/unload_model", model_name="ViT-B-32", pretrained="laion2b_s34b_b79k") == unloaded
             assert (await life.call("POST", "/infer", body)).status == 400
             deleted = {"message": f"{TITLE} deleted successfully."}
             assert await say(life, "/delete_model", model_name="ViT-B-32", pretrained="laion2b_s34b_b79k") == deleted
@@ -101,8 +101,8 @@ async def test_names_of_repositories_as_open_clip_writes_them(prefix: str) -> No
         assert life.lifecycle.jobs()[-1].model == OTHER
         answer = await life.call("POST", "/infer_text", {"model_name": prefix + OTHER, "text": "a"})
         assert answer.status == 200
-        gone = {"message": f"Model {prefix}{OTHER} with checkpoint None unloaded successfully."}
-        assert await say(life, "/unload_model", model_name=prefix + OTHER) == gone
+        unloaded = {"message": f"Model {prefix}{OTHER} with checkpoint None unloaded successfully."}
+        assert await say(life, "/unload_model", model_name=prefix + OTHER) == unloaded
 
 
 async def test_a_model_of_any_kind() -> None:

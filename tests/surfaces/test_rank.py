@@ -28,9 +28,9 @@ def vectors(*items: str | Image) -> Any:
     return np.stack([compute_vector(tokenize_item(each), DIMENSION) for each in items])
 
 
-def expected(picture: Image, contrast: ContrastSpec = CONTRAST) -> list[dict[str, Any]]:
+def expected(picture: Image, scoring: ContrastSpec = CONTRAST) -> list[dict[str, Any]]:
     """By the score, the best first."""
-    cosine, scores = compute_scores(vectors(picture), vectors(*TEXTS), contrast)
+    cosine, scores = compute_scores(vectors(picture), vectors(*TEXTS), scoring)
     rows = zip(range(len(TEXTS)), TEXTS, cosine[0].tolist(), scores[0].tolist(), strict=True)
     entries = [dict(zip(("index", "text", "cosine", "score"), row, strict=True)) for row in rows]
     return sorted(entries, key=lambda entry: -entry["score"])
@@ -93,11 +93,11 @@ async def test_many_texts(server: Server) -> None:
 
 async def test_sigmoid() -> None:
     """SigLIP's scores do not add up to anything; the order is that of the cosines."""
-    contrast = ContrastSpec(scale=8.0, bias=-6.0, activation="sigmoid")
-    async with family(CLIP, pictures=Album().pictures(), facts={"contrast": contrast}) as server:
+    scoring = ContrastSpec(scale=8.0, bias=-6.0, activation="sigmoid")
+    async with family(CLIP, pictures=Album().pictures(), facts={"contrast": scoring}) as server:
         reply = (await server.call("POST", "/rank", RANK)).json()
     assert reply["activation"] == "sigmoid"
-    assert same(reply["results"], expected(LINKED, contrast))
+    assert same(reply["results"], expected(LINKED, scoring))
 
 
 async def test_the_model_that_nobody_names(server: Server) -> None:

@@ -18,7 +18,7 @@ from shoal.surfaces.openai.chat import ChatEvents
 from shoal.surfaces.openai.events import AnswerHeader
 from shoal.types import Chunk, Result, TaskKind, TokenLogprob, ToolDelta, Usage
 from tests.surfaces.surface_kit import Answer, request_scope
-from tests.surfaces.talk_kit import MODEL, FakeRunner, WatchedExchange, data_of, serve_chat, turns
+from tests.surfaces.talk_kit import MODEL, FakeRunner, WatchedExchange, data_of, run_loop, serve_chat
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "one two three"}]
@@ -165,8 +165,8 @@ async def test_reasoning_and_logprobs() -> None:
     answer = await streamed(logprobs=True, top_logprobs=1)
     tokens = [each["logprobs"]["content"][0]["token"] for each in choices(answer) if each["logprobs"]]
     assert tokens == ["one", " two", " three"]
-    kept = [Chunk(logprobs=[TokenLogprob(token="a", logprob=0.0)]), Chunk(finish_reason="stop")]
-    event = choices(await streamed(FakeRunner(reply=lambda task: kept), logprobs=True))[1]
+    later = [Chunk(logprobs=[TokenLogprob(token="a", logprob=0.0)]), Chunk(finish_reason="stop")]
+    event = choices(await streamed(FakeRunner(reply=lambda task: later), logprobs=True))[1]
     assert (event["delta"], len(event["logprobs"]["content"])) == ({"content": ""}, 1)
 
 
@@ -249,7 +249,7 @@ async def test_headers_wait_for_the_first_token() -> None:
     server = serve_chat(FakeRunner(waits={0: release}))
     exchange, task = server.open(CHAT, BODIES[CHAT])
     await server.runner.begun.wait()
-    await turns()
+    await run_loop()
     assert exchange.messages == []
     release.set()
     await task
@@ -299,7 +299,7 @@ async def test_clients_that_leave(path: str, at: int, stream: bool, caplog: pyte
         exchange.leave()
         async with asyncio.timeout(30):
             await task
-    await turns()
+    await run_loop()
     assert server.runner.open == 0
     if stream and at:
         assert all(each.get("more_body", True) for each in exchange.messages), "the stream has an end"
@@ -324,12 +324,12 @@ async def test_a_head_that_cannot_be_sent() -> None:
     server = serve_chat(FakeRunner(waits={1: asyncio.Event()}))
     exchange = WatchedExchange([orjson.dumps(BODIES[CHAT])])
 
-    async def gone(message: dict[str, Any]) -> None:
+    async def fail(message: dict[str, Any]) -> None:
         raise asyncio.CancelledError
 
     scope = request_scope("POST", CHAT, {"content-type": "application/json"})
     with pytest.raises(asyncio.CancelledError):
-        await server.app(scope, exchange.receive, gone)
+        await server.app(scope, exchange.receive, fail)
     assert server.runner.open == 0
 
 
@@ -348,14 +348,14 @@ async def test_slow_readers_hold_the_model_back() -> None:
     scope = request_scope("POST", CHAT, {"content-type": "application/json"})
     task = asyncio.create_task(server.app(scope, exchange.receive, slow))
     await exchange.until(lambda sent: len(sent) == 2)
-    await turns(2000)
+    await run_loop(2000)
     assert server.runner.produced < 600
     reads.set()
     await task
     assert server.runner.produced == 5001
 
 
-class Books(Observer):
+class RecordingObserver(Observer):
     def __init__(self) -> None:
         self.entries: list[str] = []
         self.reports: list[GenerationReport] = []
@@ -369,8 +369,8 @@ class Books(Observer):
 
 async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Tokens and model of a stream are in the access log and in the books, once."""
-    books = Books()
-    server = serve_chat(observer=books)
+    observer = RecordingObserver()
+    server = serve_chat(observer=observer)
     for path, body in BODIES.items():
         for stream in (True, False):
             caplog.clear()
@@ -383,8 +383,8 @@ async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
                 3,
                 1,
             )
-    assert books.entries == ["ok"] * 6
-    assert {report.completion_tokens for report in books.reports} == {3}
+    assert observer.entries == ["ok"] * 6
+    assert {report.completion_tokens for report in observer.reports} == {3}
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
@@ -401,8 +401,8 @@ async def test_failures_in_mid_stream_are_logged(path: str, caplog: pytest.LogCa
         assert record.getMessage().endswith(f" and failed: {kind}" if kind else " ms")
 
 
-@pytest.mark.parametrize(("piece", "began"), [(Chunk(text="x"), 800), (Chunk(tools=[ToolDelta(index=0)]), None)])
-def test_a_call_that_was_held_back(piece: Chunk, began: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("piece", "start_ms"), [(Chunk(text="x"), 800), (Chunk(tools=[ToolDelta(index=0)]), None)])
+def test_a_call_that_was_held_back(piece: Chunk, start_ms: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no rate: no model writes forty tokens in the moment in which a call is sent."""
     request = Request(request_scope("POST", CHAT, {}), 0.0)
     events = ChatEvents(AnswerHeader("id", 0, MODEL), request, choices=1, include_usage=False)
@@ -412,10 +412,10 @@ def test_a_call_that_was_held_back(piece: Chunk, began: int | None, monkeypatch:
     monkeypatch.setattr(events, "_clock", lambda: next(times))
     sent = b"".join(map(events.encode_chunk, [*pieces, Chunk(finish_reason="stop"), usage])) + events.encode_end()
     timings = data_of(sent)[-2]["timings"]
-    if began is None:
+    if start_ms is None:
         assert timings == {"prompt_n": 7, "predicted_n": 40, "cache_n": 0}
     else:
-        assert (timings["prompt_ms"], timings["predicted_ms"]) == pytest.approx((began, 1000 - began))
+        assert (timings["prompt_ms"], timings["predicted_ms"]) == pytest.approx((start_ms, 1000 - start_ms))
 
 
 async def test_generations_have_a_time_of_their_own() -> None:

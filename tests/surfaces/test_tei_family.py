@@ -250,13 +250,13 @@ async def test_large_answers_leave_the_loop_free(path: str) -> None:
         inputs = [[text] for text in inputs]
     async with family() as server:
         names = {"/": CLASSIFIER} if path == "/" else {}
-        turns = 0
+        iterations = 0
 
         async def ticking() -> None:
-            nonlocal turns
+            nonlocal iterations
             while True:
                 await asyncio.sleep(0)
-                turns += 1
+                iterations += 1
 
         body = {"inputs": inputs} if path != "/" else {"inputs": [[each] for each in inputs], "model": names["/"]}
         ticker = asyncio.create_task(ticking())
@@ -265,7 +265,7 @@ async def test_large_answers_leave_the_loop_free(path: str) -> None:
         await asyncio.gather(ticker, return_exceptions=True)
     assert len(answer.json()) == 2048
     assert answer.pieces >= 8
-    assert turns > 20
+    assert iterations > 20
 
 
 async def test_a_large_body_of_pairs() -> None:
