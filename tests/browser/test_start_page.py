@@ -88,8 +88,8 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(locked_server: str, visitor: Vis
     assert KEY not in page.locator("main").inner_text()
     page.reload()
     expect(page.get_by_role("listitem")).to_contain_text("fake")
-    kept = page.evaluate("[JSON.stringify(localStorage), document.cookie, sessionStorage.getItem('shoal-key')]")
-    assert kept == ["{}", "", KEY]
+    storage = page.evaluate("[JSON.stringify(localStorage), document.cookie, sessionStorage.getItem('shoal-key')]")
+    assert storage == ["{}", "", KEY]
 
 
 def test_dark_follows_the_system(server: str, visitor: Visitor) -> None:

@@ -123,20 +123,20 @@ def main(binary: str) -> int:
             next(line for line in server.stderr if "try: " in line)
             for arguments, code, pattern in CHECKS:
                 got, output = client(binary, port, home, *arguments)
-                held = got == code and re.search(pattern, output, re.DOTALL) is not None
-                wrong += not held
+                passed = got == code and re.search(pattern, output, re.DOTALL) is not None
+                wrong += not passed
                 say(
-                    f"{'ok   ' if held else 'WRONG'} ollama {' '.join(arguments)} -> {got}\n      "
+                    f"{'ok   ' if passed else 'WRONG'} ollama {' '.join(arguments)} -> {got}\n      "
                     f"{output.strip()[:400]}"
                 )
             got, output = client(binary, port, home, "run", "talker", stdin="from a pipe")
             seen = conversation(binary, port, home, "hello there", "/show info", "/set parameter temperature 1", "/bye")
-            for what, held in (
+            for what, passed in (
                 ("stdin", output.startswith("from a pipe")),
                 ("a terminal", "\nhello there\n" in seen),
             ):
-                wrong += not held
-                say(f"{'ok   ' if held else 'WRONG'} {what}")
+                wrong += not passed
+                say(f"{'ok   ' if passed else 'WRONG'} {what}")
             say(seen)
             server.terminate()
     say(f"{wrong} wrong")

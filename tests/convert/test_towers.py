@@ -30,7 +30,7 @@ FREE = {"vit", "convnext", "eva"}
 SIZES = ((64, 64), (90, 64), (300, 204), (64, 130), (17, 23), (400, 200), (99, 330), (250, 256))
 
 
-class Made(NamedTuple):
+class Export(NamedTuple):
     folder: Path
     into: Path
     found: ExportedTowers
@@ -42,16 +42,16 @@ def exported(folder: Path, into: Path, **options: Any) -> ExportedTowers:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Export:
     place = tmp_path_factory.mktemp(request.param)
     folder = open_clip_folder(request.param, place / request.param)
     reports: list[str] = []
     found = exported(folder, place / "into", progress=lambda stage, _: reports.append(stage))
     assert list(dict.fromkeys(reports)) == ["read", "load", "export"]
-    return Made(folder, place / "into", found)
+    return Export(folder, place / "into", found)
 
 
-def encoded(made: Made, texts: list[str]) -> Array:
+def encoded(made: Export, texts: list[str]) -> Array:
     """Ids as the text pipeline pads them."""
     spec = made.found.text
     assert spec is not None
@@ -69,7 +69,7 @@ def close(got: Array, right: Array) -> None:
     assert np.abs(got - right).max() <= 1e-3 * np.abs(right).max()
 
 
-def test_texts_and_pictures_embed_as_in_open_clip(made: Made) -> None:
+def test_texts_and_pictures_embed_as_in_open_clip(made: Export) -> None:
     """On both engines, in batches and alone, a text over the context's length among them."""
     import open_clip
     import torch
@@ -95,7 +95,7 @@ def test_texts_and_pictures_embed_as_in_open_clip(made: Made) -> None:
         close(run({"pixel_values": pixels[:1]}, ("image_embeds",))["image_embeds"], pictures[:1])
 
 
-def test_what_the_specs_say(made: Made) -> None:
+def test_what_the_specs_say(made: Export) -> None:
     found, name = made.found, made.folder.name
     assert found.library == "open_clip"
     assert (

@@ -47,7 +47,7 @@ class Request:
     path: str
     headers: dict[str, str]
     body: bytes
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def json(self) -> Any:
@@ -84,7 +84,7 @@ class Exchange:
 
     async def left(self) -> None:
         """Until the caller is gone."""
-        await self.request.gone.wait()
+        await self.request.disconnected.wait()
 
     async def cut(self) -> None:
         """Close the connection, whatever was promised."""
@@ -204,10 +204,10 @@ class FakeUpstream:
                 try:
                     await self._script(request)(exchange)
                 finally:
-                    if not exchange.keep or request.gone.is_set():
+                    if not exchange.keep or request.disconnected.is_set():
                         watch.cancel()
                         await asyncio.gather(watch, return_exceptions=True)
-                if not exchange.keep or request.gone.is_set():
+                if not exchange.keep or request.disconnected.is_set():
                     return
                 ahead = await watch
                 if not ahead:
@@ -257,5 +257,5 @@ async def _watch(reader: asyncio.StreamReader, request: Request) -> bytes:
     except ConnectionError:
         ahead = b""
     if not ahead:
-        request.gone.set()
+        request.disconnected.set()
     return ahead

@@ -42,7 +42,7 @@ class Call:
     options: dict[str, Any]
     status: int = 0
     aborted: bool = False
-    began: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=time.time)
     ended: float = 0.0
 
 
@@ -188,7 +188,7 @@ class FakeTei:
                 "aborted": sum(call.aborted for call in self.calls),
                 "in_flight": self.in_flight,
                 "most_in_flight": self.most_in_flight,
-                "first_at": min((call.began for call in model), default=0.0),
+                "first_at": min((call.started_at for call in model), default=0.0),
                 "last_at": max((call.ended for call in model), default=0.0),
                 "most_permits": self.most_permits,
             }
@@ -281,9 +281,9 @@ class FakeTei:
             raise Refusal(424, "Backend", "Backend error: the device said no")
 
     def _check_size(self, count: int) -> None:
-        most = self.script.max_client_batch_size
-        if count > most:
-            raise self._invalid(f"batch size {count} > maximum allowed batch size {most}")
+        limit = self.script.max_client_batch_size
+        if count > limit:
+            raise self._invalid(f"batch size {count} > maximum allowed batch size {limit}")
 
     def _check_kind(self, call: Call) -> None:
         """In the order of the original."""

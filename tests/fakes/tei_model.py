@@ -61,13 +61,13 @@ def word_id(word: str) -> int:
     return 1000 + zlib.crc32(word.encode()) % (VOCABULARY - 1000)
 
 
-def ids_of(item: Text | Pair, most: int = 512, direction: str = "right") -> list[int]:
+def ids_of(item: Text | Pair, max_tokens: int = 512, direction: str = "right") -> list[int]:
     """The tokens that the model reads of an item: words, framed; of a pair, both framed."""
     if isinstance(item, tuple):
-        return [CLS, *map(word_id, item[0].split()), SEP, *map(word_id, item[1].split()), SEP][:most]
+        return [CLS, *map(word_id, item[0].split()), SEP, *map(word_id, item[1].split()), SEP][:max_tokens]
     words = list(item) if isinstance(item, list) else [word_id(word) for word in item.split()]
-    room = most - 2
-    return [CLS, *(words[-room:] if direction == "left" else words[:room]), SEP]
+    limit = max_tokens - 2
+    return [CLS, *(words[-limit:] if direction == "left" else words[:limit]), SEP]
 
 
 def draw(ids: Sequence[int], size: int, seed: int = 0) -> Vectors:

@@ -159,8 +159,8 @@ def talker_config(
     config.model_transaction_policy.decoupled = kind in DECOUPLED if decoupled is None else decoupled
     if kind == "dynamo":
         config.platform = "dynamo"
-    kept = [line for line in inputs.split("\n") if line.strip() and line.split()[0].rstrip("?") not in without]
-    for line in (*kept, *filter(str.strip, more.split("\n"))):
+    input_lines = [line for line in inputs.split("\n") if line.strip() and line.split()[0].rstrip("?") not in without]
+    for line in (*input_lines, *filter(str.strip, more.split("\n"))):
         own, datatype, dims = line.split()
         config.input.add(
             name=own.rstrip("?"),

@@ -42,7 +42,7 @@ def tiny_models(folder: Path) -> list[str]:
 def start(addresses: list[str], home: Path) -> Start:
     """Start a server, wait until all of its models are ready, and end it. The log of one that hangs ends with where
     each of its threads is."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "shoal", "serve", *addresses, "--port", "0"],
@@ -52,23 +52,23 @@ def start(addresses: list[str], home: Path) -> Start:
             env=environment({"SHOAL_HOME": str(home), "PYTHONFAULTHANDLER": "1"}),
         )
         try:
-            ending = _watch(process, log.fileno(), began)
+            ending = _watch(process, log.fileno(), start_s)
             if process.returncode is None:
                 process.send_signal(signal.SIGABRT)
                 process.wait(10)
         finally:
             process.kill()
             process.wait()
-        took = time.monotonic() - began
+        elapsed = time.monotonic() - start_s
         log.seek(0)
-        return Start(ending, took, log.read().decode(errors="replace"))
+        return Start(ending, elapsed, log.read().decode(errors="replace"))
 
 
-def _watch(process: subprocess.Popen[bytes], log: int, began: float) -> Ending:
+def _watch(process: subprocess.Popen[bytes], log: int, started: float) -> Ending:
     while not _ready(log):
         if process.poll() is not None:
             return "died"
-        if time.monotonic() - began > PATIENCE_S:
+        if time.monotonic() - started > PATIENCE_S:
             return "hung"
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)

@@ -268,12 +268,12 @@ async def test_a_tool(stack: Stack, client: Client, kind: Kind) -> None:
         [id] = completion.ids
         then = stack.prompt_for(kind, TEXT)
         calls = [{"id": id, "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
-        turns = [
+        messages = [
             {"role": "user", "content": prompt.words},
             {"role": "assistant", "content": completion.text, "tool_calls": calls},
             {"role": "tool", "tool_call_id": id, "content": then.words},
         ]
-        completion = await chat(client, kind, turns, extra_body=then.fields, **tools)
+        completion = await chat(client, kind, messages, extra_body=then.fields, **tools)
         assert (completion.text, completion.reason, completion.calls) == (TEXT, "stop", {0: []})
 
 

@@ -45,7 +45,7 @@ class Watched:
         self._kind = kind
 
     @property
-    def began(self) -> int:
+    def started(self) -> int:
         if self._kind.sees:
             return self._noted("began")
         if self._kind.name == "dynamo":
@@ -113,18 +113,18 @@ def is_free(stack: Stack, kind: Kind) -> None:
 def test_while_it_waits_for_its_turn(stack: Stack, kind: Kind, stream: bool) -> None:
     """The model never hears of it; then the one before it leaves as well, without a token yet."""
     watched = Watched(stack, kind)
-    before = watched.began
+    before = watched.started
     with contextlib.closing(start_request(stack, kind, stream=stream, first_ms=5000)) as first:
-        until(lambda: in_flight(stack, kind) == 1 and (watched.began > before or before < 0))
+        until(lambda: in_flight(stack, kind) == 1 and (watched.started > before or before < 0))
         with contextlib.closing(start_request(stack, kind, stream=stream)):
             until(lambda: in_flight(stack, kind) == 2)
-            began = watched.began
+            started = watched.started
         until(lambda: in_flight(stack, kind) == 1)
         left = watched.left()
         first.close()
         until(left)
         until(lambda: in_flight(stack, kind) == 0)
-    assert watched.began == began
+    assert watched.started == started
     is_free(stack, kind)
 
 
@@ -133,12 +133,12 @@ def test_while_it_waits_for_its_turn(stack: Stack, kind: Kind, stream: bool) -> 
 def test_while_it_is_answered(stack: Stack, kind: Kind, stream: bool) -> None:
     """In the middle of a stream, or of an answer that is wanted whole."""
     watched = Watched(stack, kind)
-    before = watched.began
+    before = watched.started
     with contextlib.closing(start_request(stack, kind, stream=stream, delay_ms=400)) as connection:
         if stream and kind.streams:
             read_until(connection, b'"content":"')
         else:
-            until(lambda: in_flight(stack, kind) == 1 and (watched.began > before or before < 0))
+            until(lambda: in_flight(stack, kind) == 1 and (watched.started > before or before < 0))
         left = watched.left()
     until(left)
     until(lambda: in_flight(stack, kind) == 0)

@@ -106,12 +106,12 @@ async def test_clients_that_leave_a_server_behind_this_one(tmp_path: Path, phase
             before = _asked(upstream)
             if phase == "queued":
                 _, holder = await _open(server, body())
-                held = await upstream.request(before + 1)
+                request = await upstream.request(before + 1)
             reader, writer = await _open(server, body(stream=stream))
             if phase == "queued":
                 await asyncio.to_thread(until, lambda: in_flight(server) == 2)
             else:
-                held = await upstream.request(before + 1)
+                request = await upstream.request(before + 1)
             if phase == "streaming" and stream:
                 await reader.readuntil(b" word")
             writer.close()
@@ -119,13 +119,13 @@ async def test_clients_that_leave_a_server_behind_this_one(tmp_path: Path, phase
                 if phase == "queued":
                     await asyncio.to_thread(until, lambda: in_flight(server) == 1)
                 else:
-                    await held.gone.wait()
-            assert held.gone.is_set() == (phase != "queued")
+                    await request.disconnected.wait()
+            assert request.disconnected.is_set() == (phase != "queued")
             await asyncio.to_thread(until, lambda: cancelled(server) == 1)
             if phase == "queued":
                 holder.close()
                 async with asyncio.timeout(PATIENCE_S):
-                    await held.gone.wait()
+                    await request.disconnected.wait()
             assert _asked(upstream) == before + 1
 
 

@@ -255,9 +255,9 @@ def test_one_of_two_servers_dies_under_load(tmp_path: Path) -> None:
 
         def call() -> None:
             while not stop.is_set():
-                began = time.monotonic()
+                start = time.monotonic()
                 status = front.request("POST", CHAT, body)[0]
-                outcomes.append((began, status))
+                outcomes.append((start, status))
 
         with ThreadPoolExecutor(callers) as pool:
             threads = [pool.submit(call) for _ in range(callers)]
@@ -266,12 +266,12 @@ def test_one_of_two_servers_dies_under_load(tmp_path: Path) -> None:
                 doomed.process.send_signal(signal.SIGKILL)
                 doomed.process.wait()
                 dead = time.monotonic()
-                until(lambda: sum(began > dead for began, _ in outcomes) >= 200)
+                until(lambda: sum(start > dead for start, _ in outcomes) >= 200)
             finally:
                 stop.set()
             for thread in threads:
                 thread.result()
-        failed = [(began - dead, status) for began, status in outcomes if status != 200]
+        failed = [(start - dead, status) for start, status in outcomes if status != 200]
         assert len(failed) <= callers
         assert all(since < 0 and status == 502 for since, status in failed), failed
         assert front.ready()

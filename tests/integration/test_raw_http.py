@@ -34,14 +34,14 @@ def exchange(server: Server, *packets: bytes, last: bytes = LAST) -> bytes:
             connection.sendall(packet)
             time.sleep(0.02 if len(packets) > 1 else 0)
         connection.sendall(last)
-        came = b""
+        response = b""
         while piece := connection.recv(65536):
-            came += piece
-        return came
+            response += piece
+        return response
 
 
-def statuses(came: bytes) -> list[int]:
-    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", came)]
+def statuses(response: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", response)]
 
 
 def cut(whole: bytes) -> Iterator[bytes]:
@@ -89,17 +89,17 @@ def test_what_cannot_be_read_one_way(server: Server, pipelined: bool) -> None:
     for group, after in ((REFUSED_BY_RULES, [200]), (REFUSED_BY_THE_PARSER, [])):
         for name, sent in group.items():
             ends = b"gzip" in sent
-            came = exchange(server, ahead + sent, last=b"" if ends else LAST)
-            assert statuses(came) == [200] * pipelined + [400] + ([] if ends else after), (name, came)
-            answer = came.split(b"HTTP/1.1 400")[1].split(b"\r\n\r\n", 1)[1]
+            response = exchange(server, ahead + sent, last=b"" if ends else LAST)
+            assert statuses(response) == [200] * pipelined + [400] + ([] if ends else after), (name, response)
+            answer = response.split(b"HTTP/1.1 400")[1].split(b"\r\n\r\n", 1)[1]
             assert json.JSONDecoder().raw_decode(answer.decode("latin-1"))[0]["error"]["message"], name
 
 
 def test_other_versions(server: Server) -> None:
     for sent, version in (b"GET /v1/models\r\n\r\n", b"0.9"), (POST.replace(b"1.1", b"2.0") + HOST + SENT, b"2.0"):
-        came = exchange(server, sent, last=b"")  # the answer ends the connection
-        assert statuses(came) == [400]
-        assert b"HTTP/%s is not supported" % version in came
+        response = exchange(server, sent, last=b"")  # the answer ends the connection
+        assert statuses(response) == [400]
+        assert b"HTTP/%s is not supported" % version in response
 
 
 @pytest.mark.parametrize("pipelined", [1, 3])
@@ -110,14 +110,14 @@ def test_trailers_change_nothing(server: Server, pipelined: bool) -> None:
     )
     sent = (POST + HOST + b"X-User: anna\r\nX-Request-Id: anna\r\n" + CHUNKS + trailers + b"\r\n") * pipelined
     for packets in ([sent], list(cut(sent))):
-        came = exchange(server, *packets)
-        assert statuses(came) == [200] * (pipelined + 1)
-        assert came.count(b"x-request-id: anna\r\n") == pipelined
+        response = exchange(server, *packets)
+        assert statuses(response) == [200] * (pipelined + 1)
+        assert response.count(b"x-request-id: anna\r\n") == pipelined
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     assert {line["client"] for line in lines if line.get("path") == "/v1/embeddings"} == {"anna"}
 
 
 def test_trailers_open_nothing(server: Server) -> None:
     """A page that rebound its name cannot send another Host behind its body."""
-    came = exchange(server, POST + b"Host: evil.example\r\n" + CHUNKS + HOST + b"\r\n", last=b"")
-    assert statuses(came)[0] == 403
+    response = exchange(server, POST + b"Host: evil.example\r\n" + CHUNKS + HOST + b"\r\n", last=b"")
+    assert statuses(response)[0] == 403

@@ -131,13 +131,13 @@ def test_a_deadline_reaches_the_model(server: Server, triton: Triton) -> None:
 
 def test_a_client_that_leaves_reaches_the_model(server: Server, triton: Triton) -> None:
     """Nobody waits for the answer any more, so nobody computes it."""
-    cancelled, began = count(triton, "cancelled"), count(triton, "began")
+    cancelled, started = count(triton, "cancelled"), count(triton, "began")
     body = json.dumps({"model": "slow", "input": "20000"}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
     head += "content-type: application/json"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + body)
-        until(lambda: count(triton, "began") > began, what="the request")
+        until(lambda: count(triton, "began") > started, what="the request")
     until(lambda: count(triton, "cancelled") > cancelled, 10, what="the cancellation")
 
 

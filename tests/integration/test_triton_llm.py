@@ -178,7 +178,7 @@ async def test_a_failure_in_the_middle(opened: Open, model: str) -> None:
     assert text_of(generator, await collect(generator, "Say hello")) == "Hello from Triton."
 
 
-def heard(loaded: Triton, kind: str, word: str) -> list[str]:
+def noted_ids(loaded: Triton, kind: str, word: str) -> list[str]:
     return [line.split()[2] for line in loaded.noted() if line.startswith(f"{kind} {word} ")]
 
 
@@ -189,30 +189,30 @@ async def test_a_reader_that_leaves_ends_the_work(loaded: Triton, opened: Open, 
     """By the call's end, or, since that does not reach a running step of an ensemble, by the engine
     being told the request's id."""
     generator = await opened(model)
-    before = set(heard(loaded, kind, "cancelled"))
-    stops = set(heard(loaded, kind, "stopped"))
+    before = set(noted_ids(loaded, kind, "cancelled"))
+    stops = set(noted_ids(loaded, kind, "stopped"))
     async with aclosing(generator.generate(Prompt(text="count=600 delay_ms=20"), Sampling(), soon())) as pieces:
         assert (await anext(pieces)).text == "w0 "
-    await until(lambda: len(set(heard(loaded, kind, "cancelled")) - before) == 1)
-    [ended] = set(heard(loaded, kind, "cancelled")) - before
+    await until(lambda: len(set(noted_ids(loaded, kind, "cancelled")) - before) == 1)
+    [ended] = set(noted_ids(loaded, kind, "cancelled")) - before
     if kind != "vllm":
-        await until(lambda: set(heard(loaded, kind, "stopped")) - stops == {ended})
+        await until(lambda: set(noted_ids(loaded, kind, "stopped")) - stops == {ended})
 
 
 async def test_one_that_waits_for_the_whole(loaded: Triton, opened: Open) -> None:
     """The call without a stream is cancelled as well, and so is one past its deadline."""
     generator = await opened("talker_whole")
-    before = len(heard(loaded, "ensemble", "cancelled"))
+    before = len(noted_ids(loaded, "ensemble", "cancelled"))
     prompt = Prompt(text="count=600 delay_ms=20")
     reading = asyncio.create_task(anext(generator.generate(prompt, Sampling(max_tokens=999), soon())))
     await asyncio.sleep(0.2)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    await until(lambda: len(heard(loaded, "ensemble", "cancelled")) == before + 1)
+    await until(lambda: len(noted_ids(loaded, "ensemble", "cancelled")) == before + 1)
     with pytest.raises(DeadlineExceeded):
         await anext(generator.generate(prompt, Sampling(max_tokens=999), soon(0.2)))
-    await until(lambda: len(heard(loaded, "ensemble", "cancelled")) == before + 2)
+    await until(lambda: len(noted_ids(loaded, "ensemble", "cancelled")) == before + 2)
 
 
 async def test_many_at_once(opened: Open) -> None:

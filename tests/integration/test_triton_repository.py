@@ -258,9 +258,9 @@ async def test_what_others_made_goes_on(triton: Triton, control: Control, tmp_pa
     await asyncio.to_thread(Repository(made).write, tiny(tmp_path / "store", "theirs"))
     (made / "theirs" / "shoal.json").unlink()
     (made / "theirs").rename(triton.repository / "theirs")
-    held = await asyncio.to_thread(Repository(triton.repository).find, "theirs")
-    assert held is not None
-    assert not held.managed
+    found = await asyncio.to_thread(Repository(triton.repository).find, "theirs")
+    assert found is not None
+    assert not found.managed
     with pytest.raises(Forbidden, match="not made by Shoal"):
         await remove(triton, "theirs")
     with pytest.raises(Forbidden, match="not made by Shoal"):

@@ -268,8 +268,8 @@ async def test_a_tower_that_cannot_be_loaded_leaves_none(triton: Triton, tmp_pat
         assert await asyncio.to_thread(states, triton, "half") == ["READY", "READY"]
         with pytest.raises(ModelFailed):
             await host.publish("half", replace(stored, manifest=broken), settings)
-        kept = "READY" if part == "image" else "UNAVAILABLE"
-        assert await asyncio.to_thread(states, triton, "half") == [kept, kept]
+        state = "READY" if part == "image" else "UNAVAILABLE"
+        assert await asyncio.to_thread(states, triton, "half") == [state, state]
         await host.unload("half", settings)
         assert await asyncio.to_thread(states, triton, "half") == ["UNAVAILABLE", "UNAVAILABLE"]
         assert await host.remove("half")

@@ -182,13 +182,13 @@ class Traffic:
     def _run(self) -> None:
         connection = HTTPConnection("127.0.0.1", self._server.port, timeout=SLOW_MACHINE_S)
         while not self._stop.is_set():
-            began = time.monotonic()
+            start = time.monotonic()
             try:
                 self._ask(connection)
             except (OSError, HTTPException) as error:
                 self.failures.append(repr(error))
                 connection.close()
-            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            self.longest_s = max(self.longest_s, time.monotonic() - start)
         connection.close()
 
     def _ask(self, connection: HTTPConnection) -> None:

@@ -193,8 +193,8 @@ def _m3(text: str, tokenizer: Any, encoder: Any, heads: dict[str, Any]) -> tuple
     largest = np.zeros(VOCABULARY, np.float32)
     np.maximum.at(largest, ids[0].numpy(), weights)
     largest[tokenizer.all_special_ids] = 0.0
-    kept = largest.nonzero()[0]
-    return pooled, SparseVector(indices=kept, values=largest[kept]), vectors
+    indices = largest.nonzero()[0]
+    return pooled, SparseVector(indices=indices, values=largest[indices]), vectors
 
 
 def expect_scores(folder: Path) -> Answers:

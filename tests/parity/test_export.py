@@ -176,8 +176,8 @@ def test_heads_that_end_in_logits(tmp_path: Path, head: str, kind: str) -> None:
         right = model(**{name: torch.from_numpy(array) for name, array in given.items()}).logits.numpy()
     for open_run in RUNS.values():
         got = open_run(tmp_path / "exported" / found.graph)(given, ("logits",))["logits"]
-        kept = slice(None) if head == "classifier" else given["attention_mask"] > 0
-        np.testing.assert_allclose(got[kept], right[kept], atol=1e-4)
+        mask = slice(None) if head == "classifier" else given["attention_mask"] > 0
+        np.testing.assert_allclose(got[mask], right[mask], atol=1e-4)
 
 
 def test_missing_weights_are_no_random_ones(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_missing_weights_are_no_random_ones(tmp_path: Path) -> None:
 
     folder = other("modernbert", tmp_path)
     tensors = load_file(folder / "model.safetensors")
-    gone = next(name for name in tensors if "Wqkv" in name)
-    save_file({name: each for name, each in tensors.items() if name != gone}, folder / "model.safetensors")
+    missing = next(name for name in tensors if "Wqkv" in name)
+    save_file({name: each for name, each in tensors.items() if name != missing}, folder / "model.safetensors")
     with pytest.raises(ModelFileError, match="fetch the model again"):
         exported(folder, tmp_path / "exported")

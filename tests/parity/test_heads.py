@@ -98,8 +98,8 @@ def test_a_static_embedding_equals_sentence_transformers(tmp_path: Path, after: 
         for prompt in (None, "query"):
             expected = model.encode(TEXTS, prompt_name=prompt, convert_to_numpy=True)
             got = served.dense(run, TEXTS, prompt_name=prompt, normalize=after)
-            kept = [place for place, text in enumerate(TEXTS) if prompt or text.strip()] if after else slice(None)
-            close(got[kept], expected[kept])
+            places = [place for place, text in enumerate(TEXTS) if prompt or text.strip()] if after else slice(None)
+            close(got[places], expected[places])
 
 
 @pytest.mark.parametrize("quantized", [False, True])

@@ -108,7 +108,7 @@ def feeds_of(names: tuple[str, ...]) -> dict[str, Array]:
     return {name: every[name] for name in names}
 
 
-def kept(array: Array) -> Array:
+def drop_padding(array: Array) -> Array:
     """Without what stands at padding."""
     if array.ndim == 3:
         return np.asarray(array[MASK > 0])
@@ -124,7 +124,7 @@ async def test_it_computes_what_the_graph_does(tmp_path: Path, name: str) -> Non
     async with opened(folder, converted.spec) as engine:
         got = await infer(engine, feeds, *converted.spec.outputs)
     for output, expected in right.items():
-        np.testing.assert_allclose(kept(got[output]), kept(expected), atol=DIFFERENCE, err_msg=output)
+        np.testing.assert_allclose(drop_padding(got[output]), drop_padding(expected), atol=DIFFERENCE, err_msg=output)
 
 
 async def test_other_weights_than_were_stored_are_refused(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ async def test_missing_weights_are_no_random_ones(tmp_path: Path) -> None:
     model = TinyBert(tmp_path)
     place = tmp_path / "model.safetensors"
     tensors = {name: value.clone() for name, value in load_file(place).items()}
-    gone = next(name for name in tensors if "query.weight" in name)
-    save_file({name: value for name, value in tensors.items() if name != gone}, place, metadata={"format": "pt"})
-    with pytest.raises(ModelFileError, match=f"{gone}.*fetch the model again"):
+    missing = next(name for name in tensors if "query.weight" in name)
+    save_file({name: value for name, value in tensors.items() if name != missing}, place, metadata={"format": "pt"})
+    with pytest.raises(ModelFileError, match=f"{missing}.*fetch the model again"):
         async with opened(tmp_path, model.spec):
             pass
 
@@ -182,8 +182,8 @@ async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest
 
     found = await asyncio.to_thread(load)
     assert found.network.precision == ("fp16" if found.precision_check.agrees else "f32")
-    kept = await asyncio.to_thread(load, precision_check=found.precision_check)
-    assert (kept.network.precision, kept.reason) == (found.network.precision, found.reason)
+    again = await asyncio.to_thread(load, precision_check=found.precision_check)
+    assert (again.network.precision, again.reason) == (found.network.precision, found.reason)
     monkeypatch.setattr(module, "compare", lambda *_: {"mean_cosine": 0.5})
     exact = await asyncio.to_thread(load)
     assert exact.network.precision == "f32"

@@ -173,7 +173,7 @@ def test_pictures_have_the_vectors_of_transformers(model: Model, engine: str) ->
 
 def test_scores_are_those_of_transformers(model: Model) -> None:
     """Cosine, times the scale, plus the bias."""
-    contrast = read_contrast(model.folder, model.towers)
+    scoring = read_contrast(model.folder, model.towers)
     ids = model.ids(TEXTS[:2])
     pixels = np.random.default_rng(2).standard_normal((2, 3, SIZE, SIZE)).astype(np.float32)
     with torch.no_grad():
@@ -181,9 +181,9 @@ def test_scores_are_those_of_transformers(model: Model) -> None:
     texts, pictures = (
         rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (model.texts(ids), model.pictures(pixels))
     )
-    got = pictures @ texts.T * contrast.scale + contrast.bias
+    got = pictures @ texts.T * scoring.scale + scoring.bias
     assert np.allclose(got, expected.logits_per_image.numpy(), atol=1e-4)
-    assert contrast.activation == ("softmax" if model.towers.family == "clip" else "sigmoid")
+    assert scoring.activation == ("softmax" if model.towers.family == "clip" else "sigmoid")
 
 
 def test_the_tokenizer_alone_gives_the_ids_of_transformers(model: Model) -> None:

@@ -53,8 +53,8 @@ class TinyBert:
         rows = []
         with torch.inference_mode():
             for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
-                kept = torch.from_numpy(ids[mask > 0])[None]
-                found = self._model(kept).last_hidden_state[0].mean(0).numpy() if kept.shape[1] else None
+                unpadded = torch.from_numpy(ids[mask > 0])[None]
+                found = self._model(unpadded).last_hidden_state[0].mean(0).numpy() if unpadded.shape[1] else None
                 rows.append(np.zeros(self.spec.dimension) if found is None else found)
         pooled = np.stack(rows)
         unit = pooled / np.maximum(np.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12)

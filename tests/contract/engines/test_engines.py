@@ -64,14 +64,14 @@ async def test_rows_keep_their_order(subject: Subject) -> None:
 async def test_answers_belong_to_the_caller(subject: Subject) -> None:
     """No later call changes an answer, and changing an answer changes no later call."""
     inputs = batch(6, 4)
-    kept = await infer(subject, inputs)
-    copy = {name: array.copy() for name, array in kept.items()}
+    answer = await infer(subject, inputs)
+    copy = {name: array.copy() for name, array in answer.items()}
     for seed in range(1, 6):
         await infer(subject, batch(6, 4, seed=seed))
     for name, array in copy.items():
-        np.testing.assert_array_equal(kept[name], array)
-        if kept[name].flags.writeable:
-            kept[name][:] = -1.0
+        np.testing.assert_array_equal(answer[name], array)
+        if answer[name].flags.writeable:
+            answer[name][:] = -1.0
     await is_right(subject, inputs)
 
 
@@ -139,12 +139,12 @@ async def test_unknown_outputs_are_refused(local: Subject) -> None:
 async def test_the_loop_turns_while_it_computes(slow: Subject) -> None:
     """A long batch leaves the event loop free."""
     running = asyncio.create_task(infer(slow, large()))
-    turns = 0
+    iterations = 0
     while not running.done():
         await asyncio.sleep(0)
-        turns += 1
+        iterations += 1
     await running
-    assert turns > 3
+    assert iterations > 3
 
 
 async def test_the_deadline_ends_a_batch(slow: Subject) -> None:

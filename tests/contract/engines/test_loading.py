@@ -146,8 +146,8 @@ async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) 
     assert found.figures.keys() == {"mean_difference", "high_difference", "spearman"}
     assert 0.0 < found.figures["high_difference"] < 1.0
     assert engine.facts.precision == ("bf16" if found.agrees else "f32")
-    kept = replace(found, figures={"high_difference": MAX_FIGURES["high_difference"] * (1 if close else 1.01)})
-    engine = await load_opener("openvino")(graph, name="x", options=replace(options, precision_check=kept))
+    check = replace(found, figures={"high_difference": MAX_FIGURES["high_difference"] * (1 if close else 1.01)})
+    engine = await load_opener("openvino")(graph, name="x", options=replace(options, precision_check=check))
     await engine.aclose()
     assert engine.facts.precision == ("bf16" if close else "f32")
     assert "high difference" in engine.facts.details["precision_reason"]
@@ -217,14 +217,14 @@ async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
     if not has_bf16():  # where there is no other precision there is nothing to keep
         assert first.facts.details["precision_checked"] is None
         return
-    kept = PrecisionCheck(first.facts.details["precision_checked"].key, figures={"mean_cosine": 0.5})
+    check = PrecisionCheck(first.facts.details["precision_checked"].key, figures={"mean_cosine": 0.5})
     second = await load_opener("openvino")(
-        graph, name="x", options=replace(COLD, samples=SAMPLES[:1], precision_check=kept)
+        graph, name="x", options=replace(COLD, samples=SAMPLES[:1], precision_check=check)
     )
     await second.aclose()
     used = second.facts.details["precision_checked"]
-    assert used.key != kept.key
-    assert used.figures["mean_cosine"] > kept.figures["mean_cosine"]
+    assert used.key != check.key
+    assert used.figures["mean_cosine"] > check.figures["mean_cosine"]
 
 
 async def test_auto_without_samples_is_exact(graph: Path) -> None:

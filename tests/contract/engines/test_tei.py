@@ -85,12 +85,12 @@ async def test_rows_keep_their_order(subject: Subject) -> None:
 
 
 async def test_answers_belong_to_the_caller(subject: Subject) -> None:
-    kept = await infer(subject, ["a", "b"])
-    copy = kept["embedding"].copy()
+    answer = await infer(subject, ["a", "b"])
+    copy = answer["embedding"].copy()
     for at in range(5):
         await infer(subject, [f"text {at}", "b"])
-    assert np.array_equal(kept["embedding"], copy)
-    kept["embedding"][:] = -1.0
+    assert np.array_equal(answer["embedding"], copy)
+    answer["embedding"][:] = -1.0
     await is_right(subject, ["a", "b"])
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.backends.fake.model import FakeScript
 from shoal.core.scheduling.planner import WEIGHTS, Limits
-from tests.contract.lanes.traffic import Load, Seen
+from tests.contract.lanes.traffic import Load, TrafficResult
 from tests.unit.core.conftest import run_virtual
 from tests.unit.core.lanes import make_lane
 
@@ -42,8 +42,8 @@ LENGTHS = {"alike": (16,), "mixed": (4, 16, 60, 100)}
 
 def play(
     script: FakeScript, lengths: Sequence[int], *, rate: float = RATE, bulk: Sequence[str] = (), **limits: Any
-) -> Seen:
-    async def main() -> Seen:
+) -> TrafficResult:
+    async def main() -> TrafficResult:
         load = Load(make_lane(script, **limits), SECONDS, lengths).bulk(bulk)
         return await (load.interactive(rate) if rate else load).run()
 
@@ -51,7 +51,7 @@ def play(
 
 
 @cache
-def alone(engine: str, lengths: str) -> tuple[Seen, Seen]:
+def alone(engine: str, lengths: str) -> tuple[TrafficResult, TrafficResult]:
     """(interactive traffic without bulk, one bulk caller without interactive traffic)."""
     script, spread = ENGINES[engine], LENGTHS[lengths]
     return play(script, spread), play(script, spread, rate=0, bulk=["bulk"])

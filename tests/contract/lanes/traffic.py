@@ -25,7 +25,7 @@ def texts(number: int, length: int) -> list[TextItem]:
 
 
 @dataclass(slots=True)
-class Seen:
+class TrafficResult:
     """What a run of traffic came to. `refused` counts interactive requests that were turned away."""
 
     seconds: float
@@ -47,7 +47,7 @@ class Load:
 
     def __init__(self, lane: Lane, seconds: float, lengths: Sequence[int] = (16,)) -> None:
         self.lane = lane
-        self.seen = Seen(seconds)
+        self.seen = TrafficResult(seconds)
         self._lengths = lengths
         self._arrivals = random.Random(7)  # of its own: single texts come alike, whatever bulk callers draw
         self._inputs = random.Random(8)
@@ -64,7 +64,7 @@ class Load:
         self._work.extend(self._batcher(client) for client in clients)
         return self
 
-    async def run(self) -> Seen:
+    async def run(self) -> TrafficResult:
         tasks = [asyncio.create_task(work) for work in self._work]
         await asyncio.sleep(self.seen.seconds)
         parts = [pending for pending in self.lane._requests if pending.traffic == "bulk"]

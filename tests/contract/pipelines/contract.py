@@ -142,8 +142,8 @@ class PipelineContract:
         before, after = self.good
         answers = pipeline.prepare([(self.task(), before), (self.task(), bad), (self.task(), after)])
         assert isinstance(answers[1], ShoalError)
-        kept = [answer.key for answer in answers if isinstance(answer, Prepared)]
-        assert kept == [p.key for p in self.prepared(pipeline, self.good)]
+        keys = [answer.key for answer in answers if isinstance(answer, Prepared)]
+        assert keys == [p.key for p in self.prepared(pipeline, self.good)]
 
     def test_batches_are_rectangular_and_bucketed(self, pipeline: Pipeline, facts: EngineFacts) -> None:
         """All arrays share rows and length; each is a bucket, or as it is above the last or without any."""

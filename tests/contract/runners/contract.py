@@ -26,7 +26,7 @@ PROMISED = (RequestError, CapacityError, BackendError)
 
 
 @dataclass(slots=True)
-class Opened:
+class RunnerSetup:
     """A runner and what stands behind it, to look at: lanes, engines and talkers it was made of."""
 
     runner: Runner
@@ -56,7 +56,7 @@ def generate(words: int) -> Generate:
 class RunnerContract:
     """What every runner promises."""
 
-    def opened(self) -> Opened:
+    def opened(self) -> RunnerSetup:
         raise NotImplementedError
 
     def test_facts_name_what_it_can(self, virtual: Run[None]) -> None:
@@ -188,7 +188,7 @@ class EmbedContract(RunnerContract):
 class StreamContract(RunnerContract):
     """What every runner that generates promises. `talker` counts what was produced."""
 
-    def stream(self, opened: Opened, words: int, seconds: float = 30.0) -> AsyncGenerator[Chunk, Any]:
+    def stream(self, opened: RunnerSetup, words: int, seconds: float = 30.0) -> AsyncGenerator[Chunk, Any]:
         return opened.runner.stream(generate(words), context(seconds))
 
     def test_the_last_chunks_say_why_and_how_much(self, virtual: Run[None]) -> None:
@@ -261,4 +261,4 @@ class StreamContract(RunnerContract):
         virtual(main)
 
 
-__all__ = ["EmbedContract", "Opened", "StreamContract"]
+__all__ = ["EmbedContract", "RunnerSetup", "StreamContract"]

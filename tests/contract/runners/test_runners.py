@@ -6,7 +6,7 @@ from shoal.backends.fake.model import FakeGenerator, FakeScript
 from shoal.core.lane_runner import LaneRunner
 from shoal.core.protocols import ModelFacts
 from shoal.core.routing import TaskRouter
-from tests.contract.runners.contract import EmbedContract, Opened, StreamContract
+from tests.contract.runners.contract import EmbedContract, RunnerSetup, StreamContract
 from tests.unit.core.lanes import engine, make_lane
 from tests.unit.core.talks import talking
 
@@ -19,30 +19,30 @@ UNLIKE = (
 TALK = FakeScript(token_ms=10)
 
 
-def batched(*scripts: FakeScript) -> tuple[LaneRunner, Opened]:
+def batched(*scripts: FakeScript) -> tuple[LaneRunner, RunnerSetup]:
     lane = make_lane(*scripts)
     runner = LaneRunner(lane, FACTS)
-    return runner, Opened(runner, lane, [engine(lane, number) for number in range(len(scripts))])
+    return runner, RunnerSetup(runner, lane, [engine(lane, number) for number in range(len(scripts))])
 
 
 class TestBatchedOnOneReplica(EmbedContract):
-    def opened(self) -> Opened:
+    def opened(self) -> RunnerSetup:
         return batched(FakeScript(delay_ms=5))[1]
 
 
 class TestBatchedOnUnlikeReplicas(EmbedContract):
-    def opened(self) -> Opened:
+    def opened(self) -> RunnerSetup:
         return batched(*UNLIKE)[1]
 
 
 class TestByTask(EmbedContract, StreamContract):
-    def opened(self) -> Opened:
+    def opened(self) -> RunnerSetup:
         runner, opened = batched(*UNLIKE)
         talker = FakeGenerator(TALK)
-        return Opened(TaskRouter([runner, talking(talker)]), opened.lane, opened.engines, talker)
+        return RunnerSetup(TaskRouter([runner, talking(talker)]), opened.lane, opened.engines, talker)
 
 
 class TestGeneration(StreamContract):
-    def opened(self) -> Opened:
+    def opened(self) -> RunnerSetup:
         talker = FakeGenerator(TALK)
-        return Opened(talking(talker), talker=talker)
+        return RunnerSetup(talking(talker), talker=talker)
