@@ -51,18 +51,18 @@ async def one_request(server: Server, triton: Triton, model: str, texts: list[st
     before = triton.counts(model)
     start = time.perf_counter()
     reply = await connection.ask(request)
-    took = (time.perf_counter() - start) * 1000
+    elapsed_ms = (time.perf_counter() - start) * 1000
     connection.close()
     after = triton.counts(model)
-    while after[0] - before[0] < len(texts) and time.perf_counter() < start + took / 1000 + COUNTED_S:
+    while after[0] - before[0] < len(texts) and time.perf_counter() < start + elapsed_ms / 1000 + COUNTED_S:
         after = triton.counts(model)  # Triton answers before it counts
     if reply.status != 200 or after[0] - before[0] != len(texts):
         raise RuntimeError(f"status {reply.status}, {after[0] - before[0]} texts computed of {len(texts)}")
     computed = (after[2] - before[2]) * 1000
     return {
-        "request_ms": took,
+        "request_ms": elapsed_ms,
         "model_ms": computed,
-        "processing_ms": took - computed,
+        "processing_ms": elapsed_ms - computed,
         "executions": after[1] - before[1],
     }
 

@@ -38,22 +38,22 @@ async def call(client: Client, model: str, texts: list[str]) -> None:
 async def closed_loop(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     """`clients` callers that each wait for their answer before they ask again."""
     texts = Texts(job["tokens"], seed=random.getrandbits(48))
-    took: list[float] = []
+    latencies: list[float] = []
     start = time.perf_counter()
     end = start + job["seconds"]
 
     async def caller() -> None:
         while (sent := time.perf_counter()) < end:
             await call(client, job["model"], texts.take(job["texts"]))
-            took.append(time.perf_counter() - sent)
+            latencies.append(time.perf_counter() - sent)
 
     before = time.process_time()
     await asyncio.gather(*(caller() for _ in range(job["clients"])))
     seconds = time.perf_counter() - start
-    found = summarize_latencies(took)
+    found = summarize_latencies(latencies)
     return {
-        "requests": len(took),
-        "per_s": len(took) / seconds,
+        "requests": len(latencies),
+        "per_s": len(latencies) / seconds,
         "p50": found["p50"],
         "p99": found["p99"],
         "client_cpu_s": time.process_time() - before,

@@ -75,12 +75,12 @@ def main() -> None:
                         Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # VmHWM begins anew
                         refused(server, text)
                         growth[name] = max(growth.get(name, 0), (server.status_kb("VmHWM") - rested) / 1024)
-                took = time.perf_counter() - start
+                elapsed = time.perf_counter() - start
             time.sleep(0.5)
             after = late(server)
     results: dict[str, Any] = {
         "requests": arguments.rounds * len(hostile),
-        "seconds": took,
+        "seconds": elapsed,
         "growth_mb": dict(sorted(growth.items(), key=lambda one: -one[1])[:8]),
         "late": {bound: after[bound] - before[bound] for bound in after},
     }

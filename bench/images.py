@@ -134,13 +134,13 @@ class Alone:
         decoding, done, start = 0.0, 0, time.perf_counter()
         with ThreadPoolExecutor(self._cores) as pool:
             while time.perf_counter() - start < seconds:
-                began = time.perf_counter()
+                decode_start = time.perf_counter()
                 rows = list(pool.map(self._decoded, itertools.islice(around, count)))
-                decoding += time.perf_counter() - began
+                decoding += time.perf_counter() - decode_start
                 self._run([np.stack(rows[at : at + size]) for at in range(0, count, size)])
                 done += count
-        took = time.perf_counter() - start
-        return {"per_s": done / took, "decode_share": decoding / took}
+        elapsed = time.perf_counter() - start
+        return {"per_s": done / elapsed, "decode_share": decoding / elapsed}
 
     def _run(self, batches: Sequence[Any]) -> None:
         for number, batch in enumerate(batches):
@@ -192,12 +192,12 @@ class Watched(Budget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
+        self.peak = 0
 
     def take(self, size: int) -> None:
         super().take(size)
         with self._changed:
-            self.most = max(self.most, self.total - self._free)
+            self.peak = max(self.peak, self.total - self._free)
 
 
 def large_pictures(server: Server, home: Path, seconds: float) -> dict[str, float]:
@@ -243,7 +243,7 @@ def lent(home: Path, files: Sequence[bytes]) -> int:
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(prepare, range(CLIENTS)))
-    return budget.most
+    return budget.peak
 
 
 def ratios(found: dict[str, float]) -> dict[str, float]:

@@ -35,8 +35,8 @@ EMBEDDINGS, EMBED, RERANK = "/v1/embeddings", "/embed", "/v1/rerank"
 
 def fill(size: int, before: bytes, element: bytes, after: bytes = b"]", between: bytes = b",") -> bytes:
     """As many elements as fit into `size` bytes."""
-    room = size - len(before) - len(after) - len(END)
-    count = max(1, (room + len(between)) // (len(element) + len(between)))
+    space = size - len(before) - len(after) - len(END)
+    count = max(1, (space + len(between)) // (len(element) + len(between)))
     return before + between.join([element] * count) + after + END
 
 
@@ -99,7 +99,7 @@ def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
     yield "messages, /v1/chat/completions", "/v1/chat/completions", fill(size, b'{"messages":[', b'{"role":"user"}')
 
 
-class Held:
+class LoopDelay:
     """The longest time between two turns of a task that always wants one."""
 
     def __init__(self) -> None:
@@ -144,16 +144,16 @@ async def measure(app: App, path: str, body: bytes) -> tuple[int, float, float]:
         sent.append(message)
 
     gc.collect()
-    held = Held()
-    task = asyncio.create_task(held.watch())
+    delay = LoopDelay()
+    task = asyncio.create_task(delay.watch())
     for _ in range(3):
         await asyncio.sleep(0)
-    held.longest, start = 0.0, time.thread_time()
+    delay.longest, start = 0.0, time.thread_time()
     await app.asgi(scope, receive, send)
     await asyncio.sleep(0)
     total = time.thread_time() - start
     task.cancel()
-    return sent[0]["status"], held.longest, total
+    return sent[0]["status"], delay.longest, total
 
 
 async def run(megabytes: float, rounds: int) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def ms(values: list[float], part: float) -> float:
 
 
 def summarize(record: Record, rate: float, seconds: float, capacity: float) -> dict[str, Any]:
-    due = [at - took for at, took in zip(record.finished, record.latency, strict=True)]
-    steady = [took for took, came in zip(record.latency, due, strict=True) if came >= WINDOW_S]
+    due = [at - latency for at, latency in zip(record.finished, record.latency, strict=True)]
+    steady = [latency for latency, arrival in zip(record.latency, due, strict=True) if arrival >= WINDOW_S]
     inside = sum(WINDOW_S <= at < seconds for at in record.finished)
     return {
         "offered_per_s": round(rate, 1),
@@ -135,10 +135,10 @@ async def hammer(server: Server, tokens: int, seconds: float, rate: float) -> di
     return found
 
 
-async def cost_us(server: Server, status: int, held: int = 0, calls: int = 6000, callers: int = 16) -> int:
+async def cost_us(server: Server, status: int, waiting: int = 0, calls: int = 6000, callers: int = 16) -> int:
     """Processor time of the server for one of so many requests that are all answered so, while `held` others wait."""
-    pool = Pool(Target(server.url), callers + held)
-    holding = [asyncio.create_task(pool.ask(requests(server, 16, 1, 30.0)())) for _ in range(held)]
+    pool = Pool(Target(server.url), callers + waiting)
+    holding = [asyncio.create_task(pool.ask(requests(server, 16, 1, 30.0)())) for _ in range(waiting)]
     await asyncio.sleep(0.5)
     made = requests(server, 16, calls, 30.0)
 
@@ -161,7 +161,7 @@ async def cost_us(server: Server, status: int, held: int = 0, calls: int = 6000,
 def costs() -> dict[str, int]:
     found = {}
     with Server("fake:delay_ms=20000", access_log="false", max_queue_items=1) as server:
-        found["refusal_us"] = asyncio.run(cost_us(server, 429, held=1))
+        found["refusal_us"] = asyncio.run(cost_us(server, 429, waiting=1))
     with Server("fake:delay_ms=1", access_log="false") as server:
         found["accepted_us"] = asyncio.run(cost_us(server, 200))
     print("   ", found)

@@ -50,13 +50,13 @@ class Raw:
         """p50 of one text at a time, in the server's stream configuration or on one stream with all threads."""
         request = self._one if one_stream else self._requests[0]
         feeds = [self._feed(1, tokens) for _ in range(32)]
-        took = []
+        latencies = []
         end = time.perf_counter() + seconds
         while (start := time.perf_counter()) < end:
-            request.start_async(feeds[len(took) % 32], share_inputs=True)
+            request.start_async(feeds[len(latencies) % 32], share_inputs=True)
             request.wait()
-            took.append(time.perf_counter() - start)
-        return median(took[len(took) // 10 :]) * 1000
+            latencies.append(time.perf_counter() - start)
+        return median(latencies[len(latencies) // 10 :]) * 1000
 
     def _compile(self, streams: int) -> list[Any]:
         settings = {

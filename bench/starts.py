@@ -29,31 +29,31 @@ def main() -> None:
     arguments.add_argument("--starts", type=int, default=100)
     wanted = arguments.parse_args()
     counted: Counter[str] = Counter()
-    took = []
+    seconds = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         addresses = [wanted.model or DEFAULT, *tiny_models(folder / "models")]
-        kept = folder / "home"
+        template = folder / "home"
         if (home() / "models").is_dir():
-            shutil.copytree(home() / "models", kept / "models")
+            shutil.copytree(home() / "models", template / "models")
         # What is missing is fetched by these, which are not counted.
-        start(addresses[:1], kept)
-        only = shutil.copytree(kept, folder / "without")
-        start(addresses, kept)
+        start(addresses[:1], template)
+        only = shutil.copytree(template, folder / "without")
+        start(addresses, template)
         for number in range(wanted.starts):
-            where = kept
+            where = template
             if number % 4 == 3:
                 where = folder / f"fresh-{number}"
                 shutil.copytree(only, where)
             one = start(addresses, where)
             counted[one.ending] += 1
-            took.append(one.seconds)
+            seconds.append(one.seconds)
             print(f"{number + 1}: {one.ending} in {one.seconds:.1f} s", flush=True)
             if one.ending != "ready":
                 print(one.log, flush=True)
-            if where is not kept:
+            if where is not template:
                 shutil.rmtree(where)
-    results = {"starts": wanted.starts, **counted, "seconds": round(statistics.median(took), 2)}
+    results = {"starts": wanted.starts, **counted, "seconds": round(statistics.median(seconds), 2)}
     print(results)
     write("starts", METHOD, results)
 

@@ -118,7 +118,7 @@ async def measured(
         assert server.process is not None
         processes["shoal"] = server.process.pid
     before = {name: cpu_s(pid) for name, pid in processes.items()}
-    began = time.time()
+    start = time.time()
     record = await run_burst(pool, burst)
     spent = {name: cpu_s(pid) - before[name] for name, pid in processes.items()}
     pool.close()
@@ -132,7 +132,7 @@ async def measured(
         "calls": calls,
         "mean_call": round(report["inputs"] / calls, 1),
         "most_in_flight": flight,
-        "start_s": round(first - began, 3),
+        "start_s": round(first - start, 3),
         "calls_s": round(last - first, 3),
         "gaps_s": round(last - first - calls * DELAY_S / flight, 3),
         **{f"cpu_{name}_s": round(value, 3) for name, value in spent.items()},
@@ -142,7 +142,7 @@ async def measured(
 async def lone(urls: dict[str, str], count: int) -> dict[str, float]:
     """Milliseconds of a single request on an idle server, at each of these addresses, taking turns."""
     pools = {name: Pool(Target(url), 1) for name, url in urls.items()}
-    took: dict[str, list[float]] = {name: [] for name in pools}
+    latencies: dict[str, list[float]] = {name: [] for name in pools}
     pending = {name: requests(url, count) for name, url in urls.items()}
     for pool in pools.values():
         await pool.open()
@@ -151,11 +151,11 @@ async def lone(urls: dict[str, str], count: int) -> dict[str, float]:
             start = time.perf_counter()
             reply = await pool.ask(pending[name][number])
             assert reply.status == 200, reply.status
-            took[name].append((time.perf_counter() - start) * 1000)
+            latencies[name].append((time.perf_counter() - start) * 1000)
             await asyncio.sleep(0.005)
     for pool in pools.values():
         pool.close()
-    found = {f"{name}_ms": median(values) for name, values in took.items()}
+    found = {f"{name}_ms": median(values) for name, values in latencies.items()}
     added = {f"{name}_adds_ms": found[f"{name}_ms"] - found["direct_ms"] for name in urls if name != "direct"}
     return {**found, **added}
 

@@ -138,7 +138,9 @@ async def first_minute(server: Server, arguments: Any) -> dict[str, Any]:
     slices: dict[str, float] = {}
     step = max(5.0, arguments.early / 12)
     for start in range(0, int(arguments.early), int(step)):
-        part = [took for took, end in zip(early.latency, early.finished, strict=True) if start <= end < start + step]
+        part = [
+            latency for latency, end in zip(early.latency, early.finished, strict=True) if start <= end < start + step
+        ]
         slices[f"{start}-{start + int(step)} s"] = summarize_latencies(part).get("p99", 0.0)
     return {
         "rate_per_s": arguments.rate,

@@ -97,7 +97,7 @@ class Peer:
         return found
 
 
-class Own(NamedTuple):
+class ShoalLane(NamedTuple):
     lane: Lane
 
     async def list(self, texts: list[str]) -> Array:
@@ -122,13 +122,13 @@ class Own(NamedTuple):
         return answer.vectors
 
 
-async def opened(folder: Path, precision: str, threads: Threads) -> tuple[Own, dict[str, Any]]:
+async def opened(folder: Path, precision: str, threads: Threads) -> tuple[ShoalLane, dict[str, Any]]:
     spec = spec_of(folder)
     options = EngineOptions(precision=precision, spec=spec, warm_up_s=5.0)  # type: ignore[arg-type]
     engine = await load_opener("torch")(folder, name=f"bench-{precision}", options=options)
     pipeline = TextPipeline(folder, spec, truncate=True)
     lane = Lane(pipeline, [engine], LaneOptions(model="bench", limits=Limits(64, 16384)), threads=threads)
-    return Own(lane), {name: engine.facts.details[name] for name in ("engine", "device", "attention")}
+    return ShoalLane(lane), {name: engine.facts.details[name] for name in ("engine", "device", "attention")}
 
 
 async def timed(run: Callable[[list[str]], Any], texts: list[str]) -> tuple[float, Array]:
