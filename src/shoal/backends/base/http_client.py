@@ -12,7 +12,7 @@ import io
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -66,7 +66,7 @@ def bytes_for_numbers(numbers: int) -> int:
 
 
 class Response:
-    """A response whose status and headers have arrived. `pieces` streams the body. `key`: the key that it must not
+    """A response whose status and headers have arrived. `read_piece` streams the body. `key`: the key that it must not
     reveal."""
 
     def __init__(self, response: aiohttp.ClientResponse, where: str, deadline: float, key: bytes = b"") -> None:
@@ -77,15 +77,30 @@ class Response:
         self._response = response
         self._where = where
         self._deadline = deadline
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def content_type(self) -> str:
         return self.headers.get("content-type", "")
 
-    async def pieces(self) -> AsyncGenerator[bytes]:
-        """Yield data as soon as it arrives, until the body ends. Raises TransportFailed and DeadlineExceeded."""
-        while data := await _with_deadline(self._response.content.readany(), self._deadline, self._where):
-            yield data
+    async def read_piece(self) -> bytes:
+        """Return data as soon as it arrives, b"" at the end of the body. Raises TransportFailed and DeadlineExceeded.
+
+        One timer fails the body at the deadline: a timeout around each piece costs as much as reading it.
+        """
+        if self._timer is None:
+            left = max(0.0, self._deadline - time.monotonic())
+            error = _deadline_error(self._where)
+            self._timer = asyncio.get_running_loop().call_later(left, self._response.content.set_exception, error)
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise transport_error(error, self._where) from error
+
+    def cancel_timer(self) -> None:
+        """Let the body be read, or closed, without the deadline of `read_piece`."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def read_all(self, most: int) -> Answer:
         """Return the response with at most `most` bytes of its body."""
@@ -170,6 +185,7 @@ class Client:
         try:
             yield made
         finally:
+            made.cancel_timer()
             if made.is_finished and not self._closed and not response.content.is_eof():
                 self._open.discard(response)
                 task = asyncio.create_task(_drain_response(response), name=f"the end of an answer of {self.base}")
@@ -239,9 +255,13 @@ async def _with_deadline(work: Coroutine[Any, Any, T], deadline: float, where: s
         async with asyncio.timeout(deadline - time.monotonic()):
             return await work
     except TimeoutError:
-        raise DeadlineExceeded(f"{where} did not answer within the request's deadline") from None
+        raise _deadline_error(where) from None
     except (aiohttp.ClientError, OSError) as error:
         raise transport_error(error, where) from error
+
+
+def _deadline_error(where: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{where} did not answer within the request's deadline")
 
 
 async def _drain_response(response: aiohttp.ClientResponse) -> None:

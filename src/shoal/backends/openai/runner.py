@@ -79,18 +79,13 @@ class UpstreamRunner:
     async def run(self, task: BatchTask, ctx: Context) -> Result:
         raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
 
-    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        if task.raw is not None and task.raw[0] in PATHS and not self._lacks_dialect(task.raw[0]):
-            try:
-                async with aclosing(self._stream_raw(task, ctx)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                return
-            except _ResponsesUnsupported:  # send the typed task, which has the same content
-                self._lacks_responses = True
-        async with aclosing(self._stream_typed(task, ctx)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        dialect = task.raw[0] if task.raw is not None else ""
+        if dialect == RESPONSES and not self._lacks_responses:
+            return self._stream_responses(task, ctx)
+        if dialect in PATHS and dialect != RESPONSES:
+            return self._stream_raw(task, ctx)
+        return self._stream_typed(task, ctx)
 
     def replicas(self) -> list[ReplicaStatus]:
         return self._fleet.status()
@@ -103,8 +98,18 @@ class UpstreamRunner:
         for replica in self._fleet.replicas:
             await replica.client.aclose()
 
-    def _lacks_dialect(self, dialect: str) -> bool:
-        return self._lacks_responses and dialect == RESPONSES
+    async def _stream_responses(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        """Stream raw chunks, or typed ones of the same content if the server has no /responses."""
+        try:
+            async with aclosing(self._stream_raw(task, ctx)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        except _ResponsesUnsupported:
+            self._lacks_responses = True
+        async with aclosing(self._stream_typed(task, ctx)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _stream_raw(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         assert task.raw is not None
@@ -126,14 +131,15 @@ class UpstreamRunner:
                 yield Chunk(raw=(dialect, names(data)), usage=parse_usage(data))
                 return
             passed = PassThroughStream(dialect, names, response.key)
-            async with aclosing(_read_events(response, attempt)) as groups:
-                async for events in groups:
-                    for chunk in passed.push(events):
-                        if passed.has_ended:
-                            response.finish()
-                        yield chunk
-                    if passed.has_ended:
-                        break
+            reader = _EventReader(response, attempt)
+            while not response.is_finished and (events := await reader.read()):
+                chunk = passed.push(events)
+                if passed.has_ended:
+                    response.finish()
+                if chunk is not None:
+                    yield chunk
+                if passed.error is not None:
+                    raise passed.error
             for chunk in passed.finish():
                 yield chunk
 
@@ -144,23 +150,24 @@ class UpstreamRunner:
             return _UpstreamRequest(*build_request(task, model, strip=options.strip, defaults=options.defaults))
 
         async with self._open_response(make_request, ctx, streams=task.stream) as (response, attempt):
-            reader = AnswerReader(reasoning=task.include_reasoning, key=response.key)
+            answer = AnswerReader(reasoning=task.include_reasoning, key=response.key)
             if not task.stream:
-                for chunk in reader.read(await _read_whole(response, attempt)):
+                for chunk in answer.read(await _read_whole(response, attempt)):
                     yield chunk
             else:
-                done = False
-                async with aclosing(_read_events(response, attempt)) as groups:
-                    async for events in groups:
-                        done = is_done(events[-1])
-                        for event in events[:-1] if done else events:
-                            for chunk in reader.read(payload(event)):
-                                yield chunk
-                if not done and not reader.finished:
+                reader = _EventReader(response, attempt)
+                while not response.is_finished and (events := await reader.read()):
+                    for event in events:
+                        if is_done(event):
+                            response.finish()
+                            break
+                        for chunk in answer.read(payload(event)):
+                            yield chunk
+                if not response.is_finished and not answer.finished:
                     raise TransportFailed("the server ended its stream before the answer was whole: ask again")
-            if not reader.began:
+            if not answer.began:
                 raise errors.invalid_answer_error(_NO_CHOICE)
-        for chunk in reader.finish():
+        for chunk in answer.finish():
             yield chunk
 
     @asynccontextmanager
@@ -267,23 +274,24 @@ def _check_answer(body: bytes, key: bytes) -> None:
         raise errors.invalid_answer_error(_NO_CHOICE)
 
 
-async def _read_events(response: Response, attempt: Attempt) -> AsyncGenerator[list[bytes]]:
-    """Yield the events that have data, as one list for those that arrived together. Stops at `[DONE]` without waiting
-    for the end of the stream. Raises TransportFailed if the stream ends inside an event."""
-    splitter = EventSplitter()
-    async with aclosing(response.pieces()) as pieces:
-        async for data in pieces:
-            events = [event for event in splitter.push(data) if has_data(event)]
-            if not events:
-                continue
-            attempt.record_first_piece()
-            done = next((at for at, event in enumerate(events) if is_done(event)), None)
-            if done is not None:
-                response.finish()
-                yield events[: done + 1]
-                return
-            yield events
-    if is_done(splitter.rest + b"\n"):  # some servers do not end it with an empty line
-        yield [splitter.rest + b"\n\n"]
-    elif has_data(splitter.rest):
-        raise TransportFailed("the server ended its stream in the middle of an event: ask again")
+class _EventReader:
+    """Reads the events of a response, in lists of those that arrived together. Events without data are left out."""
+
+    def __init__(self, response: Response, attempt: Attempt) -> None:
+        self._response = response
+        self._attempt = attempt
+        self._splitter = EventSplitter()
+
+    async def read(self) -> list[bytes]:
+        """Return the next events, [] at the end of the body. Raises TransportFailed if it ends inside an event."""
+        while data := await self._response.read_piece():
+            events = [event for event in self._splitter.push(data) if has_data(event)]
+            if events:
+                self._attempt.record_first_piece()
+                return events
+        rest = self._splitter.rest
+        if is_done(rest + b"\n"):  # some servers do not end it with an empty line
+            return [rest + b"\n\n"]
+        if has_data(rest):
+            raise TransportFailed("the server ended its stream in the middle of an event: ask again")
+        return []

@@ -31,36 +31,37 @@ _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 class PassThroughStream:
     """Turns the events of one stream into raw chunks with the served name, and with the usage in the last one.
 
-    `has_ended`: the final event has arrived. An error event is not passed on: `push` raises it instead, so that it ends
-    the stream like every other error and is reported once. No error message contains `key`, which is Shoal's own.
+    `has_ended`: the final event has arrived. An error event is not passed on: it becomes `error`, which the caller
+    raises after the events before it, so that it ends the stream like every other error and is reported once. It is
+    UpstreamRefused, or UpstreamFailed if the event cannot be parsed. No error message contains `key`, which is Shoal's
+    own.
     """
 
     def __init__(self, dialect: str, names: ModelNameRewriter, key: bytes = b"") -> None:
         self.has_ended = False
+        self.error: ShoalError | None = None
         self._dialect = dialect
         self._names = names
         self._key = key
         self._has_finish_reason = False
         self._usage: Usage | None = None
 
-    def push(self, events: Sequence[bytes]) -> Iterator[Chunk]:
-        """Yield one chunk for events that arrived together. An error event is raised after the events before it, as
-        UpstreamRefused, or as UpstreamFailed if it cannot be parsed."""
-        error: ShoalError | None = None
+    def push(self, events: Sequence[bytes]) -> Chunk | None:
+        """Return one chunk for events that arrived together, up to the one that ends the stream."""
         taken: list[bytes] = []
         for event in events:
-            error = self._read(event)
-            if error is None:
-                taken.append(event)
-            if error is not None or self.has_ended:
+            self.error = self._read(event)
+            if self.error is not None:
                 break
-        if taken:
-            usage = self._usage if self.has_ended or _is_usage_event(taken[-1]) else None
-            if usage is not None:
-                self._usage = None
-            yield Chunk(raw=(self._dialect, b"".join(map(self._names, taken))), usage=usage)
-        if error is not None:
-            raise error
+            taken.append(event)
+            if self.has_ended:
+                break
+        if not taken:
+            return None
+        usage = self._usage if self.has_ended or _is_usage_event(taken[-1]) else None
+        if usage is not None:
+            self._usage = None
+        return Chunk(raw=(self._dialect, b"".join(map(self._names, taken))), usage=usage)
 
     def finish(self) -> Iterator[Chunk]:
         """End the stream, with any pending usage. Raises TransportFailed if the answer is incomplete."""

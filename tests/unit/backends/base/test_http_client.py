@@ -246,9 +246,8 @@ class TestGivenUp:
         """At once, and not when its deadline comes."""
         server.on("/x", half)
         async with client.open_response("POST", "/x", body=b"{}", deadline=soon()) as response:
-            pieces = response.pieces()
-            assert await anext(pieces) == b"{"
-            reading = asyncio.create_task(anext(pieces))
+            assert await response.read_piece() == b"{"
+            reading = asyncio.create_task(response.read_piece())
             await asyncio.sleep(0)
             await client.aclose()
             with pytest.raises(TransportFailed):
@@ -273,7 +272,7 @@ class TestTheEndOfAnAnswer:
         monkeypatch.setattr(client_module, "END_S", 0.02)
         server.on("/x", script)
         async with client.open_response("POST", "/x", deadline=soon()) as response:
-            assert (await anext(response.pieces())).startswith(b"{")
+            assert (await response.read_piece()).startswith(b"{")
             response.finish()
         assert not server.requests[0].disconnected.is_set()
         async with asyncio.timeout(30):
@@ -285,7 +284,7 @@ class TestTheEndOfAnAnswer:
         monkeypatch.setattr(client_module, "END_S", 60.0)
         server.on("/x", half)
         async with client.open_response("POST", "/x", deadline=soon()) as response:
-            await anext(response.pieces())
+            await response.read_piece()
             response.finish()
         async with asyncio.timeout(30):
             await client.aclose()
@@ -302,7 +301,7 @@ class TestTheEndOfAnAnswer:
 
         server.on("/x", late)
         async with client.open_response("POST", "/x", deadline=soon()) as response:
-            await anext(response.pieces())
+            await response.read_piece()
             response.finish()
         (ending,) = client._ending
         go.set()

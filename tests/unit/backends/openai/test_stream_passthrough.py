@@ -29,11 +29,13 @@ def passed(
     chunks: list[Chunk] = []
     try:
         for events in groups:
-            chunks += stream.push(events)
+            if (chunk := stream.push(events)) is not None:
+                chunks.append(chunk)
+            if stream.error is not None:
+                raise stream.error
             if stream.has_ended:
                 break
-        for chunk in stream.finish():
-            chunks.append(chunk)
+        chunks += stream.finish()
     except ShoalError as error:
         return chunks, error
     return chunks, None
