@@ -168,7 +168,8 @@ def walk_embedding(address: str, **settings: str) -> Walk:
 
 def walk_tokens(address: str, **settings: str) -> tuple[Walk, Walk]:
     """Two streamed chats that differ by TOKENS alone."""
-    chat = {"messages": [{"role": "user", "content": WORDS}], "stream": True}
+    words = " ".join([WORDS] * 3)  # the fake model repeats them: more than the most of TOKENS
+    chat = {"messages": [{"role": "user", "content": words}], "stream": True}
     with recorded() as recorder, serving(address, **settings) as port:
         few, many = (
             _record(recorder, port, "/v1/chat/completions", [{**chat, "max_tokens": number}] * WARM_UP)

@@ -77,25 +77,64 @@ class GenerationOptions:
 
 @dataclass(slots=True)
 class _Answer:
-    """One choice in progress, with its part of the usage."""
+    """One choice in progress, with its part of the usage.
 
+    `task` has the sampling in effect. Shoal ends the answer after `limit` tokens, because the backend cannot. `echo` is
+    emitted with the first piece: alone it would count as the first token. `reason` is the finish reason, "" so far.
+    """
+
+    task: Generate
+    prompt: Prompt
     decoder: Decoder
+    limit: int | None
+    echo: list[Chunk]
+    reason: str
     prompt_tokens: int | None = None
     cached_tokens: int = 0
 
-    def record_usage(self, piece: Piece) -> None:
+    def push(self, piece: Piece) -> list[Chunk]:
+        """Return the chunks of a piece. If it ends the answer, `reason` is set."""
         if piece.prompt_tokens is not None:
             self.prompt_tokens = piece.prompt_tokens
         if piece.cached_tokens is not None:
             self.cached_tokens = piece.cached_tokens
+        decoder = self.decoder
+        chunks = decoder.push(piece)
+        if self.echo:
+            chunks = self.echo + chunks
+            self.echo = []
+        if decoder.stopped:
+            self.reason = "stop"
+        elif self.limit is not None and decoder.tokens >= self.limit:
+            self.reason = "length"
+        else:
+            self.reason = piece.finish_reason or ""
+        return chunks
+
+    def finish(self) -> list[Chunk]:
+        """Return the last chunks, after the last piece."""
+        most = self.task.sampling.max_tokens
+        if not self.reason:
+            self.reason = "length" if most is not None and self.decoder.tokens >= most else "stop"
+        return self.echo + self.decoder.flush(self.reason)
 
 
 @dataclass(slots=True)
-class _Tally:
-    """The answers of a request, by prompt."""
+class _Request:
+    """The answers of a request, by prompt. `best_of` of each prompt are generated. `cut` and `ignored` are those of
+    Chunk, until they are marked on the first one."""
 
     prompts: Sequence[Prompt]
+    best_of: int
+    cut: int
+    ignored: tuple[str, ...]
     answers: list[list[_Answer]] = field(default_factory=list)
+
+    def mark(self, chunk: Chunk) -> Chunk:
+        """Return the chunk, which is the first one, with what was left out of the request."""
+        marked = msgspec.structs.replace(chunk, cut=self.cut, ignored=self.ignored)
+        self.cut, self.ignored = 0, ()
+        return marked
 
     def usage(self) -> Usage:
         """Sum the usage. A backend's prompt count takes precedence over ours: it saw what the model actually read."""
@@ -142,24 +181,37 @@ class GenerationRunner:
     async def run(self, task: BatchTask, ctx: Context) -> Result:
         raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
 
-    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        ignored: list[str] = []
-        sampling = self._resolve_sampling(task, ignored)
-        prompts = await self._render_prompts(task)
-        tally = _Tally(prompts)
-        best_of = task.n if "best_of" in ignored else max(task.best_of or 0, task.n)
-        choices = self._build_choices(task, sampling, ctx, tally, best_of)
-        chunks = choices[0] if len(choices) == 1 else merge_streams(choices, at_once=CHOICES_AT_ONCE)
-        if best_of > task.n:
-            chunks = _select_best(task, chunks, best_of)
-        cut = sum(prompt.cut for prompt in prompts)
-        names = tuple(dict.fromkeys((*(name for prompt in prompts for name in prompt.ignored), *ignored)))
-        self._report_ignored(names)
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        if task.choices == 1 and (task.best_of or 1) == 1:
+            return self._stream_single(task, ctx)
+        return self._stream_choices(task, ctx)
+
+    async def _stream_single(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        """Stream a request of one answer: with the loop of `_stream_answer`, because a generator around that one would
+        be another step for every token."""
+        request = await self._prepare(task)
+        ((answer,),) = request.answers
+        if not answer.reason:
+            async with self._open_pieces(answer, ctx) as (first, pieces):
+                piece = first
+                while piece is not None:
+                    for chunk in answer.push(piece):
+                        yield request.mark(chunk) if request.cut or request.ignored else chunk
+                    piece = None if answer.reason else await anext(pieces, None)
+        for chunk in answer.finish():
+            yield request.mark(chunk) if request.cut or request.ignored else chunk
+        yield Chunk(usage=request.usage())
+
+    async def _stream_choices(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        request = await self._prepare(task)
+        streams = [self._stream_answer(answer, ctx) for answers in request.answers for answer in answers]
+        chunks = merge_streams(streams, at_once=CHOICES_AT_ONCE)
+        if request.best_of > task.n:
+            chunks = _select_best(task, chunks, request.best_of)
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield msgspec.structs.replace(chunk, cut=cut, ignored=names) if cut or names else chunk
-                cut, names = 0, ()
-        yield Chunk(usage=tally.usage())
+                yield request.mark(chunk) if request.cut or request.ignored else chunk
+        yield Chunk(usage=request.usage())
 
     def check(self, task: Generate) -> None:
         self._resolve_sampling(task, [])
@@ -265,31 +317,44 @@ class GenerationRunner:
             return self.pipeline.prompts(task)
         return await threads.run(lambda: self.pipeline.prompts(task))
 
-    def _build_choices(
-        self, task: Generate, sampling: Sampling, ctx: Context, tally: _Tally, each: int
-    ) -> list[AsyncGenerator[Chunk]]:
-        """Return one unstarted stream of chunks per choice, numbered prompt by prompt."""
-        choices: list[AsyncGenerator[Chunk]] = []
+    async def _prepare(self, task: Generate) -> _Request:
+        """Return the request with its answers, of which none has started."""
+        ignored: list[str] = []
+        sampling = self._resolve_sampling(task, ignored)
+        prompts = await self._render_prompts(task)
+        best_of = task.n if "best_of" in ignored else max(task.best_of or 0, task.n)
+        cut = sum(prompt.cut for prompt in prompts)
+        names = tuple(dict.fromkeys((*(name for prompt in prompts for name in prompt.ignored), *ignored)))
+        request = _Request(prompts, best_of, cut, names)
+        self._add_answers(request, task, sampling)
+        self._report_ignored(names)
+        return request
+
+    def _add_answers(self, request: _Request, task: Generate, sampling: Sampling) -> None:
+        """Add `best_of` answers to each prompt, numbered prompt by prompt."""
         seed = sampling.seed
-        if seed is None and each > 1 and "seed" in self._generator_facts.parameters:
+        if seed is None and request.best_of > 1 and "seed" in self._generator_facts.parameters:
             # Some backends use a fixed default seed, which would make all choices identical.
             seed = random.randrange(SEEDS)
-        for prompt in tally.prompts:
+        for prompt in request.prompts:
             own = self._with_length(sampling, prompt)
-            answers: list[_Answer] = []
-            tally.answers.append(answers)
+            first = len(request.answers) * request.best_of
             choice_task = msgspec.structs.replace(task, sampling=own)
-            for number in range(each):
-                answer = _Answer(
-                    self.pipeline.decoder(choice_task, prompt, len(choices), self._generator_facts.output_mode)
-                )
-                answers.append(answer)
+            answers: list[_Answer] = []
+            for number in range(request.best_of):
+                decoder = self.pipeline.decoder(choice_task, prompt, first + number, self._generator_facts.output_mode)
                 if seed is not None:
                     choice_task = msgspec.structs.replace(
                         choice_task, sampling=msgspec.structs.replace(own, seed=seed + number)
                     )
-                choices.append(self._stream_answer(choice_task, prompt, ctx, answer))
-        return choices
+                answers.append(self._build_answer(choice_task, prompt, decoder))
+            request.answers.append(answers)
+
+    def _build_answer(self, task: Generate, prompt: Prompt, decoder: Decoder) -> _Answer:
+        most = task.sampling.max_tokens
+        limit = most if "max_tokens" not in self._generator_facts.parameters else None
+        echo = [Chunk(text=prompt.text, index=decoder.index)] if task.echo and prompt.text else []
+        return _Answer(task, prompt, decoder, limit, echo, "length" if most == 0 else "")
 
     def _with_length(self, sampling: Sampling, prompt: Prompt) -> Sampling:
         """Limit the answer to the requested length and the room left in the context."""
@@ -312,44 +377,26 @@ class GenerationRunner:
         lacking = {name: None for name in ("max_tokens", "skip_special_tokens", "include_stop") if name not in able}
         return msgspec.structs.replace(sampling, **lacking) if lacking else sampling
 
-    async def _stream_answer(
-        self, task: Generate, prompt: Prompt, ctx: Context, answer: _Answer
-    ) -> AsyncGenerator[Chunk]:
-        """Stream one answer; `task` already has the sampling in effect."""
-        decoder, most = answer.decoder, task.sampling.max_tokens
-        # Emit the echo with the first piece: alone it would count as the first token.
-        echo = [Chunk(text=prompt.text, index=decoder.index)] if task.echo and prompt.text else []
-        counted_here = "max_tokens" not in self._generator_facts.parameters
-        sampling = self._to_backend_sampling(task)
-        reason = "length" if most == 0 else ""
-        if not reason:
-            async with self._open_pieces(task, prompt, sampling, ctx) as (first, pieces):
+    async def _stream_answer(self, answer: _Answer, ctx: Context) -> AsyncGenerator[Chunk]:
+        """Stream one of several answers."""
+        if not answer.reason:
+            async with self._open_pieces(answer, ctx) as (first, pieces):
                 piece = first
                 while piece is not None:
-                    answer.record_usage(piece)
-                    for chunk in (*echo, *decoder.push(piece)) if echo else decoder.push(piece):
+                    for chunk in answer.push(piece):
                         yield chunk
-                    echo = []
-                    if decoder.stopped:
-                        reason = "stop"
-                    elif counted_here and most is not None and decoder.tokens >= most:
-                        reason = "length"
-                    else:
-                        reason = piece.finish_reason or ""
-                    if reason:
-                        break
-                    piece = await anext(pieces, None)
-        if not reason:
-            reason = "length" if most is not None and decoder.tokens >= most else "stop"
-        for chunk in (*echo, *decoder.flush(reason)):
+                    piece = None if answer.reason else await anext(pieces, None)
+        for chunk in answer.finish():
             yield chunk
 
     @asynccontextmanager
     async def _open_pieces(
-        self, task: Generate, prompt: Prompt, sampling: Sampling, ctx: Context
+        self, answer: _Answer, ctx: Context
     ) -> AsyncGenerator[tuple[Piece | None, AsyncGenerator[Piece]]]:
         """Open one answer on the replica with the fewest answers in flight: its first piece (None: it has none) and the
         later ones. Falls back to another replica if that one cannot be reached, or is full, before its first piece."""
+        task = answer.task
+        sampling = self._to_backend_sampling(task)
         tried: set[int] = set()
         while True:
             number = self._pick_replica(tried)
@@ -359,7 +406,7 @@ class GenerationRunner:
             opened = answered = failed = False
             try:
                 async with aclosing(
-                    generate(prompt, sampling, ctx, adapter=task.adapter, stream=task.stream)
+                    generate(answer.prompt, sampling, ctx, adapter=task.adapter, stream=task.stream)
                 ) as pieces:
                     first = await anext(pieces, None)
                     opened, answered = True, first is not None
