@@ -25,6 +25,7 @@ _FAILED = "response.failed"
 _ENDS = tuple(name.encode() for name in (*_WHOLE, _FAILED))
 # Quotes inside a JSON string are escaped, so no generated text matches. An empty reason counts as null.
 _REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"[^"]')
+_USAGE = re.compile(rb'"usage"(?!: ?null)')
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 
 
@@ -48,20 +49,14 @@ class PassThroughStream:
 
     def push(self, events: Sequence[bytes]) -> Chunk | None:
         """Return one chunk for events that arrived together, up to the one that ends the stream."""
-        taken: list[bytes] = []
-        for event in events:
-            self.error = self._read(event)
-            if self.error is not None:
-                break
-            taken.append(event)
-            if self.has_ended:
-                break
-        if not taken:
-            return None
-        usage = self._usage if self.has_ended or _is_usage_event(taken[-1]) else None
-        if usage is not None:
-            self._usage = None
-        return Chunk(raw=(self._dialect, b"".join(map(self._names, taken))), usage=usage)
+        if self._has_marks(b"".join(events)):
+            events = self._read_all(events)
+            if not events:
+                return None
+        usage = None
+        if self._usage is not None and (self.has_ended or _is_usage_event(events[-1])):
+            usage, self._usage = self._usage, None
+        return Chunk(raw=(self._dialect, b"".join(map(self._names, events))), usage=usage)
 
     def finish(self) -> Iterator[Chunk]:
         """End the stream, with any pending usage. Raises TransportFailed if the answer is incomplete."""
@@ -70,12 +65,33 @@ class PassThroughStream:
         if not (self.has_ended or self._has_finish_reason):
             raise TransportFailed("the server ended its stream before the answer was whole: ask again")
 
+    def _has_marks(self, data: bytes) -> bool:
+        """Whether any of these events may have the usage, or end the stream. Most events of chat and completions have
+        neither, and need only this search of all of them at once."""
+        return (
+            self._dialect == RESPONSES
+            or b"[DONE]" in data
+            or b"error" in data
+            or _USAGE.search(data) is not None
+            or (not self._has_finish_reason and _REASON.search(data) is not None)
+        )
+
+    def _read_all(self, events: Sequence[bytes]) -> Sequence[bytes]:
+        """Read the events up to one that ends the stream; return those to pass on."""
+        for count, event in enumerate(events):
+            self.error = self._read(event)
+            if self.error is not None:
+                return events[:count]
+            if self.has_ended:
+                return events[: count + 1]
+        return events
+
     def _read(self, event: bytes) -> ShoalError | None:
         """Record usage and end of the answer from an event; return the error if it is one."""
         if is_done(event):
             self.has_ended = True
             return None
-        if b'"usage"' in event and b'"usage":null' not in event and b'"usage": null' not in event:
+        if _USAGE.search(event) is not None:
             self._usage = parse_usage(payload(event)) or self._usage
         if self._dialect != RESPONSES:
             self._has_finish_reason = self._has_finish_reason or _REASON.search(event) is not None
