@@ -35,7 +35,7 @@ CHECKS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("show", "talker"), 0, r"Capabilities\s+completion\s*$"),
     (("show", "--template", "talker"), 0, r"messages"),
     (("show", "--modelfile", "talker"), 0, r"^FROM fake"),
-    (("show", "nothing"), 1, r"^Error: model 'nothing' not found: the ones served are"),
+    (("show", "nothing"), 1, r"^Error: model 'nothing' not found: available models:"),
     (("run", "talker", "one two three"), 0, r"^one two three\n"),
     (("run", "talker:latest", "--verbose", "--nowordwrap", "one"), 0, r"^one\n.*eval count: +1 token"),
     (("run", "talker", "--keepalive", "10m", "one"), 0, r"^one\n"),

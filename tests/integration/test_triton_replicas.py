@@ -49,7 +49,7 @@ def test_replicas_agree_or_do_not_join(own_triton: OwnTriton, tmp_path: Path) ->
     first.load("near_free")
     address = f"both=triton://{first.url}#near_free,triton://{second.url}#near_free"
     with serving(tmp_path / "server", [address]) as server:
-        until(lambda: "both-1 does not give the vectors of its peers" in logged(server), what="the refusal")
+        until(lambda: "both-1 returns different vectors than its peers" in logged(server), what="the refusal")
         probed = executed(second)
         found = vectors(server, "both", [f"text {number}" for number in range(500)])
         assert np.ptp(found[:, 1:], axis=1).max() < 1e-6, "all from the first"

@@ -43,7 +43,7 @@ async def test_a_model_that_may_come(path: str, body: dict[str, Any]) -> None:
     server.gateway.pending_sources[place] = reason
     answer = await server.call("POST", path, body)
     assert (answer.status, answer.headers["retry-after"]) == (503, "2"), answer.body
-    assert "may be on a server that is not there yet ([address hidden]: connection refused)" in answer.body.decode()
+    assert "may be on a server that is not ready yet ([address hidden]: connection refused)" in answer.body.decode()
     assert "x-should-retry" not in answer.headers
 
 

@@ -238,7 +238,7 @@ async def test_base64_of_other_floats() -> None:
         ({"output_dtype": "int8", "normalize": False}, "normalize", "vectors of length one"),
         ({"embedding_type": ["float", "int8"]}, "embedding_type", "POST /v2/embed takes several"),
         ({"embedding_type": "float16"}, "embedding_type", "'embedding_type' is invalid"),
-        ({"input": [{"image": "data:"}]}, "input", "reads text alone"),
+        ({"input": [{"image": "data:"}]}, "input", "accepts only text:"),
         ({"input": ["a", {"title": "b"}]}, "input", "'input[1]' has no 'text'"),
         ({"input": [{"text": "a"}, 7]}, "input", "mixes"),
         ({"input": [{"text": ""}]}, "input", "'input[0]' is empty"),

@@ -135,9 +135,9 @@ PART = {"type": "image_url", "image_url": ONE}
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"input": [{"image": ONE}], "model": EMBEDDER}, "input", "reads text alone"),
-        ({"input": ONE, "modality": "image", "model": EMBEDDER}, "input", "reads text alone"),
-        ({"messages": [{"content": [PART]}], "model": EMBEDDER}, "input", "reads text alone"),
+        ({"input": [{"image": ONE}], "model": EMBEDDER}, "input", "accepts only text:"),
+        ({"input": ONE, "modality": "image", "model": EMBEDDER}, "input", "accepts only text:"),
+        ({"messages": [{"content": [PART]}], "model": EMBEDDER}, "input", "accepts only text:"),
         ({"input": [ONE] * 2049, "modality": "image"}, "input", "more than the 2048"),
         ({"input": [{"image": ONE}] * 2049}, "input", "more than the 2048"),
         ({"input": ONE, "modality": "audio"}, "modality", "'modality' is invalid"),

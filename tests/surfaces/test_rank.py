@@ -166,7 +166,7 @@ async def test_what_is_wrong_is_named(server: Server, fields: dict[str, Any], me
     assert (answer.status, answer.json()["error"]["message"].startswith(message)) == (400, True), answer.body
 
 
-@pytest.mark.parametrize(("modality", "words"), [("text", "reads text alone"), ("image", "pictures alone")])
+@pytest.mark.parametrize(("modality", "words"), [("text", "accepts only text:"), ("image", "pictures alone")])
 async def test_one_tower_cannot_compare(album: Album, modality: str, words: str) -> None:
     """A model of which one half is loaded is told from one that never could."""
     async with family(CLIP, pictures=album.pictures(), facts={"modalities": (modality,)}) as server:

@@ -41,7 +41,9 @@ class DualEncoderRunner(CodecMixin):
             (modality,) = places
             return await self._find_lane(modality).run(task, ctx)
         if not isinstance(task, Embed):
-            raise Unsupported("texts and pictures are not classified together; send them apart", param="input")
+            raise Unsupported(
+                "texts and images cannot be classified together; send them in separate requests", param="input"
+            )
         return await self._run_both(task, places, ctx)
 
     async def _run_both(self, task: Embed, places: Mapping[Modality, list[int]], ctx: Context) -> Embedded:
@@ -64,11 +66,11 @@ class DualEncoderRunner(CodecMixin):
     def _find_lane(self, modality: Modality) -> Lane:
         lane = self.lanes.get(modality)
         if lane is None:  # the gateway checks the facts first
-            raise InternalError(f"the model has no lane for {modality}")
+            raise InternalError(f"the model does not accept {modality} inputs")
         return lane
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        raise Unsupported(f"the model {task.model!r} embeds texts and pictures, and generates nothing", param="model")
+        raise Unsupported(f"the model {task.model!r} embeds texts and images; it does not generate text", param="model")
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         called = False

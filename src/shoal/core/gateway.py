@@ -134,7 +134,7 @@ class Gateway:
             raise
         except Exception as error:  # a bug in the backend; the caller still gets an error in its dialect
             outcome = "internal"
-            raise InternalError(f"answering failed in an unforeseen way: {error!r}") from error
+            raise InternalError(f"the request failed unexpectedly: {error!r}") from error
         finally:
             seconds = self._clock() - started
             # Run the observer after the caller has its result. Reading the counts, or an unload that waits for this
@@ -180,7 +180,7 @@ class Gateway:
             raise
         except Exception as error:  # as in `run`
             outcome = "internal"
-            raise InternalError(f"generating failed in an unforeseen way: {error!r}") from error
+            raise InternalError(f"generation failed unexpectedly: {error!r}") from error
         finally:
             model.leave()
             seconds = self._clock() - started
@@ -205,7 +205,7 @@ class Gateway:
             adapters = facts.adapters if facts is not None else ()
             if tail in adapters:
                 return model.name, tail
-            listed = f"it has {', '.join(adapters)}" if adapters else "it has none"
+            listed = f"it has {', '.join(adapters)}" if adapters else "it has no adapters"
             raise ModelNotFound(f"the model {base!r} has no adapter {tail[:200]!r}: {listed}", param="model")
         return (found or self.registry.find(name, task)).name, ""
 
@@ -253,7 +253,7 @@ class Gateway:
             try:
                 return await runner.statistics()
             except ShoalError as error:
-                logger.info("%s could not be asked for its statistics: %s", model.name, error.message)
+                logger.info("could not read the statistics of %s: %s", model.name, error.message)
         return [self._counts.stats_for(model.name)]
 
     def models(self) -> list[ModelCard]:
@@ -330,7 +330,7 @@ class Gateway:
 def _get_codec(model: Model) -> TextCodec:
     runner = model.ready_runner()
     if not isinstance(runner, TextCodec):
-        raise Unsupported(f"the model {model.name!r} does not show its tokenizer", param="model")
+        raise Unsupported(f"the model {model.name!r} does not expose its tokenizer", param="model")
     return runner
 
 
@@ -367,15 +367,15 @@ def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
     if modality in facts.modalities:
         return
     if modality == "text":
-        raise InvalidValue(f"the model {name!r} takes pictures alone: send pictures", param="input")
+        raise InvalidValue(f"the model {name!r} accepts only images: send images", param="input")
     raise InvalidValue(
-        f"the model {name!r} reads text alone: send text, or name a model that takes pictures", param="input"
+        f"the model {name!r} accepts only text: send text, or name a model that accepts images", param="input"
     )
 
 
 def _check_request(task: BatchTask, items: int, ctx: Context, now: float) -> None:
     if not items:
-        raise EmptyInput("there is no input: send at least one", param="input")
+        raise EmptyInput("the request has no inputs: send at least one", param="input")
     if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
         raise InvalidValue(
             f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
@@ -386,4 +386,4 @@ def _check_request(task: BatchTask, items: int, ctx: Context, now: float) -> Non
 
 
 def _late_error() -> DeadlineExceeded:
-    return DeadlineExceeded("the deadline had passed before the work began: allow more time")
+    return DeadlineExceeded("the deadline passed before processing started: allow more time")

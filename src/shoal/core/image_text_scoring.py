@@ -43,7 +43,7 @@ async def score_image_texts(
     "text 2: " or "picture 0: ", with the 0-based index in its list.
     """
     if not pictures or not texts:
-        raise EmptyInput("a comparison needs a picture and a text: send at least one of each")
+        raise EmptyInput("a comparison needs an image and a text: send at least one of each")
     try:
         embedded = await run(Embed(model=model, inputs=[*texts, *pictures]), ctx)
     except (InputRejected, NotFinite, RequestError) as error:
@@ -92,5 +92,5 @@ def _name_input(error: _Error, texts: int) -> _Error:
     at, message = parse_input_index(error)
     if at is None:
         return error
-    what = f"text {at}" if at < texts else f"picture {at - texts}"
+    what = f"text {at}" if at < texts else f"image {at - texts}"
     return error.with_message(f"{what}: {message}")

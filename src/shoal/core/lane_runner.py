@@ -38,7 +38,7 @@ class CodecMixin:
 
     def _get_codec(self) -> TextCodec:
         if self._codec is None:
-            raise Unsupported("this model does not show its tokenizer", param="model")
+            raise Unsupported("this model does not expose its tokenizer", param="model")
         return self._codec
 
 

@@ -70,8 +70,8 @@ class ProbeVectors:
         """Raise ConfigError if `peer`, called `name`, does not give the same vectors."""
         if peer.dimension != self.dimension:
             raise ConfigError(
-                f"{name} gives {peer.dimension} dimensions and its peers {self.dimension}: it is another model;"
-                " serve it under a name of its own"
+                f"{name} returns {peer.dimension} dimensions, its peers {self.dimension}: it is a different "
+                "model; serve it under a separate name"
             )
         _check_cosine(least_cosine(self.vectors, peer.vectors), name)
 
@@ -114,14 +114,14 @@ class ProbeScores:
         """Raise ConfigError if `peer`, called `name`, does not give the same scores."""
         if peer.scores.shape != self.scores.shape:
             raise ConfigError(
-                f"{name} scores {peer.scores.shape[1]} labels and its peers {self.scores.shape[1]}: it is another"
-                " model; serve it under a name of its own"
+                f"{name} scores {peer.scores.shape[1]} labels, its peers {self.scores.shape[1]}: it is a different "
+                "model; serve it under a separate name"
             )
         if not np.allclose(peer.scores, self.scores, rtol=SCORE_RTOL, atol=SCORE_ATOL):
             apart = float(np.abs(peer.scores - self.scores).max())
             raise ConfigError(
-                f"{name} does not give the scores of its peers (up to {apart:.3f} apart): it holds other weights;"
-                " serve it under a name of its own"
+                f"{name} returns different scores than its peers (differing by up to {apart:.3f}): its weights "
+                "differ; serve it under a separate name"
             )
 
 
@@ -175,15 +175,15 @@ async def _run_probe(engine: Engine, pipeline: Pipeline, task: BatchTask, deadli
         finished = [_whole(each) for each in pipeline.finish(outputs, batch)]
         rows += [each.row if isinstance(each, CountedRow) else each for each in finished]
     if len(rows) != len(prepared):
-        raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
+        raise EngineFailed(f"the model returned {len(rows)} rows for {len(prepared)} inputs")
     return rows
 
 
 def _check_cosine(cosine: float, name: str) -> None:
     if not cosine >= LEAST_COSINE:
         raise ConfigError(
-            f"{name} does not give the vectors of its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is asked):"
-            " it holds other weights or pools otherwise; serve it under a name of its own"
+            f"{name} returns different vectors than its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is "
+            "required): its weights or pooling differ; serve it under a separate name"
         )
 
 

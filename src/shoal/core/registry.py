@@ -180,9 +180,7 @@ class Registry:
         """Serve a model. Raises AddressError when one of its names is taken."""
         for name in (model.name, *model.aliases):
             if name in self._names:
-                raise AddressError(
-                    f"the name {name!r} is served twice: give one of them another name with NAME=ADDRESS"
-                )
+                raise AddressError(f"the name {name!r} is used by two models: rename one of them with NAME=ADDRESS")
         place = self._positions[model.name] = (
             self._saved_positions[model.name] if model.name in self._saved_positions else next(self._count)
         )
@@ -261,11 +259,11 @@ class Registry:
         places = "; ".join(
             f"{place}: {reason}" for place, reason in self.pending_sources.items() if place not in self.answered_sources
         )
-        return f"{meant} may be on a server that is not there yet ({places}): try again soon"
+        return f"{meant} may be on a server that is not ready yet ({places}): try again soon"
 
     def _not_found_message(self, name: str, task: TaskKind) -> str:
         if not name:
-            lacking = f"none of the models served can {task}" if self._models else "no model is served"
+            lacking = f"none of the served models can {task}" if self._models else "no model is served"
             if self._unloaded:
                 return f"{lacking}; {_join_names(self._unloaded.values())} can be loaded again"
             return f"{lacking}: start one with `shoal serve ADDRESS`"
@@ -280,7 +278,7 @@ class Registry:
             return f"did you mean {near[0]!r}?"
         # List the names instead of a route to query: the Python API has no server.
         names = _join_names(self._models)
-        return f"the ones served are {names}" if names else "no model is served"
+        return f"available models: {names}" if names else "no model is served"
 
 
 def _join_names(names: Iterable[str]) -> str:

@@ -91,7 +91,7 @@ class TaskRouter:
                     return await ask(runner)
                 except Unsupported:  # it implements TextCodec but has no tokenizer
                     continue
-        raise Unsupported("this model does not show its tokenizer", param="model")
+        raise Unsupported("this model does not expose its tokenizer", param="model")
 
     def _runner_for(self, task: TaskKind) -> Runner:
         try:

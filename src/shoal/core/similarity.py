@@ -60,7 +60,7 @@ async def rerank(
     `max_document_tokens`."""
     if task.max_document_tokens is not None:
         raise Unsupported(
-            "this model compares vectors and cuts each text at its own length: leave the limit of a document out",
+            "this model compares vectors and truncates each text at its own maximum length: omit the document limit",
             param="max_tokens_per_doc",
         )
     ranking = _Ranking(runner, task, ctx, threads, clock)
@@ -108,7 +108,9 @@ class _Ranking:
         self._truncated += min(count, queries.truncated * repeated + documents.truncated)
         for size, call in self._split_pairs(queries, documents, count):
             if self._ctx.deadline <= self._clock():
-                raise DeadlineExceeded("the deadline passed before all was compared: send less or allow more time")
+                raise DeadlineExceeded(
+                    "the deadline passed before all comparisons were done: send fewer inputs, or allow more time"
+                )
             self._scores.append(call() if size <= INLINE else await self._threads.run(call))
         return stop
 

@@ -38,8 +38,8 @@ class Threads:
 
 def _no_thread_message(error: RuntimeError) -> str:
     if threading.main_thread().is_alive():
-        return f"no thread can be had for the work ({error}): try again later"
-    return "Python lends no threads once the main thread has ended: let it wait for the program's others (Thread.join)"
+        return f"cannot start a thread ({error}): try again later"
+    return "Python starts no threads after the main thread ends: let the main thread wait for the others (Thread.join)"
 
 
 def usable_cores() -> int:

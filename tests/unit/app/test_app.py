@@ -140,7 +140,7 @@ async def test_a_bug_while_loading_is_that_models_failure(
 async def test_kinds_of_replicas_do_not_mix(loaded: LoadedConfig) -> None:
     """A scripted model beside a real one under one name would answer two kinds of vectors."""
     async with opened(loaded, "x=fake:,hf:org/real") as app:
-        assert "must be of one kind, not fake, hf" in str(app.gateway.model("x").error)
+        assert "must use the same backend, not fake, hf" in str(app.gateway.model("x").error)
 
 
 async def test_tables_give_aliases_and_defaults(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ async def test_while_what_a_server_offers_loads_its_names_are_known(
         await until(lambda: app.gateway.pending_sources[address] == "its models are loading")
         with pytest.raises(ModelNotReady, match="loading"):
             await vector(app, "emb", "x")
-        with pytest.raises(ModelNotFound, match="the ones served are 'emb'"):
+        with pytest.raises(ModelNotFound, match="available models: 'emb'"):
             app.gateway.model("other")
         release.set()
         await until(app.gateway.ready)
@@ -143,7 +143,7 @@ async def test_a_name_that_is_taken_keeps_no_other_away(
         assert states(app) == {"fake": "ready", "c": "ready"}
         await until(app.gateway.ready)
     assert "b of" in caplog.text
-    assert "the name 'fake' is served twice" in caplog.text
+    assert "the name 'fake' is used by two models" in caplog.text
 
 
 async def test_what_was_unloaded_there_by_api_does_not_come_back(loaded: LoadedConfig, triton: FakeTriton) -> None:
@@ -282,7 +282,7 @@ async def test_a_look_that_fails_in_an_unforeseen_way_is_not_the_last(
     monkeypatch.setattr(ModelLoader, "list_offers", offered)
     address = f"triton://{triton.target}"
     async with open_app(loaded, [address]) as app:
-        await until(lambda: "could not be understood" in app.gateway.pending_sources.get(address, ""))
+        await until(lambda: "could not be processed:" in app.gateway.pending_sources.get(address, ""))
         assert not app.gateway.ready()
         await until(app.gateway.ready)
         assert states(app) == {"emb": "ready"}

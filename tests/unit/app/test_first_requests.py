@@ -62,7 +62,7 @@ async def test_the_deadline_bounds_the_wait(tei: FakeTei, named: bool) -> None:
         answer = await embed(app, "m", x_request_timeout="0.05")
         assert answer.status == 503
         assert answer.headers["retry-after"] == "2"
-        assert ("loading" if named else "not asked yet") in answer.json()["error"]["message"]
+        assert ("loading" if named else "not queried yet") in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("scheme", ["tei+http", "openai+http", "triton"])

@@ -217,8 +217,8 @@ class TestBackends:
         ("name", "backend", "words"),
         [
             ("org/name", "cuda", "use local or triton"),
-            ("twins", "local", "runs on fake alone"),
-            ("far", "local", "runs on triton alone"),
+            ("twins", "local", "runs only on fake: omit"),
+            ("far", "local", "runs only on triton: omit"),
         ],
     )
     def test_options_that_cannot_be(self, make: Make, name: str, backend: str, words: str) -> None:
@@ -428,7 +428,7 @@ class TestOpening:
 
     async def test_kinds_do_not_mix(self, make: Make, notes: Notes) -> None:
         loader = await asyncio.to_thread(make)
-        with pytest.raises(AddressError, match="of one kind, not fake, hf"):
+        with pytest.raises(AddressError, match="use the same backend, not fake, hf"):
             await loader.open(loader.plan(parse_served("x=fake:,hf:org/a")), notes)
 
     async def test_models_of_other_servers(self, make: Make, triton: FakeTriton, notes: Notes, tmp_path: Path) -> None:

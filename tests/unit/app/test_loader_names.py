@@ -61,13 +61,16 @@ class TestNames:
             ("hf:load", "reserved"),
             ("ftp:x", "not a scheme"),
             ("org/name@..", "not a revision"),
-            ("file:/etc", "for the operator alone: `shoal serve file:/etc`, or `backends` of a model in shoal.toml"),
-            ("triton://gpu1#m", "for the operator alone"),
-            ("tei+http://host#m", "for the operator alone"),
-            ("openai+http://host/v1#m", "for the operator alone"),
-            ("fake:labels=30000000", "for the operator alone"),
-            ("fake", "for the operator alone"),
-            ("fake:#second", "for the operator alone"),
+            (
+                "file:/etc",
+                "only the operator may use addresses: `shoal serve file:/etc`, or `backends` of a model in shoal.toml",
+            ),
+            ("triton://gpu1#m", "only the operator may use addresses:"),
+            ("tei+http://host#m", "only the operator may use addresses:"),
+            ("openai+http://host/v1#m", "only the operator may use addresses:"),
+            ("fake:labels=30000000", "only the operator may use addresses:"),
+            ("fake", "only the operator may use addresses:"),
+            ("fake:#second", "only the operator may use addresses:"),
         ],
     )
     def test_what_it_may_not(self, make: Make, name: str, words: str) -> None:

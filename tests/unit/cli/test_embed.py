@@ -161,7 +161,7 @@ class TestHere:
         """Refused before anything is loaded, with what to write."""
         result = runner.invoke(app, ["embed", "--model", "tei+http://a:80,tei+http://b:80", "a"])
         assert result.exit_code == 1
-        assert result.stderr.startswith("error: tei+http://a:80,tei+http://b:80: name the model of these servers: ")
+        assert result.stderr.startswith("error: tei+http://a:80,tei+http://b:80: name the model on these servers: ")
         assert "NAME=tei+http://a:80,..." in result.stderr
 
     def test_no_text_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ class TestPictures:
     def test_a_model_of_texts_alone(self, files: dict[str, bytes]) -> None:
         result = runner.invoke(app, ["embed", "--model", "fake:", "--image", "red.png"])
         assert result.exit_code == 1
-        assert result.stderr.startswith("error: the model 'fake' reads text alone: send text, or name a model")
+        assert result.stderr.startswith("error: the model 'fake' accepts only text: send text, or name a model")
 
     def test_a_server_is_sent_the_files(self, files: dict[str, bytes], upstream: Upstream) -> None:
         """Their bytes, never their names; texts in the same list are objects too."""

@@ -150,9 +150,15 @@ def test_one_tower_alone(virtual: Run[None]) -> None:
 
     async def main() -> None:
         towers = runner(image=FakeScript())
+<<<<<<< HEAD
         assert (await found(towers, embed_task(CAT))).tokens == [1]
         with pytest.raises(InternalError, match="no lane for text"):
             await found(towers, embed_task("a"))
+=======
+        assert (await found(towers, asked(CAT))).tokens == [1]
+        with pytest.raises(InternalError, match="does not accept text"):
+            await found(towers, asked("a"))
+>>>>>>> 1bd4766 (Use plain English in the core's error and log messages)
         await towers.aclose()
 
     virtual(main)
@@ -163,12 +169,12 @@ def test_other_tasks(virtual: Run[None]) -> None:
 
     async def main() -> None:
         towers = both()
-        with pytest.raises(Unsupported, match="send them apart"):
+        with pytest.raises(Unsupported, match="send them in separate requests"):
             await towers.run(Classify(model="m", inputs=["a", CAT]), context())
         assert engine(towers.lanes["text"]).ready()
         await towers.run(Rerank(model="m", queries=["q"], documents=["d"]), context())
         assert len(engine(towers.lanes["text"]).batches) == 1
-        with pytest.raises(Unsupported, match="generates nothing"):
+        with pytest.raises(Unsupported, match="images; it does not generate text"):
             towers.stream(Generate(model="m", prompts=["x"]), context())
         await towers.aclose()
 

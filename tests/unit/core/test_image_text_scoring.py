@@ -79,8 +79,8 @@ async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) ->
     ("message", "named"),
     [
         ("input 1: too long", "text 1: too long"),
-        ("input 2: no picture", "picture 0: no picture"),
-        ("input 13: no picture", "picture 11: no picture"),
+        ("input 2: no picture", "image 0: no picture"),
+        ("input 13: no picture", "image 11: no picture"),
         ("the model is tired", "the model is tired"),
     ],
 )

@@ -54,9 +54,9 @@ def test_shows_the_tokenizer_that_it_was_given(virtual: Run[None]) -> None:
         assert await shown.decode([[97, 98]], skip_special_tokens=True) == ["ab"]
         assert await shown.decode([[97]], skip_special_tokens=False) == ["a$"]
         hidden = LaneRunner(lane, FACTS)
-        with pytest.raises(Unsupported, match="does not show"):
+        with pytest.raises(Unsupported, match="does not expose"):
             await hidden.tokenize(["a"], add_special_tokens=True, prompt_name=None)
-        with pytest.raises(Unsupported, match="does not show"):
+        with pytest.raises(Unsupported, match="does not expose"):
             await hidden.decode([[1]], skip_special_tokens=True)
 
     virtual(main)

@@ -64,7 +64,7 @@ def test_a_server_that_is_not_there_may_have_it() -> None:
         with pytest.raises(ModelNotReady) as caught:
             names.find(name, task)
         why = "openai+http://there: connection refused"
-        assert str(caught.value) == f"{meant} may be on a server that is not there yet ({why}): try again soon"
+        assert str(caught.value) == f"{meant} may be on a server that is not ready yet ({why}): try again soon"
     assert names.find("talks") is names.find("", "generate") is talks
     names.pending_sources.clear()
     with pytest.raises(ModelNotFound):
@@ -121,7 +121,7 @@ def test_without_an_able_model_there_is_no_default() -> None:
     """What is said differs: nothing is served, or nothing that can do this."""
     with pytest.raises(ModelNotFound, match="no model is served: start one with `shoal serve"):
         Registry().find("")
-    with pytest.raises(ModelNotFound, match="none of the models served can generate") as caught:
+    with pytest.raises(ModelNotFound, match="none of the served models can generate") as caught:
         registry(ready("e")).find("", "generate")
     assert caught.value.param == "model"
 
@@ -133,11 +133,11 @@ def test_unknown_names_get_a_near_one_or_the_list() -> None:
         with pytest.raises(ModelNotFound, match=f"did you mean '{meant}'") as caught:
             names.find(wrong)
         assert caught.value.param == "model"
-    with pytest.raises(ModelNotFound, match=r"does not exist: the ones served are 'all-MiniLM-L6-v2'$"):
+    with pytest.raises(ModelNotFound, match=r"does not exist: available models: 'all-MiniLM-L6-v2'$"):
         names.find("gpt-4o")
     with pytest.raises(ModelNotFound, match=r"does not exist: no model is served$"):
         registry().find("gpt-4o")
-    with pytest.raises(ModelNotFound, match=r"the ones served are 'm0', 'm1', .*'m7', \.\.\.$"):
+    with pytest.raises(ModelNotFound, match=r"available models: 'm0', 'm1', .*'m7', \.\.\.$"):
         registry(*(Model(f"m{number}") for number in range(9))).find("gpt-4o")
 
 

@@ -111,7 +111,7 @@ async def test_the_tokenizer_is_of_the_first_one_that_shows_any() -> None:
 async def test_a_tokenizer_that_nobody_shows(runner: Runner) -> None:
     """In the words of a model without one."""
     model = TaskRouter([runner])
-    with pytest.raises(Unsupported, match="does not show its tokenizer"):
+    with pytest.raises(Unsupported, match="does not expose its tokenizer"):
         await model.tokenize(["a"], add_special_tokens=True, prompt_name=None)
-    with pytest.raises(Unsupported, match="does not show its tokenizer"):
+    with pytest.raises(Unsupported, match="does not expose its tokenizer"):
         await model.decode([[1]], skip_special_tokens=True)

@@ -267,7 +267,7 @@ async def test_late_interaction_adds_the_best_of_each_query_vector() -> None:
 
 async def test_documents_cannot_be_cut_by_themselves() -> None:
     task = Rerank(model="m", queries=["north"], documents=["up"], max_document_tokens=3)
-    with pytest.raises(Unsupported, match="leave the limit of a document out"):
+    with pytest.raises(Unsupported, match="omit the document limit"):
         await rank(Compass(), task)
 
 

@@ -118,7 +118,7 @@ def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypat
         ("ERROR: No matching distribution found for x", "has no wheel"),
         ("/usr/bin/python: No module named pip", "ensurepip"),
         ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this"),
-        ("", "said nothing"),
+        ("", "no output"),
     ],
 )
 def test_what_pip_says(output: str, message: str) -> None:
@@ -135,7 +135,7 @@ def test_what_pip_says(output: str, message: str) -> None:
         ("ERROR: No matching distribution found for x", "no such wheel"),
         ("/usr/bin/python: No module named pip", "get a pip"),
         ("ERROR: nobody expected this\n", "pip failed: ERROR: nobody expected this; ask somebody"),
-        ("", "pip failed: it said nothing; ask somebody"),
+        ("", "pip failed: no output; ask somebody"),
     ],
 )
 def test_the_next_step_is_the_caller_s(output: str, message: str) -> None:

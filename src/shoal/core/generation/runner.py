@@ -179,7 +179,7 @@ class GenerationRunner:
         return self._facts
 
     async def run(self, task: BatchTask, ctx: Context) -> Result:
-        raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
+        raise Unsupported(f"the model {task.model!r} only generates text", param="model")
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         if task.choices == 1 and (task.best_of or 1) == 1:
@@ -238,7 +238,7 @@ class GenerationRunner:
         for name in names:
             if name not in self._logged_names:
                 self._logged_names.add(name)
-                logger.warning("%s cannot honour %r and answers without it", self.options.model, name)
+                logger.warning("%s does not support %r and answers without it", self.options.model, name)
 
     def _resolve_sampling(self, task: Generate, ignored: list[str]) -> Sampling:
         """Return the sampling to use and append the ignored fields to `ignored`. Raises errors that concern the task as
@@ -259,17 +259,18 @@ class GenerationRunner:
         check_unsupported_fields(task.extras, self.options.ignore, ignored=ignored)
         if task.echo and sampling.logprobs is not None:
             raise Unsupported(
-                "the probabilities of a prompt's tokens are not known: leave 'echo' or 'logprobs' out", param="logprobs"
+                "this model does not return log probabilities of prompt tokens: omit 'echo' or 'logprobs'",
+                param="logprobs",
             )
         if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
             raise InvalidValue(
-                f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}: lower it",
+                f"min_tokens {sampling.min_tokens} is greater than max_tokens {sampling.max_tokens}: lower it",
                 param="min_tokens",
             )
         if task.best_of is not None and task.best_of > task.n:
             if "logprobs" not in self._generator_facts.parameters:
                 if "best_of" not in self.options.ignore:
-                    why = "this model does not tell which answer is best: leave 'best_of' out"
+                    why = "this model does not return the scores that 'best_of' needs: omit 'best_of'"
                     raise Unsupported(why, param="best_of")
                 ignored.append("best_of")
             elif sampling.logprobs is None:
@@ -283,8 +284,8 @@ class GenerationRunner:
         name = "top_logprobs" if task.messages else "logprobs"
         if name not in self.options.ignore and "top_logprobs" not in self.options.ignore:
             raise Unsupported(
-                f"this model's engine tells the probability of the chosen token alone: send {name} {most} (the operator"
-                " can have more ignored with top_logprobs in ignore_parameters)",
+                f"this model's engine returns only the probability of the chosen token: send {name} {most} (the "
+                "operator can ignore larger values with top_logprobs in ignore_parameters)",
                 param=name,
             )
         ignored.append(name)
@@ -296,7 +297,7 @@ class GenerationRunner:
             return task.sampling
         if requested := task.sampling.guide:
             raise InvalidValue(
-                f"an answer cannot be a call and have the form of {requested.field!r}: leave one of them out",
+                f"an answer cannot be both a tool call and match {requested.field!r}: omit one of them",
                 param=requested.field,
             )
         guide = self.pipeline.tools_guide(task) if "guide" in self._generator_facts.parameters else None
@@ -304,8 +305,8 @@ class GenerationRunner:
             return msgspec.structs.replace(task.sampling, guide=guide)
         if "tool_choice" not in self.options.ignore:
             raise Unsupported(
-                "this model cannot be made to call a tool: use tool_choice 'auto' (the operator can have it tried all "
-                "the same with ignore_parameters)",
+                "this model cannot be forced to call a tool: use tool_choice 'auto' (the operator can accept other "
+                "values with ignore_parameters)",
                 param="tool_choice",
             )
         ignored.append("tool_choice")
@@ -428,7 +429,7 @@ class GenerationRunner:
         """Pick a replica's number. Raises Unavailable if none is ready."""
         there = self._untried_replicas(tried)
         if not there:
-            raise Unavailable(f"no replica of {self.options.model!r} can answer now: try again soon", retry_after=1.0)
+            raise Unavailable(f"no replica of {self.options.model!r} is available: try again soon", retry_after=1.0)
         return self._selector.pick(there)
 
 

@@ -70,7 +70,7 @@ def merge_sampling(
             wire = value.field if isinstance(value, Guide) else {**WIRE_NAMES, **names}.get(name, name)
             if name not in ignore and wire not in ignore:
                 raise Unsupported(
-                    f"this model cannot honour {wire!r}: leave it out (the operator can have it ignored with "
+                    f"this model does not support {wire!r}: omit it (the operator can ignore it with "
                     "ignore_parameters)",
                     param=wire,
                 )
@@ -87,8 +87,7 @@ def check_unsupported_fields(extras: Mapping[str, msgspec.Raw], ignore: Collecti
             continue
         if name not in ignore:
             raise Unsupported(
-                f"no model here can honour {name!r}: leave it out (the operator can have it ignored with "
-                "ignore_parameters)",
+                f"no model here supports {name!r}: omit it (the operator can ignore it with ignore_parameters)",
                 param=name,
             )
         ignored.append(name)
@@ -111,7 +110,7 @@ def parse_sampling_defaults(settings: Mapping[str, Any], able: Collection[str], 
         if name not in FIELDS:
             raise KeyError(name)
     for name in sorted(settings.keys() - set(able)):
-        logger.warning("%s cannot honour %r of its sampling defaults: it is left out", model, name)
+        logger.warning("%s does not support %r of its sampling defaults: ignoring it", model, name)
     return _SAMPLING({name: value for name, value in settings.items() if name in able})
 
 

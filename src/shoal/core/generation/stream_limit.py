@@ -55,7 +55,7 @@ class StreamLimit:
                 await asyncio.shield(place)
         except TimeoutError:
             self._give_up(ctx.client, place)
-            raise DeadlineExceeded("no place for another stream came free in time: try again later") from None
+            raise DeadlineExceeded("no stream slot became free in time: try again later") from None
         except asyncio.CancelledError:
             self._give_up(ctx.client, place)
             raise
@@ -66,20 +66,21 @@ class StreamLimit:
         seconds = self._estimate_wait_s(ctx.client, now)
         if self.waiting >= self._max_queued:
             raise Overloaded(
-                f"no place is free, nor one to wait for it (max_queued_streams is {self._max_queued}): try again later",
+                f"all stream slots are in use and the queue is full (max_queued_streams is {self._max_queued}): try "
+                "again later",
                 retry_after=wait_before_retry(seconds / (self.waiting + 1)),
             )
         if mine and mine >= self._max_queued // 2:
             raise Overloaded(
-                f"this client has its half of max_queued_streams ({mine} of {self._max_queued}) waiting for a place: "
-                "wait for answers before asking for more",
+                f"this client already has {mine} of {self._max_queued} queued streams, its half of "
+                "max_queued_streams: wait for answers before sending more",
                 retry_after=wait_before_retry(seconds / (mine + 1)),
             )
         left = LATE_PART * ctx.remaining(now)
         if seconds > left:
             raise Overloaded(
-                f"a place for another stream comes free in about {seconds:.1f} s and the request has "
-                f"{ctx.remaining(now):.1f} s: try again later, or allow more time",
+                f"the next stream slot is free in about {seconds:.1f} s, but the request has only "
+                f"{ctx.remaining(now):.1f} s left: try again later, or allow more time",
                 retry_after=wait_before_retry(seconds - left),
             )
 

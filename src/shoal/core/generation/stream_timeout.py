@@ -76,7 +76,7 @@ class StreamTimeout:
             if now >= self._deadline:
                 self._error = DeadlineExceeded(_TOTAL)
             elif now - self._since >= self._wait_s:
-                words = f"the model was silent for {self._wait_s:g} s: try again, or ask for less"
+                words = f"the model sent no token for {self._wait_s:g} s: try again, or request fewer tokens"
                 self._error = DeadlineExceeded(words)
             if self._error is not None:
                 self._task.cancel()
@@ -85,4 +85,4 @@ class StreamTimeout:
         self._timer = self._loop.call_later(max(self._next_check_s(), 0.01), self._check)
 
 
-_TOTAL = "the answer was not complete within the request's time: ask for fewer tokens, or allow more time"
+_TOTAL = "the answer was not complete before the request's deadline: request fewer tokens, or allow more time"

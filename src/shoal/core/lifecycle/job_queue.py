@@ -100,7 +100,7 @@ async def _run_after(before: Sequence[ActiveJob], act: JobFunction, work: Active
 
 def _get_error(work: ActiveJob, task: asyncio.Task[None]) -> ShoalError | None:
     if task.cancelled():
-        work.reason = work.reason or Unavailable("it was cancelled with the server's other work: ask again")
+        work.reason = work.reason or Unavailable("the job was cancelled because the server is shutting down: try again")
         return work.reason
     error = task.exception()
     if error is None:
@@ -108,5 +108,5 @@ def _get_error(work: ActiveJob, task: asyncio.Task[None]) -> ShoalError | None:
     if isinstance(error, ShoalError):
         return copy(error)  # the error is kept, and a load's frames hold the weights it read
     # A fault in one model's files or libraries must not take the others down.
-    logger.error("%s of %s failed in an unforeseen way", work.job.action, work.job.model, exc_info=error)
-    return InternalError(f"the {work.job.action} of {work.job.model!r} failed in an unforeseen way: {error!r}")
+    logger.error("%s of %s failed unexpectedly", work.job.action, work.job.model, exc_info=error)
+    return InternalError(f"the {work.job.action} of {work.job.model!r} failed unexpectedly: {error!r}")

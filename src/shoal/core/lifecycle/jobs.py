@@ -87,5 +87,5 @@ class Jobs:
             return self._jobs[job_id]
         except KeyError:
             raise JobNotFound(
-                "no such job: GET the list of models to see what became of it; only the last jobs are kept"
+                "no such job: only the most recent jobs are kept; GET the list of models to see its result"
             ) from None

@@ -44,7 +44,7 @@ from shoal.types import Context
 logger = logging.getLogger("shoal.core")
 
 _DEFAULTS = LoadOptions()
-_NO_ROOM = "waiting until another model may be put to sleep"
+_NO_ROOM = "waiting until another model can be put to sleep"
 
 
 CRASHES_APART_S = 60.0
@@ -120,7 +120,7 @@ class Lifecycle:
             if same and model is not None and model.state == "ready":
                 if model.can_answer():
                     return self._add_finished_job("load", plan.name)
-                self._on_broken(model, model.ready_runner(), Unavailable("it did not answer, and is loaded anew"))
+                self._on_broken(model, model.ready_runner(), Unavailable("it does not respond and is being reloaded"))
         work = ActiveJob(Job("load", plan.name), plan)
         if model is None and plan.name not in self._queue:
             work.model = self._register_on_demand(plan)
@@ -196,21 +196,21 @@ class Lifecycle:
         except TimeoutError:
             if model.note == _NO_ROOM:
                 raise Unavailable(
-                    f"the model {model.name!r} sleeps, and all that are loaded were busy as long as this could wait:"
-                    " try again, or raise max_loaded_models or max_loaded_bytes",
+                    f"the model {model.name!r} is asleep, and all loaded models stayed busy until the deadline: try "
+                    "again, or raise max_loaded_models or max_loaded_bytes",
                     param="model",
                     retry_after=2.0,
                 ) from None
             doing = f" ({model.note})" if model.note else ""
             raise DeadlineExceeded(
-                f"the model {model.name!r} was asleep and did not wake in time{doing}: allow more time"
+                f"the model {model.name!r} was asleep and did not load in time{doing}: allow more time"
             ) from None
         except Conflict as error:
             raise ModelNotReady(error.message, param="model") from None
         except ModelNotReady:
             raise
         except ShoalError as error:
-            message = f"the model {model.name!r} was asleep and could not be loaded again: {error.message}"
+            message = f"the model {model.name!r} was asleep and could not be reloaded: {error.message}"
             if error.retryable:
                 raise Unavailable(message, param="model", retry_after=error.retry_after or 1.0) from error
             raise ModelFailed(message, param="model") from error
@@ -235,7 +235,9 @@ class Lifecycle:
         self._closed = True
         self._memory.close()
         works = list(self._queue)
-        self._queue.stop(works, Unavailable("the server is shutting down: ask again when it is back", retry_after=1.0))
+        self._queue.stop(
+            works, Unavailable("the server is shutting down: try again after it restarts", retry_after=1.0)
+        )
         for work in works:
             await work.job.done_event.wait()
         self._model_status.events.close()
@@ -245,7 +247,7 @@ class Lifecycle:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable("the server is shutting down: ask again when it is back", retry_after=1.0)
+            raise Unavailable("the server is shutting down: try again after it restarts", retry_after=1.0)
 
     def _resolve(self, name: str, options: LoadOptions) -> Plan:
         """Resolve a name to a plan: its current or startup plan if the options match, else the loader's."""
@@ -277,7 +279,7 @@ class Lifecycle:
         try:
             return self._register(plan, required=False)
         except AddressError as error:
-            raise Conflict(f"{plan.name!r} cannot be loaded beside what is served: {error.message}") from None
+            raise Conflict(f"{plan.name!r} cannot be loaded alongside the served models: {error.message}") from None
 
     # Jobs
 
@@ -294,7 +296,7 @@ class Lifecycle:
         return work.job
 
     def _cancel_jobs(self, works: Iterable[ActiveJob], actions: Collection[Action], name: str) -> bool:
-        reason = Conflict(f"{name!r} was unloaded or deleted meanwhile: load it again", param="model")
+        reason = Conflict(f"{name!r} was unloaded or deleted in the meantime: load it again", param="model")
         return self._queue.stop(works, reason, actions)
 
     def _finish_job(self, work: ActiveJob, error: ShoalError | None) -> None:
@@ -370,10 +372,10 @@ class Lifecycle:
                     return
                 runner = await self._loader.open(plan, report)
         except TimeoutError:
-            stage = f"; at the last it was {work.job.stage}" if work.job.stage else ""
+            stage = f"; its last stage was {work.job.stage}" if work.job.stage else ""
             raise SetupError(
-                f"loading took longer than load_timeout_s ({plan.timeout_s:g} s){stage}: give it more time, or"
-                " `shoal pull` it first"
+                f"loading took longer than load_timeout_s ({plan.timeout_s:g} s){stage}: raise it, or run `shoal "
+                "pull` first"
             ) from None
         model.mark_loaded(runner)
         if isinstance(runner, Breakable):
@@ -407,7 +409,7 @@ class Lifecycle:
         try:
             await self._loader.close(model.plan, runner)
         except ShoalError as error:
-            logger.warning("closing %s, which broke: %s", model.name, error.message)
+            logger.warning("closing the failed replica of %s: %s", model.name, error.message)
         model.runner = None
         self._memory.free(model)
 
@@ -424,7 +426,9 @@ class Lifecycle:
         name = work.job.model
         for entry in await self._loader.entries():
             if entry.name == name and not entry.managed:
-                raise Forbidden(f"{name!r} was not made by Shoal and is not deleted: unload it instead", param="model")
+                raise Forbidden(
+                    f"{name!r} was not created by Shoal, so it cannot be deleted: unload it instead", param="model"
+                )
         works = self._queue.active_jobs(name)
         before = works[: works.index(work)]
         stopped = self._cancel_jobs(before, ("load", "wake", "download"), name)
@@ -454,7 +458,7 @@ class Lifecycle:
                 while model.inflight and model.runner is not None:
                     await self._memory.wait_for_change()
         except TimeoutError:
-            logger.warning("%s is closed under %d requests: unload_timeout_s is over", name, model.inflight)
+            logger.warning("closing %s with %d requests in flight: unload_timeout_s has passed", name, model.inflight)
         await self._close(model)
         return True
 
@@ -513,7 +517,7 @@ class Lifecycle:
             return False
         while not (taken := self._memory.take(model, plan.size)):
             if taken is None and work.job.action == "wake" and not model.inflight:
-                raise Unavailable("everything that is loaded is busy, and nobody waits for this any longer")
+                raise Unavailable("all loaded models are busy, and no request waits for this model any more")
             report(_NO_ROOM if taken is None else "waiting until another model has gone to sleep")
             await self._memory.wait_for_change()
         return True

@@ -29,4 +29,4 @@ def next_state(state: State, happening: StateEvent) -> State:
     try:
         return TRANSITIONS[state, happening]
     except KeyError:
-        raise InternalError(f"a model that is {state} cannot become anything by '{happening}'") from None
+        raise InternalError(f"a model in state {state} has no transition '{happening}'") from None

@@ -175,7 +175,7 @@ class Admission:
         most = self.max_items - kept
         inside = self._total.items
         if inside and inside + items > most:
-            but = f", {kept} of them kept for interactive requests" if kept else ""
+            but = f", {kept} of them reserved for interactive requests" if kept else ""
             raise Overloaded(
                 f"{inside} items are queued or running and {items} more exceed the limit of {self.max_items} "
                 f"(max_queue_items){but}: try again later, or send smaller requests",
@@ -230,8 +230,8 @@ class Admission:
         left = LATE_PART * (deadline - now)
         if seconds > left:
             raise Overloaded(
-                f"the queue takes about {seconds:.1f} s and the request has {max(deadline - now, 0.0):.1f} s: try "
-                "again later, or allow more time",
+                f"the queue takes about {seconds:.1f} s, but the request has only {max(deadline - now, 0.0):.1f} "
+                "s left: try again later, or allow more time",
                 retry_after=wait_before_retry(seconds - left, self._jitter),
             )
         if traffic == "interactive" and self._demand is not None:
@@ -243,12 +243,12 @@ class Admission:
         queue = self._estimate_seconds(self._add_other_classes(lane.tokens, "interactive")) or 0.0
         few = lane.requests < FEW_REQUESTS
         always, tight = self._sustained_delays
-        bounds = ((always, True, "max_queue_ms"), (tight, overloaded, "under overload; a part of max_queue_ms"))
+        bounds = ((always, True, "max_queue_ms"), (tight, overloaded, "a fraction of max_queue_ms, under overload"))
         for standing, counts, name in bounds:
             # Observed for few requests too, so that a drained queue is noticed.
             if standing.observe(queue, now) and counts and not few and seconds > standing.limit:
                 raise Overloaded(
-                    f"the queue takes about {seconds:.1f} s, which is over the limit of {standing.limit:g} s ({name}): "
+                    f"the queue takes about {seconds:.1f} s, over the limit of {standing.limit:g} s ({name}): "
                     "try again later",
                     retry_after=wait_before_retry(seconds - standing.limit, self._jitter),
                 )

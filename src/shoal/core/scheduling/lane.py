@@ -183,9 +183,7 @@ class Lane:
         if self.failure is not None:
             raise copy(self.failure)
         if self._closed or not self.replicas.is_usable(self._clock()):
-            raise Unavailable(
-                f"no replica of {self.options.model!r} can take work now: try again soon", retry_after=1.0
-            )
+            raise Unavailable(f"no replica of {self.options.model!r} is available: try again soon", retry_after=1.0)
         items = task.items
         traffic = ctx.traffic or classify_traffic(ctx, len(items))
         estimates = [self.pipeline.estimate(item) for item in items]
@@ -439,7 +437,7 @@ class Lane:
         except ShoalError as failure:
             error = failure
         except Exception as failure:  # a bug in a pipeline or an engine must fail this batch, not hang it
-            logger.exception("a batch failed in an unforeseen way")
+            logger.exception("a batch failed unexpectedly")
             error = InternalError(f"running the batch failed: {failure!r}")
         try:
             self._process_failure(run, error)
@@ -473,7 +471,7 @@ class Lane:
         rows = self._finish_rows(outputs, prepared)
         run.finish_seconds = self._clock() - finishing
         if len(rows) != len(prepared):
-            raise EngineFailed(f"the model answered {len(rows)} rows for {len(prepared)} inputs")
+            raise EngineFailed(f"the model returned {len(rows)} rows for {len(prepared)} inputs")
         return rows
 
     def _record_drain(self, run: _InFlightBatch) -> None:
@@ -500,14 +498,14 @@ class Lane:
         except Exception:  # a bug triggered by one item must not fail the others
             if len(prepared) == 1:
                 raise
-            logger.exception("finishing a batch failed: each of its %d items is finished by itself", len(prepared))
+            logger.exception("finishing a batch failed: finishing each of its %d items separately", len(prepared))
         rows: list[Row | CountedRow | ShoalError] = []
         for place, item in enumerate(prepared):
             own = {name: array[place : place + 1] for name, array in outputs.items()}
             try:
                 rows += self.pipeline.finish(own, [item])
             except Exception as failure:  # as above
-                rows.append(InternalError(f"making the answer failed: {failure!r}"))
+                rows.append(InternalError(f"building the answer failed: {failure!r}"))
         return rows
 
     def _learn(self, run: _InFlightBatch) -> None:
@@ -567,7 +565,7 @@ class Lane:
         step = next_step(
             error, len(run.items), retries, replica_ready=ready, shared=shared, merges=merges, elsewhere=elsewhere
         )
-        logger.warning("a batch of %d on %s failed (%s): %s", len(items), run.facts.name, step, error.message)
+        logger.warning("a batch of %d items on %s failed (%s): %s", len(items), run.facts.name, step, error.message)
         waiting = len(self._parts)
         self._apply_step(step, items, retries, error)
         if merges and step in ("apart", "halve"):
@@ -602,7 +600,8 @@ class Lane:
     def _fail_lane(self, error: Exception) -> None:
         logger.critical("the batcher of %s stopped", self.options.model, exc_info=error)
         self.failure = InternalError(
-            f"the batcher of {self.options.model!r} stopped: load it again or restart the server, and report this"
+            f"the batcher of {self.options.model!r} stopped: reload the model or restart the server, and report this "
+            "bug"
         )
         for pending in list(self._requests):
             pending.fail(copy(self.failure))

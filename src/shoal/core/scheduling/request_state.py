@@ -138,12 +138,12 @@ class RequestState:
         seconds = f"{round(self.ctx.deadline - self.arrived, 2):g} s"
         if now < self.ctx.deadline:
             error = DeadlineExceeded(
-                f"it waited so long that it could not be done within {seconds}, and was not begun: try again later, or "
-                "allow more time",
+                f"the request waited too long in the queue to finish within {seconds}, so it was not started: try "
+                "again later, or allow more time",
                 retry_after=1.0,
             )
         else:
-            error = DeadlineExceeded(f"no answer within {seconds}: send less at once or allow more time")
+            error = DeadlineExceeded(f"no answer within {seconds}: send fewer inputs at once, or allow more time")
         self.fail(error)
 
     def put(self, index: int, row: Row, ran: BatchRecord, space: str) -> None:

@@ -29,7 +29,7 @@ def test_auto_falls_back_to_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None
 def test_auto_without_engines_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """With neither installed, the error holds the pip command of the local extra."""
     only(monkeypatch)
-    with pytest.raises(MissingExtra, match=r"in the clone: pip install -e '\.\[local\]'"):
+    with pytest.raises(MissingExtra, match=r"in your clone: pip install -e '\.\[local\]'"):
         engines.choose_engine()
 
 

@@ -256,7 +256,9 @@ class TestWidth:
         engine.dimension = DIMENSION
         assert (await ask(engine, "a")).shape == (1, DIMENSION)
         server.on("/embeddings", answer(rows([1.0, 2.0])))
-        with pytest.raises(UpstreamFailed, match=f"vectors of 2 numbers instead of {DIMENSION}: it is another model"):
+        with pytest.raises(
+            UpstreamFailed, match=f"vectors of 2 numbers instead of {DIMENSION}: it is a different model"
+        ):
             await ask(engine, "a")
         assert not engine.ready()
         assert f"instead of {DIMENSION}" in engine.reason

@@ -278,7 +278,7 @@ class TestWidth:
         engine.dimension = 16
         assert (await ask(engine, ["a"])).shape == (1, 16)
         server.change(dimension=15)
-        with pytest.raises(UpstreamFailed, match="vectors of 15 numbers instead of 16: it is another model"):
+        with pytest.raises(UpstreamFailed, match="vectors of 15 numbers instead of 16: it is a different model"):
             await ask(engine, ["a"])
         assert not engine.ready()
         assert "instead of 16" in engine.reason

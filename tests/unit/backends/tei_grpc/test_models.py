@@ -174,5 +174,5 @@ class TestReplicas:
         async with FakeTeiGrpc(Script(seed=1)) as other:
             runner = await opened(server, other)
             engine: Any = runner.lane.replicas[1].engine
-            await until(lambda: "vectors of its peers" in engine.reason)
+            await until(lambda: "vectors than its peers" in engine.reason)
             assert not engine.ready()

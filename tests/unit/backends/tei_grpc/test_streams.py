@@ -188,7 +188,7 @@ class TestFailures:
     async def test_rows_of_another_width_take_it_out(self, server: FakeTeiGrpc, engine: TeiEngine) -> None:
         engine.dimension = 16
         server.change(dimension=15)
-        with pytest.raises(EngineFailed, match="vectors of 15 numbers instead of 16: it is another model"):
+        with pytest.raises(EngineFailed, match="vectors of 15 numbers instead of 16: it is a different model"):
             await ask(engine, ["a"])
         assert not engine.ready()
 

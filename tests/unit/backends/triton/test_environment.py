@@ -186,7 +186,7 @@ def test_libraries_that_the_index_lacks(index: Path, tmp_path: Path) -> None:
     libpython = tmp_path / "libpython"
     libpython.touch()
     python = Interpreter(sys.executable, "3.11", libpython)
-    with pytest.raises(SourceError, match=r"^Python libraries for Triton: the package index has no wheel of it"):
+    with pytest.raises(SourceError, match=r"^Python libraries for Triton: the package index has no wheel"):
         build(tmp_path / "root", python, offline=False, progress=SilentProgress(), stop=threading.Event())
     assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
 

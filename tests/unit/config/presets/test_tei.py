@@ -115,7 +115,7 @@ async def test_a_prompt_is_for_one_model(tmp_path: Path) -> None:
     loaded = load({"as": "tei", "home": str(tmp_path), "foreign": {"--default-prompt": "query: "}}, {})
     async with open_app(loaded, ["fake:"]):
         pass
-    with pytest.raises(ConfigError, match=r"--default-prompt is for one model, and one and two are served"):
+    with pytest.raises(ConfigError, match=r"--default-prompt applies to one model, but one and two are served"):
         async with open_app(loaded, ["one=fake:", "two=fake:"]):
             pass
 

@@ -70,11 +70,13 @@ def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pyte
             raise ZeroDivisionError
 
         monkeypatch.setattr(lane._planner, "take", explode)
-        with pytest.raises(InternalError, match="load it again or restart the server"):
+        with pytest.raises(InternalError, match="reload the model or restart the server"):
             await runner.run(embed("a"), context())
         assert not model.can_answer()
         assert (model.state, model.card().broken) == ("failed", True)
-        with pytest.raises(ModelFailed, match="the model 'm' stopped working: the batcher of 'm' stopped: load it"):
+        with pytest.raises(
+            ModelFailed, match="the model 'm' stopped working: the batcher of 'm' stopped: reload the model"
+        ):
             model.ready_runner()
 
     virtual(main)

@@ -203,7 +203,9 @@ def test_a_name_taken_meanwhile_is_a_conflict(virtual: Run[None]) -> None:
         job = stack.lifecycle.load("x")
         assert stack.state("x") == "gone"
         await stack.lifecycle.add(stack.loads.plan("a", aliases=("x",))).wait()
-        with pytest.raises(Conflict, match="'x' cannot be loaded beside what is served: the name 'x' is served twice"):
+        with pytest.raises(
+            Conflict, match="'x' cannot be loaded alongside the served models: the name 'x' is used by two models"
+        ):
             await job.wait()
         await download.wait()
         plan = stack.loads.plan("b", aliases=("x",))
@@ -301,7 +303,7 @@ def test_load_timeout(virtual: Run[None]) -> None:
         stack = Stack()
         stack.loads.timeout_s = 60.0
         stack.loads.seconds["open"] = 86_400.0
-        with pytest.raises(SetupError, match=r"load_timeout_s \(60 s\); at the last it was opening: give it more time"):
+        with pytest.raises(SetupError, match=r"load_timeout_s \(60 s\); its last stage was opening: raise it"):
             await stack.lifecycle.load("a").wait()
         assert stack.states("a") == ["gone"]
         stack.loads.timeout_s = 0
@@ -312,7 +314,7 @@ def test_load_timeout(virtual: Run[None]) -> None:
 
         stack.loads.fetch = silent  # type: ignore[assignment,method-assign]
         stack.loads.timeout_s = 60.0
-        with pytest.raises(SetupError, match=r"\(60 s\): give it more time"):
+        with pytest.raises(SetupError, match=r"\(60 s\): raise it"):
             await stack.lifecycle.load("b").wait()
 
     virtual(main)
@@ -558,7 +560,7 @@ def test_foreign_models_are_not_deleted(virtual: Run[None]) -> None:
         await stack.loaded("a")
         for state in ("ready", "loading"):
             job = stack.lifecycle.delete("a")
-            with pytest.raises(Forbidden, match="'a' was not made by Shoal"):
+            with pytest.raises(Forbidden, match="'a' was not created by Shoal"):
                 await job.wait()
             assert stack.state("a") == state
             await stack.lifecycle.unload("a").wait()
@@ -654,7 +656,7 @@ def test_unknown_jobs(virtual: Run[None]) -> None:
     """The error says that only the last jobs are kept."""
 
     async def main() -> None:
-        with pytest.raises(JobNotFound, match="only the last jobs are kept"):
+        with pytest.raises(JobNotFound, match="only the most recent jobs are kept"):
             Stack().lifecycle.job("job_x")
 
     virtual(main)

@@ -21,7 +21,7 @@ def test_a_tokenizer_wakes_its_model_and_keeps_it_awake(virtual: Run[None]) -> N
         shown: list[str] = []
 
         async def use() -> None:
-            with pytest.raises(Unsupported, match="'a' does not show"):
+            with pytest.raises(Unsupported, match="'a' does not expose"):
                 async with stack.gateway.using_codec("a", context()):
                     shown.append("a")
 
@@ -52,7 +52,7 @@ def test_who_finds_no_room_until_the_deadline_hears_why(virtual: Run[None]) -> N
         crowd = [asyncio.create_task(busy(late)) for late in (0.0, 0.3, 0.6)]
         for _ in range(2):
             await asyncio.sleep(1)
-            with pytest.raises(Unavailable, match=r"all that are loaded were busy.* max_loaded_models") as caught:
+            with pytest.raises(Unavailable, match=r"all loaded models stayed busy.* max_loaded_models") as caught:
                 await stack.ask("a", 10)
             assert caught.value.retry_after == 2.0
         await asyncio.sleep(1)

@@ -48,7 +48,7 @@ def test_bulk_is_told_the_setting_and_what_it_leaves_free() -> None:
     """The error for bulk names the setting and the limit that applies to bulk."""
     gate, _ = admission(8)
     gate.admit("a", "bulk", 6, 60)
-    with pytest.raises(Overloaded, match=r"limit of 8 \(max_queue_items\), 1 of them kept for interactive"):
+    with pytest.raises(Overloaded, match=r"limit of 8 \(max_queue_items\), 1 of them reserved for interactive"):
         gate.admit("b", "bulk", 2, 20)
     gate.admit("b", "interactive", 2, 20)
     with pytest.raises(Overloaded, match=r"1 more exceed the limit of 8 \(max_queue_items\):"):
@@ -85,7 +85,7 @@ def test_bulk_leaves_room_for_single_texts() -> None:
     gate, _ = admission(16)
     for client in "abcdefg":
         gate.admit(client, "bulk", 2, 0)
-    with pytest.raises(Overloaded, match=r"limit of 16 .* 2 of them kept"):
+    with pytest.raises(Overloaded, match=r"limit of 16 .* 2 of them reserved"):
         gate.admit("h", "bulk", 1, 0)
     gate.admit("h", "interactive", 2, 0)
 

@@ -205,7 +205,7 @@ def test_a_shipped_graph_does_not_need_the_modules_weights(tmp_path: Path) -> No
 def test_without_the_onnx_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message holds the command that adds it."""
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(MissingExtra, match=r"in the clone: pip install -e '\.\[local\]'"):
+    with pytest.raises(MissingExtra, match=r"in your clone: pip install -e '\.\[local\]'"):
         convert(checkpoint(tmp_path), out(tmp_path))
 
 

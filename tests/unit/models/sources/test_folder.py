@@ -131,7 +131,7 @@ def test_something_else_in_the_place_of_the_config(
         special(model_folder / "config.json", kind)
     if alone:
         (model_folder / "modules.json").unlink()
-    with pytest.raises(SourceError, match=rf"config.json cannot be read: it is a {kind}, where a plain file belongs"):
+    with pytest.raises(SourceError, match=rf"config.json cannot be read: it is a {kind}, not a regular file"):
         fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
 
 

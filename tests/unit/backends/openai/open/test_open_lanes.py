@@ -260,7 +260,7 @@ class TestFailures:
             runner = await opened(scores, same, other)
             replicas = runner._runners[0].lane.replicas  # type: ignore[attr-defined]
             async with asyncio.timeout(30):
-                while not (replicas[1].engine.ready() and "scores of its peers" in replicas[2].engine.reason):  # noqa: ASYNC110
+                while not (replicas[1].engine.ready() and "scores than its peers" in replicas[2].engine.reason):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             assert not replicas[2].engine.ready()
             await runner.aclose()
@@ -430,5 +430,5 @@ class TestTokenizer:
     async def test_without_one(self, opened: Open) -> None:
         runner = await opened()
         assert isinstance(runner, TextCodec)
-        with pytest.raises(Unsupported, match="does not show its tokenizer"):
+        with pytest.raises(Unsupported, match="does not expose its tokenizer"):
             await runner.tokenize(["a"], add_special_tokens=True, prompt_name=None)

@@ -199,7 +199,7 @@ class TestReplicas:
                 await until(engine.ready)
                 other.change(max_input_length=3, model_sha="new")
                 await until(lambda: not engine.ready())
-            words = "scores of its peers" if kind in ("reranker", "classifier") else "vectors of its peers"
+            words = "scores than its peers" if kind in ("reranker", "classifier") else "vectors than its peers"
             await until(lambda: words in engine.reason)
             assert not engine.ready()
             assert runner.ready()
@@ -219,6 +219,6 @@ class TestReplicas:
         server.change(seed=1, model_sha="other")
         await until(lambda: not runner.ready())
         engine: Any = runner.lane.replicas[0].engine
-        await until(lambda: "does not give the vectors of its peers" in engine.reason)
+        await until(lambda: "returns different vectors than its peers" in engine.reason)
         server.change(seed=0)
         await until(runner.ready)

@@ -48,7 +48,7 @@ class TestTextModels:
         assert np.allclose(await vectors(runner, "a", normalize=True), vector_of("a", unit=True), atol=1e-6)
         assert runner.facts.details["usage"] == "estimated"
         assert (await ask(runner, "a" * 40)).tokens == [10]
-        with pytest.raises(Unsupported, match="does not show its tokenizer"):
+        with pytest.raises(Unsupported, match="does not expose its tokenizer"):
             await runner.tokenize(["a"], add_special_tokens=True, prompt_name=None)
 
     async def test_facts_say_what_is_known(self, triton: FakeTriton, opened: Open) -> None:

@@ -48,7 +48,7 @@ class TestReplicas:
     @pytest.mark.parametrize(
         ("other", "reason"),
         [
-            (text_model("emb", seed=1), "does not give the vectors of its peers"),
+            (text_model("emb", seed=1), "returns different vectors than its peers"),
             (text_model("emb", DIMENSION * 2), "tensors are not those of its peers"),
         ],
         ids=["weights", "dimension"],
@@ -72,7 +72,7 @@ class TestReplicas:
             server.add(text_model("emb", dimension)).config.output[0].dims[0] = -1
         runner = await opened("emb", triton, second)
         stranger: Any = runner.lane.replicas[1].engine
-        await until(lambda: "gives 3 dimensions and its peers 8" in stranger.reason)
+        await until(lambda: "returns 3 dimensions, its peers 8" in stranger.reason)
 
     async def test_other_weights_after_a_restart_stay_out(self, triton: FakeTriton, opened: Open) -> None:
         """A single replica too: the vectors of yesterday are in somebody's index."""
@@ -83,7 +83,7 @@ class TestReplicas:
         await until(lambda: not engine.ready())
         triton.add(text_model("emb", seed=1))
         await triton.start()
-        await until(lambda: "does not give the vectors" in engine.reason)
+        await until(lambda: "returns different vectors" in engine.reason)
         triton.add(text_model("emb"))
         await until(runner.ready)
 

@@ -153,7 +153,7 @@ class TestTokenModels:
         second.add(token_scorer(seed=1))
         runner = await opened("rerank", triton, second, table=ModelTable(tokenizer=str(files)))
         other = runner.lane.replicas[1].engine
-        await until(lambda: "does not give the scores of its peers" in other.reason)
+        await until(lambda: "returns different scores than its peers" in other.reason)
         assert not other.ready()
 
 

@@ -226,7 +226,7 @@ class TestEntries:
             second.add(other)
             runner = await opened(name, triton, second, stored=made[name].stored)
             engine = runner.lane.replicas[1].engine
-            await until(lambda engine=engine: "does not give the vectors of its peers" in engine.reason)  # type: ignore[misc]
+            await until(lambda engine=engine: "returns different vectors than its peers" in engine.reason)  # type: ignore[misc]
             assert not engine.ready()
 
 
