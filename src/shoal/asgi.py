@@ -31,7 +31,7 @@ class _EnvironmentApp:
         if scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
         elif self._asgi is None:
-            raise RuntimeError("the application was not started: run the server with its lifespan on")
+            raise RuntimeError("the application is not started: run the ASGI server with lifespan events enabled")
         else:
             await self._asgi(scope, receive, send)
 

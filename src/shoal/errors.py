@@ -304,7 +304,7 @@ class MissingExtra(SetupError):
     kind = "missing_extra"
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the '{extra}' extra; in the clone: pip install -e '.[{extra}]'")
+        super().__init__(f"{what} needs the '{extra}' extra; run in your clone: pip install -e '.[{extra}]'")
         self.extra = extra
 
 

@@ -10,7 +10,7 @@ PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}"
 NAME = rf"{PART}(?:/{PART})?"
 
 NAME_RULE = (
-    "use ASCII letters, digits, '.', '_' and '-' with at most one '/', 1 to 96 characters a part, no leading dot"
+    "use ASCII letters, digits, '.', '_' and '-' with at most one '/', 1 to 96 characters per part, no leading dot"
 )
 """The grammar in words, to follow what was refused."""
 

@@ -202,7 +202,7 @@ async def _poll_statistics(registry: Registry, observer: PrometheusObserver) -> 
                 except ShoalError:  # one that cannot be asked now is asked again soon
                     continue
                 except Exception:  # as in `Discovery`: the others are asked all the same
-                    logger.exception("asking for the statistics of %s failed", model.name)
+                    logger.exception("reading the statistics of %s failed", model.name)
         observer.record_backends(statistics)
 
 

@@ -49,7 +49,7 @@ class Discovery:
         self._registry = registry
         self._outcomes: dict[str, str] = {}
         self._has_loaded = False
-        registry.pending_sources[self._source] = "it was not asked yet"
+        registry.pending_sources[self._source] = "not queried yet"
         registry.first_answers.expect(self._source)
 
     async def run(self) -> None:
@@ -63,8 +63,8 @@ class Discovery:
             except ShoalError as error:
                 waiting[self._source] = error.message
             except Exception as error:  # a bug, or an answer that nobody foresaw; it may be gone when it is asked again
-                logger.exception("asking %s for its models failed", self._source)
-                waiting[self._source] = f"it could not be understood: {error!r}"
+                logger.exception("listing the models of %s failed", self._source)
+                waiting[self._source] = f"its answer could not be processed: {error!r}"
             self.first_check.set()
             self._registry.first_answers.settle(self._source)
             await asyncio.sleep(POLL_INTERVAL_S if self._source not in waiting else RETRY_INTERVAL_S)

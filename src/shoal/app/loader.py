@@ -49,7 +49,7 @@ class ModelLoader:
         name = served.name or served.addresses[0].id
         if not name:
             model = "#MODEL" if load_scheme(served.addresses[0].scheme).needs_model else ""
-            raise ConfigError(f"{served}: name the model of these servers: NAME={served.addresses[0]}{model},...")
+            raise ConfigError(f"{served}: name the model on these servers: NAME={served.addresses[0]}{model},...")
         self._resources.serve(name)
         plan = self._plan(name, served, LoadOptions())
         if reason := self._no_files(plan):
@@ -62,7 +62,7 @@ class ModelLoader:
     def resolve(self, name: str, options: LoadOptions) -> Plan:
         if options.backend not in ("", *FILE_BACKENDS):
             known = " or ".join(FILE_BACKENDS)
-            raise InvalidValue(f"backend {options.backend!r} is not known: use {known}", param="backend")
+            raise InvalidValue(f"unknown backend {options.backend!r}: use {known}", param="backend")
         planned = self._plans.get(name)
         try:
             served = get_served(planned) if planned is not None else self._parse(name)
@@ -74,7 +74,7 @@ class ModelLoader:
         if planned is not None and plan.backend == planned.backend:
             plan = replace(plan, timeout_s=planned.timeout_s)
         if options.backend not in ("", plan.backend):
-            raise InvalidValue(f"{plan.source} runs on {plan.backend} alone: leave the backend out", param="backend")
+            raise InvalidValue(f"{plan.source} runs only on {plan.backend}: omit the backend", param="backend")
         if reason := self._no_files(plan):
             raise InvalidValue(reason, param="backend")
         return plan
@@ -96,7 +96,7 @@ class ModelLoader:
         schemes = {address.scheme for address in get_served(plan).addresses}
         if len(schemes) > 1:
             kinds = ", ".join(sorted(schemes))
-            raise AddressError(f"{plan.name}: the replicas of one model must be of one kind, not {kinds}")
+            raise AddressError(f"{plan.name}: all replicas of a model must use the same backend, not {kinds}")
         runner = await self._backends[plan.backend].open(self._resources.target(plan), report)
         self._plans[plan.name] = plan
         return runner
@@ -167,7 +167,7 @@ class ModelLoader:
         address = parse_address(name)
         if address.scheme not in CLIENT_SCHEMES:
             raise InvalidValue(
-                f"{address.scheme}: addresses are for the operator alone: `shoal serve {name}`, or `backends` of a "
+                f"{address.scheme}: only the operator may use addresses: `shoal serve {name}`, or `backends` of a "
                 f"model in shoal.toml, which clients load by its name",
                 param="model",
             )
@@ -184,7 +184,7 @@ class ModelLoader:
 
 def _backend_of(address: Address) -> str:
     name = backend_for_scheme(address.scheme)
-    assert name is not None, "an address of no scheme of the table is not parsed"
+    assert name is not None, "addresses of unknown schemes are rejected during parsing"
     return name
 
 

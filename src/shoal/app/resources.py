@@ -101,7 +101,7 @@ class ModelResources:
         if self.loaded.served_model and len(self._served_names) > 1:
             label = self.loaded.table_sources[SERVED_MODEL][next(iter(self.loaded.served_model))].label
             raise ConfigError(
-                f"{label} is for one model, and {' and '.join(sorted(self._served_names))} are served: leave it out, "
+                f"{label} applies to one model, but {' and '.join(sorted(self._served_names))} are served: omit it "
                 f'and set {", ".join(self.loaded.served_model)} in [models."NAME"] of shoal.toml',
                 param=label,
             )

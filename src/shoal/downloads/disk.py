@@ -31,8 +31,8 @@ def check_plain(path: Path) -> None:
     end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        kind = next((word for test, word in _KINDS if test(mode)), "no plain file")
-        raise OSError(errno.EINVAL, f"it is {kind}, where a plain file belongs", str(path))
+        kind = next((word for test, word in _KINDS if test(mode)), "a special file")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
 
 
 _KINDS = (

@@ -21,7 +21,7 @@ _UNREACHABLE = (
     r"NewConnectionError|NameResolution|ConnectTimeout|ReadTimeout|Max retries|ProxyError|SSLError|Connection"
 )
 
-NO_PIP = "pip is not installed here; run `python -m ensurepip --upgrade`"
+NO_PIP = "pip is not installed; run `python -m ensurepip --upgrade`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class Advice:
     `hint` is appended to the message of an unknown failure.
     """
 
-    no_wheel: str = "the package index has no wheel of it for this machine; check the package index that pip uses"
+    no_wheel: str = "the package index has no wheel for this platform; check the package index that pip uses"
     other_hash: str = (
-        "the download is not the file that Shoal knows by its SHA-256; check the package index that pip uses"
+        "the download does not match the SHA-256 that Shoal expects; check the package index that pip uses"
     )
     no_pip: str = NO_PIP
     hint: str = ""
@@ -67,7 +67,7 @@ class Advice:
             if re.search(pattern, output):
                 return kind(f"{what}: {text}")
         lines = [line for line in output.splitlines() if line.strip()]
-        return SourceError(f"{what}: pip failed: {lines[-1].strip() if lines else 'it said nothing'}{self.hint}")
+        return SourceError(f"{what}: pip failed: {lines[-1].strip() if lines else 'no output'}{self.hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
