@@ -102,12 +102,12 @@ async def test_escapes_hide_nothing() -> None:
 
 
 OLLAMA: list[tuple[str, dict[str, Any], str]] = [
-    ("chat", {"messages": [EMPTY] * 190_000}, "'messages' holds more than"),
+    ("chat", {"messages": [EMPTY] * 190_000}, "'messages' has more than"),
     ("chat", {"messages": [EMPTY] * 8193}, "'messages' is invalid"),
     ("chat", {"messages": HI, "tools": [[]] * 5_000_000}, "smaller tools and schemas"),
-    ("chat", {"messages": HI, "tools": [[]] * 200_000}, "'tools' holds more than"),
+    ("chat", {"messages": HI, "tools": [[]] * 200_000}, "'tools' has more than"),
     ("chat", {"messages": HI, "tools": [tool(each) for each in range(513)]}, "'tools' is invalid"),
-    ("chat", {"messages": HI, "format": {"a": [[]] * 300_000}}, "'format' holds more than"),
+    ("chat", {"messages": HI, "format": {"a": [[]] * 300_000}}, "'format' has more than"),
     (
         "chat",
         {
@@ -115,14 +115,14 @@ OLLAMA: list[tuple[str, dict[str, Any], str]] = [
                 {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": {"a": [0] * 10**6}}}]}
             ]
         },
-        "'messages' holds more than",
+        "'messages' has more than",
     ),
     ("chat", {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "a"}}] * 129}]}, "<= 128"),
-    ("chat", {"messages": [{**EMPTY, "images": [PIXEL] * 600_000}]}, "'messages' holds more than"),
+    ("chat", {"messages": [{**EMPTY, "images": [PIXEL] * 600_000}]}, "'messages' has more than"),
     ("chat", {"messages": [{**EMPTY, "images": [PIXEL] * 257}]}, "'messages[0].images' is invalid"),
     ("chat", {"messages": HI, "options": {"stop": ["a"] * 65}}, "'options.stop' is invalid"),
     ("chat", {"messages": HI, "options": {"stop": "a" * 1025}}, "'options.stop' is invalid"),
-    ("generate", {"prompt": "x", "images": [PIXEL] * 600_000}, "'images' holds more than"),
+    ("generate", {"prompt": "x", "images": [PIXEL] * 600_000}, "'images' has more than"),
     ("generate", {"prompt": "x", "options": {"stop": ["a" * 1025]}}, "'options.stop"),
     ("generate", {"prompt": "x", **{f"x{each}": 0 for each in range(1001)}}, "1000 fields"),
 ]

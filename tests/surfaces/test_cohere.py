@@ -204,7 +204,7 @@ async def test_fields_reach_the_task(fields: dict[str, Any], expected: dict[str,
         (
             {"texts": None, "model": CLIP, "images": ["data:,x", "/etc/passwd"]},
             400,
-            "'images[1]': the text is no picture",
+            "'images[1]': the text is not an image",
         ),
         ({"texts": None, "model": CLIP, "images": [LINK]}, 400, "'images[0]': "),
         ({"texts": None, "images": ["data:,x"] * 2049}, 400, "'images' holds more than the 2048"),

@@ -181,7 +181,7 @@ async def test_refused_before_anything_is_fetched(
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"input": "", "modality": "image"}, "input", "'input[0]': the picture is empty"),
+        ({"input": "", "modality": "image"}, "input", "'input[0]': the image is empty"),
         ({"input": [TEXT, {"image": DATA}, {"image": "/etc/passwd"}]}, "input", "'input[2].image': the text is no"),
         ({"input": [{"image": DATA}, {"image_url": {"url": "ftp://a/b"}}]}, "input", "'input[1].image_url.url': "),
         ({"messages": [{"content": [{"image": "nothing"}]}]}, "messages", "'messages[0].content[0].image': "),
@@ -200,7 +200,7 @@ async def test_too_much_in_all() -> None:
     """A refusal of the whole list names no picture of it, and the fields of headers keep their name."""
     async with family(CLIP, pictures=Album().pictures(max_bytes=40)) as server:
         answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, "input": [ONE, TWO], "modality": "image"})
-        assert answer.json()["error"]["message"].startswith("the pictures of this request have more than 40 bytes")
+        assert answer.json()["error"]["message"].startswith("the images of this request have more than 40 bytes")
         assert answer.status == 400
 
 

@@ -133,10 +133,10 @@ async def test_a_form_without_a_picture() -> None:
 @pytest.mark.parametrize(
     ("body", "headers", "message"),
     [
-        (form(("model_name", CLIP), ("image", A))[:-4], FORM, "it was cut short; send it again"),
-        (form(("model_name", CLIP), ("image", A)), {"content-type": "multipart/form-data"}, "names no boundary"),
+        (form(("model_name", CLIP), ("image", A))[:-4], FORM, "boundary is missing send it again"),
+        (form(("model_name", CLIP), ("image", A)), {"content-type": "multipart/form-data"}, "has no boundary"),
         (b"{}", FORM, "could not be read as multipart/form-data"),
-        (b"", FORM, "it was cut short"),
+        (b"", FORM, "boundary is missing"),
     ],
 )
 async def test_broken_forms(path: str, body: bytes, headers: Any, message: str) -> None:
@@ -160,10 +160,10 @@ async def test_bounds() -> None:
     small = ImageReader(max_bytes=100)
     fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("image", inline(RED)), ("image", ("x", b"x" * 101))]
     answer = await upload("/infer_image", *fields, pictures=small)
-    detail = "Invalid image. input 1: the picture has 101 bytes, of 100 at most: send a smaller one"
+    detail = "Invalid image. input 1: the image has 101 bytes, more than the limit of 100: send a smaller one"
     assert (answer.status, answer.json()) == (400, {"detail": detail})
     answer = await upload("/infer_image", ("model_name", CLIP), ("image", ("x", b"x" * 101)), pictures=small)
-    assert answer.json()["detail"].startswith("Invalid image. the picture has 101 bytes")
+    assert answer.json()["detail"].startswith("Invalid image. the image has 101 bytes")
     headers = ("image_download_headers", '{"a": "' + "x" * 40_000 + '"}')
     answer = await upload("/infer_image", ("model_name", CLIP), ("image", A), headers)
     assert (answer.status, "more than 32768 bytes" in answer.json()["detail"]) == (400, True)

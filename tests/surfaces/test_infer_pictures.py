@@ -135,7 +135,7 @@ async def test_where_one_side_fails_the_other_is_given_up(fails: type, other: ty
 
 NOT_LOADED = "Model nobody with checkpoint None is not loaded. Load the model first using /load_model."
 NO_PICTURES = f"Model {EMBEDDER} with checkpoint None does not support image inference."
-NEXT = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of the picture's file"
+NEXT = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of an image file"
 
 
 @pytest.mark.parametrize("path", ["/infer_image", "/embed_image", "/infer"])
@@ -150,8 +150,8 @@ NEXT = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base6
             {"model_name": CLIP, "image": ["x"] * 9},
             "`image` holds more than the 8 pictures that one request may; split it.",
         ),
-        ({"model_name": CLIP, "image": ""}, f"Invalid image. the picture is empty: {NEXT}"),
-        ({"model_name": CLIP, "image": [inline(RED), ""]}, f"Invalid image. input 1: the picture is empty: {NEXT}"),
+        ({"model_name": CLIP, "image": ""}, f"Invalid image. the image is empty: {NEXT}"),
+        ({"model_name": CLIP, "image": [inline(RED), ""]}, f"Invalid image. input 1: the image is empty: {NEXT}"),
         (
             {"model_name": CLIP, "image": inline(RED), "image_download_headers": {"Host": "a"}, "n_dims": 99},
             "dimensions must be between 1 and 4",

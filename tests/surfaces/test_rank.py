@@ -154,8 +154,8 @@ async def test_refused_before_anything_is_fetched(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image": "/etc/passwd"}, "'image': the text is no picture"),
-        ({"image": {"url": ""}}, "'image.url': the picture is empty"),
+        ({"image": "/etc/passwd"}, "'image': the text is not an image"),
+        ({"image": {"url": ""}}, "'image.url': the image is empty"),
         ({"image": None, "images": [ONE, "?"]}, "'images[1]': "),
         ({"texts": ["a", "reject-item"]}, "text 1: "),
     ],

@@ -242,7 +242,9 @@ def _report_error(request: Request, render: ErrorRenderer, error: Exception) -> 
     if isinstance(error, ShoalError) and not isinstance(error, InternalError):
         return _render_reply(render, redact_error(error, request.id))
     _log_bug(request, error)
-    return _render_reply(render, InternalError(f"The server failed on this request; its log says why ({request.id})."))
+    return _render_reply(
+        render, InternalError(f"The server failed to process this request; see its log ({request.id}).")
+    )
 
 
 def _abort_stream(request: Request, error: Exception) -> int:

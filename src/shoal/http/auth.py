@@ -133,7 +133,7 @@ class Gate:
             host = request.headers.get(b"host")
             if host is not None and not is_loopback(host) and host_name(host) != self._bound:
                 raise Forbidden(
-                    "This Host is not the address that the server is bound to; call it as localhost, "
+                    "The Host header is not the address that the server is bound to; use localhost, "
                     "or set --api-key or --host to serve other names."
                 )
         if (
@@ -143,7 +143,7 @@ class Gate:
             and self._is_foreign(request.headers)
         ):
             raise Forbidden(
-                "The request comes from a page of another site, and this server has no keys; list the page's origin in "
+                "The request comes from a page of another origin, and this server requires no key; add the origin to "
                 "cors_origins, or set --api-key."
             )
 
@@ -161,13 +161,13 @@ class Gate:
             if key is None:
                 raise _unauthorized_error(request)
             if not key.admin:
-                raise Forbidden("This key may not manage the server; use an admin key.")
+                raise Forbidden("This key cannot manage the server; use an admin key.")
             return
         self._admit_user(request, key)
         reason = _explain_remote(request)
         if reason:
             raise Forbidden(
-                f"Without an admin key only programs on the server's own machine may manage it, and {reason}; "
+                f"Without an admin key, only programs on the server's own machine can manage it, but {reason}; "
                 "set --admin-key-file."
             )
 
@@ -201,8 +201,8 @@ def _read_secret(request: Request) -> bytes | None:
 
 def _unauthorized_error(request: Request) -> Unauthorized:
     if _read_secret(request) is None:
-        return Unauthorized("No API key was sent; add the header 'Authorization: Bearer <key>'.")
-    return Unauthorized("The API key is not known here; check it, or ask the operator of this server for one.")
+        return Unauthorized("The request has no API key; add the header 'Authorization: Bearer <key>'.")
+    return Unauthorized("The API key is invalid; check it, or ask the operator of this server for one.")
 
 
 def _explain_remote(request: Request) -> str:
@@ -210,15 +210,15 @@ def _explain_remote(request: Request) -> str:
     headers = request.headers
     host = headers.get(b"host", b"")
     if not _is_peer_loopback(request.peer):
-        return "the caller is another machine"
+        return "the request comes from another machine"
     if not is_loopback(host):
         return "the Host header is not a loopback name"
     marks = (name for name in headers if name in PROXY_HEADERS or name.startswith(PROXY_PREFIXES))
     mark = next(marks, None)
     if mark is not None:
-        return f"the header {mark[:64].decode('latin-1')!r} says that the request came through a proxy"
+        return f"the header {mark[:64].decode('latin-1')!r} shows that the request came through a proxy"
     if not (_is_own_origin(headers) and _is_same_site(headers)):
-        return "the request comes from a page of another site"
+        return "the request comes from a page of another origin"
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if request.method not in _SAFE_METHODS and kind != b"application/json":
         return "the content type is not application/json"

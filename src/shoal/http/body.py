@@ -31,7 +31,7 @@ def check_head(request: Request, limit: int, json: bool, form: bool = False) -> 
         encoding = headers[b"content-encoding"].strip().lower()
         if encoding not in {b"identity", b""}:
             name = _to_printable(encoding)
-            raise UnsupportedMediaType(f"Content-Encoding '{name}' is not read here; send the body uncompressed.")
+            raise UnsupportedMediaType(f"Content-Encoding '{name}' is not supported; send the body uncompressed.")
     if json and headers.get(b"content-type") != b"application/json":
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if (
@@ -83,7 +83,7 @@ class PendingBodies:
     def check(self, own: int, size: int) -> None:
         """Raise Overloaded if adding `size` bytes to a body with `own` counted bytes would make the total too large."""
         if own + size > MAX_UNREAD_BYTES and self.size > own and self.size + size > self._max_bytes:
-            raise Overloaded("Too many large bodies are being sent at once; send this one again.", retry_after=1.0)
+            raise Overloaded("The server is receiving too many large bodies; send the request again.", retry_after=1.0)
 
     def remove(self, size: int) -> None:
         self.size -= size
@@ -104,7 +104,7 @@ async def read_body(receive: Receive, limit: int, unfinished: PendingBodies = _P
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Cancelled("The client left while it sent the body.")
+                raise Cancelled("The client disconnected while sending the body.")
             piece: bytes = message.get("body", b"")
             if size + len(piece) > limit:
                 raise _too_large_error(limit)

@@ -47,7 +47,7 @@ class DisconnectWatch:
             self._exchange.on_disconnect = None
         if self._reason and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
             if self._reason == "gone":
-                raise Cancelled("The client left before the answer was ready.") from None
+                raise Cancelled("The client disconnected before the answer was ready.") from None
             raise RequestTimeout(f"The body did not arrive within {self._timeout:g} s; send it faster.") from None
 
     @contextmanager

@@ -16,7 +16,7 @@ _ENCODE = msgspec.json.Encoder()
 class OpenAIErrorDetail(msgspec.Struct, kw_only=True):
     message: str
     type: str
-    param: Annotated[str | None, Meta(description="The field at fault.")]
+    param: Annotated[str | None, Meta(description="The invalid field.")]
     code: str | None
 
 

@@ -58,7 +58,7 @@ def check_headers(raw: RawHeaders, version: str, client_header: bytes = b"") -> 
     if host is not None and host_name(host) is None:
         raise Malformed("The 'host' header must be a host name or an IP address, with an optional port.")
     if encoding is not None and (version == "1.0" or encoding.strip().lower() != b"chunked"):
-        raise Malformed("The 'transfer-encoding' header must be 'chunked', and the request HTTP/1.1.")
+        raise Malformed("The 'transfer-encoding' header must be 'chunked', and the request must be HTTP/1.1.")
     if host is None and version == "1.1":
         raise Malformed("The request has no 'host' header, which HTTP/1.1 requires.")
 

@@ -72,7 +72,9 @@ class ImageReader:
     def read_upload(self, data: bytes) -> Image:
         """Return the picture of an uploaded file. Raises InvalidValue if it is too large."""
         if len(data) > self._max_bytes:
-            raise InvalidValue(f"the picture has {len(data)} bytes, of {self._max_bytes} at most: send a smaller one")
+            raise InvalidValue(
+                f"the image has {len(data)} bytes, more than the limit of {self._max_bytes}: send a smaller one"
+            )
         return Image(bytes(data))
 
     async def _parse(self, text: str) -> bytes | Link:
@@ -101,7 +103,7 @@ class _ImageFetches:
         try:
             if self._fetcher is None:
                 FetchPolicy().check_url(link.url)
-                raise InvalidValue("URLs are not fetched here: send the picture itself")
+                raise InvalidValue("this server does not fetch URLs: send the image itself")
             async with self._slots:
                 data = await self._fetcher.get(link.url, self._headers, deadline=self._deadline)
         except RequestError as error:
@@ -109,6 +111,6 @@ class _ImageFetches:
         self._remaining_bytes -= len(data)
         if self._remaining_bytes < 0:
             raise TooManyInputs(
-                f"the pictures of this request have more than {self._max_bytes} bytes in all: send fewer at once"
+                f"the images of this request have more than {self._max_bytes} bytes in total: send fewer at once"
             )
         return data

@@ -66,7 +66,7 @@ async def parse_parts(content_type: bytes, body: bytes, *, most: int) -> list[Pa
     """
     found = parse_options_header(content_type)[1].get(b"boundary", b"")
     if _BOUNDARY.fullmatch(found) is None:
-        raise BadForm("The content type multipart/form-data names no boundary; let the HTTP client write that header.")
+        raise BadForm("The content type multipart/form-data has no boundary; let the HTTP client set that header.")
     await _check_count(body, b"\r\n--" + found, most)
     reading = _PartCollector()
     parser = MultipartParser(
@@ -81,7 +81,7 @@ async def parse_parts(content_type: bytes, body: bytes, *, most: int) -> list[Pa
     except FormParserError as error:
         raise BadForm(f"The body could not be read as multipart/form-data: {error}.") from None
     if not reading.ended:
-        raise BadForm("The form ends before its last boundary: it was cut short; send it again.")
+        raise BadForm("The form is truncated: its last boundary is missing; send it again.")
     return reading.parts
 
 
@@ -145,11 +145,13 @@ class _PartCollector:
             )
         encoding = self.headers.get(b"content-transfer-encoding", b"").lower()
         if encoding not in _ENCODINGS:
-            raise BadForm("A Content-Transfer-Encoding is not read here; send the bytes of a file as they are.")
+            raise BadForm("Content-Transfer-Encoding is not supported; send the raw bytes of a file.")
         try:
             name = options[b"name"].decode()
         except UnicodeDecodeError:
-            raise BadForm(f"The name of part {self.part_count - 1} of the form is not UTF-8; encode it so.") from None
+            raise BadForm(
+                f"The name of part {self.part_count - 1} of the form is not UTF-8; encode it as UTF-8."
+            ) from None
         data = b"".join(self.pieces)
         file = options.get(b"filename")
         if file == b"" and not data:

@@ -31,28 +31,28 @@ SCHEMES = {
 }
 ERROR_HEADERS = {
     401: {"www-authenticate": "How to authenticate: `Bearer`."},
-    429: {"retry-after": "Seconds until another try may succeed."},
-    503: {"retry-after": "Seconds until another try may succeed."},
+    429: {"retry-after": "Seconds to wait before retrying."},
+    503: {"retry-after": "Seconds to wait before retrying."},
 }
-REQUEST_ID = {"x-request-id": "The request's id: the caller's own, or a new one."}
+REQUEST_ID = {"x-request-id": "ID of the request: the client's own, or a generated one."}
 REQUEST_HEADERS: dict[str, dict[str, Any]] = {
     "x-request-id": {
         "name": "x-request-id",
         "in": "header",
-        "description": "An id for this request, to be found again in the reply and in the logs.",
+        "description": "ID of this request, returned in the response and written to the logs.",
         "schema": {"type": "string", "maxLength": 128},
     },
     "x-request-timeout": {
         "name": "x-request-timeout",
         "in": "header",
-        "description": "Seconds that the request may take; never more than the server's own limit.",
+        "description": "Timeout of the request in seconds, limited by the server's own.",
         "schema": {"type": "number", "exclusiveMinimum": 0},
     },
     "x-shoal-class": {
         "name": "x-shoal-class",
         "in": "header",
-        "description": "Who waits: a person (interactive) or a job (bulk). Without it the key's class or the number of "
-        "inputs decides; a key for bulk stays bulk.",
+        "description": "Traffic class: interactive (a person waits) or bulk (a job). Default: the key's class, else by "
+        "the number of inputs. A bulk key is always bulk.",
         "schema": {"type": "string", "enum": ["interactive", "bulk"]},
     },
 }
@@ -129,7 +129,7 @@ def build_document(table: Table, model: str = "", talker: str = "") -> dict[str,
         for operation in operations:
             item = paths.setdefault(to_openapi_path(operation.path), {})
             if operation.method.lower() in item:
-                raise ValueError(f"{operation.method} {operation.path} is claimed twice, once by {name}")
+                raise ValueError(f"{operation.method} {operation.path} is defined twice, once by {name}")
             item[operation.method.lower()] = writer.describe_operation(name, operation)
     return {
         "openapi": "3.1.0",
@@ -297,7 +297,7 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
             "in": "path",
             "required": True,
             "schema": {"type": "string"},
-            **({"description": "May hold slashes."} if found[2] else {}),
+            **({"description": "May contain slashes."} if found[2] else {}),
         }
         for found in PATH_PARAMETER.finditer(path)
     ]

@@ -177,7 +177,7 @@ class Request:
     def require_access(self, access: Access) -> None:
         """Require more access than the route does, depending on the body. Raises Unauthorized or Forbidden."""
         if self.gate is None:
-            raise InternalError("a request that never passed the gate asks for a right")
+            raise InternalError("permission requested before authentication")
         self.gate.admit(self, access)
 
     def has_access(self, access: Access) -> bool:

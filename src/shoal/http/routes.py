@@ -64,14 +64,14 @@ class Routes:
         if brace:
             name, colon, suffix = tail.partition(":path}")
             if not (name.isidentifier() and colon and head.endswith("/") and _SUFFIX.fullmatch(suffix)):
-                raise ValueError(f"{path}: a path may hold one '/{{name:path}}', maybe with '/word' after it")
+                raise ValueError(f"{path}: a path may contain one '/{{name:path}}', optionally followed by '/word'")
             tables = [self._prefixes.setdefault(head, {}).setdefault(suffix, {})]
         else:
             paths = dict.fromkeys((path, path.rstrip("/") or "/", path.rstrip("/") + "/"))
             tables = [self._exact.setdefault(each, {}) for each in paths]
         for methods in tables:
             if route.operation.method in methods:
-                raise ValueError(f"{route.operation.method} {path} is taken twice")
+                raise ValueError(f"{route.operation.method} {path} is registered twice")
             methods[route.operation.method] = route
         self.all.append(route)
 
@@ -88,7 +88,7 @@ class Routes:
         if under:
             return self._method_not_allowed(method, path, _merge_methods(under))
         return Miss(
-            self._find_owner(path), RouteNotFound(f"Unknown request URL: {method} {path}. /docs lists the routes.")
+            self._find_owner(path), RouteNotFound(f"Unknown request URL: {method} {path}. See /docs for the routes.")
         )
 
     def allowed_methods(self, path: str) -> str:

@@ -146,7 +146,7 @@ class StreamBody(AsyncIterator[bytes]):
             # As for a reply, a bug is logged in full and the client gets only the request id.
             log.error("the stream %s failed", self._request_id, exc_info=error, extra={"request_id": self._request_id})
             where = f" ({self._request_id})" if self._request_id else ""
-            error = InternalError(f"The server failed on this request; its log says why{where}.")
+            error = InternalError(f"The server failed to process this request; see its log{where}.")
         return self._frames.encode_error(redact_error(error, self._request_id))
 
     async def _wait_until_ready(self) -> None:

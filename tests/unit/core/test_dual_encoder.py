@@ -150,15 +150,9 @@ def test_one_tower_alone(virtual: Run[None]) -> None:
 
     async def main() -> None:
         towers = runner(image=FakeScript())
-<<<<<<< HEAD
         assert (await found(towers, embed_task(CAT))).tokens == [1]
-        with pytest.raises(InternalError, match="no lane for text"):
-            await found(towers, embed_task("a"))
-=======
-        assert (await found(towers, asked(CAT))).tokens == [1]
         with pytest.raises(InternalError, match="does not accept text"):
-            await found(towers, asked("a"))
->>>>>>> 1bd4766 (Use plain English in the core's error and log messages)
+            await found(towers, embed_task("a"))
         await towers.aclose()
 
     virtual(main)

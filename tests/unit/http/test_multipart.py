@@ -95,7 +95,7 @@ def test_any_bytes(body: bytes) -> None:
 )
 def test_no_boundary(content_type: bytes) -> None:
     """None, an empty one and one that no form may have."""
-    with pytest.raises(BadForm, match="names no boundary; let the HTTP client write"):
+    with pytest.raises(BadForm, match="has no boundary; let the HTTP client set"):
         read(form(field(DISPOSITION)), content_type)
 
 
@@ -111,7 +111,7 @@ def test_a_quoted_boundary() -> None:
         ("Content-Type: image/png\r\n", "Part 0 of the form has no name"),
         ("Content-Disposition: form-data\r\n", "Part 0 of the form has no name"),
         ('Content-Disposition: attachment; name="a"\r\n', "Part 0 of the form has no name"),
-        (DISPOSITION + "Content-Transfer-Encoding: base64\r\n", "send the bytes of a file as they are"),
+        (DISPOSITION + "Content-Transfer-Encoding: base64\r\n", "send the raw bytes of a file."),
         ("bad header\r\n", "could not be read as multipart/form-data"),
         (DISPOSITION + "".join(f"X-{number}: 1\r\n" for number in range(8)), "Maximum header count exceeded"),
         (DISPOSITION + f"X: {'y' * 3000}\r\n", "Maximum header size exceeded"),

@@ -231,7 +231,7 @@ def test_examples_name_the_model_that_is_served() -> None:
 
 def test_an_operation_claimed_twice_is_refused() -> None:
     """Two operations on one path and method cannot both be told."""
-    with pytest.raises(ValueError, match=r"POST /pets is claimed twice, once by more"):
+    with pytest.raises(ValueError, match=r"POST /pets is defined twice, once by more"):
         build_document({"pets": [operation()], "more": [operation()]})
 
 

@@ -101,14 +101,14 @@ def test_missed(method: str, path: str, owner: str, allow: str | None) -> None:
 
 def test_two_claims_of_one_route() -> None:
     """Two surfaces cannot answer the same method of a path, with or without the last slash."""
-    with pytest.raises(ValueError, match="taken twice"):
+    with pytest.raises(ValueError, match="registered twice"):
         table(ONE, Named("three", ("GET", "/a/")))
 
 
 @pytest.mark.parametrize("path", ["/a/{id}", "/a/{id:path}/B", "/a/{id:path}/b/c", "/a{id:path}", "/a/{i d:path}"])
 def test_paths_that_are_not_understood(path: str) -> None:
     """A parameter is one, and the whole tail, or all of it but one word."""
-    with pytest.raises(ValueError, match="a path may hold one"):
+    with pytest.raises(ValueError, match="a path may contain one"):
         table(Named("four", ("GET", path)))
 
 

@@ -22,7 +22,7 @@ PUBLIC: Final = "public"
 PORTS: Final = frozenset({80, 443})
 MAX_URL_CHARACTERS: Final = 8192
 
-ALTERNATIVE: Final = "send the picture itself, as a data URI or base64"
+ALTERNATIVE: Final = "send the image itself, as a data URI or base64"
 
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[^/?#@:\[\]%]+)(?::(?P<port>[1-9][0-9]{0,4}))?(?:[/?#].*)?",
@@ -87,7 +87,9 @@ class FetchPolicy:
     def check_url(self, text: str) -> Target:
         """Check a client's URL and return its target. Raises InvalidValue. The caller checks the resolved addresses."""
         if not self:
-            raise InvalidValue(f"URLs are not fetched here: {ALTERNATIVE}, or ask the operator to set image_hosts")
+            raise InvalidValue(
+                f"this server does not fetch URLs: {ALTERNATIVE}, or ask the operator to set image_hosts"
+            )
         url, host, explicit = _parse_url(text)
         port = url.port
         if port is None:  # cannot happen: http and https have default ports
@@ -95,9 +97,12 @@ class FetchPolicy:
         listed = (host, port) in self.hosts or (port in PORTS and (host, None) in self.hosts)
         if not listed and not self.public:
             where = f"{host}:{explicit}" if explicit else host
-            raise InvalidValue(f"pictures are not fetched from {where}: {ALTERNATIVE}, or ask for it in image_hosts")
+            raise InvalidValue(
+                f"this server does not fetch images from {where}: {ALTERNATIVE}, or ask the operator to add it to "
+                "image_hosts"
+            )
         if not listed and port not in PORTS:
-            raise InvalidValue(f"pictures are fetched from ports 80 and 443, not {port}: {ALTERNATIVE}")
+            raise InvalidValue(f"images are fetched only from ports 80 and 443, not {port}: {ALTERNATIVE}")
         target = Target(url, host, port, listed)
         if target.address is not None and not target.permits(target.address):
             raise not_public_error(host)
@@ -106,14 +111,14 @@ class FetchPolicy:
 
 def not_public_error(host: str) -> InvalidValue:
     """Build an error that does not reveal the addresses of the host."""
-    return InvalidValue(f"{host} is not on the public internet, and not fetched from: {ALTERNATIVE}")
+    return InvalidValue(f"{host} is not on the public internet, so nothing is fetched from it: {ALTERNATIVE}")
 
 
 def _parse_entry(text: str) -> tuple[str, int | None]:
     found = _URL.fullmatch(f"http://{text}")
     if found is None or not text or set(text) & set("/?#*"):
         raise ConfigError(
-            f"image_hosts: {text!r} is not a host: write hosts between commas, as in images.example.com,"
+            f"image_hosts: {text!r} is not a host: write hosts separated by commas, such as images.example.com,"
             f" 10.0.0.7:9000, or {PUBLIC!r} for every host on the public internet"
         )
     try:
@@ -126,24 +131,24 @@ def _parse_entry(text: str) -> tuple[str, int | None]:
 def _parse_url(text: str) -> tuple[URL, str, int | None]:
     """Return the URL without its fragment, its host, and its port if the text has one."""
     if len(text) > MAX_URL_CHARACTERS:
-        raise InvalidValue(f"the URL has over {MAX_URL_CHARACTERS} characters: {ALTERNATIVE}")
+        raise InvalidValue(f"the URL has more than {MAX_URL_CHARACTERS} characters: {ALTERNATIVE}")
     if "\\" in text or any(each.isspace() or unicodedata.category(each)[0] == "C" for each in text):
-        raise InvalidValue("the URL holds a backslash, a blank or a control character: percent-encode it")
+        raise InvalidValue("the URL contains a backslash, a space or a control character: percent-encode it")
     found = _URL.fullmatch(text)
     if found is None:
         raise InvalidValue(
-            "the URL cannot be fetched: write http://host/path or https://host/path, without a user or a password, and"
-            " with the host as it is, not percent-encoded"
+            "the URL cannot be fetched: write http://host/path or https://host/path, without a user or password, and "
+            "without percent-encoding in the host"
         )
     try:
         url = URL(text).with_fragment(None)
         host = url.raw_host or ""
     except ValueError:  # includes errors of encoding the host name
-        raise InvalidValue("the URL cannot be read: check its host and its port") from None
+        raise InvalidValue("the URL cannot be parsed: check its host and port") from None
     _check_host(host, found["host"])
     port = int(found["port"]) if found["port"] else None
     if url.scheme != found["scheme"].lower() or url.explicit_port != port or url.raw_user or url.raw_password:
-        raise InvalidValue("the URL can be read in two ways: check its host and its port")
+        raise InvalidValue("the URL is ambiguous: check its host and port")
     return url, host, port
 
 
@@ -154,7 +159,7 @@ def _check_host(host: str, written: str) -> None:
             raise InvalidValue("the URL's host is not an IPv6 address: check it")
         return
     if host.endswith("."):
-        raise InvalidValue("the URL's host ends in a dot: leave that out")
+        raise InvalidValue("the URL's host ends in a dot: remove it")
     if _NUMBER.fullmatch(host.rpartition(".")[2]):
         # The C library would read all of these as IPv4 addresses: https://url.spec.whatwg.org/#ends-in-a-number
         if parse_ip(host) is None or written != host:
@@ -162,4 +167,4 @@ def _check_host(host: str, written: str) -> None:
     elif not _NAME.fullmatch(host) or len(host) > 253:
         raise InvalidValue("the URL's host is not a name or an address: check it")
     if written.isascii() and written.lower() != host:
-        raise InvalidValue("the URL can be read in two ways: check its host")
+        raise InvalidValue("the URL is ambiguous: check its host")

@@ -79,7 +79,7 @@ class Fetcher:
             raise Unavailable("the server is shutting down: send the request again")
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            raise DeadlineExceeded("the request's deadline passed before its picture was fetched")
+            raise DeadlineExceeded("the request's deadline passed before its image was fetched")
         began = False
         try:
             async with asyncio.timeout(min(remaining, self._seconds)), self._slots:
@@ -96,10 +96,10 @@ class Fetcher:
 
     def _timeout_error(self, host: str, began: bool, remaining: float) -> Exception:
         if remaining <= self._seconds:
-            return DeadlineExceeded(f"{host} did not send the picture within the request's deadline")
+            return DeadlineExceeded(f"{host} did not send the image before the request's deadline")
         if not began:
-            return Overloaded("too many pictures are being fetched: send the request again", retry_after=1.0)
-        return InvalidValue(f"{host} did not send the picture within {self._seconds:g} s: {ALTERNATIVE}")
+            return Overloaded("the server is fetching too many images: send the request again", retry_after=1.0)
+        return InvalidValue(f"{host} did not send the image within {self._seconds:g} s: {ALTERNATIVE}")
 
     async def _fetch(self, target: Target, headers: Mapping[str, str]) -> bytes:
         addresses = await self._resolve_addresses(target)
@@ -150,9 +150,9 @@ class Fetcher:
             raise InvalidValue(f"{host} redirects to {where}, and redirects are not followed: send the URL it leads to")
         if status != HTTPStatus.OK:
             then = "check the URL" if status < 500 else f"send the request again, or {ALTERNATIVE}"
-            raise InvalidValue(f"{host} answered with status {status} and no picture: {then}")
+            raise InvalidValue(f"{host} returned status {status} instead of an image: {then}")
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise InvalidValue(f"{host} compresses its answer, which it was asked not to do: {ALTERNATIVE}")
+            raise InvalidValue(f"{host} compressed its response although asked not to: {ALTERNATIVE}")
         if (response.content_length or 0) > self._max_bytes:
             raise self._too_large_error(host)
 
@@ -165,12 +165,12 @@ class Fetcher:
                 raise self._too_large_error(host)
             pieces.append(piece)
         if not size:
-            raise InvalidValue(f"{host} answered with nothing: check the URL")
+            raise InvalidValue(f"{host} returned an empty response: check the URL")
         return b"".join(pieces)
 
     def _too_large_error(self, host: str) -> InvalidValue:
         most = f"{self._max_bytes / 2**20:.3g} MiB" if self._max_bytes >= 2**20 else f"{self._max_bytes} bytes"
-        return InvalidValue(f"{host} sends more than the {most} that a picture may have: use a smaller one")
+        return InvalidValue(f"{host} sends more than the limit of {most} for an image: use a smaller one")
 
 
 def _describe_redirect(url: URL, location: str) -> str:
@@ -179,18 +179,18 @@ def _describe_redirect(url: URL, location: str) -> str:
         to = url.join(URL(location[:1024]))
         host, name = to.raw_host or "", str(to.with_query(None).with_fragment(None).with_user(None))
     except (ValueError, TypeError):  # includes errors of encoding the host name
-        return "somewhere else"
+        return "another location"
     address = parse_ip(host)
     inner = address is not None and host != url.raw_host and not is_public(address)
-    return "somewhere else" if inner or not location or to.scheme not in {"http", "https"} else name[:200]
+    return "another location" if inner or not location or to.scheme not in {"http", "https"} else name[:200]
 
 
 def _connection_error(error: Exception, host: str) -> InvalidValue:
     """Build the client's error for a failed connection; `error` remains its cause."""
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return InvalidValue(f"{host} has no certificate for this name that is trusted here: {ALTERNATIVE}")
+        return InvalidValue(f"{host} has no trusted certificate for this name: {ALTERNATIVE}")
     if isinstance(error, aiohttp.ClientConnectorError):
         return InvalidValue(f"{host} cannot be reached: check the URL, or {ALTERNATIVE}")
     if isinstance(error, aiohttp.ClientPayloadError):
-        return InvalidValue(f"{host} ended its answer too early: send the request again, or {ALTERNATIVE}")
-    return InvalidValue(f"{host} broke the connection, or does not speak HTTP: check the URL, or {ALTERNATIVE}")
+        return InvalidValue(f"{host} ended its response too early: send the request again, or {ALTERNATIVE}")
+    return InvalidValue(f"{host} closed the connection, or does not speak HTTP: check the URL, or {ALTERNATIVE}")

@@ -32,24 +32,26 @@ def check_download_headers(headers: Mapping[str, str], *, listed: bool) -> dict[
     """
     if headers and not listed:
         raise InvalidValue(
-            f"{FIELD} are sent only to hosts that image_hosts lists by name: leave them out, or ask for the host there",
+            f"{FIELD} are sent only to hosts that image_hosts lists by name: omit them, or ask the operator to add "
+            "the host",
             param=FIELD,
         )
     if len(headers) > MAX_HEADERS or sum(map(len, headers)) + sum(map(len, headers.values())) > MAX_CHARACTERS:
         raise InvalidValue(
-            f"{FIELD} are at most {MAX_HEADERS}, of {MAX_CHARACTERS} characters in all: send fewer", param=FIELD
+            f"{FIELD} are limited to {MAX_HEADERS} headers and {MAX_CHARACTERS} characters in total: send fewer",
+            param=FIELD,
         )
     seen: set[str] = set()
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise InvalidValue(
-                f"{FIELD} holds what no header can carry: a name is a token of ASCII, a value is of visible ASCII"
-                " characters with blanks between",
+                f"{FIELD} has an invalid header: a name must be an ASCII token, and a value must be visible ASCII "
+                "characters separated by spaces",
                 param=FIELD,
             )
         if _REFUSED.fullmatch(name):
-            raise InvalidValue(f"{FIELD} may not hold {name}, which the fetch decides on: leave it out", param=FIELD)
+            raise InvalidValue(f"{FIELD} cannot contain {name}, which Shoal sets itself: omit it", param=FIELD)
         if name.lower() in seen:
-            raise InvalidValue(f"{FIELD} holds {name} twice: leave one out", param=FIELD)
+            raise InvalidValue(f"{FIELD} contains {name} twice: remove one", param=FIELD)
         seen.add(name.lower())
     return dict(headers)

@@ -31,9 +31,7 @@ PIECE: Final = 2**18
 MAX_BLANKS: Final = 1024
 """Maximum whitespace characters on each side of a text."""
 
-ACCEPTED_FORMS: Final = (
-    "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of the picture's file"
-)
+ACCEPTED_FORMS: Final = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of an image file"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _HEAD = 256
@@ -61,7 +59,7 @@ def parse_image(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
     """
     start, end = _find_bounds(text)
     if start == end:
-        raise EmptyInput(f"the picture is empty: {ACCEPTED_FORMS}")
+        raise EmptyInput(f"the image is empty: {ACCEPTED_FORMS}")
     found = _SCHEME.match(text, start)
     if found is None:
         return _decode_raw_base64(text, start, end, max_bytes)
@@ -70,7 +68,7 @@ def parse_image(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
         return Link(text[start:end])
     if scheme == "data":
         return _decode_data_uri(text, start, max_bytes)
-    raise InvalidValue(f"a picture is never read from {scheme!r} here: {ACCEPTED_FORMS}")
+    raise InvalidValue(f"images are never read from {scheme!r}: {ACCEPTED_FORMS}")
 
 
 def _find_bounds(text: str) -> tuple[int, int]:
@@ -94,19 +92,19 @@ def _decode_data_uri(text: str, start: int, max_bytes: int) -> bytes:
         raise InvalidValue("the data URI has no comma before its data: write data:image/png;base64,...")
     media, *params = (part.strip() for part in text[start + len("data:") : comma].split(";"))
     if not _MEDIA.fullmatch(media):
-        raise InvalidValue("the data URI is not of an image: write data:image/png;base64,... or the type that it has")
+        raise InvalidValue("the data URI is not an image: write data:image/png;base64,... or the image's own type")
     if media.lower().startswith("image/svg"):
-        raise InvalidValue("SVG is not drawn here: send the picture as PNG or JPEG")
+        raise InvalidValue("SVG is not supported: send the image as PNG or JPEG")
     decode = _decode_base64 if "base64" in map(str.lower, params) else _decode_percent_encoded
     decoded = decode(text, comma + 1, max_bytes)
     if not decoded:
-        raise InvalidValue("the data URI holds no data: send the bytes of the picture's file")
+        raise InvalidValue("the data URI has no data: send the bytes of the image file")
     return decoded
 
 
 def _decode_raw_base64(text: str, start: int, end: int, max_bytes: int) -> bytes:
     """Decode base64 without a data URI: line breaks are allowed, other whitespace is not."""
-    other = InvalidValue(f"the text is no picture, and files are never opened by their path: {ACCEPTED_FORMS}")
+    other = InvalidValue(f"the text is not an image, and files are never opened by path: {ACCEPTED_FORMS}")
     if any(text.find(blank, start, end) >= 0 for blank in " \t"):
         raise other
     try:
@@ -180,10 +178,10 @@ def _to_standard_base64(text: str) -> bytes:
 def _decode_percent_encoded(text: str, start: int, max_bytes: int) -> bytes:
     """Decode percent-encoded bytes (RFC 3986 2.1)."""
     if len(text) - start > MAX_ESCAPED:
-        raise InvalidValue(f"a percent-encoded data URI has {MAX_ESCAPED} characters at most: use base64")
+        raise InvalidValue(f"a percent-encoded data URI can have at most {MAX_ESCAPED} characters: use base64")
     data = text[start:].rstrip(" \t\r\n")
     if not data.isascii() or _WRONG_ESCAPE.search(data):
-        raise InvalidValue("the data URI is not percent-encoded as it should be: write ;base64, and base64")
+        raise InvalidValue("the data URI is not correctly percent-encoded: use ;base64, followed by base64")
     if len(data) - 2 * data.count("%") > max_bytes:
         raise _too_large_error(max_bytes)
     return unquote_to_bytes(data)
@@ -191,4 +189,4 @@ def _decode_percent_encoded(text: str, start: int, max_bytes: int) -> bytes:
 
 def _too_large_error(max_bytes: int) -> InvalidValue:
     most = f"{max_bytes / 2**20:.3g} MiB" if max_bytes >= 2**20 else f"{max_bytes} bytes"
-    return InvalidValue(f"the picture has more than the {most} that one may have: send a smaller one")
+    return InvalidValue(f"the image is larger than the limit of {most}: send a smaller one")

@@ -67,8 +67,8 @@ async def check_values(raw: memoryview, max_inputs: int, param: str | None = Non
         if numbers + WEIGHT * (quotes // 2) > most:
             subject = "The body" if param is None else f"'{param}'"
             raise TooManyInputs(
-                f"{subject} holds more than {most} values, where each text, list and object counts as {WEIGHT}; split "
-                "the request.",
+                f"{subject} has more than {most} values, counting each string, list and object as {WEIGHT}; split the "
+                "request.",
                 param=param,
             )
         await asyncio.sleep(0)

@@ -98,7 +98,7 @@ class Decoder(Generic[T]):
         for name in names:
             if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_NAMES:
                 self._logged_fields.add(name)
-                log.info("%s: the field %.64r is not known and was ignored", self._surface, name)
+                log.info("%s: unknown field %.64r ignored", self._surface, name)
 
 
 @cache
@@ -146,11 +146,11 @@ def to_request_error(error: Exception, body: bytes) -> RequestError:
     if isinstance(error, RecursionError):
         return Malformed("The body is nested too deeply.")
     if isinstance(error, UnicodeDecodeError):
-        return Malformed("The body is not UTF-8; encode it so.")
+        return Malformed("The body is not UTF-8; encode it as UTF-8.")
     if half := _find_lone_surrogate(str(error), body):
         return Malformed(
-            f"The body holds half of a character (the lone surrogate \\{half}): a text was cut inside an emoji. Cut it "
-            "between characters; in JavaScript, text.toWellFormed() mends what was cut."
+            f"The body contains half of a character (the lone surrogate \\{half}): a string was cut inside an emoji. "
+            "Cut it between characters; in JavaScript, text.toWellFormed() repairs it."
         )
     return Malformed(f"The body could not be read as JSON: {error}.")
 

@@ -85,9 +85,7 @@ class ExtrasDecoder(Generic[T]):
                 else fields
             )
             if len(unknown) > MAX_UNKNOWN_FIELDS:
-                raise InvalidValue(
-                    f"The body holds more than {MAX_UNKNOWN_FIELDS} fields that are not known here; leave them out."
-                )
+                raise InvalidValue(f"The body has more than {MAX_UNKNOWN_FIELDS} unknown fields; remove them.")
             if large:
                 await self._check_complexity(fields)
             value = self._full_decoder.decode(body)
@@ -107,7 +105,7 @@ class ExtrasDecoder(Generic[T]):
         size = sum(len(memoryview(getattr(peeked, name) or b"")) for name in self._may_be_long)
         if len(body) - size > MAX_OTHER_BYTES:
             raise InvalidValue(
-                f"The body holds more than {MAX_OTHER_BYTES} bytes beside '{self._long_field}'; send smaller tools and "
+                f"The body has more than {MAX_OTHER_BYTES} bytes besides '{self._long_field}'; send smaller tools and "
                 f"schemas."
             )
         await asyncio.sleep(0)
@@ -127,7 +125,7 @@ class ExtrasDecoder(Generic[T]):
     def _log_unknown_field(self, name: str) -> None:
         if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_NAMES:
             self._logged_fields.add(name)
-            log.info("%s: the field %.64r is not known here", self._surface, name)
+            log.info("%s: unknown field %.64r", self._surface, name)
 
 
 @cache
@@ -151,7 +149,7 @@ def check_pieces(raw: bytes, name: str) -> None:
 
 
 def _too_complex_error(name: str, most: int) -> InvalidValue:
-    return InvalidValue(f"'{name}' holds more than {most} objects, lists and commas; shorten it.", param=name)
+    return InvalidValue(f"'{name}' has more than {most} objects, lists and commas; shorten it.", param=name)
 
 
 class ArgumentsLimit:
@@ -168,15 +166,15 @@ class ArgumentsLimit:
         if self._size > LARGE:
             if self._size > MAX_ARGUMENTS:
                 raise InvalidValue(
-                    f"The arguments of the calls in '{self._name}' are longer than {MAX_ARGUMENTS} characters "
-                    "together; leave older calls out.",
+                    f"The arguments of the calls in '{self._name}' have more than {MAX_ARGUMENTS} characters "
+                    "in total; remove older calls.",
                     param=self._name,
                 )
             self._pieces += count_pieces(text.encode(), MAX_PIECES)
             if self._pieces > MAX_PIECES:
                 raise InvalidValue(
-                    f"The arguments of the calls in '{self._name}' hold more than {MAX_PIECES} objects, lists and "
-                    "commas together; leave older calls out.",
+                    f"The arguments of the calls in '{self._name}' have more than {MAX_PIECES} objects, lists and "
+                    "commas in total; remove older calls.",
                     param=self._name,
                 )
         return text
@@ -196,5 +194,5 @@ def check_depth(value: Any, name: str) -> None:
                 if isinstance(inner, dict | list):
                     below.append(inner)
                 elif isinstance(inner, int) and not -(2**63) <= inner < 2**64:
-                    raise InvalidValue(f"'{name}' holds an integer of more than 64 bits; send a text.", param=name)
+                    raise InvalidValue(f"'{name}' contains an integer of more than 64 bits; send a string.", param=name)
         level = below

@@ -51,4 +51,4 @@ class UnsupportedFields:
         for name, neutral in self._neutral.items():
             raw = getattr(found, name)
             if raw is not msgspec.UNSET and not is_neutral(raw, neutral):
-                raise Unsupported(f"'{name}' is not supported here: leave it out.", param=name)
+                raise Unsupported(f"'{name}' is not supported: omit it.", param=name)

@@ -375,13 +375,8 @@ class TestWatch:
         engine.start()
         await until(lambda: admission.calls > 3)
         assert (engine.ready(), engine.reason) == (False, "it is another model")
-<<<<<<< HEAD
-        assert [each.getMessage() for each in caplog.records] == ["emb-1 cannot serve: it is another model"]
-        admission.error = None
-=======
         assert [each.getMessage() for each in caplog.records] == ["emb-1 cannot serve: it is a different model"]
-        door.refuses = None
->>>>>>> 1bd4766 (Use plain English in the core's error and log messages)
+        admission.error = None
         await until(engine.ready)
         await engine.aclose()
 

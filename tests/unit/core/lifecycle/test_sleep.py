@@ -217,13 +217,8 @@ def test_a_wake_that_fails_says_why_and_may_be_tried_again(
         stack = await asleep()
         stack.loads.errors["open", "a"] = error
         for outcome in await gathered(*(stack.ask("a") for _ in range(3))):
-<<<<<<< HEAD
             assert isinstance(outcome, expected)
-            assert f"'a' was asleep and could not be loaded again: {error.message}" in outcome.message
-=======
-            assert isinstance(outcome, told)
             assert f"'a' was asleep and could not be reloaded: {error.message}" in outcome.message
->>>>>>> 1bd4766 (Use plain English in the core's error and log messages)
         assert stack.state("a") == "unloaded"
         listing = next(each for each in await stack.lifecycle.listing() if each.name == "a")
         assert (listing.status, listing.error) == ("sleeping", error.message)

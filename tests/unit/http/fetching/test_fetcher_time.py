@@ -15,13 +15,13 @@ class TestTime:
     async def test_a_host_that_does_not_answer(self, server: Web) -> None:
         """Is the client's affair; the connection is closed."""
         server.answer = stay_silent
-        with pytest.raises(InvalidValue, match=r"127\.0\.0\.1 did not send the picture within 0\.4 s: send the"):
+        with pytest.raises(InvalidValue, match=r"127\.0\.0\.1 did not send the image within 0\.4 s: send the"):
             await fetcher(server, seconds=0.4).get(url(server), deadline=soon())
         await server.until(lambda: server.disconnects == 1)
 
     async def test_the_request_has_its_own_deadline(self, server: Web) -> None:
         server.answer = stay_silent
-        with pytest.raises(DeadlineExceeded, match="within the request's deadline"):
+        with pytest.raises(DeadlineExceeded, match="before the request's deadline"):
             await fetcher(server).get(url(server), deadline=soon(0.4))
         await server.until(lambda: server.disconnects == 1)
 
@@ -38,7 +38,7 @@ class TestTime:
                 await asyncio.sleep(0.002)
 
         server.answer = drip
-        with pytest.raises(InvalidValue, match="did not send the picture within"):
+        with pytest.raises(InvalidValue, match="did not send the image within"):
             await fetcher(server, seconds=0.4).get(url(server), deadline=soon())
         assert dripped.is_set()
 
@@ -48,11 +48,11 @@ class TestTime:
                 await asyncio.Event().wait()
                 return []
 
-        with pytest.raises(InvalidValue, match="did not send the picture within"):
+        with pytest.raises(InvalidValue, match="did not send the image within"):
             await fetcher(server, names=Silent([]), seconds=0.05).get(url(server, "images.test"), deadline=soon())
 
     async def test_a_deadline_that_passed(self, server: Web) -> None:
-        with pytest.raises(DeadlineExceeded, match="before its picture was fetched"):
+        with pytest.raises(DeadlineExceeded, match="before its image was fetched"):
             await fetcher(server).get(url(server), deadline=soon(-1))
         assert server.requests == []
 
@@ -116,7 +116,7 @@ class TestSlots:
         made = fetcher(server, names=Holding([]), slots=1, seconds=0.05)
         first = asyncio.create_task(made.get(url(server, "images.test"), deadline=soon()))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="too many pictures are being fetched: send") as caught:
+        with pytest.raises(Overloaded, match="is fetching too many images: send") as caught:
             await made.get(url(server, "images.test"), deadline=soon())
         assert caught.value.retry_after == 1.0
         release.set()

@@ -54,19 +54,19 @@ def test_to_nobody_else() -> None:
     ],
 )
 def test_what_the_fetch_decides_on(name: str) -> None:
-    with pytest.raises(InvalidValue, match=f"may not hold {name}"):
+    with pytest.raises(InvalidValue, match=f"cannot contain {name}"):
         check_download_headers({name: "x"}, listed=True)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a:", "a\r\nHost", "ä", "a\x00", "(a)", "Host ", " Host", ":path"])
 def test_names_are_tokens(name: str) -> None:
-    with pytest.raises(InvalidValue, match="no header can carry"):
+    with pytest.raises(InvalidValue, match="invalid header"):
         check_download_headers({name: "x"}, listed=True)
 
 
 @pytest.mark.parametrize("value", ["a\r\nHost: evil", "a\nb", "a\rb", "a\x00", "a\x7f", "ä", "a\tb", " a", "a ", "a\n"])
 def test_values_hold_no_control_characters(value: str) -> None:
-    with pytest.raises(InvalidValue, match="no header can carry") as caught:
+    with pytest.raises(InvalidValue, match="invalid header") as caught:
         check_download_headers({"x-key": value}, listed=True)
     assert repr(value) not in caught.value.message
     assert caught.value.message.isprintable()

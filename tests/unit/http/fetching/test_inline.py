@@ -120,7 +120,7 @@ def test_other_schemes_are_refused_by_name(text: str) -> None:
     ],
 )
 def test_other_texts_are_refused_with_the_next_step(text: str) -> None:
-    with pytest.raises(InvalidValue, match=r"no picture, and files are never opened.*send an http"):
+    with pytest.raises(InvalidValue, match=r"not an image, and files are never opened.*send an http"):
         parse_image(text)
 
 
@@ -144,11 +144,11 @@ def test_nothing_is_an_empty_input(text: str) -> None:
     [
         ("data:image/png;base64", "no comma"),
         (f"data:image/png;{'x' * 300},AAAA", "no comma"),
-        ("data:text/html;base64,AAAA", "not of an image"),
-        ("data:text/html,<script>", "not of an image"),
-        ("data:image/;base64,AAAA", "not of an image"),
-        ("data:image;base64,AAAA", "not of an image"),
-        ("data:video/mp4;base64,AAAA", "not of an image"),
+        ("data:text/html;base64,AAAA", "not an image"),
+        ("data:text/html,<script>", "not an image"),
+        ("data:image/;base64,AAAA", "not an image"),
+        ("data:image;base64,AAAA", "not an image"),
+        ("data:video/mp4;base64,AAAA", "not an image"),
         ("data:image/svg+xml;base64,AAAA", "SVG"),
         ("data:image/SVG+xml,<svg/>", "SVG"),
         ("data:image/png;base64,", "no data"),
@@ -177,13 +177,13 @@ class TestLimits:
         for size in (99, 100, 101):
             text = form.format(base64.b64encode(bytes(size)).decode())
             assert parse_image(text, max_bytes=size) == bytes(size)
-            with pytest.raises(InvalidValue, match=f"more than the {size - 1} bytes .* send a smaller one"):
+            with pytest.raises(InvalidValue, match=f"limit of {size - 1} bytes: send a smaller one"):
                 parse_image(text, max_bytes=size - 1)
 
     def test_escapes_to_the_byte(self) -> None:
         text = f"data:image/png,{quote_from_bytes(bytes(100))}"
         assert parse_image(text, max_bytes=100) == bytes(100)
-        with pytest.raises(InvalidValue, match="more than the 99 bytes"):
+        with pytest.raises(InvalidValue, match="limit of 99 bytes"):
             parse_image(text, max_bytes=99)
 
     def test_the_smallest(self) -> None:
@@ -191,7 +191,7 @@ class TestLimits:
         assert parse_image(base64.b64encode(bytes(MIN_BYTES)).decode()) == bytes(MIN_BYTES)
         short = base64.b64encode(bytes(MIN_BYTES - 1)).decode()
         assert parse_image(f"data:image/png;base64,{short}") == bytes(MIN_BYTES - 1)
-        with pytest.raises(InvalidValue, match="no picture"):
+        with pytest.raises(InvalidValue, match="not an image"):
             parse_image(short)
 
     @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_unknown_fields_are_logged_once(decode: decoder.Decoder[Outer], caplog: 
             assert decode(b'{"a":1,"x":[1],"y":{}}').a == 1
         decode(b'{"a":1,"z":null}')
     assert sorted(record.getMessage() for record in caplog.records) == [
-        f"test: the field '{name}' is not known and was ignored" for name in "xyz"
+        f"test: unknown field '{name}' ignored" for name in "xyz"
     ]
 
 
@@ -215,7 +215,7 @@ async def test_no_more_is_decoded_than_may_be_there(
     monkeypatch.setattr(decode, "_strict", Undecodable())
     monkeypatch.setattr(decode, "_lenient", Undecodable())
     body = b'{"%b":[%b]}' % (field.encode(), b",".join([element] * 1_000_000))
-    with pytest.raises(TooManyInputs, match=r"The body holds more than 1048896 values.*split the request"):
+    with pytest.raises(TooManyInputs, match=r"The body has more than 1048896 values.*split the request"):
         await decode.decode_async(body)
 
 
@@ -281,7 +281,7 @@ async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) 
     body = b'{"ids":"a",%b}' % b",".join(b'"u%d":1' % at for at in range(20_000))
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         assert (await decoder.Decoder(Lists, "test", 10).decode_async(body)).ids == "a"
-    assert [record.getMessage() for record in caplog.records] == ["test: the field 'u0' is not known and was ignored"]
+    assert [record.getMessage() for record in caplog.records] == ["test: unknown field 'u0' ignored"]
 
 
 @pytest.mark.parametrize("ascii", [True, False])

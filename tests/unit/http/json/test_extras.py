@@ -56,7 +56,7 @@ async def test_lists_of_texts(pad: dict[str, str]) -> None:
     assert (await decode(orjson.dumps({"items": ["a", "b"], **pad})))[0].items == ["a", "b"]
     long = ["x" * LARGE, "b", "c", "d", "e", "f"]
     assert (await decode(orjson.dumps({"items": long})))[0].items == long
-    with pytest.raises(TooManyInputs, match="'items' holds more than 1048672 values") as caught:
+    with pytest.raises(TooManyInputs, match="'items' has more than 1048672 values") as caught:
         await decode(orjson.dumps({"items": ["a"] * 200_000}))
     assert caught.value.param == "items"
 
@@ -106,9 +106,9 @@ async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidValue) as caught:
         await decode(orjson.dumps({"items": [{}] * 101, **PAD}))
     assert caught.value.param == "items"
-    with pytest.raises(InvalidValue, match="beside 'items'"):
+    with pytest.raises(InvalidValue, match="besides 'items'"):
         await decode(orjson.dumps({"items": [], "more": "x" * LARGE, "size": 1, **{"pad": "x" * 200}}))
-    with pytest.raises(InvalidValue, match="beside 'items'"):
+    with pytest.raises(InvalidValue, match="besides 'items'"):
         await decode(b'{"items":[%b],"items":[]}' % (b"{}," * LARGE + b"{}"))
 
 
@@ -187,7 +187,7 @@ def test_arguments() -> None:
         arguments.check("[%s0]" % ("0," * 40_000))
     assert caught.value.param == "field"
     arguments = ArgumentsLimit("field")
-    with pytest.raises(InvalidValue, match="longer than"):
+    with pytest.raises(InvalidValue, match="characters in total"):
         for _ in range(10):
             arguments.check(long)
 
