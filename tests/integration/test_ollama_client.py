@@ -162,9 +162,9 @@ def test_errors(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="not supported") as caught:
         client.generate(MODEL, "a", suffix="b")
     assert caught.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="not created here"):
+    with pytest.raises(ollama.ResponseError, match="not create models"):
         client.create("mine", from_=MODEL)
-    with pytest.raises(ollama.ResponseError, match="not copied here"):
+    with pytest.raises(ollama.ResponseError, match="not copy models"):
         client.copy(MODEL, "mine")
     pieces = client.generate(MODEL, "one poison-item", stream=True)
     assert next(iter(pieces)).response == "one"

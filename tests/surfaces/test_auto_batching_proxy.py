@@ -238,7 +238,7 @@ class TestHealth:
         """503 with the reason, where the original stays OK."""
         answer = await proxy(RecordingRunner(able=False)).call("GET", "/health")
         assert answer.status == 503
-        assert answer.json()["error"].startswith(f"{MODEL}: it is loaded, but does not answer")
+        assert answer.json()["error"].startswith(f"{MODEL}: it is loaded but does not respond")
 
     async def test_the_server_behind_is_away(self) -> None:
         """Its reason, and nothing that sounds as if its model were ready."""

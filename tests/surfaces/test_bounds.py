@@ -124,7 +124,7 @@ OLLAMA: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"messages": HI, "options": {"stop": "a" * 1025}}, "'options.stop' is invalid"),
     ("generate", {"prompt": "x", "images": [PIXEL] * 600_000}, "'images' has more than"),
     ("generate", {"prompt": "x", "options": {"stop": ["a" * 1025]}}, "'options.stop"),
-    ("generate", {"prompt": "x", **{f"x{each}": 0 for each in range(1001)}}, "1000 fields"),
+    ("generate", {"prompt": "x", **{f"x{each}": 0 for each in range(1001)}}, "1000 unknown fields"),
 ]
 
 

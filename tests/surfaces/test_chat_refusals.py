@@ -23,10 +23,14 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (ask({"content": "a"}), "messages", "'messages[0].role'"),
     (ask({"role": "user"}), "messages", "'messages[0].content' is missing"),
     (ask({"role": "user", "content": [{"type": "hologram", "hologram": {}}]}), "messages", "'hologram'"),
-    (ask({"role": "user", "content": [{"type": "text"}]}), "messages", "holds none"),
-    (ask({"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}), "messages", "holds none"),
-    (ask(max_tokens=0), "max_tokens", "at least one"),
-    (ask(max_completion_tokens=0), "max_completion_tokens", "at least one"),
+    (ask({"role": "user", "content": [{"type": "text"}]}), "messages", "without its content; add"),
+    (
+        ask({"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}),
+        "messages",
+        "without its content; add",
+    ),
+    (ask(max_tokens=0), "max_tokens", "at least 1"),
+    (ask(max_completion_tokens=0), "max_completion_tokens", "at least 1"),
     (ask(max_tokens=-2), "max_tokens", ">= -1"),
     (ask(max_tokens=1.5), "max_tokens", "got `float`"),
     (ask(temperature=2.1), "temperature", "<= 2"),
@@ -39,7 +43,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (ask(seed=2**63), "seed", "<= 9223372036854775807"),
     (ask(stop=["a"] * 5), "stop", "<= 4"),
     (ask(stop=7), "stop", "got `int`"),
-    (ask(top_logprobs=2), "top_logprobs", "needs 'logprobs'"),
+    (ask(top_logprobs=2), "top_logprobs", "requires 'logprobs'"),
     (ask(logprobs=True, top_logprobs=21), "top_logprobs", "<= 20"),
     (ask(logprobs=2), "logprobs", "got `int`"),
     (ask(logit_bias={"7": 101}), "logit_bias", "-100 to 100"),
@@ -56,9 +60,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (
         ask(tools=[ADD], tool_choice={"type": "function", "function": {"name": "mul"}}),
         "tool_choice",
-        "not among the tools",
+        "not in 'tools'.",
     ),
-    (ask(functions=[ADD["function"]], function_call={"name": "x"}), "function_call", "not among the tools"),
+    (ask(functions=[ADD["function"]], function_call={"name": "x"}), "function_call", "not in 'tools'."),
     (ask(response_format={"type": "xml"}), "response_format", "'xml'"),
     (ask(response_format={"type": "json_schema"}), "response_format", "schema' is missing"),
     (ask(response_format={"type": "json_schema", "json_schema": {"name": "a"}}), "response_format", "is missing"),
@@ -67,7 +71,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (ask(guided_json="7"), "guided_json", "not an object"),
     (ask(guided_json={}, guided_regex="a"), "guided_regex", "send one of them"),
     (ask(structured_outputs={"regex": "a", "grammar": "b"}), "structured_outputs", "send one of them"),
-    (ask(continue_final_message=True, add_generation_prompt=True), "continue_final_message", "exclude each other"),
+    (ask(continue_final_message=True, add_generation_prompt=True), "continue_final_message", "mutually exclusive"),
     (ask(chat_template_kwargs=[1]), "chat_template_kwargs", "got `array`"),
     (ask(stream="yes"), "stream", "got `str`"),
 ]
@@ -113,7 +117,7 @@ async def test_large_bodies() -> None:
     answer = await server.call("POST", PATHS[0], many)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "messages")
     answer = await server.call("POST", PATHS[0], ask(metadata={"a": "x" * 1_100_000}))
-    assert (answer.status, "beside 'messages'" in answer.json()["error"]["message"]) == (400, True)
+    assert (answer.status, "besides 'messages'" in answer.json()["error"]["message"]) == (400, True)
 
 
 names = st.sampled_from(

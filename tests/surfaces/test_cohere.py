@@ -200,18 +200,18 @@ async def test_fields_reach_the_task(fields: dict[str, Any], expected: dict[str,
         ({"texts": ["a", ""]}, 400, "'texts[1]' is empty"),
         ({"texts": ["a"] * 2049}, 400, "2048"),
         ({"texts": "a"}, 422, "'texts' is invalid"),
-        ({"texts": None, "images": ["data:image/png;base64,AA=="]}, 400, "accepts only text:"),
+        ({"texts": None, "images": ["data:image/png;base64,AA=="]}, 400, "accepts only text"),
         (
             {"texts": None, "model": CLIP, "images": ["data:,x", "/etc/passwd"]},
             400,
             "'images[1]': the text is not an image",
         ),
         ({"texts": None, "model": CLIP, "images": [LINK]}, 400, "'images[0]': "),
-        ({"texts": None, "images": ["data:,x"] * 2049}, 400, "'images' holds more than the 2048"),
+        ({"texts": None, "images": ["data:,x"] * 2049}, 400, "'images' has more than 2048 entries; split the request."),
         ({"texts": None, "images": ["data:,x"], "embedding_types": ["x"]}, 422, "'embedding_types[0]' is invalid"),
-        ({"images": ["data:,x"]}, 400, "Both 'texts' and 'images'"),
+        ({"images": ["data:,x"]}, 400, "'texts' and 'images'"),
         ({"texts": None, "images": []}, 422, "Missing required field 'texts'"),
-        ({"input_type": "image"}, 400, "'input_type' is image, and these are texts"),
+        ({"input_type": "image"}, 400, "'input_type' is image, but the inputs are texts"),
         ({"input_type": "query"}, 422, "'input_type' is invalid"),
         ({"embedding_types": ["float16"]}, 422, "'embedding_types[0]' is invalid"),
         ({"truncate": "MIDDLE"}, 422, "'truncate' is invalid"),
@@ -232,11 +232,11 @@ async def test_embed_refuses(server: Server, path: str, fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"texts": ["a"], "inputs": []}, "Both 'texts' and 'inputs'"),
+        ({"texts": ["a"], "inputs": []}, "'texts' and 'inputs'"),
         ({"inputs": []}, "'inputs' is an empty list"),
-        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "accepts only text:"),
-        ({"inputs": [PICTURE_INPUT], "images": ["data:,x"]}, "Both 'inputs' and 'images'"),
-        ({"inputs": [{"content": [{"type": "image_url", "text": "a"}]}]}, "'inputs[0].content[0]' is of the type"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "accepts only text"),
+        ({"inputs": [PICTURE_INPUT], "images": ["data:,x"]}, "'inputs' and 'images'"),
+        ({"inputs": [{"content": [{"type": "image_url", "text": "a"}]}]}, "'inputs[0].content[0]' is of type"),
         (
             {"model": CLIP, "inputs": [PICTURE_INPUT, {"content": [{"type": "image_url", "image_url": LINK}]}]},
             "'inputs[1].content[0].image_url': ",
@@ -244,13 +244,13 @@ async def test_embed_refuses(server: Server, path: str, fields: dict[str, Any], 
         ({"inputs": [{"content": []}]}, "0 parts"),
         ({"inputs": [{"content": [{"type": "text", "text": "a"}] * 2}]}, "2 parts"),
         ({"inputs": [{"content": [{"type": "text", "text": ""}]}]}, "'inputs[0]' is empty"),
-        ({"texts": ["a"], "max_tokens": 8}, "'max_tokens' can only be"),
+        ({"texts": ["a"], "max_tokens": 8}, "'max_tokens' cannot be"),
     ],
 )
 async def test_inputs_refused(server: Server, fields: dict[str, Any], words: str) -> None:
     """What only the second version has."""
     answer = await server.call("POST", "/v2/embed", {"model": EMBEDDER, **fields})
-    status = 422 if "of the type" in words else 400
+    status = 422 if "is of type" in words else 400
     assert (answer.status, words in answer.json()["message"]) == (status, True), answer.body
 
 

@@ -49,7 +49,7 @@ async def test_batch_facts() -> None:
         (b'[{"text":"a"}]', "Missing required field '[0].query'"),
         (b'[{"query":1}]', "got `int`"),
         (b'["a"]', "got `str`"),
-        (b"[" + b'{"query":"a"},' * 2048 + b'{"query":"a"}]', "more than the 2048 queries"),
+        (b"[" + b'{"query":"a"},' * 2048 + b'{"query":"a"}]', "more than 2048 queries"),
         (b'[{"query":"a","x":' + b"[" * 200_000, "nested too deeply"),
     ],
 )
@@ -84,7 +84,7 @@ async def test_a_long_list_is_not_decoded_to_its_end() -> None:
     answer = await server.call("POST", "/v1/embedding", body=body)
     assert (answer.status, answer.json()) == (
         400,
-        {"msg": "These are more than the 3 queries of one request; split it."},
+        {"msg": "The request has more than 3 queries; split it."},
     )
     for _ in range(2):
         assert (await server.call("POST", "/v1/embedding", [{"query": "a"}] * 3)).status == 200

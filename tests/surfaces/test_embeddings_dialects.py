@@ -179,7 +179,7 @@ async def test_a_word_and_a_flag_that_agree(fields: dict[str, Any]) -> None:
     assert (await parse_task(fields)).truncate is fields["truncation"]
     other = {**fields, "truncation": not fields["truncation"]}
     answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **other})
-    assert (answer.status, "mean the same and differ" in answer.json()["error"]["message"]) == (400, True)
+    assert (answer.status, "are aliases with different values" in answer.json()["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -229,16 +229,16 @@ async def test_base64_of_other_floats() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"late_chunking": True}, "late_chunking", "embed each chunk by itself"),
+        ({"late_chunking": True}, "late_chunking", "embed each chunk separately."),
         ({"add_special_tokens": False}, "add_special_tokens", "send token ids"),
         ({"truncate_prompt_tokens": 8}, "truncate_prompt_tokens", "own length (256)"),
-        ({"dimensions": 2, "output_dimension": 3}, "dimensions", "mean the same and differ"),
-        ({"normalize": True, "normalized": False}, "normalize", "mean the same and differ"),
-        ({"output_dtype": "int8", "embedding_type": "uint8"}, "output_dtype", "mean the same and differ"),
-        ({"output_dtype": "int8", "normalize": False}, "normalize", "vectors of length one"),
-        ({"embedding_type": ["float", "int8"]}, "embedding_type", "POST /v2/embed takes several"),
+        ({"dimensions": 2, "output_dimension": 3}, "dimensions", "are aliases with different values"),
+        ({"normalize": True, "normalized": False}, "normalize", "are aliases with different values"),
+        ({"output_dtype": "int8", "embedding_type": "uint8"}, "output_dtype", "are aliases with different values"),
+        ({"output_dtype": "int8", "normalize": False}, "normalize", "normalized vectors"),
+        ({"embedding_type": ["float", "int8"]}, "embedding_type", "POST /v2/embed accepts several"),
         ({"embedding_type": "float16"}, "embedding_type", "'embedding_type' is invalid"),
-        ({"input": [{"image": "data:"}]}, "input", "accepts only text:"),
+        ({"input": [{"image": "data:"}]}, "input", "accepts only text"),
         ({"input": ["a", {"title": "b"}]}, "input", "'input[1]' has no 'text'"),
         ({"input": [{"text": "a"}, 7]}, "input", "mixes"),
         ({"input": [{"text": ""}]}, "input", "'input[0]' is empty"),
@@ -334,7 +334,7 @@ async def test_late_interaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         for texts in (["word " * 30] * 3, ["a " * 11]):
             answer = await server.call("POST", "/v1/embeddings", {"model": COLBERT, "input": texts})
             assert (answer.status, answer.json()["error"]["param"]) == (400, "input")
-            assert "split it" in answer.json()["error"]["message"]
+            assert "split the request" in answer.json()["error"]["message"]
 
 
 async def test_sparse_vectors_have_a_route() -> None:

@@ -135,13 +135,13 @@ PART = {"type": "image_url", "image_url": ONE}
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"input": [{"image": ONE}], "model": EMBEDDER}, "input", "accepts only text:"),
-        ({"input": ONE, "modality": "image", "model": EMBEDDER}, "input", "accepts only text:"),
-        ({"messages": [{"content": [PART]}], "model": EMBEDDER}, "input", "accepts only text:"),
-        ({"input": [ONE] * 2049, "modality": "image"}, "input", "more than the 2048"),
-        ({"input": [{"image": ONE}] * 2049}, "input", "more than the 2048"),
+        ({"input": [{"image": ONE}], "model": EMBEDDER}, "input", "accepts only text"),
+        ({"input": ONE, "modality": "image", "model": EMBEDDER}, "input", "accepts only text"),
+        ({"messages": [{"content": [PART]}], "model": EMBEDDER}, "input", "accepts only text"),
+        ({"input": [ONE] * 2049, "modality": "image"}, "input", "more than 2048"),
+        ({"input": [{"image": ONE}] * 2049}, "input", "more than 2048"),
         ({"input": ONE, "modality": "audio"}, "modality", "'modality' is invalid"),
-        ({"input": [ONE], "modality": ["image", "image"]}, "modality", "names 2 inputs of 1"),
+        ({"input": [ONE], "modality": ["image", "image"]}, "modality", "2 entries for 1 inputs"),
         ({"input": [1, 2], "modality": "image"}, "input", "token ids"),
         ({"input": [[1, 2]], "modality": ["image"]}, "input", "token ids"),
         ({"input": [{"image": ONE}, 7]}, "input", "mixes"),
@@ -150,20 +150,20 @@ PART = {"type": "image_url", "image_url": ONE}
         ({"input": [{"image": ONE, "text": "a"}]}, "input", "'input[0]' has several of"),
         ({"input": [{"image": ONE, "image_url": ONE}]}, "input", "'input[0]' has several of"),
         ({"input": ["a", {"type": "image_url"}]}, "input", "'input[1]' has no 'text' and no 'image'"),
-        ({"input": [{"type": "text", "image": ONE}]}, "input", "of the type text and holds something else"),
-        ({"input": [{"type": "image_url", "text": "a"}]}, "input", "of the type image_url and holds something else"),
+        ({"input": [{"type": "text", "image": ONE}]}, "input", "of type text but contains something else"),
+        ({"input": [{"type": "image_url", "text": "a"}]}, "input", "of type image_url but contains something else"),
         ({"input": [{"type": "video_url", "text": "a"}]}, "input", "'input[0].type' is invalid"),
         ({"input": [{"image": {"link": ONE}}]}, "input", "Missing required field 'input[0].image.url'"),
         ({"input": [{"image": ONE}], "image_download_headers": 7}, "image_download_headers", "is invalid"),
         ({"input": [{"image": ONE}], "image_download_headers": {"a": 7}}, "image_download_headers", "is invalid"),
         ({"input": [{"image": ONE}], "int8": 1, "normalize": False, "output_dtype": "int8"}, "normalize", "int8"),
-        ({"messages": []}, "messages", "holds no text or picture"),
-        ({"messages": [{"content": [PART, PART]}]}, "messages", "holds more than one"),
-        ({"messages": [{"content": [PART]}, {"content": "a"}]}, "messages", "holds more than one"),
+        ({"messages": []}, "messages", "has no text or image"),
+        ({"messages": [{"content": [PART, PART]}]}, "messages", "has more than one"),
+        ({"messages": [{"content": [PART]}, {"content": "a"}]}, "messages", "has more than one"),
         ({"messages": [{"content": ""}]}, "messages", "an empty text"),
         ({"messages": [{"content": [{"type": "text"}]}]}, "messages", "'messages[0].content[0]' has no 'text'"),
-        ({"messages": [{"content": "a"}], "input": "a"}, "messages", "Both 'input' and 'messages'"),
-        ({"messages": [{"content": "a"}], "modality": "text"}, "modality", "of 'input'"),
+        ({"messages": [{"content": "a"}], "input": "a"}, "messages", "'input' and 'messages'"),
+        ({"messages": [{"content": "a"}], "modality": "text"}, "modality", "applies to 'input'"),
         ({}, "input", "Missing required field 'input'"),
     ],
 )
@@ -217,6 +217,6 @@ async def test_a_model_of_pictures_alone(album: Album) -> None:
     async with family(CLIP, pictures=album.pictures(), facts={"modalities": ("image",)}) as server:
         body = {"model": CLIP, "input": [{"image": ONE}, "a"]}
         answer = await server.call("POST", "/v1/embeddings", body)
-        assert (answer.status, "pictures alone" in answer.json()["error"]["message"]) == (400, True)
+        assert (answer.status, "only images" in answer.json()["error"]["message"]) == (400, True)
         assert not album.fetched
         assert (await server.call("POST", "/v1/embeddings", {**body, "input": [{"image": ONE}]})).status == 200

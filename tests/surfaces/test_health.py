@@ -68,14 +68,14 @@ async def test_a_model_whose_work_has_ended() -> None:
     server.runner.able = False
     answer = await server.call("GET", "/health")
     assert answer.status == 503
-    assert answer.body.startswith(b"all-MiniLM-L6-v2: it is loaded, but does not answer: see the server's log")
+    assert answer.body.startswith(b"all-MiniLM-L6-v2: it is loaded but does not respond: see the server's log")
     answer = await server.call("GET", "/health/ready")
     assert (answer.status, answer.json()["status"]) == (503, "failed")
-    assert "does not answer" in answer.json()["models"][MODEL]
+    assert "does not respond" in answer.json()["models"][MODEL]
     for path in ("/v1/models", "/models"):
         (entry,) = (await server.call("GET", path)).json()["data"]
         assert (entry["status"]["value"], entry["status"]["failed"]) == ("unloaded", True)
-        assert "does not answer" in entry["status"]["error"]
+        assert "does not respond" in entry["status"]["error"]
     entry = (await server.call("GET", f"/v1/models/{MODEL}")).json()
     assert entry["status"]["failed"] is True
     server.runner.able = True

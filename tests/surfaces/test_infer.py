@@ -167,7 +167,7 @@ async def test_other_names_of_fields(key: str, dimensions: str) -> None:
             {"model_name": "ViT-B-32", "pretrained": "laion2b", "text": "a"},
             "Model ViT-B-32 with checkpoint laion2b is not loaded. Load the model first using /load_model.",
         ),
-        ("/infer", {"model_name": MODEL}, "There is nothing to embed; send `text`, `image` or both."),
+        ("/infer", {"model_name": MODEL}, "The request has no inputs; send `text`, `image` or both."),
         ("/infer_text", {"model_name": MODEL, "text": []}, "`text` is an empty list; send at least one text."),
         (
             "/infer",
@@ -177,7 +177,7 @@ async def test_other_names_of_fields(key: str, dimensions: str) -> None:
         (
             "/infer_text",
             {"model_name": MODEL, "text": ["a"] * 2049},
-            "`text` holds more than the 2048 texts that one request may; split it.",
+            "`text` has more than 2048 texts; split the request.",
         ),
     ],
 )

@@ -63,7 +63,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (EMBEDDER, {}, "does not support image inference."),
     (CLASSIFIER, {}, "does not support image inference."),
     (EMBEDDER, {"labels": ["a"]}, "does not support image inference."),
-    (CLIP, {}, "is not a classification model. Send `labels` to compare the picture with."),
+    (CLIP, {}, "is not a classification model. Send `labels` to compare with the image."),
 ]
 
 
@@ -78,7 +78,7 @@ async def test_models_that_cannot(model: str, more: Any, detail: str) -> None:
 async def test_models_of_pictures_that_cannot() -> None:
     """Labels are for models that compare; without them, vectors are no classes."""
     for model, body, detail in (
-        (CLASSIFIER, {"labels": ["a"]}, "does not compare pictures with texts; leave `labels` out"),
+        (CLASSIFIER, {"labels": ["a"]}, "does not compare images with texts; omit `labels`"),
         (EMBEDDER, {}, "is not a classification model."),
     ):
         async with family(model, facts={**PICTURES, "contrast": None}) as server:
@@ -89,11 +89,11 @@ async def test_models_of_pictures_that_cannot() -> None:
 @pytest.mark.parametrize(
     ("more", "detail"),
     [
-        ({"labels": []}, "`labels` is an empty list; send at least two, or leave it out."),
-        ({"image": []}, "`image` is an empty list; send at least one picture."),
+        ({"labels": []}, "`labels` is an empty list; send at least two, or omit it."),
+        ({"image": []}, "`image` is an empty list; send at least one image."),
         (
             {"labels": ["a", "b", "c"], "image": ["x", "y"]},
-            "`labels` and `image` hold more than the 4 inputs that one request may; split it.",
+            "`labels` and `image` have more than 4 inputs in total; split the request.",
         ),
         ({"image": "/etc/passwd", "labels": ["a"]}, "Invalid image. "),
         ({"model_name": "nobody"}, "Model nobody with checkpoint None is not loaded. Load the model first using"),
@@ -111,7 +111,7 @@ async def test_a_large_body_of_labels() -> None:
     async with family(CLIP, max_inputs=64) as server:
         body = {"name": CLIP, "image": inline(RED), "labels": ["a" * 20] * 20_000}
         answer = await server.call("POST", "/classify_image", body)
-        assert (answer.status, "more than the 64 inputs" in answer.json()["detail"]) == (400, True)
+        assert (answer.status, "more than 64 inputs" in answer.json()["detail"]) == (400, True)
 
 
 async def test_labels_by_name() -> None:
@@ -133,7 +133,7 @@ async def test_size_by_name() -> None:
         assert (answer.status, answer.json()) == (400, {"detail": f"Model {CLASSIFIER} is not an embedding model."})
     async with family(EMBEDDER, facts={"dimension": None}) as server:
         answer = await server.call("GET", f"/model_embedding_size?name={EMBEDDER}")
-        assert (answer.status, "embed a text to see" in answer.json()["detail"]) == (400, True)
+        assert (answer.status, "embed a text to find out." in answer.json()["detail"]) == (400, True)
 
 
 @pytest.mark.parametrize("path", ["/model_classification_labels", "/model_embedding_size"])
@@ -141,7 +141,7 @@ async def test_names_that_are_not_there(path: str) -> None:
     """404 for what nobody has, 400 for what is stored and not loaded, 422 for no name at all, as for a bad body."""
     async with living(Scripted(listed=[Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")])) as life:
         answer = await life.call("GET", f"{path}?name=nobody")
-        detail = "Model nobody does not exist in the repository; GET /repository_models lists those that do."
+        detail = "Model nobody does not exist in the repository; see GET /repository_models."
         assert (answer.status, answer.json()) == (404, {"detail": detail})
         answer = await life.call("GET", f"{path}?name={OTHER}")
         assert (answer.status, "is not loaded. Load the model first" in answer.json()["detail"]) == (400, True)

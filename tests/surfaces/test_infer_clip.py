@@ -122,7 +122,7 @@ async def test_pairs_that_name_no_model(names: tuple[str, str]) -> None:
     """400, before anything is looked for."""
     async with living(Clips()) as life:
         answer = await life.manage("POST", "/load_clip_model", {"model_name": names[0], "pretrained": names[1]})
-        assert (answer.status, "is no model's name" in answer.json()["detail"]) == (400, True)
+        assert (answer.status, "is not a model's name" in answer.json()["detail"]) == (400, True)
         assert life.loader.touched == []
 
 

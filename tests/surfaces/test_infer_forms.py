@@ -126,14 +126,14 @@ async def test_a_form_without_a_picture() -> None:
     answer = await upload("/infer_image", ("model_name", CLIP))
     assert (answer.status, answer.json()["detail"][0]["loc"]) == (422, ["body", "image"])
     answer = await upload("/infer", ("model_name", CLIP))
-    assert (answer.status, answer.json()["detail"][:25]) == (400, "There is nothing to embed")
+    assert (answer.status, answer.json()["detail"][:25]) == (400, "The request has no inputs")
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("body", "headers", "message"),
     [
-        (form(("model_name", CLIP), ("image", A))[:-4], FORM, "boundary is missing send it again"),
+        (form(("model_name", CLIP), ("image", A))[:-4], FORM, "boundary is missing; send it again"),
         (form(("model_name", CLIP), ("image", A)), {"content-type": "multipart/form-data"}, "has no boundary"),
         (b"{}", FORM, "could not be read as multipart/form-data"),
         (b"", FORM, "boundary is missing"),
@@ -167,7 +167,7 @@ async def test_bounds() -> None:
     headers = ("image_download_headers", '{"a": "' + "x" * 40_000 + '"}')
     answer = await upload("/infer_image", ("model_name", CLIP), ("image", A), headers)
     assert (answer.status, "more than 32768 bytes" in answer.json()["detail"]) == (400, True)
-    for count, message in ((4, "more than the 3 pictures"), (40, "more than 19 parts")):
+    for count, message in ((4, "more than 3 images"), (40, "more than 19 parts")):
         answer = await upload("/infer_image", ("model_name", CLIP), *[("image", A)] * count, max_inputs=3)
         assert (answer.status, message in answer.json()["detail"]) == (400, True)
 

@@ -145,10 +145,10 @@ NEXT = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base6
         ({"model_name": "nobody", "image": "x"}, NOT_LOADED),
         ({"model_name": EMBEDDER, "image": "x"}, NO_PICTURES),
         ({"model_name": RERANKER, "image": "x"}, NO_PICTURES.replace(EMBEDDER, RERANKER)),
-        ({"model_name": CLIP, "image": []}, "`image` is an empty list; send at least one picture."),
+        ({"model_name": CLIP, "image": []}, "`image` is an empty list; send at least one image."),
         (
             {"model_name": CLIP, "image": ["x"] * 9},
-            "`image` holds more than the 8 pictures that one request may; split it.",
+            "`image` has more than 8 images; split the request.",
         ),
         ({"model_name": CLIP, "image": ""}, f"Invalid image. the image is empty: {NEXT}"),
         ({"model_name": CLIP, "image": [inline(RED), ""]}, f"Invalid image. input 1: the image is empty: {NEXT}"),
@@ -177,7 +177,7 @@ async def test_a_text_that_is_too_much_beside_pictures() -> None:
     """Each side has its own bound."""
     async with family(CLIP, max_inputs=2) as server:
         answer = await server.call("POST", "/infer", {"model_name": CLIP, "text": ["a"] * 3, "image": inline(RED)})
-        assert "`text` holds more than the 2 texts" in answer.json()["detail"]
+        assert "`text` has more than 2 texts; split the request." in answer.json()["detail"]
 
 
 async def test_a_model_of_pictures_alone() -> None:
@@ -217,7 +217,7 @@ async def test_download_headers_are_bounded() -> None:
         for name in ("image_download_headers", "imageDownloadHeaders"):
             many = {f"x-{number}": "y" for number in range(8000)}
             answer = await server.call("POST", "/infer_image", {"name": CLIP, "image": inline(RED), name: many})
-            detail = {"detail": "image_download_headers have more than 32768 bytes; send fewer."}
+            detail = {"detail": "image_download_headers have more than 32768 bytes in total; send fewer."}
             assert (answer.status, answer.json()) == (400, detail)
 
 
@@ -263,7 +263,7 @@ async def test_headers_that_no_fetch_sends() -> None:
         body = {"model_name": CLIP, "image": url(host), "image_download_headers": {"Host": "other"}}
         answer = await server.call("POST", "/infer_image", body)
         assert answer.status == 400
-        assert answer.json()["detail"].startswith("image_download_headers may not hold Host")
+        assert answer.json()["detail"].startswith("image_download_headers cannot contain Host")
 
 
 class Ends(Observer):

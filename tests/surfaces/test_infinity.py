@@ -43,7 +43,7 @@ async def test_pictures_on_a_path_of_their_own(path: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({"input": [DATA], "model": EMBEDDER}, "accepts only text:"),
+        ({"input": [DATA], "model": EMBEDDER}, "accepts only text"),
         ({"input": ["no picture"], "model": CLIP}, "input"),
         ({"input": [DATA], "model": CLIP, "modality": "text"}, "'modality' is invalid"),
     ],

@@ -320,7 +320,7 @@ async def test_a_loaded_model_that_does_not_answer() -> None:
         assert (await life.call("GET", "/loaded_models")).json() == {"models": []}
         (shown,) = (await life.call("GET", "/repository_models")).json()["models"]
         assert shown["state"] == "UNAVAILABLE"
-        assert "does not answer" in shown["reason"]
+        assert "does not respond" in shown["reason"]
         assert (await life.manage("POST", f"/v1/models/{MODEL}/unload")).status == 200
 
 

@@ -251,7 +251,7 @@ class TestErrors:
             headers = {"host": "localhost", "content-type": "application/json", "transfer-encoding": "chunked"}
             scope = request_scope("POST", "/api/blobs/sha256:5e", headers)
             await life.server.app(scope, exchange.receive, exchange.send)
-        assert "not created here" in exchange.answer().json()["error"]
+        assert "not create models" in exchange.answer().json()["error"]
         assert (exchange.answer().status, exchange.reads_before_answer) == (400, 0)
 
 
@@ -282,7 +282,7 @@ class TestTasks:
     async def test_an_option_is_refused_by_its_own_name(self) -> None:
         """By models on this machine and on Triton, which read it in the task."""
         task = await task_of({**CHAT_BODY, "options": {"repeat_penalty": 1.5}})
-        with pytest.raises(Unsupported, match="cannot honour 'repeat_penalty'"):
+        with pytest.raises(Unsupported, match="does not support 'repeat_penalty'"):
             merge_sampling(task.sampling, Sampling(), (), (), task.names)
 
     async def test_options_of_other_servers(self) -> None:
@@ -294,7 +294,7 @@ class TestTasks:
             "typical_p": b"0.5",
             "xtc_probability": b"0.1",
         }
-        with pytest.raises(Unsupported, match=r"can honour '(typical_p|xtc_probability)'"):
+        with pytest.raises(Unsupported, match=r"here supports '(typical_p|xtc_probability)'"):
             check_unsupported_fields(task.extras, (), ignored=[])
         assert (await task_of({**CHAT_BODY, "options": {"repeat_penalty": 1.5}})).extras == {}
 

@@ -273,7 +273,7 @@ class TestLife:
                 answer = await life.manage("POST", "/api/embed", {"model": name, "input": "a"})
                 assert answer.status == 200
             answer = await life.manage("POST", "/api/pull", {"model": f"hf.co/{OTHER}:Q8_0"})
-            assert "is loaded as Q4_K_M, and not as Q8_0" in lines(answer)[-1]["error"]
+            assert "is loaded as Q4_K_M, not as Q8_0" in lines(answer)[-1]["error"]
             answer = await life.manage("POST", "/api/embed", {"model": f"{OTHER}:Q8_0", "input": "a"})
             assert answer.status == 404
 
@@ -338,7 +338,7 @@ class TestLife:
             body = {"model": f"{OTHER}:latest", "input": "a"}
             answer = await life.call("POST", "/api/embed", body)
             assert answer.status == 404
-            assert "on disk and not loaded" in answer.json()["error"]
+            assert "on disk but not loaded" in answer.json()["error"]
             answer = await life.call("POST", "/api/embed", body, headers={"authorization": "Bearer secret"})
             assert (answer.status, len(answer.json()["embeddings"])) == (200, 1)
             assert (await life.call("POST", "/api/embed", body)).status == 200

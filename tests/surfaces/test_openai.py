@@ -131,7 +131,7 @@ async def test_unknown_fields_are_ignored() -> None:
         (ask(input=[]), "input", "empty list"),
         (ask(input=["a", ""]), "input", "'input[1]' is empty"),
         (ask(input=[[]]), "input", "'input[0]' is empty"),
-        (ask(input=["a"] * 2049), "input", "holds more than the 2048 entries"),
+        (ask(input=["a"] * 2049), "input", "has more than 2048 entries; split the request."),
         (ask(input=["a", [1]]), "input", "mixes"),
         (ask(input=["a", 1]), "input", "mixes"),
         (ask(input=[1, [1]]), "input", "mixes"),

@@ -126,16 +126,16 @@ async def test_no_model_at_all() -> None:
     ("fields", "status", "param", "words"),
     [
         ({"model": "nobody"}, 404, "model", "does not exist"),
-        ({"model": EMBEDDER}, 400, "model", "does not compare pictures with texts"),
-        ({"model": CLASSIFIER}, 400, "model", "does not compare pictures with texts"),
+        ({"model": EMBEDDER}, 400, "model", "does not compare images with texts"),
+        ({"model": CLASSIFIER}, 400, "model", "does not compare images with texts"),
         ({"image": None}, 400, "image", "Missing required field 'image' (or 'images')"),
-        ({"images": [ONE]}, 400, "images", "Both 'image' and 'images'"),
+        ({"images": [ONE]}, 400, "images", "'image' and 'images'"),
         ({"image": None, "images": []}, 400, "images", "'images' is an empty list"),
         ({"texts": []}, 400, "texts", "'texts' is an empty list"),
         ({"texts": ["a", ""]}, 400, "texts", "'texts[1]' is empty"),
         ({"texts": "a"}, 400, "texts", "'texts' is invalid"),
         ({"texts": None}, 400, "texts", "'texts' is invalid"),
-        ({"texts": ["a"] * 2048}, 400, "texts", "more than the 2048"),
+        ({"texts": ["a"] * 2048}, 400, "texts", "more than 2048"),
         ({"image": None, "images": [ONE] * 300, "texts": ["a"] * 300}, 400, "images", "65536 pairs"),
         ({"top_n": -1}, 400, "top_n", "'top_n' is invalid"),
         ({"image_download_headers": []}, 400, "image_download_headers", "is invalid"),
@@ -166,7 +166,7 @@ async def test_what_is_wrong_is_named(server: Server, fields: dict[str, Any], me
     assert (answer.status, answer.json()["error"]["message"].startswith(message)) == (400, True), answer.body
 
 
-@pytest.mark.parametrize(("modality", "words"), [("text", "accepts only text:"), ("image", "pictures alone")])
+@pytest.mark.parametrize(("modality", "words"), [("text", "accepts only text"), ("image", "only images")])
 async def test_one_tower_cannot_compare(album: Album, modality: str, words: str) -> None:
     """A model of which one half is loaded is told from one that never could."""
     async with family(CLIP, pictures=album.pictures(), facts={"modalities": (modality,)}) as server:

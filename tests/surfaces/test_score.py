@@ -102,12 +102,12 @@ async def test_many_pairs(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({"text_1": "a"}, "text_1", "Two sides are needed"),
-        ({}, "text_1", "Two sides are needed"),
-        ({"text_1": "a", "text_2": "b", "items": "c"}, "items", "Two sides are needed"),
+        ({"text_1": "a"}, "text_1", "Exactly two sides are required"),
+        ({}, "text_1", "Exactly two sides are required"),
+        ({"text_1": "a", "text_2": "b", "items": "c"}, "items", "Exactly two sides are required"),
         ({"text_1": "a", "text_2": []}, "text_2", "empty list"),
         ({"text_1": "a", "text_2": ["b"] * 2049}, "text_2", "2048"),
-        ({"text_1": ["a", "b"], "text_2": ["c"]}, None, "2 texts are to be scored with 1"),
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, None, "2 texts cannot be paired with 1"),
         ({"text_1": "a", "text_2": {"content": []}}, "text_2", "'text_2' is invalid"),
         ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 7}, "truncate_prompt_tokens", "own length (512)"),
         ({"text_1": "a", "text_2": "b", "model": CLASSIFIER}, "model", "cannot rerank"),

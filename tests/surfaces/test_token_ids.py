@@ -110,7 +110,7 @@ async def test_without_the_table_such_ids_are_refused(install: Install, cached: 
         fetch = sys.modules["tiktoken.load"].read_file
     answer = await ask(aliased(token_ids=policy), IDS, ALIAS)
     assert answer.status == 400
-    assert "the table cl100k_base, which is not on this machine" in answer.json()["error"]["message"]
+    assert "the vocabulary cl100k_base, which is not installed" in answer.json()["error"]["message"]
     if cached is not None:
         assert sys.modules["tiktoken.load"].read_file is fetch
 
@@ -119,4 +119,4 @@ async def test_an_id_that_the_table_does_not_have(install: Install) -> None:
     install(True)
     answer = await ask(aliased(), [9906, 5], ALIAS)
     assert answer.status == 400
-    assert "a token id that the table cl100k_base does not have" in answer.json()["error"]["message"]
+    assert "a token id that the vocabulary cl100k_base does not contain" in answer.json()["error"]["message"]

@@ -282,7 +282,7 @@ async def test_a_look_that_fails_in_an_unforeseen_way_is_not_the_last(
     monkeypatch.setattr(ModelLoader, "list_offers", offered)
     address = f"triton://{triton.target}"
     async with open_app(loaded, [address]) as app:
-        await until(lambda: "could not be processed:" in app.gateway.pending_sources.get(address, ""))
+        await until(lambda: "could not be processed" in app.gateway.pending_sources.get(address, ""))
         assert not app.gateway.ready()
         await until(app.gateway.ready)
         assert states(app) == {"emb": "ready"}

@@ -65,12 +65,12 @@ class TestNames:
                 "file:/etc",
                 "only the operator may use addresses: `shoal serve file:/etc`, or `backends` of a model in shoal.toml",
             ),
-            ("triton://gpu1#m", "only the operator may use addresses:"),
-            ("tei+http://host#m", "only the operator may use addresses:"),
-            ("openai+http://host/v1#m", "only the operator may use addresses:"),
-            ("fake:labels=30000000", "only the operator may use addresses:"),
-            ("fake", "only the operator may use addresses:"),
-            ("fake:#second", "only the operator may use addresses:"),
+            ("triton://gpu1#m", "only the operator may use addresses"),
+            ("tei+http://host#m", "only the operator may use addresses"),
+            ("openai+http://host/v1#m", "only the operator may use addresses"),
+            ("fake:labels=30000000", "only the operator may use addresses"),
+            ("fake", "only the operator may use addresses"),
+            ("fake:#second", "only the operator may use addresses"),
         ],
     )
     def test_what_it_may_not(self, make: Make, name: str, words: str) -> None:

@@ -90,7 +90,7 @@ def upstream() -> Iterator[Upstream]:
 
 class TestHere:
     def test_arguments_become_rows_of_json(self) -> None:
-        """One vector a text, in their order."""
+        """One vector per text, in the same order."""
         result = runner.invoke(app, ["embed", "--model", "fake:", "a b", "c"])
         assert result.exit_code == 0, result.output
         assert np.allclose(json.loads(result.stdout), [expected("a", "b"), expected("c")])

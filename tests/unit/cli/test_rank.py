@@ -97,7 +97,7 @@ class TestHere:
         [
             (["no.png", "a"], 1, "no.png cannot be read: No such file or directory"),
             (["red.png", "a", ""], 2, "text 2 is empty"),
-            (["red.png", "a", "--model", "fake:"], 1, "the model 'fake' accepts only text:"),
+            (["red.png", "a", "--model", "fake:"], 1, "the model 'fake' accepts only text"),
             (["red.png", "a", "--model", "fake:images=1:labels=2"], 1, "none of the served models can embed"),
             (["red.png", "a", "--model", "file:nowhere"], 1, "nowhere: "),
         ],

@@ -256,7 +256,7 @@ def test_scores_agree_within_precision() -> None:
     one.check(ProbeScores(scores.astype(np.float16).astype(np.float32) + np.float32(0.05)), "b")
     with pytest.raises(
         ConfigError,
-        match=r"b returns different scores than its peers \(differing by up to 1\.000\): its weights " r"differ;",
+        match=r"b returns different scores than its peers \(differing by up to 1\.000\): its weights " r"differ",
     ):
         one.check(ProbeScores(scores + np.array([[0, 0], [0, 0], [0, 0], [1, 0]], dtype=np.float32)), "b")
     with pytest.raises(ConfigError, match="1 labels, its peers 2"):

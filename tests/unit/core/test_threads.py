@@ -47,7 +47,7 @@ async def test_none_are_lent_once_the_main_thread_has_ended(monkeypatch: pytest.
     threads.close()
     ended = threading.Thread()
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
-    with pytest.raises(Unavailable, match="after the main thread ends:"):
+    with pytest.raises(Unavailable, match="after the main thread ends"):
         await threads.run(lambda: 1)
 
 

@@ -140,7 +140,7 @@ class TestEmbed:
         ("item", "error", "words"),
         [
             (None, WrongType, r"texts\[1\] must be a text, a list of token ids or a picture, not NoneType"),
-            (b"a", InvalidValue, "accepts only text:"),
+            (b"a", InvalidValue, "accepts only text"),
             (["a"], WrongType, r"texts\[1\]\[0\] must be a whole number, not str"),
             ([1, 1.5], WrongType, r"texts\[1\]\[1\] must be a whole number, not float"),
             ([True], WrongType, "not bool"),
@@ -530,7 +530,7 @@ class TestLife:
         )
         run = _run(program)
         assert run.returncode == 0, run.stderr
-        assert run.stdout.startswith("(1, 32)\nPython starts no threads after the main thread ends:")
+        assert run.stdout.startswith("(1, 32)\nPython starts no threads after the main thread ends")
 
     def test_an_interrupt_ends_a_call(self) -> None:
         """Ctrl-C in a call that waits: the program goes on, and so do others' calls."""

@@ -57,7 +57,7 @@ class TestEmbed:
             assert found.tokens[1::2] == [2] * 400
 
     def test_a_model_of_texts(self) -> None:
-        with shoal.open("fake:") as s, pytest.raises(InvalidValue, match="accepts only text:"):
+        with shoal.open("fake:") as s, pytest.raises(InvalidValue, match="accepts only text"):
             s.embed([RED])
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ class TestRank:
             (PICTURES, RED, "a", WrongType, "texts must be a list"),
             (PICTURES, RED, [b"a"], WrongType, r"texts\[0\] must be a text, not bytes"),
             (PICTURES, RED, [], EmptyInput, "at least one of each"),
-            ("fake:", RED, ["a"], InvalidValue, "accepts only text:"),
+            ("fake:", RED, ["a"], InvalidValue, "accepts only text"),
             ("fake:labels=2:images=1", RED, ["a"], ModelNotFound, "can embed"),
         ],
     )

@@ -48,7 +48,7 @@ class Cohere:
             (
                 "/v2/embed",
                 embed.embed_v2,
-                "Embed texts or pictures, in one or more types of numbers",
+                "Embed texts or images, in one or more number types",
                 wire.CohereEmbedRequest,
                 wire.CohereEmbedResponse,
                 {"texts": _TEXTS, "input_type": "search_document", "embedding_types": ["float", "int8"]},
@@ -56,7 +56,7 @@ class Cohere:
             (
                 "/v1/embed",
                 embed.embed_v1,
-                "Embed texts or pictures, as Cohere's first version does",
+                "Embed texts or images, as in Cohere's v1 API",
                 wire.CohereEmbedV1Request,
                 wire.CohereEmbedV1Response,
                 {"texts": _TEXTS, "input_type": "search_document"},
@@ -92,7 +92,7 @@ class _RerankEndpoint:
         query = ranking.parse_query(payload.query)
         documents = ranking.parse_rank_texts(payload.documents, "documents", self._limit)
         if payload.relevant_spans is not None and payload.relevant_spans.mode != "disabled":
-            raise Unsupported("'relevant_spans' is not supported: leave it out.", param="relevant_spans")
+            raise Unsupported("'relevant_spans' is not supported: omit it.", param="relevant_spans")
         card = await default_models.find_default_model(self._gateway, request, payload.model, "rerank")
         most = ranking.resolve_document_tokens(card, payload.max_tokens_per_doc)
         task = ranking.build_task(card, query, documents, most=most)

@@ -101,7 +101,7 @@ def _resolve_role(input_type: str | None, card: ModelCard) -> input_types.Role:
 def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:
     """Raise InvalidValue for more than `MAX_TYPES` types."""
     if types is not None and len(types) > MAX_TYPES:
-        raise InvalidValue("'embedding_types' names a type many times; name each once.", param="embedding_types")
+        raise InvalidValue("'embedding_types' repeats a type; name each type once.", param="embedding_types")
 
 
 def _parse_inputs(
@@ -122,7 +122,7 @@ def _parse_inputs(
         raise WrongType("Missing required field 'texts' (or 'inputs', or 'images').", param="texts")
     if len(sent) > 1:
         names = " and ".join(f"'{name}'" for name in sent)
-        raise InvalidValue(f"Both {names} are there; send one of them.", param=list(sent)[1])
+        raise InvalidValue(f"{names} are mutually exclusive; send one of them.", param=list(sent)[1])
     ((name, each),) = sent.items()
     if not each:
         raise EmptyInput(f"'{name}' is an empty list; send at least one text.", param=name)
@@ -130,10 +130,10 @@ def _parse_inputs(
     if name == "images":
         return [input_parsing.ImageReference(link, f"images[{at}]") for at, link in enumerate(each)]
     if payload.input_type == "image" and name == "texts":
-        raise InvalidValue("'input_type' is image, and these are texts: send another one.", param="input_type")
+        raise InvalidValue("'input_type' is image, but the inputs are texts: send another type.", param="input_type")
     found = list(each) if name == "texts" else [_parse_content(one, at) for at, one in enumerate(each)]
     if "" in found:
-        raise EmptyInput(f"'{name}[{found.index('')}]' is empty; leave it out or send a text.", param=name)
+        raise EmptyInput(f"'{name}[{found.index('')}]' is empty; omit it or send a text.", param=name)
     return found
 
 
@@ -142,8 +142,8 @@ def _parse_content(item: wire.ContentInput, at: int) -> str | input_parsing.Imag
     place = f"inputs[{at}].content"
     if len(item.content) != 1:
         raise InvalidValue(
-            f"'{place}' has {len(item.content)} parts; send one text or one picture an input, since no model here "
-            "joins several to one vector.",
+            f"'{place}' has {len(item.content)} parts; send one text or image per input: no model here combines "
+            "several into one vector.",
             param="inputs",
         )
     return input_parsing.parse_part(item.content[0], f"{place}[0]")

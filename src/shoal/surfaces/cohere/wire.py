@@ -14,7 +14,10 @@ EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"
 EmbeddingTypes: TypeAlias = (
     Annotated[
         list[EmbeddingType],
-        Meta(description="Each comes back under its name. base64 is of little-endian float32.", examples=[["float"]]),
+        Meta(
+            description="Each type is returned under its name. base64 encodes little-endian float32.",
+            examples=[["float"]],
+        ),
     ]
     | None
 )
@@ -22,21 +25,21 @@ MaybeTexts: TypeAlias = Annotated[list[str], Meta(description="Texts to embed.",
 MaybeRole: TypeAlias = (
     Annotated[
         Literal["search_document", "search_query", "classification", "clustering", "image"],
-        Meta(description="The side of a search, or the model's prompt of that name, if it has one; image of pictures."),
+        Meta(description="The side of a search, or the name of one of the model's prompts; `image` for images."),
     ]
     | None
 )
 MaybeCut: TypeAlias = (
     Annotated[
         Literal["NONE", "START", "END"],
-        Meta(description="Refuse a text that is too long, or cut it there. Default: the server's setting."),
+        Meta(description="Reject a text that is too long, or truncate it at this end. Default: the server's setting."),
     ]
     | None
 )
 MaybeImages: TypeAlias = (
     Annotated[
         list[str],
-        Meta(description="Pictures instead of texts: data URIs, base64, or http(s) URLs where the operator allows it."),
+        Meta(description="Images instead of texts: data URIs, base64, or http(s) URLs if the operator allows them."),
     ]
     | None
 )
@@ -54,11 +57,9 @@ class CohereRerankRequest(msgspec.Struct, kw_only=True):
     model: MaybeModel = None
     top_n: MaybeTop = None
     max_tokens_per_doc: MaybeDocumentTokens = None
-    return_documents: (
-        Annotated[bool, Meta(description="Repeat each document beside its score, as the first version did.")] | None
-    ) = None
-    relevant_spans: Annotated[RelevantSpans, Meta(description="`enabled` is refused.")] | None = None
-    priority: Annotated[int, Meta(description="Accepted, and not used.")] | None = None
+    return_documents: Annotated[bool, Meta(description="Return each document with its score, as in v1.")] | None = None
+    relevant_spans: Annotated[RelevantSpans, Meta(description="`enabled` is rejected.")] | None = None
+    priority: Annotated[int, Meta(description="Accepted and ignored.")] | None = None
 
 
 class CohereText(msgspec.Struct, kw_only=True):
@@ -66,39 +67,42 @@ class CohereText(msgspec.Struct, kw_only=True):
 
 
 class CohereResult(msgspec.Struct, kw_only=True, omit_defaults=True):
-    index: Annotated[int, Meta(description="Place of the document in the request.")]
+    index: Annotated[int, Meta(description="Index of the document in the request.")]
     relevance_score: float
     document: CohereText | msgspec.UnsetType = msgspec.UNSET
 
 
 class CohereRerankResponse(msgspec.Struct, kw_only=True):
     id: str
-    results: Annotated[list[CohereResult], Meta(description="The best first; of equal scores the earlier document.")]
+    results: Annotated[
+        list[CohereResult], Meta(description="Sorted by descending score; ties keep the request's order.")
+    ]
     meta: CohereMeta
 
 
 class ContentInput(msgspec.Struct, kw_only=True):
-    content: Annotated[list[InputObject], Meta(description="One text, or one picture.")]
+    content: Annotated[list[InputObject], Meta(description="One text, or one image.")]
 
 
 class CohereEmbedV1Request(msgspec.Struct, kw_only=True):
     texts: MaybeTexts = None
     images: MaybeImages = None
-    model: Annotated[str, Meta(description="A served model. Default: the first one that embeds.")] | None = None
+    model: Annotated[str, Meta(description="A served model. Default: the first one that can embed.")] | None = None
     input_type: MaybeRole = None
     embedding_types: EmbeddingTypes = None
     truncate: MaybeCut = None
 
 
 class CohereEmbedRequest(CohereEmbedV1Request, kw_only=True):
-    inputs: Annotated[list[ContentInput], Meta(description="Texts and pictures; instead of `texts`.")] | None = None
+    inputs: Annotated[list[ContentInput], Meta(description="Texts and images, instead of `texts`.")] | None = None
     output_dimension: (
-        Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")] | None
+        Annotated[int, Meta(ge=1, description="Truncate vectors to this length, then normalize them.")] | None
     ) = None
     max_tokens: (
-        Annotated[int, Meta(ge=1, description="No less than the model reads: cut there. Less is refused.")] | None
+        Annotated[int, Meta(ge=1, description="Truncate to this many tokens; rejected below the model's own maximum.")]
+        | None
     ) = None
-    priority: Annotated[int, Meta(description="Accepted, and not used.")] | None = None
+    priority: Annotated[int, Meta(description="Accepted and ignored.")] | None = None
 
 
 class CohereVectors(msgspec.Struct, kw_only=True, omit_defaults=True, rename={"float_": "float"}):
@@ -113,7 +117,7 @@ class CohereVectors(msgspec.Struct, kw_only=True, omit_defaults=True, rename={"f
 class CohereEmbedResponse(msgspec.Struct, kw_only=True):
     id: str
     embeddings: CohereVectors
-    texts: Annotated[list[str], Meta(description="The texts among the inputs.")]
+    texts: Annotated[list[str], Meta(description="The texts in the inputs.")]
     meta: CohereMeta
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
 

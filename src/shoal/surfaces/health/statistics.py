@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from shoal.types import DurationStat, InferenceStats, ModelStats
 
-Long = Annotated[str, Meta(description="A whole number of 64 bits, absent when it is nought.")]
+Long = Annotated[str, Meta(description="A 64-bit integer, absent if 0.")]
 
 
 class Duration(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -41,12 +41,12 @@ class Images:
                 method="POST",
                 path="/rank",
                 endpoint=_RankEndpoint(gateway, self._options),
-                summary="Rank texts by how well they say what a picture shows",
+                summary="Rank texts by how well they describe an image",
                 request=wire.PictureRankRequest,
                 response=(wire.PictureRankResponse, wire.PicturesRankResponse),
                 errors=_ERRORS,
                 headers=batch_headers.HEADER_DOCS,
-                description="With `images` in place of `image` the reply has a ranking for each picture.",
+                description="With `images` instead of `image`, the response has a ranking for each image.",
                 example={"image": f"data:image/png;base64,{_PIXEL}", "texts": ["a red square", "a photo of a cat"]},
             )
         ]
@@ -89,7 +89,7 @@ class _RankEndpoint:
         Raises WrongType if both are missing, InvalidValue if both are there, EmptyInput and TooManyInputs.
         """
         if payload.image is not None and payload.images is not None:
-            raise InvalidValue("Both 'image' and 'images' are there; send one of them.", param="images")
+            raise InvalidValue("'image' and 'images' are mutually exclusive; send one of them.", param="images")
         if payload.image is not None:
             images = [payload.image]
         elif payload.images is not None:
@@ -101,15 +101,15 @@ class _RankEndpoint:
                 raise EmptyInput(f"'{name}' is an empty list; send at least one.", param=name)
         if "" in payload.texts:
             at = payload.texts.index("")
-            raise EmptyInput(f"'texts[{at}]' is empty; leave it out or send a text.", param="texts")
+            raise EmptyInput(f"'texts[{at}]' is empty; omit it or send a text.", param="texts")
         if len(images) + len(payload.texts) > self._limit:
             raise TooManyInputs(
-                f"these are more than the {self._limit} pictures and texts that one request may hold; split it.",
+                f"the request has more than {self._limit} images and texts; split it.",
                 param="texts",
             )
         if len(images) * len(payload.texts) > MAX_PAIRS:
             raise TooManyInputs(
-                f"these are more than the {MAX_PAIRS} pairs of a picture and a text of one request; split it.",
+                f"the request has more than {MAX_PAIRS} pairs of an image and a text; split it.",
                 param="images",
             )
         if payload.image is not None:
@@ -130,7 +130,7 @@ def _find_model(gateway: Gateway, name: str | None) -> ModelCard:
         if not gateway.models():
             raise
         raise Unsupported(
-            "no model here compares pictures with texts: serve one that does (CLIP, SigLIP)", param="model"
+            "no served model compares images with texts: serve one that does (CLIP, SigLIP)", param="model"
         ) from None
 
 
@@ -141,7 +141,7 @@ def _can_compare(facts: ModelFacts) -> bool:
 def _require_contrast(card: ModelCard) -> ContrastSpec:
     if card.facts is None or card.facts.contrast is None:
         raise Unsupported(
-            f"the model {card.name!r} does not compare pictures with texts: name one that does (CLIP, SigLIP)",
+            f"the model {card.name!r} does not compare images with texts: name one that does (CLIP, SigLIP)",
             param="model",
         )
     return card.facts.contrast

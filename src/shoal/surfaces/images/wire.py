@@ -12,34 +12,44 @@ from shoal.surfaces.shared.wire_inputs import ImageLink, PictureHeaders, Usage
 
 Picture: TypeAlias = Annotated[
     str | ImageLink,
-    Meta(description="An http(s) URL where the operator allows it, a data URI, or the base64 of a file; or `{url}`."),
+    Meta(description="An http(s) URL if the operator allows it, a data URI, or a base64-encoded file; or `{url}`."),
 ]
 
 
 class PictureRankRequest(msgspec.Struct, kw_only=True):
     """One `image`, or several `images`, against `texts`."""
 
-    texts: Annotated[list[str], Meta(description="What the picture may show.", examples=[["a cat", "a dog"]])]
+    texts: Annotated[
+        list[str], Meta(description="Descriptions to compare with the image.", examples=[["a cat", "a dog"]])
+    ]
     image: Picture | None = None
-    images: Annotated[list[Picture], Meta(description="Instead of `image`: each against all texts.")] | None = None
+    images: (
+        Annotated[list[Picture], Meta(description="Instead of `image`: several images, each compared with all texts.")]
+        | None
+    ) = None
     model: (
         Annotated[
             str,
-            Meta(description="A served model, by name or alias. Default: the first one that compares the two."),
+            Meta(
+                description="Name or alias of a served model. Default: the first one that compares images with texts."
+            ),
         ]
         | None
     ) = None
     top_n: (
-        Annotated[int, Meta(ge=0, description="How many texts of a picture, the best ones. Default and 0: all.")] | None
+        Annotated[
+            int, Meta(ge=0, description="Maximum texts to return for each image, best first. Default and 0: all.")
+        ]
+        | None
     ) = None
     image_download_headers: PictureHeaders = msgspec.UNSET
 
 
 class RankedPictureText(msgspec.Struct, kw_only=True):
-    index: Annotated[int, Meta(description="Place of the text in the request.")]
+    index: Annotated[int, Meta(description="Index of the text in the request.")]
     text: str
-    cosine: Annotated[float, Meta(description="-1 to 1.")]
-    score: Annotated[float, Meta(description="What the model makes of the cosine, by its scale, and `activation`.")]
+    cosine: Annotated[float, Meta(description="From -1 to 1.")]
+    score: Annotated[float, Meta(description="The cosine after the model's scale and `activation`.")]
 
 
 class PictureRankResponse(msgspec.Struct, kw_only=True):
@@ -48,14 +58,16 @@ class PictureRankResponse(msgspec.Struct, kw_only=True):
     model: str
     activation: Annotated[
         Activation,
-        Meta(description="softmax: scores of a picture's texts add up to 1; sigmoid: each is by itself."),
+        Meta(description="softmax: the scores of an image's texts add up to 1; sigmoid: each score is independent."),
     ]
-    results: Annotated[list[RankedPictureText], Meta(description="The best first; of equal scores the earlier text.")]
+    results: Annotated[
+        list[RankedPictureText], Meta(description="Sorted by descending score; ties keep the request's order.")
+    ]
     usage: Usage
 
 
 class RankedPicture(msgspec.Struct, kw_only=True):
-    index: Annotated[int, Meta(description="Place of the picture in the request.")]
+    index: Annotated[int, Meta(description="Index of the image in the request.")]
     results: list[RankedPictureText]
 
 

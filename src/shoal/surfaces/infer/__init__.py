@@ -34,7 +34,7 @@ _FACTS_ERRORS: dict[int, Any] = {**dict.fromkeys((400, 404, 500, 503, 504), wire
 _NAME = {"model_name": "intfloat/e5-small-v2"}
 _CLIP = {"model_name": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 _CAT = {**_NAME, "text": ["a cat", "a dog"]}
-_MODEL_QUERY = {"name": "The model.", "pretrained": "Its checkpoint, as open_clip calls it."}
+_MODEL_QUERY = {"name": "The model.", "pretrained": "Its checkpoint, as named by open_clip."}
 
 
 class Infer:
@@ -61,7 +61,7 @@ class Infer:
 def _change_operations(life: LifecycleEndpoints) -> list[Operation]:
     routes: list[tuple[str, Any, Any, str, dict[str, Any]]] = [
         ("/load_sentence_transformer_model", life.load, wire.LoadRequest, "Load a model", _NAME),
-        ("/load_clip_model", life.load_clip, wire.LoadClipRequest, "Load a model of texts and pictures", _CLIP),
+        ("/load_clip_model", life.load_clip, wire.LoadClipRequest, "Load an image-text model", _CLIP),
         ("/load_model", life.load_any, wire.LoadAnyRequest, "Load a model of any kind", _NAME),
         ("/unload_model", life.unload, wire.NamedRequest, "Unload a model", _NAME),
         ("/delete_model", life.delete, wire.NamedRequest, "Unload a model and delete its files", _NAME),
@@ -90,7 +90,7 @@ def _read_operations(life: LifecycleEndpoints) -> list[Operation]:
             method="GET",
             path="/loaded_models",
             endpoint=life.list_loaded,
-            summary="Name the models that are loaded",
+            summary="List the loaded models",
             response=wire.LoadedModels,
             errors=_READ_ERRORS,
         ),
@@ -98,7 +98,7 @@ def _read_operations(life: LifecycleEndpoints) -> list[Operation]:
             method="GET",
             path="/repository_models",
             endpoint=life.list_repository,
-            summary="Name all models, with their state in Triton's words",
+            summary="List all models, with their state in Triton's terms",
             response=wire.RepositoryModels,
             errors=_READ_ERRORS,
         ),
@@ -107,7 +107,7 @@ def _read_operations(life: LifecycleEndpoints) -> list[Operation]:
             path="/jobs",
             endpoint=life.list_jobs,
             quiet=True,
-            summary="List the jobs that run, and the last that ended",
+            summary="List running jobs and the most recent finished ones",
             access="admin",
             response=JobList,
             errors={400: wire.Detail, **_READ_ERRORS},
@@ -131,9 +131,9 @@ def _embed_operations(embeds: EmbedEndpoints) -> list[Operation]:
     routes: list[tuple[str, Any, str, Any, Any, Any, Any]] = [
         ("/infer_text", embeds.infer_text, "Embed texts", text, None, wire.TextEmbedding, _CAT),
         ("/embed_text", embeds.embed_text, "Embed texts", text, None, wire.NewerEmbedding, _CAT),
-        ("/infer_image", embeds.infer_image, "Embed pictures", image, wire.InferImageForm, wire.TextEmbedding, None),
-        ("/embed_image", embeds.embed_image, "Embed pictures", image, wire.InferImageForm, wire.NewerEmbedding, None),
-        ("/infer", embeds.infer, "Embed texts, pictures or both", both, wire.InferForm, wire.Embeddings, _CAT),
+        ("/infer_image", embeds.infer_image, "Embed images", image, wire.InferImageForm, wire.TextEmbedding, None),
+        ("/embed_image", embeds.embed_image, "Embed images", image, wire.InferImageForm, wire.NewerEmbedding, None),
+        ("/infer", embeds.infer, "Embed texts, images or both", both, wire.InferForm, wire.Embeddings, _CAT),
     ]
     return [
         DocumentedOperation(
@@ -157,7 +157,7 @@ def _classify_operation(classify: ClassifyImage) -> Operation:
         method="POST",
         path="/classify_image",
         endpoint=classify,
-        summary="Classify pictures, by the labels of the model or by those of the request",
+        summary="Classify images by the model's labels or the request's",
         request=wire.ClassifyImageRequest,
         form=wire.ClassifyImageForm,
         response=wire.Probabilities,
@@ -168,8 +168,8 @@ def _classify_operation(classify: ClassifyImage) -> Operation:
 
 def _facts_operations(known: FactsEndpoints) -> list[Operation]:
     routes: list[tuple[str, Any, str, Any]] = [
-        ("/model_classification_labels", known.labels, "Name the labels of a classifier", wire.ModelLabels),
-        ("/model_embedding_size", known.size, "Tell how many numbers a model's vectors have", wire.EmbeddingSize),
+        ("/model_classification_labels", known.labels, "List the labels of a classifier", wire.ModelLabels),
+        ("/model_embedding_size", known.size, "Get the dimension of a model's vectors", wire.EmbeddingSize),
     ]
     return [
         DocumentedOperation(

@@ -130,14 +130,14 @@ class ImageBodyDecoder(Generic[T]):
         """Raise FieldError for an unknown field, a duplicate field, or a file in any other field than `image`."""
         name = part.name[:_MAX_SHOWN]
         if part.name not in self._known_fields:
-            reason = f"The form may hold {', '.join(sorted(self._known_fields))}; rename this field or leave it out"
-            raise UnknownField(f"The field {name!r} is not read here. {reason}.", at=name, reason=reason)
+            reason = f"The form may contain {', '.join(sorted(self._known_fields))}; rename this field or omit it"
+            raise UnknownField(f"Unknown field {name!r}. {reason}.", at=name, reason=reason)
         if part.is_file and part.name != IMAGE_FIELD:
             reason = f"Only `{IMAGE_FIELD}` may be a file; send this field without a filename"
             raise decoder.FieldError(f"The field {name!r} is a file. {reason}.", at=name, reason=reason)
         if part.name in fields and part.name not in self._lists:
             reason = "Sent more than once; send this field once"
-            raise decoder.FieldError(f"The field {name!r} is there twice.", at=name, reason=reason)
+            raise decoder.FieldError(f"The field {name!r} appears twice in the form.", at=name, reason=reason)
 
 
 class _HeaderFields(msgspec.Struct):
@@ -180,7 +180,7 @@ def _parse_headers(part: multipart.Part) -> Any:
 
 def _too_long_error() -> InvalidValue:
     return InvalidValue(
-        f"{HEADER_FIELDS[0]} have more than {_MAX_HEADER_BYTES} bytes; send fewer.", param=HEADER_FIELDS[0]
+        f"{HEADER_FIELDS[0]} have more than {_MAX_HEADER_BYTES} bytes in total; send fewer.", param=HEADER_FIELDS[0]
     )
 
 

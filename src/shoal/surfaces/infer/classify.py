@@ -66,10 +66,10 @@ class ClassifyImage:
         if labels is None:
             return
         if not labels:
-            raise EmptyInput("`labels` is an empty list; send at least two, or leave it out.", param="labels")
+            raise EmptyInput("`labels` is an empty list; send at least two, or omit it.", param="labels")
         if len(labels) + pictures > self._limit:
             raise TooManyInputs(
-                f"`labels` and `image` hold more than the {self._limit} inputs that one request may; split it.",
+                f"`labels` and `image` have more than {self._limit} inputs in total; split the request.",
                 param="labels",
             )
 
@@ -80,11 +80,11 @@ def _check_supported(body: wire.ClassifyImageRequest, facts: ModelFacts) -> None
     if "image" not in facts.modalities:
         raise Unsupported(f"{titled} does not support image inference.", param="model_name")
     if body.labels is None and "classify" not in facts.tasks:
-        other = "" if facts.contrast is None else " Send `labels` to compare the picture with."
+        other = "" if facts.contrast is None else " Send `labels` to compare with the image."
         raise Unsupported(f"{titled} is not a classification model.{other}", param="model_name")
     if body.labels is not None and facts.contrast is None:
         raise Unsupported(
-            f"{titled} does not compare pictures with texts; leave `labels` out, or name a CLIP model.", param="labels"
+            f"{titled} does not compare images with texts; omit `labels`, or name a CLIP model.", param="labels"
         )
 
 
@@ -114,7 +114,8 @@ class FactsEndpoints:
             raise Unsupported(f"Model {query.model_name} is not an embedding model.", param="name")
         if not facts.dimension:
             raise Unsupported(
-                f"Model {query.model_name} does not say how long its vectors are; embed a text to see.", param="name"
+                f"Model {query.model_name} does not report the dimension of its vectors; embed a text to find out.",
+                param="name",
             )
         return model_jobs.json_reply(wire.EmbeddingSize(size=facts.dimension))
 
@@ -134,7 +135,7 @@ class FactsEndpoints:
             if stored in {each.name for each in await list_models(self._gateway)}:
                 raise
             raise ModelNotFound(
-                f"Model {name} does not exist in the repository; GET /repository_models lists those that do.",
+                f"Model {name} does not exist in the repository; see GET /repository_models.",
                 param="name",
             ) from None
         card = await default_models.wake_model(self._gateway, request, card)

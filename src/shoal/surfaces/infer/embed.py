@@ -67,7 +67,7 @@ class EmbedEndpoints:
         if sources is not None:
             images.check_count(sources, self._limit)
         if texts is None and sources is None:
-            raise EmptyInput("There is nothing to embed; send `text`, `image` or both.", param="text")
+            raise EmptyInput("The request has no inputs; send `text`, `image` or both.", param="text")
         if sources is None:
             assert texts is not None
             card = await models.find_embedder(self._gateway, request, body, "text")
@@ -118,7 +118,7 @@ class EmbedEndpoints:
         if not texts:
             raise EmptyInput("`text` is an empty list; send at least one text.", param="text")
         if len(texts) > self._limit:
-            raise TooManyInputs(f"`text` holds more than the {self._limit} texts that one request may; split it.")
+            raise TooManyInputs(f"`text` has more than {self._limit} texts; split the request.")
         return cast(list[TextItem], texts)
 
 

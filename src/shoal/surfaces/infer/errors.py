@@ -33,7 +33,7 @@ class MissingParameter(WrongType):
     """A required query parameter is missing."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The query has no '{name}'; add ?{name}=...", param=name)
+        super().__init__(f"Missing query parameter '{name}'; add ?{name}=...", param=name)
 
 
 def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:

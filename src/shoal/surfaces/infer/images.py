@@ -13,11 +13,9 @@ from shoal.types import Image
 def check_count(sources: Sequence[str | bytes], limit: int) -> None:
     """Raise EmptyInput for no pictures, or TooManyInputs for more than `limit`."""
     if not sources:
-        raise EmptyInput("`image` is an empty list; send at least one picture.", param="image")
+        raise EmptyInput("`image` is an empty list; send at least one image.", param="image")
     if len(sources) > limit:
-        raise TooManyInputs(
-            f"`image` holds more than the {limit} pictures that one request may; split it.", param="image"
-        )
+        raise TooManyInputs(f"`image` has more than {limit} images; split the request.", param="image")
 
 
 async def read_images(

@@ -9,13 +9,13 @@ from msgspec import Meta
 
 from shoal.surfaces.shared.wire_models import Backend, TextIn
 
-Name = Annotated[str, Meta(description="The model. `name` is read as well.", examples=["intfloat/e5-small-v2"])]
-ClipName = Annotated[str, Meta(description="The model, as open_clip calls it.", examples=["ViT-B-32"])]
+Name = Annotated[str, Meta(description="The model. `name` is accepted too.", examples=["intfloat/e5-small-v2"])]
+ClipName = Annotated[str, Meta(description="The model, as named by open_clip.", examples=["ViT-B-32"])]
 Pretrained = Annotated[
     str,
     Meta(
-        description="The checkpoint of an open_clip model: the model is called `NAME/CHECKPOINT` here. Where none is "
-        "served as that, the name alone counts.",
+        description="The checkpoint of an open_clip model, which is served as `NAME/CHECKPOINT`. If no such model is "
+        "served, only the name counts.",
         examples=["laion2b_s34b_b79k"],
     ),
 ]
@@ -23,22 +23,22 @@ Texts = Annotated[str | list[str], Meta(description="A text or a list of texts."
 Images = Annotated[
     str | list[str],
     Meta(
-        description="A picture or a list of them: an http(s) URL that the server may fetch, a data URI, or base64 of "
-        "a file."
+        description="An image or a list of images: an http(s) URL that the server may fetch, a data URI, or a "
+        "base64-encoded file."
     ),
 ]
-Dimensions = Annotated[int, Meta(ge=1, description="Cut vectors to this length, and normalise them again.")]
+Dimensions = Annotated[int, Meta(ge=1, description="Truncate vectors to this length, then normalize them.")]
 DownloadHeaders = Annotated[
-    dict[str, str], Meta(description="Sent with each fetch, to hosts that the server lists by name.")
+    dict[str, str], Meta(description="Headers for fetching images, sent only to hosts that the server lists by name.")
 ]
-Labels = Annotated[list[str], Meta(description="What a picture may show, for a model that compares pictures to texts.")]
+Labels = Annotated[
+    list[str], Meta(description="Labels to compare with the image, for a model that compares images with texts.")
+]
 File = Annotated[
     str,
-    Meta(
-        description="A picture's file. Text that is no file is read as in JSON.", extra_json_schema={"format": "binary"}
-    ),
+    Meta(description="An image file. A text field is read as in JSON.", extra_json_schema={"format": "binary"}),
 ]
-Milliseconds = Annotated[float, Meta(description="Time from the arrival of the request.")]
+Milliseconds = Annotated[float, Meta(description="Time since the request arrived.")]
 
 
 class LoadRequest(msgspec.Struct, kw_only=True):
@@ -56,7 +56,7 @@ class LoadClipRequest(msgspec.Struct, kw_only=True):
 
 class LoadAnyRequest(msgspec.Struct, kw_only=True):
     model_name: Name
-    library: Annotated[str | None, Meta(description="Not needed: the model's files tell what it is.")] = None
+    library: Annotated[str | None, Meta(description="Not needed: the model's files define it.")] = None
     pretrained: Pretrained | None = None
     backend: Backend | None = None
     text_in: TextIn | None = None
@@ -132,8 +132,8 @@ class LoadedModels(msgspec.Struct, kw_only=True):
 class RepositoryModel(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str
     state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
-    reason: Annotated[str, Meta(description="Why it is not ready.")] = ""
-    managed: Annotated[bool, Meta(description="False: not made by Shoal, which does not delete it.")] = True
+    reason: Annotated[str, Meta(description="Why the model is not ready.")] = ""
+    managed: Annotated[bool, Meta(description="False: not created by Shoal, which cannot delete it.")] = True
 
 
 class RepositoryModels(msgspec.Struct, kw_only=True):
@@ -151,7 +151,7 @@ class NewerEmbedding(msgspec.Struct, kw_only=True):
 
 
 class Embeddings(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The vectors of texts and pictures. A side that was not requested is absent."""
+    """The vectors of texts and images. A side that was not requested is absent."""
 
     text_embeddings: list[list[float]] = []
     image_embeddings: list[list[float]] = []
@@ -160,7 +160,7 @@ class Embeddings(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class Probabilities(msgspec.Struct, kw_only=True):
     probabilities: Annotated[
-        list[list[float]], Meta(description="Of each picture one for each label, in the order of the labels.")
+        list[list[float]], Meta(description="For each image, one value per label, in the order of the labels.")
     ]
     processing_ms: Milliseconds = msgspec.field(name="processingTimeMs")
 
@@ -179,9 +179,9 @@ class Detail(msgspec.Struct, kw_only=True):
 
 class Problem(msgspec.Struct, kw_only=True):
     type: str
-    loc: Annotated[list[str | int], Meta(description="Where in the request: `body`, then field and index.")]
+    loc: Annotated[list[str | int], Meta(description="Location in the request: `body`, then field and index.")]
     msg: str
-    input: Annotated[Any, Meta(description="What was there; null where it is long.")]
+    input: Annotated[Any, Meta(description="The invalid value; null if it is long.")]
 
 
 class Problems(msgspec.Struct, kw_only=True):

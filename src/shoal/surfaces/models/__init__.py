@@ -60,12 +60,12 @@ class Models:
                 method="POST",
                 path="/models",
                 endpoint=router.download,
-                summary="List all models, or begin to download one",
+                summary="List all models, or start downloading one",
                 request=wire.ModelRequest,
                 response=(listed, wire.Done),
                 errors=_CHANGE_ERRORS,
-                description="With an empty body as GET. With a `model`, which asks for an admin key, its download "
-                "begins.",
+                description="With an empty body, the same as GET. With a `model`, which requires an admin key, "
+                "starts its download.",
                 example={},
                 optional=True,
             ),
@@ -77,14 +77,14 @@ class Models:
                 access="admin",
                 response=wire.Done,
                 errors=_CHANGE_ERRORS,
-                query={"model": "The model's name."},
+                query={"model": "Name of the model."},
                 required_query=frozenset({"model"}),
             ),
             Operation(
                 method="GET",
                 path="/models/sse",
                 endpoint=_EventStream(gateway),
-                summary="What happens to models, as server-sent events",
+                summary="Stream model events as server-sent events",
                 response=str,
                 media_type="text/event-stream",
                 errors={400: OpenAIError, 429: OpenAIError},
@@ -108,8 +108,8 @@ class Models:
 
 def _change_operations(router: _ModelEndpoints) -> list[Operation]:
     actions: list[tuple[Literal["/load", "/unload"], Any, str]] = [
-        ("/load", router.load, "Begin to load a model"),
-        ("/unload", router.unload, "Begin to unload a model, or stop its load or download"),
+        ("/load", router.load, "Start loading a model"),
+        ("/unload", router.unload, "Start unloading a model, or cancel its load or download"),
     ]
     return [
         Operation(
@@ -168,7 +168,7 @@ class _ModelEndpoints:
     async def delete(self, request: Request) -> Reply:
         name = request.query_parameter("model")
         if name is None:
-            raise InvalidValue("Which model? Write DELETE /models?model=NAME.", param="model")
+            raise InvalidValue("Missing query parameter 'model'; send DELETE /models?model=NAME.", param="model")
         job = model_jobs.get_lifecycle(self._gateway).delete(model_jobs.check_model_name(name))
         await model_jobs.await_job(request, job, wait=True)
         model_jobs.check_changed(job)
@@ -185,7 +185,9 @@ class _EventStream:
     async def __call__(self, request: Request) -> Reply:
         lifecycle = model_jobs.get_lifecycle(self._gateway)
         if len(self._open) >= MAX_STREAMS:
-            raise Overloaded(f"{MAX_STREAMS} clients watch already; poll GET /models instead.", retry_after=30.0)
+            raise Overloaded(
+                f"{MAX_STREAMS} clients already stream events; poll GET /models instead.", retry_after=30.0
+            )
         events = lifecycle.events()
         self._open.add(events)
         return Reply(200, _STREAM, self._stream_events(events))

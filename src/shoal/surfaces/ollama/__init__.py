@@ -66,7 +66,7 @@ def _answer_operations(gateway: Gateway, options: Options) -> list[Operation]:
             method="POST",
             path="/api/chat",
             endpoint=chat,
-            summary="Answer a conversation",
+            summary="Generate a chat response",
             request=wire.OllamaChatRequest,
             response=wire.OllamaChatAnswer,
             other_responses=((_NDJSON_TYPE, wire.OllamaChatAnswer),),
@@ -80,7 +80,7 @@ def _answer_operations(gateway: Gateway, options: Options) -> list[Operation]:
             method="POST",
             path="/api/generate",
             endpoint=generate,
-            summary="Answer or continue a prompt",
+            summary="Generate a completion for a prompt",
             request=wire.OllamaGenerateRequest,
             response=wire.OllamaGenerateAnswer,
             other_responses=((_NDJSON_TYPE, wire.OllamaGenerateAnswer),),
@@ -94,9 +94,9 @@ def _answer_operations(gateway: Gateway, options: Options) -> list[Operation]:
 
 
 _GENERATE_DESCRIPTION = (
-    "A stream of JSON lines unless `stream` is false; the last one has `done` true. An error in mid-stream is a line "
-    "with `error`. Without {} the model is loaded and nothing more; with `keep_alive` 0 it is unloaded, which asks for "
-    "an admin key."
+    "A stream of JSON lines unless `stream` is false; the last line has `done` true. An error in the middle of the "
+    "stream is a line with `error`. Without {} the model is only loaded; with `keep_alive` 0 it is unloaded, which "
+    "requires an admin key."
 )
 
 
@@ -118,7 +118,7 @@ def _embedding_operations(gateway: Gateway, max_inputs: int) -> list[Operation]:
             method="POST",
             path="/api/embeddings",
             endpoint=embeddings.embed_one,
-            summary="Embed one text; /api/embed takes several",
+            summary="Embed one text; /api/embed accepts several",
             request=wire.OllamaEmbeddingsRequest,
             response=wire.OllamaEmbeddingsAnswer,
             errors=_ERRORS,
@@ -132,7 +132,7 @@ def _model_operations(gateway: Gateway, schemes: Container[str]) -> list[Operati
     reads: list[tuple[str, Any, str, Any]] = [
         ("/api/tags", shelf.list_tags, "List models", wire.OllamaTags),
         ("/api/ps", shelf.list_running, "List loaded models", wire.OllamaPs),
-        ("/api/version", shelf.get_version, "Tell the version of this API", wire.OllamaVersion),
+        ("/api/version", shelf.get_version, "Get the version of this API", wire.OllamaVersion),
     ]
     operations: list[Operation] = [
         Operation(
@@ -166,7 +166,7 @@ def _model_operations(gateway: Gateway, schemes: Container[str]) -> list[Operati
             response=wire.OllamaProgress,
             other_responses=((_NDJSON_TYPE, wire.OllamaProgress),),
             errors=_ERRORS,
-            description="A stream of JSON lines unless `stream` is false. What goes wrong then is a line with `error`.",
+            description="A stream of JSON lines unless `stream` is false. Errors in the stream are lines with `error`.",
             example={"model": "intfloat/e5-small-v2", "stream": False},
         ),
         Operation(
@@ -183,11 +183,12 @@ def _model_operations(gateway: Gateway, schemes: Container[str]) -> list[Operati
 
 
 _CREATE = (
-    "Models are not created here: pull one from the hub (`ollama pull hf.co/org/name`), or start `shoal serve ADDRESS`."
+    "This server does not create models: pull one from the hub (`ollama pull hf.co/org/name`), or start `shoal serve "
+    "ADDRESS`."
 )
 _ACCOUNTS = (
-    "There are no accounts here: models are neither pushed to ollama.com nor run there. Upload a model's files where "
-    "you pulled them from."
+    "This server has no accounts: it neither pushes models to ollama.com nor runs them there. Upload a model's files "
+    "to the source you pulled them from."
 )
 _REFUSALS = {
     "/api/create": _CREATE,
@@ -195,8 +196,8 @@ _REFUSALS = {
     "/api/blobs/{digest:path}": _CREATE,
     "/api/me": _ACCOUNTS,
     "/api/signout": _ACCOUNTS,
-    "/api/copy": "Models are not copied here: give one more names with `aliases` in its table of shoal.toml.",
-    "/api/push": "Models are not pushed from here: upload its files where you pulled them from.",
+    "/api/copy": "This server does not copy models: give a model more names with `aliases` in its table in shoal.toml.",
+    "/api/push": "This server does not push models: upload the files to the source you pulled them from.",
 }
 
 
@@ -332,7 +333,7 @@ class _Embeddings:
     async def _find_model(self, request: Request, name: str) -> str:
         model, adapter = await find_or_load(self._gateway, request, name, "embed")
         if adapter:
-            raise ModelNotFound(f"model '{name}' not found: adapters answer, and do not embed", param="model")
+            raise ModelNotFound(f"model '{name}' not found: adapters generate text and do not embed", param="model")
         return model
 
     async def _embed(

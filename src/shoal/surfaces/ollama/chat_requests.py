@@ -91,7 +91,7 @@ def parse_keep_alive(keep_alive: float | str | None) -> float | None:
     found = parse_duration(keep_alive) if isinstance(keep_alive, str) else keep_alive
     if found is None:
         raise InvalidValue(
-            f'\'keep_alive\' is {str(keep_alive)[:_MAX_SHOWN]!r}; send seconds, or a duration as "5m" or "1h30m".',
+            f'\'keep_alive\' is {str(keep_alive)[:_MAX_SHOWN]!r}; send seconds, or a duration such as "5m" or "1h30m".',
             param="keep_alive",
         )
     return float("inf") if found < 0 else found
@@ -99,17 +99,15 @@ def parse_keep_alive(keep_alive: float | str | None) -> float | None:
 
 def _check_generate(payload: wire.OllamaGenerateRequest) -> None:
     if payload.suffix:
-        raise Unsupported("'suffix' is not supported: put what is to be filled in into the prompt.", param="suffix")
+        raise Unsupported("'suffix' is not supported: put the text to complete into the prompt.", param="suffix")
     if payload.raw and (payload.system or payload.template or payload.context):
         raise InvalidValue("raw mode does not support template, system, or context; leave them out.", param="raw")
     if payload.template:
-        raise Unsupported(
-            "'template' is not supported: send a prompt that is filled in already, with raw=true.", param="template"
-        )
+        raise Unsupported("'template' is not supported: send a fully rendered prompt, with raw=true.", param="template")
     if payload.context:
         raise Unsupported("'context' is not supported: send the earlier turns to /api/chat.", param="context")
     if payload.raw and payload.images:
-        raise Unsupported("'images' are not supported with raw=true: leave one of the two out.", param="images")
+        raise Unsupported("'images' are not supported with raw=true: omit one of the two.", param="images")
 
 
 # Messages

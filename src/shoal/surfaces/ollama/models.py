@@ -101,7 +101,7 @@ async def find_or_load(gateway: Gateway, request: Request, name: str, task: Task
     try:
         request.require_access("admin")
     except (Unauthorized, Forbidden) as refusal:
-        raise _not_found_error(name, f"it is on disk and not loaded. {refusal.message}") from None
+        raise _not_found_error(name, f"it is on disk but not loaded. {refusal.message}") from None
     job = model_jobs.get_lifecycle(gateway).load(plain)
     await model_jobs.await_job(request, job, wait=True)
     return find_model(gateway, name, task)
@@ -114,7 +114,7 @@ async def _is_on_disk(gateway: Gateway, name: str) -> bool:
 
 
 def _not_found_error(name: str, why: str) -> ModelNotFound:
-    return ModelNotFound(f"model '{name[:_MAX_SHOWN]}' not found: {why or 'GET /api/tags lists those that are'}")
+    return ModelNotFound(f"model '{name[:_MAX_SHOWN]}' not found: {why or 'see GET /api/tags'}")
 
 
 class ModelCatalog:
@@ -210,8 +210,8 @@ class ModelTransfers:
         name = LIBRARY.get(name, name)
         if is_library_name(name, self._schemes):
             raise InvalidValue(
-                f"'{reference[:_MAX_SHOWN]}' is a name of Ollama's library, which models are not pulled from here: "
-                "name a repository of the Hugging Face hub, as hf.co/org/name",
+                f"'{reference[:_MAX_SHOWN]}' is a name in Ollama's library, which this server does not pull from: "
+                "name a repository on the Hugging Face hub, such as hf.co/org/name",
                 param="model",
             )
         return model_jobs.check_source(name), form
@@ -222,8 +222,8 @@ class ModelTransfers:
         facts = model.card().facts if model is not None else None
         if facts is not None and facts.precision.upper() not in (form, ""):
             raise InvalidValue(
-                f"{job.model} is loaded as {facts.precision.upper()}, and not as {form}: of several GGUF files the "
-                f"Q4_K_M is taken. Ask for it as {job.model}",
+                f"{job.model} is loaded as {facts.precision.upper()}, not as {form}: if there are several GGUF files, "
+                f"Shoal uses Q4_K_M. Request it as {job.model}",
                 param="model",
             )
 

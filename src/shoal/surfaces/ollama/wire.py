@@ -16,20 +16,22 @@ from shoal.surfaces.shared.wire_conversations import MAX_CALLS, MAX_MESSAGES, MA
 KeepAlive: TypeAlias = Annotated[
     float | str,
     Meta(
-        description='Seconds, or a duration ("5m", "1h30m"). 0 with nothing to answer unloads the model; others are '
-        "accepted, and `keep_alive_s` of the server decides.",
+        description='Seconds, or a duration ("5m", "1h30m"). 0 without a prompt unloads the model; other values are '
+        "accepted, but the server's `keep_alive_s` applies.",
         examples=["5m"],
     ),
 ]
 Think: TypeAlias = Annotated[
     bool | str,
-    Meta(description='Whether a model that can think does so: true, false, or "low", "medium", "high", "max".'),
+    Meta(description='Whether a reasoning model thinks: true, false, or "low", "medium", "high", "max".'),
 ]
 Format: TypeAlias = Annotated[
     str | dict[str, Any],
-    Meta(description='What the answer looks like: "json", or a JSON schema.'),
+    Meta(description='Format of the answer: "json", or a JSON schema.'),
 ]
-Images: TypeAlias = Annotated[list[str], Meta(max_length=256, description="Base64 of PNG, JPEG, WebP or GIF files.")]
+Images: TypeAlias = Annotated[
+    list[str], Meta(max_length=256, description="Base64-encoded PNG, JPEG, WebP or GIF files.")
+]
 Whole: TypeAlias = int | float
 """An integer that may be sent as a float, as some clients write 42.0. Ollama drops the fraction."""
 
@@ -48,10 +50,10 @@ class OllamaOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     top_k: Whole | None = None
     top_p: float | None = None
     min_p: float | None = None
-    seed: Annotated[Whole, Meta(description="Below 0: any.")] | None = None
-    num_predict: (
-        Annotated[Whole, Meta(description="Most tokens of the answer; 0 and below: as many as fit.")] | None
-    ) = None
+    seed: Annotated[Whole, Meta(description="Below 0: random.")] | None = None
+    num_predict: Annotated[Whole, Meta(description="Maximum tokens to generate; 0 or less: as many as fit.")] | None = (
+        None
+    )
     stop: Stop | Annotated[list[Stop], Meta(max_length=64)] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
@@ -83,10 +85,10 @@ class OllamaToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
 class OllamaMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: Annotated[str, Meta(description="system, user, assistant or tool.", examples=["user"])]
     content: str | None = None
-    thinking: Annotated[str, Meta(description="What the model thought before it answered.")] | None = None
+    thinking: Annotated[str, Meta(description="The model's reasoning before its answer.")] | None = None
     images: Images | None = None
     tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_CALLS)] | None = None
-    tool_name: Annotated[str, Meta(description="Of role tool: the function whose result this is.")] | None = None
+    tool_name: Annotated[str, Meta(description="With role `tool`: the function whose result this is.")] | None = None
     tool_call_id: str | None = None
 
 
@@ -95,11 +97,11 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
     messages: (
         Annotated[
             list[OllamaMessage],
-            Meta(max_length=MAX_MESSAGES, description="Empty: the model is loaded and nothing more."),
+            Meta(max_length=MAX_MESSAGES, description="If empty, the model is only loaded."),
         ]
         | None
     ) = None
-    stream: Annotated[bool, Meta(description="Lines of JSON as they come. Default: true.")] | None = None
+    stream: Annotated[bool, Meta(description="Stream the answer as JSON lines. Default: true.")] | None = None
     format: Format | None = None
     options: OllamaOptions | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -111,11 +113,11 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
 
 class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(description="A served model; `:latest` and `:adapter` may follow.")]
-    prompt: Annotated[str, Meta(description="Empty: the model is loaded and nothing more.")] | None = None
+    prompt: Annotated[str, Meta(description="If empty, the model is only loaded.")] | None = None
     system: str | None = None
-    raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] | None = None
+    raw: Annotated[bool, Meta(description="Send the prompt to the model as it is, without a template.")] | None = None
     images: Images | None = None
-    stream: Annotated[bool, Meta(description="Lines of JSON as they come. Default: true.")] | None = None
+    stream: Annotated[bool, Meta(description="Stream the answer as JSON lines. Default: true.")] | None = None
     format: Format | None = None
     options: OllamaOptions | None = None
     think: Think | None = None
@@ -123,8 +125,8 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     suffix: Annotated[str, Meta(description="Refused.")] | None = None
-    template: Annotated[str, Meta(description="Refused: the server's setting `chat_template` names one.")] | None = None
-    context: Annotated[list[int], Meta(description="Refused: /api/chat takes the earlier turns.")] | None = None
+    template: Annotated[str, Meta(description="Rejected: the server's `chat_template` setting applies.")] | None = None
+    context: Annotated[list[int], Meta(description="Rejected: send earlier turns to /api/chat.")] | None = None
 
 
 class OllamaLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -183,30 +185,32 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
         Annotated[
             str | list[str],
             Meta(
-                description="A text or a list of texts; without any the model is loaded.",
+                description="A text or a list of texts; without one, the model is only loaded.",
                 examples=["Why is the sky blue?"],
             ),
         ]
         | None
     ) = None
-    truncate: Annotated[bool, Meta(description="Cut a text that is too long, or refuse it.")] | None = None
+    truncate: (
+        Annotated[bool, Meta(description="Truncate texts that are too long instead of rejecting them.")] | None
+    ) = None
     dimensions: (
         Annotated[
             int,
             Meta(
-                description="Cut vectors to this length, and normalise them again. Below 1, or above the model's own, "
-                "it changes nothing."
+                description="Truncate vectors to this length, then normalize them. Ignored below 1 or above the "
+                "model's dimension."
             ),
         ]
         | None
     ) = None
-    options: Annotated[Object, Meta(description="Accepted, and not used.")] = msgspec.UNSET
+    options: Annotated[Object, Meta(description="Accepted and ignored.")] = msgspec.UNSET
     keep_alive: KeepAlive | None = None
 
 
 class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
     model: str
-    embeddings: Annotated[list[list[float]], Meta(description="One vector of length one an input.")]
+    embeddings: Annotated[list[list[float]], Meta(description="One unit vector per input.")]
     total_duration: int
     load_duration: int
     prompt_eval_count: int
@@ -215,14 +219,12 @@ class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
     model: str
     prompt: str | None = None
-    options: Annotated[Object, Meta(description="Accepted, and not used.")] = msgspec.UNSET
+    options: Annotated[Object, Meta(description="Accepted and ignored.")] = msgspec.UNSET
     keep_alive: KeepAlive | None = None
 
 
 class OllamaEmbeddingsAnswer(msgspec.Struct, kw_only=True):
-    embedding: Annotated[
-        list[float], Meta(description="The vector as the model gives it: of length one where a Normalize ends it.")
-    ]
+    embedding: Annotated[list[float], Meta(description="The model's vector: of unit length if the model normalizes.")]
 
 
 # Models
@@ -239,13 +241,13 @@ class OllamaNamed(msgspec.Struct, kw_only=True):
 class OllamaPullRequest(msgspec.Struct, kw_only=True):
     model: (
         Annotated[
-            str, Meta(description="A model's name, where it comes from (org/name), or an embedder of Ollama's library.")
+            str, Meta(description="A model's name, its source (org/name), or an embedding model of Ollama's library.")
         ]
         | None
     ) = None
     name: str | None = None
-    stream: Annotated[bool, Meta(description="Lines of JSON as they come. Default: true.")] | None = None
-    insecure: Annotated[bool, Meta(description="Accepted, and not used.")] | None = None
+    stream: Annotated[bool, Meta(description="Stream the answer as JSON lines. Default: true.")] | None = None
+    insecure: Annotated[bool, Meta(description="Accepted and ignored.")] | None = None
 
 
 class OllamaProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -259,19 +261,19 @@ class OllamaProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class OllamaDetails(msgspec.Struct, kw_only=True):
     parent_model: str = ""
-    format: Annotated[str, Meta(description="The backend that runs it.")]
+    format: Annotated[str, Meta(description="The backend that runs the model.")]
     family: str
     families: list[str]
     parameter_size: str
-    quantization_level: Annotated[str, Meta(description="The precision that it runs in.")]
+    quantization_level: Annotated[str, Meta(description="The precision that the model runs in.")]
 
 
 class OllamaEntry(msgspec.Struct, kw_only=True):
     name: str
     model: str
     modified_at: str
-    size: Annotated[int, Meta(description="Bytes on disk with the weights, 0 where not known.")]
-    digest: Annotated[str, Meta(description="Hash of the model's files, or of where it comes from.")]
+    size: Annotated[int, Meta(description="Bytes on disk, weights included; 0 if unknown.")]
+    digest: Annotated[str, Meta(description="Hash of the model's files, or of its source.")]
     details: OllamaDetails
     capabilities: list[str]
 
@@ -286,9 +288,9 @@ class OllamaRunning(msgspec.Struct, kw_only=True):
     size: int
     digest: str
     details: OllamaDetails
-    expires_at: Annotated[str, Meta(description="When it falls asleep unless it is asked before.")]
+    expires_at: Annotated[str, Meta(description="When the model goes to sleep unless it is used before.")]
     size_vram: int
-    context_length: Annotated[int, Meta(description="Tokens, 0 where not known.")]
+    context_length: Annotated[int, Meta(description="Tokens; 0 if unknown.")]
 
 
 class OllamaPs(msgspec.Struct, kw_only=True):
@@ -310,6 +312,6 @@ class OllamaShown(msgspec.Struct, kw_only=True):
 
 class OllamaVersion(msgspec.Struct, kw_only=True):
     version: Annotated[
-        str, Meta(description="The version of Ollama whose API this is; to Ollama's own client its own.")
+        str, Meta(description="The version of Ollama's API; for Ollama's own client, the client's version.")
     ]
     shoal: Annotated[str, Meta(description="The version of this server.")]

@@ -28,9 +28,9 @@ _READ_ERRORS: dict[int, Any] = {500: OpenAIError}
 _CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 500, 502, 503, 504), OpenAIError)
 _CHAT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _STREAM_DESCRIPTION = (
-    "With `stream` the answer is told in server-sent events while it is made. Fields that are not listed are passed on "
-    "to OpenAI-compatible servers, and ignored by other backends. What such a server refuses comes back as it said it, "
-    "with any status."
+    "With `stream`, the answer is sent as server-sent events while it is generated. Unlisted fields are forwarded to "
+    "OpenAI-compatible servers and ignored by other backends. Errors of such a server are returned unchanged, with any "
+    "status."
 )
 _EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
 
@@ -46,8 +46,8 @@ class OpenAI:
         embeddings = Embeddings(gateway, self._options)
         images = Embeddings(gateway, self._options, wire_embeddings.ImageEmbeddingsRequest)
         offered = (
-            ("embeddings", embeddings, "Embed texts and pictures", _EXAMPLE),
-            ("embeddings_image", images, "Embed pictures: /embeddings with `modality` image", None),
+            ("embeddings", embeddings, "Embed texts and images", _EXAMPLE),
+            ("embeddings_image", images, "Embed images: /embeddings with `modality` image", None),
         )
         operations: list[Operation] = [
             DocumentedOperation(
@@ -84,7 +84,7 @@ def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
         (
             "/chat/completions",
             chat,
-            "Answer a conversation",
+            "Generate a chat response",
             wire_chat.ChatRequest,
             wire_chat.ChatCompletion,
             {"model": _CHAT_MODEL, "messages": [question], "max_tokens": 64},
@@ -92,7 +92,7 @@ def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
         (
             "/completions",
             completions,
-            "Continue texts",
+            "Generate completions",
             wire_chat.CompletionRequest,
             wire_chat.TextCompletion,
             {"model": _CHAT_MODEL, "prompt": "A shoal is", "max_tokens": 16},
@@ -100,7 +100,7 @@ def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
         (
             "/responses",
             responses,
-            "Answer a conversation, told as items",
+            "Generate a response to a conversation of items",
             wire_responses.ResponsesRequest,
             wire_responses.Response,
             {"model": _CHAT_MODEL, "input": "What is a shoal?", "max_output_tokens": 64},
@@ -145,8 +145,8 @@ def _model_operations(models: _ModelEndpoints, options: Options) -> list[Operati
             request=wire.ModelRequest,
             response=(listed, wire.Managed),
             errors=_CHANGE_ERRORS,
-            description="With an empty body as GET. With a `model`, which asks for an admin key, its files are fetched "
-            "and nothing more.",
+            description="With an empty body, the same as GET. With a `model`, which requires an admin key, only "
+            "downloads its files.",
             example={},
             query=model_jobs.WAIT,
             accepted=wire.JobStatus,

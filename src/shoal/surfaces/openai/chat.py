@@ -64,7 +64,7 @@ def build_task(
         most = payload.max_tokens
     if most == 0:
         field = "max_tokens" if payload.max_completion_tokens is None else "max_completion_tokens"
-        raise InvalidValue(f"'{field}' is 0; an answer has at least one token.", param=field)
+        raise InvalidValue(f"'{field}' is 0; it must be at least 1.", param=field)
     return Generate(
         model=model,
         messages=to_messages(payload.messages),
@@ -89,7 +89,7 @@ def _requested_logprobs(payload: wire.ChatRequest) -> int | None:
     if payload.logprobs:
         return payload.top_logprobs or 0
     if payload.top_logprobs:
-        raise InvalidValue("'top_logprobs' needs 'logprobs': true beside it.", param="top_logprobs")
+        raise InvalidValue("'top_logprobs' requires 'logprobs': true.", param="top_logprobs")
     return None
 
 
@@ -99,7 +99,7 @@ def _adds_generation_prompt(payload: wire.ChatRequest) -> bool:
         return payload.add_generation_prompt is not False
     if payload.add_generation_prompt:
         raise InvalidValue(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other; send one of them.",
+            "'continue_final_message' and 'add_generation_prompt' are mutually exclusive; send one of them.",
             param="continue_final_message",
         )
     return False

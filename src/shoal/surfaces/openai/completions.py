@@ -69,8 +69,8 @@ class Completions:
             if error.param != "top_logprobs":
                 raise
             raise InvalidValue(
-                "'logprobs' above 0 is not supported: this model tells the probability of the chosen token alone; send "
-                "0, or leave it out.",
+                "'logprobs' above 0 is not supported: this model returns only the probability of the chosen token; "
+                "send 0, or omit it.",
                 param="logprobs",
             ) from error
 
@@ -98,14 +98,14 @@ def parse_prompts(prompts: str | list[Any], limit: int) -> list[TextItem]:
         raise EmptyInput("'prompt' is an empty list; send at least one text.", param="prompt")
     kinds = set(map(type, prompts))
     if len(kinds) > 1:
-        raise WrongType("'prompt' mixes texts and token ids; send one kind a request.", param="prompt")
+        raise WrongType("'prompt' mixes texts and token ids; send one kind per request.", param="prompt")
     if int in kinds:
         prompts = [prompts]
     if len(prompts) > limit:
-        raise TooManyInputs(f"'prompt' holds more than {limit} entries; split the request.", param="prompt")
+        raise TooManyInputs(f"'prompt' has more than {limit} entries; split the request.", param="prompt")
     if list in kinds and not all(prompts):
         at = next(at for at, each in enumerate(prompts) if not each)
-        raise EmptyInput(f"'prompt[{at}]' is an empty list; leave it out or send token ids.", param="prompt")
+        raise EmptyInput(f"'prompt[{at}]' is an empty list; omit it or send token ids.", param="prompt")
     return cast(list[TextItem], prompts)
 
 
@@ -120,7 +120,7 @@ def build_task(
 ) -> Generate:
     """Build the task. Raises InvalidValue, TooManyInputs, WrongType and Unsupported, with the field at fault."""
     if payload.suffix:
-        raise Unsupported("'suffix' is not supported: no model here inserts text; leave it out.", param="suffix")
+        raise Unsupported("'suffix' is not supported: no model here inserts text; omit it.", param="suffix")
     n = payload.n or 1
     best_of = payload.best_of
     made, field = max((n, "n"), (best_of or 0, "best_of"), key=itemgetter(0))
@@ -131,9 +131,11 @@ def build_task(
             param=field,
         )
     if best_of is not None and best_of < n:
-        raise InvalidValue(f"'best_of' is {best_of} and 'n' is {n}; it cannot be less.", param="best_of")
+        raise InvalidValue(
+            f"'best_of' is {best_of} and 'n' is {n}; 'best_of' cannot be less than 'n'.", param="best_of"
+        )
     if best_of is not None and best_of > n and payload.stream:
-        raise InvalidValue("'best_of' cannot be streamed: which answer is best shows at the end.", param="best_of")
+        raise InvalidValue("'best_of' cannot be streamed: the best answer is known only at the end.", param="best_of")
     return Generate(
         model=model,
         prompts=prompts,

@@ -53,7 +53,7 @@ def to_part(part: wire.ContentPart, where: str) -> Part:
         return Part(type="other", kind=part.type)
     field = where.partition("[")[0]
     if part.type in (*_TEXTS, "refusal", "image_url", "input_image"):
-        raise WrongType(f"'{where}' is a part of type {part.type!r} and holds none; send it.", param=field)
+        raise WrongType(f"'{where}' is a part of type {part.type!r} without its content; add it.", param=field)
     raise Unsupported(f"'{where}' is of type {part.type[:64]!r}; send text and image_url parts.", param=field)
 
 
@@ -62,7 +62,7 @@ def to_tools(definitions: Sequence[wire.ToolDefinition] | None) -> list[Tool]:
     for at, each in enumerate(definitions or ()):
         if each.type != "function":
             raise Unsupported(
-                f"'tools[{at}]' is of type {each.type[:64]!r}; only functions can be offered.", param="tools"
+                f"'tools[{at}]' is of type {each.type[:64]!r}; only functions are supported.", param="tools"
             )
         if each.function is None:
             raise WrongType(f"Missing required field 'tools[{at}].function'.", param="tools")
@@ -95,7 +95,7 @@ def to_tool_selection(
         choice = choice.function
     if isinstance(choice, wire.FunctionName):
         if choice.name not in {tool.name for tool in tools}:
-            raise InvalidValue(f"'{field}' names {choice.name[:64]!r}, which is not among the tools.", param=field)
+            raise InvalidValue(f"'{field}' names {choice.name[:64]!r}, which is not in 'tools'.", param=field)
         return ToolSelection("function", choice.name)
     match choice:
         case "auto" | "none":
@@ -103,7 +103,7 @@ def to_tool_selection(
         case "required" if tools:
             return ToolSelection("required")
         case "required":
-            raise InvalidValue(f"'{field}' requires a tool, and there are none; send 'tools'.", param=field)
+            raise InvalidValue(f"'{field}' requires a tool, but there are none; send 'tools'.", param=field)
         case _:
             raise WrongType(f"'{field}' is {choice[:64]!r}; send none, auto, required or one function.", param=field)
 
@@ -121,7 +121,7 @@ def _to_message(message: wire.ChatMessage, where: str, arguments: ArgumentsLimit
     if content is None and message.refusal is not None:
         content = message.refusal
     if content is None and role != "assistant":
-        raise WrongType(f"'{where}.content' is missing; only an assistant's message may have none.", param="messages")
+        raise WrongType(f"'{where}.content' is missing; only assistant messages may omit it.", param="messages")
     if content is None and not calls:
         content = ""
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning

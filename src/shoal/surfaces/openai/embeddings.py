@@ -45,8 +45,9 @@ _DTYPES: dict[tuple[bool, bool], np.dtype[Any]] = {
 }
 """Of raw bytes, by (half precision, big-endian)."""
 BINARY_HEADER_DOCS = {
-    "x-shoal-shape": "Of bytes: the number of vectors, a comma, and the numbers of each.",
-    "x-shoal-dtype": "Of bytes: the type of each number as NumPy writes it: `<f4`, `>f4`, `<f2`, `>f2`, int8 or uint8.",
+    "x-shoal-shape": "For binary responses: the number of vectors, a comma, and the dimension.",
+    "x-shoal-dtype": "For binary responses: the number type in NumPy's notation: `<f4`, `>f4`, `<f2`, `>f2`, int8 or "
+    "uint8.",
 }
 HEADER_DOCS = {**batch_headers.HEADER_DOCS, **token_ids.HEADER_DOCS, **BINARY_HEADER_DOCS}
 
@@ -92,7 +93,7 @@ class Embeddings:
             matrices.check_inputs(card, [each for each in inputs if not isinstance(each, ImageReference)], "input")
         if written.is_integer and not task.normalize:
             raise InvalidValue(
-                "int8 and uint8 are made of vectors of length one; leave 'normalize' out.", param="normalize"
+                "int8 and uint8 are only available for normalized vectors; omit 'normalize'.", param="normalize"
             )
         if ImageReference in kinds:
             result, tokens = await embed_inputs(
@@ -149,7 +150,7 @@ def _is_extended(payload: EmbeddingsRequest) -> bool:
 def _check_supported(payload: EmbeddingsRequest) -> None:
     if payload.late_chunking:
         raise Unsupported(
-            "'late_chunking' is not supported: leave it out, and embed each chunk by itself.", param="late_chunking"
+            "'late_chunking' is not supported: omit it, and embed each chunk separately.", param="late_chunking"
         )
     if payload.dimensions == 0 and payload.modality is None:
         raise decoder.FieldError(
@@ -157,7 +158,7 @@ def _check_supported(payload: EmbeddingsRequest) -> None:
         )
     if payload.add_special_tokens is False:
         raise Unsupported(
-            "'add_special_tokens' cannot be false for texts: send token ids, which are used as they are.",
+            "'add_special_tokens' cannot be false for texts: send token ids, which are used unchanged.",
             param="add_special_tokens",
         )
 
@@ -174,9 +175,9 @@ def _parse_inputs(payload: EmbeddingsRequest, limit: int) -> list[Input]:
             )
         return input_parsing.parse_inputs(payload.input, limit, payload.modality)
     if payload.input is not None:
-        raise InvalidValue("Both 'input' and 'messages' are there; send one of them.", param="messages")
+        raise InvalidValue("'input' and 'messages' are mutually exclusive; send one of them.", param="messages")
     if payload.modality is not None:
-        raise InvalidValue("'modality' is of 'input': the parts of 'messages' say what they are.", param="modality")
+        raise InvalidValue("'modality' applies to 'input'; parts of 'messages' have a type.", param="modality")
     return input_parsing.parse_messages(payload.messages)
 
 
@@ -218,7 +219,7 @@ class _VectorFormat:
         if isinstance(kind, list):
             if len(kind) != 1:
                 raise Unsupported(
-                    "'embedding_type' can name one type here; POST /v2/embed takes several.", param="embedding_type"
+                    "'embedding_type' accepts one type; POST /v2/embed accepts several.", param="embedding_type"
                 )
             (kind,) = kind
         self._precision: Precision = payload.output_dtype or "float"
@@ -243,7 +244,7 @@ class _VectorFormat:
         """Raise Unsupported for formats other than JSON numbers, since late-interaction vectors vary in number."""
         if self._precision != "float" or self._bytes:
             raise Unsupported(
-                "vectors of late interaction come as JSON numbers: leave 'output_dtype' and bytes out.",
+                "late-interaction vectors are only returned as JSON numbers: omit 'output_dtype' and binary formats.",
                 param="model",
             )
 

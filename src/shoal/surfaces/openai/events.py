@@ -120,7 +120,7 @@ def wants_usage(payload: wire.Sampled) -> bool:
         return False
     if not payload.stream:
         raise InvalidValue(
-            "'stream_options' is only allowed when 'stream' is true; set it, or leave the options out.",
+            "'stream_options' is only allowed when 'stream' is true; set it, or omit the options.",
             param="stream_options",
         )
     return bool(payload.stream_options.include_usage)

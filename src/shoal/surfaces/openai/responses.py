@@ -58,7 +58,7 @@ def build_task(
     """Build the task. Raises EmptyInput, InvalidValue, WrongType and Unsupported, with the field at fault."""
     _refuse_stored_state(payload)
     if payload.max_output_tokens == 0:
-        raise InvalidValue("'max_output_tokens' is 0; an answer has at least one token.", param="max_output_tokens")
+        raise InvalidValue("'max_output_tokens' is 0; it must be at least 1.", param="max_output_tokens")
     tools = [_to_tool(each, at) for at, each in enumerate(payload.tools or ())]
     mode, name = _to_tool_selection(payload.tool_choice, tools)
     logprobs = payload.top_logprobs
@@ -97,16 +97,17 @@ def _refuse_stored_state(payload: wire.ResponsesRequest) -> None:
     for name, given in refused.items():
         if given:
             raise Unsupported(
-                f"'{name}' is not supported: nothing is kept here; send the whole conversation as 'input'.", param=name
+                f"'{name}' is not supported: this server stores nothing; send the whole conversation as 'input'.",
+                param=name,
             )
     if payload.background:
         raise Unsupported(
-            "'background' is not supported: an answer is not kept to be fetched later; leave it out, and wait for the "
-            "answer or set 'stream' to true.",
+            "'background' is not supported: this server stores no answers; omit it, and wait for the answer or set "
+            "'stream' to true.",
             param="background",
         )
     if payload.truncation == "auto":
-        raise Unsupported("'truncation' is the operator's to set here; send disabled, or nothing.", param="truncation")
+        raise Unsupported("'truncation' is set by the operator; send disabled, or omit it.", param="truncation")
 
 
 def to_messages(payload: wire.ResponsesRequest) -> list[Message]:
@@ -162,8 +163,8 @@ def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
         last.tool_calls.append(call)  # safe to change: this module made the message
         if len(last.tool_calls) > MAX_CALLS:
             raise InvalidValue(
-                f"'input' holds more than {MAX_CALLS} function calls in one turn; send their outputs after "
-                "them, or leave some out.",
+                f"'input' has more than {MAX_CALLS} function calls in one turn; send their outputs after "
+                "them, or remove some.",
                 param="input",
             )
     else:
@@ -172,7 +173,7 @@ def _add_call(messages: list[Message], call: ToolCall, thought: str) -> None:
 
 def _to_tool(tool: wire.ResponseTool, at: int) -> Tool:
     if tool.type != "function":
-        raise Unsupported(f"'tools[{at}]' is of type {tool.type[:64]!r}; only functions can be offered.", param="tools")
+        raise Unsupported(f"'tools[{at}]' is of type {tool.type[:64]!r}; only functions are supported.", param="tools")
     if not tool.name:
         raise WrongType(f"Missing required field 'tools[{at}].name'.", param="tools")
     return to_tool(tool.to_definition(), "tools")

@@ -27,7 +27,7 @@ _BIASES = msgspec.json.Decoder(dict[str, float])
 _DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _ID = re.compile(r"[0-9]{1,10}")
 _ENCODE = msgspec.json.Encoder()
-_TOO_MANY = "%s and %s both say what the answer must look like; send one of them."
+_TOO_MANY = "%s and %s both constrain the answer; send one of them."
 
 
 def to_sampling(
@@ -121,12 +121,16 @@ def _parse_biases(raw: bytes | None) -> dict[int, float]:
         return {}
     biases: dict[str, float] = _decode(raw, "logit_bias", _BIASES)
     if len(biases) > MAX_BIASES:
-        raise InvalidValue(f"'logit_bias' names more than {MAX_BIASES} tokens; send fewer.", param="logit_bias")
+        raise InvalidValue(f"'logit_bias' has more than {MAX_BIASES} tokens; send fewer.", param="logit_bias")
     for token, bias in biases.items():
         if not _ID.fullmatch(token):
-            raise InvalidValue(f"'logit_bias' names {token[:64]!r}; its names are token ids.", param="logit_bias")
+            raise InvalidValue(
+                f"'logit_bias' has the key {token[:64]!r}; its keys must be token ids.", param="logit_bias"
+            )
         if not -100 <= bias <= 100:
-            raise InvalidValue(f"'logit_bias' of {token} is {bias:g}; send -100 to 100.", param="logit_bias")
+            raise InvalidValue(
+                f"'logit_bias' of {token} is {bias:g}; send a value from -100 to 100.", param="logit_bias"
+            )
     return {int(token): bias for token, bias in biases.items()}
 
 

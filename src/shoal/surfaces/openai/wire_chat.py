@@ -19,22 +19,22 @@ MAX_CHOICES = 128
 Schema: TypeAlias = Annotated[
     Json,
     Meta(
-        description="A JSON schema, as an object or as its text.",
+        description="A JSON schema, as an object or a string.",
         extra_json_schema={"type": ["object", "string", "null"]},
     ),
 ]
-Unused: TypeAlias = Annotated[Json, Meta(description="Accepted; only servers behind this one may use it.")]
+Unused: TypeAlias = Annotated[Json, Meta(description="Accepted; only upstream servers may use it.")]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 MaxTokens: TypeAlias = Annotated[
-    int, Meta(ge=-1, le=2**31 - 1, description="Most tokens to generate; -1 is no limit of the request's own.")
+    int, Meta(ge=-1, le=2**31 - 1, description="Maximum tokens to generate; -1 sets no limit.")
 ]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: (
-        Annotated[bool, Meta(description="Tell the usage in a last event, whose `choices` are empty.")] | None
-    ) = None
+    include_usage: Annotated[bool, Meta(description="Send the usage in a last event with empty `choices`.")] | None = (
+        None
+    )
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class Sampled(msgspec.Struct, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="A served model, by name or alias, or MODEL:ADAPTER for one of its LoRAs. Without one, the "
+                description="Name or alias of a served model, or MODEL:ADAPTER for one of its LoRAs. Default: the "
                 "default model."
             ),
         ]
@@ -75,12 +75,12 @@ class Sampled(msgspec.Struct, kw_only=True):
     max_tokens: MaxTokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Answers to each prompt.")] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Number of answers per prompt.")] | None = None
     seed: Annotated[int, Meta(ge=-INT64, le=INT64 - 1)] | None = None
     stop: (
         Annotated[
             Stop | Annotated[list[Stop], Meta(max_length=4)],
-            Meta(description="Texts that end the answer, and are not part of it."),
+            Meta(description="Texts that end the answer; they are not part of it."),
         ]
         | None
     ) = None
@@ -89,14 +89,14 @@ class Sampled(msgspec.Struct, kw_only=True):
     logit_bias: Annotated[
         Json,
         Meta(
-            description="Token ids, as strings, to what is added to their logits: -100 to 100.",
+            description="Maps token ids, as strings, to a bias added to their logits, from -100 to 100.",
             extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "number"}},
         ),
     ] = msgspec.UNSET
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    user: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
+    user: Annotated[str, Meta(description="Accepted and ignored.")] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 and -1: all tokens.")] | None = None
     min_p: Fraction | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
@@ -163,7 +163,7 @@ class FunctionDefinition(msgspec.Struct, kw_only=True):
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
-    type: Annotated[str, Meta(description="`function`, which is the only kind.")] = "function"
+    type: Annotated[str, Meta(description="`function`, the only type.")] = "function"
     function: FunctionDefinition | None = None
 
 
@@ -186,24 +186,21 @@ class ChatRequest(Sampled, kw_only=True):
     max_completion_tokens: (
         Annotated[
             int,
-            Meta(ge=-1, le=2**31 - 1, description="Most tokens to generate, and stronger than `max_tokens`."),
+            Meta(ge=-1, le=2**31 - 1, description="Maximum tokens to generate; overrides `max_tokens`."),
         ]
         | None
     ) = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20, description="Needs `logprobs`.")] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20, description="Requires `logprobs`.")] | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[str | NamedTool, Meta(description="`none`, `auto`, `required`, or one tool.")] | None = None
     parallel_tool_calls: bool | None = None
     functions: (
-        Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS, description="What `tools` were called before.")]
-        | None
+        Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS, description="Former name of `tools`.")] | None
     ) = None
-    function_call: Annotated[str | FunctionName, Meta(description="What `tool_choice` was called before.")] | None = (
-        None
-    )
+    function_call: Annotated[str | FunctionName, Meta(description="Former name of `tool_choice`.")] | None = None
     reasoning_effort: (
-        Annotated[str, Meta(description="For the chat templates that know it.", examples=["low"])] | None
+        Annotated[str, Meta(description="For chat templates that support it.", examples=["low"])] | None
     ) = None
     metadata: Unused = msgspec.UNSET
     store: Unused = msgspec.UNSET
@@ -217,11 +214,11 @@ class ChatRequest(Sampled, kw_only=True):
     audio: Unused = msgspec.UNSET
     web_search_options: Unused = msgspec.UNSET
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: Annotated[bool, Meta(description="The last message is the answer's beginning.")] | None = (
-        None
-    )
+    continue_final_message: (
+        Annotated[bool, Meta(description="Continue the last message instead of starting a new one.")] | None
+    ) = None
     add_generation_prompt: bool | None = None
-    include_reasoning: Annotated[bool, Meta(description="False: leave out what the model thinks.")] | None = None
+    include_reasoning: Annotated[bool, Meta(description="False omits the model's reasoning.")] | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
@@ -234,15 +231,21 @@ class CompletionRequest(Sampled, kw_only=True):
             examples=["A shoal is"],
         ),
     ]
-    echo: Annotated[bool, Meta(description="Begin with the prompt.")] | None = None
+    echo: Annotated[bool, Meta(description="Return the prompt before the completion.")] | None = None
     best_of: (
-        Annotated[int, Meta(ge=0, le=20, description="Answer with the `n` likeliest of so many; not as a stream.")]
+        Annotated[
+            int,
+            Meta(
+                ge=0, le=20, description="Generate this many answers and return the `n` likeliest; not with `stream`."
+            ),
+        ]
         | None
     ) = None
     logprobs: (
-        Annotated[int, Meta(ge=0, le=5, description="So many of the likeliest tokens beside the chosen one.")] | None
+        Annotated[int, Meta(ge=0, le=5, description="Number of likeliest tokens to return besides the chosen one.")]
+        | None
     ) = None
-    suffix: Annotated[str, Meta(description="Refused: no model here inserts text.")] | None = None
+    suffix: Annotated[str, Meta(description="Rejected: no model here inserts text.")] | None = None
 
 
 class PromptDetails(msgspec.Struct, kw_only=True):

@@ -16,8 +16,8 @@ EmbeddingsInput: TypeAlias = Annotated[
     str | list[str | TokenId | list[TokenId] | InputObject],
     Meta(
         description="A text, a list of texts, one list of token ids, or a list of such lists. A text may also be "
-        '`{"text": ...}`, a picture is `{"image": ...}` or `{"type": "image_url", "image_url": {"url": ...}}`. Token '
-        "ids are those of the model itself. Texts and ids do not mix, pictures mix with both.",
+        '`{"text": ...}`; an image is `{"image": ...}` or `{"type": "image_url", "image_url": {"url": ...}}`. Token '
+        "ids are the model's own. Texts and ids cannot be mixed; images can be mixed with both.",
         examples=["The food was delicious.", ["first text", "second text"], [101, 7592, 102]],
     ),
 ]
@@ -29,7 +29,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     model: Annotated[
         str,
         Meta(
-            description="A served model, by name or alias; `-query` or `-passage` after it is its `input_type`.",
+            description="Name or alias of a served model; a suffix `-query` or `-passage` sets `input_type`.",
             examples=["all-MiniLM-L6-v2"],
         ),
     ]
@@ -38,8 +38,8 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
         Annotated[
             Literal["float", "base64", "bytes_only"],
             Meta(
-                description="JSON numbers, the base64 of little-endian numbers, or nothing but their bytes, as with "
-                "`Accept: application/octet-stream`. Default: float."
+                description="JSON numbers, base64 of little-endian numbers, or raw bytes, as with `Accept: "
+                "application/octet-stream`. Default: float."
             ),
         ]
         | None
@@ -49,84 +49,96 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
             int,
             Meta(
                 ge=0,
-                description="Cut vectors to this length, and normalize them again. 0 is refused, except with "
-                "`modality`, where it means all of them. (Infinity)",
+                description="Truncate vectors to this length, then normalize them. 0 is rejected, except with "
+                "`modality`, where it means the full length. (Infinity)",
             ),
         ]
         | None
     ) = None
-    user: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
+    user: Annotated[str, Meta(description="Accepted and ignored.")] | None = None
     input_type: (
         Annotated[
             str,
             Meta(
-                description="The role of the texts, which picks the model's prompt: query, or document (passage).",
+                description="Role of the texts, which selects the model's prompt: query or document (passage).",
                 examples=["query"],
             ),
         ]
         | None
     ) = None
-    prompt_name: Annotated[str, Meta(description="A prompt of the model, put before every text.")] | None = None
+    prompt_name: Annotated[str, Meta(description="Name of a prompt of the model, prepended to every text.")] | None = (
+        None
+    )
     truncate: (
         Annotated[
             bool | Literal["NONE", "START", "END"],
-            Meta(description="Cut a text that is too long (true or END: its end; START: its start), or refuse it."),
+            Meta(
+                description="Truncate texts that are too long (true or END: at the end; START: at the start) instead "
+                "of rejecting them."
+            ),
         ]
         | None
     ) = None
-    normalize: Annotated[bool, Meta(description="Scale vectors to length one. Default: true.")] | None = None
+    normalize: Annotated[bool, Meta(description="Normalize vectors to unit length. Default: true.")] | None = None
     embedding_type: (
         Annotated[
             Precision | Literal["base64"] | list[Precision | Literal["base64"]],
-            Meta(description="As `output_dtype`, or base64. A list may name one. (NIM, Jina)"),
+            Meta(description="Same as `output_dtype`, or base64. A list may contain one type. (NIM, Jina)"),
         ]
         | None
     ) = None
     output_dtype: (
         Annotated[
             Precision,
-            Meta(description="Numbers to answer; binary and ubinary hold eight dimensions each. Default: float."),
+            Meta(
+                description="Type of the returned numbers; binary and ubinary pack eight dimensions into each. "
+                "Default: float."
+            ),
         ]
         | None
     ) = None
-    output_dimension: Annotated[int, Meta(ge=1, description="As `dimensions`. (Voyage)")] | None = None
-    truncation: Annotated[bool, Meta(description="As `truncate`. (Voyage)")] | None = None
+    output_dimension: Annotated[int, Meta(ge=1, description="Same as `dimensions`. (Voyage)")] | None = None
+    truncation: Annotated[bool, Meta(description="Same as `truncate`. (Voyage)")] | None = None
     task: (
         Annotated[
             str,
             Meta(
-                description="`retrieval.query` and `retrieval.passage` are roles; of any other the model's prompt of "
-                "that name is used, where it has one. (Jina)",
+                description="`retrieval.query` and `retrieval.passage` are roles; other values select the model's "
+                "prompt of that name, if any. (Jina)",
                 examples=["retrieval.query"],
             ),
         ]
         | None
     ) = None
-    normalized: Annotated[bool, Meta(description="As `normalize`. (Jina)")] | None = None
-    late_chunking: Annotated[bool, Meta(description="True is refused. (Jina)")] | None = None
+    normalized: Annotated[bool, Meta(description="Same as `normalize`. (Jina)")] | None = None
+    late_chunking: Annotated[bool, Meta(description="True is rejected. (Jina)")] | None = None
     truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, description="-1, or no less than the model reads: cut there. (vLLM)")] | None
+        Annotated[
+            int, Meta(ge=-1, description="Truncate to this many tokens: -1, or at least the model's maximum. (vLLM)")
+        ]
+        | None
     ) = None
     truncation_side: (
-        Annotated[Literal["left", "right"], Meta(description="Which end is cut. Default: right. (vLLM)")] | None
+        Annotated[Literal["left", "right"], Meta(description="End to truncate. Default: right. (vLLM)")] | None
     ) = None
     truncation_direction: (
-        Annotated[Literal["left", "right"], Meta(description="As `truncation_side`. (TEI)")] | None
+        Annotated[Literal["left", "right"], Meta(description="Same as `truncation_side`. (TEI)")] | None
     ) = None
-    add_special_tokens: Annotated[bool, Meta(description="False is refused. (vLLM)")] | None = None
-    use_activation: Annotated[bool, Meta(description="As `normalize`. (vLLM)")] | None = None
-    embed_dtype: Annotated[Literal["float32", "float16"], Meta(description="Of base64 and of bytes. (vLLM)")] | None = (
-        None
-    )
+    add_special_tokens: Annotated[bool, Meta(description="False is rejected. (vLLM)")] | None = None
+    use_activation: Annotated[bool, Meta(description="Same as `normalize`. (vLLM)")] | None = None
+    embed_dtype: (
+        Annotated[Literal["float32", "float16"], Meta(description="For base64 and binary responses. (vLLM)")] | None
+    ) = None
     endianness: (
-        Annotated[Literal["native", "little", "big"], Meta(description="Of base64 and of bytes. (vLLM)")] | None
+        Annotated[Literal["native", "little", "big"], Meta(description="For base64 and binary responses. (vLLM)")]
+        | None
     ) = None
     modality: (
         Annotated[
             Modalities,
             Meta(
-                description="What the texts of `input` are: image makes each a picture, by its URL, data URI or "
-                "base64. A list says it for each. Default: text. (Infinity, NIM)"
+                description="Type of the texts in `input`: with image, each is the URL, data URI or base64 of "
+                "an image. A list sets it for each input. Default: text. (Infinity, NIM)"
             ),
         ]
         | None
@@ -134,9 +146,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     messages: (
         Annotated[
             list[InputMessage],
-            Meta(
-                description="Instead of `input`: a conversation of one text or one picture, which is one input. (vLLM)"
-            ),
+            Meta(description="Instead of `input`: a conversation of one text or image, embedded as one input. (vLLM)"),
         ]
         | None
     ) = None
@@ -146,8 +156,8 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 AnyModel: TypeAlias = Annotated[
     str | None,
     Meta(
-        description="A served model, by name or alias; `-query` or `-passage` after it is its `input_type`. Absent, or "
-        "the name of none: the default model for embedding.",
+        description="Name or alias of a served model; a suffix `-query` or `-passage` sets `input_type`. Absent or "
+        "unknown: the default model for embedding.",
         examples=["all-MiniLM-L6-v2"],
     ),
 ]
@@ -160,7 +170,7 @@ class AnyModelRequest(EmbeddingsRequest, kw_only=True):
 
 
 class ImageEmbeddingsRequest(AnyModelRequest, kw_only=True):
-    """The same for /embeddings_image, whose inputs are pictures. (Infinity)"""
+    """The same for /embeddings_image, whose inputs are images. (Infinity)"""
 
     model: AnyModel = NOT_SPECIFIED
     modality: Literal["image"] = "image"
@@ -171,13 +181,13 @@ class OpenAIEmbedding(msgspec.Struct, kw_only=True):
     index: int
     embedding: Annotated[
         list[float | list[float]] | str,
-        Meta(description="Numbers, or their base64; of a model of late interaction a vector for each token."),
+        Meta(description="Numbers, or their base64; for a late-interaction model, one vector per token."),
     ]
 
 
 class EmbeddingsResponse(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
-    data: Annotated[list[OpenAIEmbedding], Meta(description="One entry an input, in the order of the inputs.")]
+    data: Annotated[list[OpenAIEmbedding], Meta(description="One entry per input, in the order of the inputs.")]
     model: str
     usage: Usage
 

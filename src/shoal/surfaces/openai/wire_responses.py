@@ -67,8 +67,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)],
         Meta(description="A text, or a conversation.", examples=["What is a shoal?"]),
     ]
-    model: Annotated[str, Meta(description="As in chat completions.")] | None = None
-    instructions: Annotated[str, Meta(description="A system message before all others.")] | None = None
+    model: Annotated[str, Meta(description="Same as in chat completions.")] | None = None
+    instructions: Annotated[str, Meta(description="A system message, placed before all others.")] | None = None
     max_output_tokens: MaxTokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
@@ -81,10 +81,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     reasoning: ReasoningOptions | None = None
     stream: bool | None = None
     store: bool | None = None
-    previous_response_id: Annotated[str, Meta(description="Refused: nothing is kept.")] | None = None
-    background: Annotated[bool, Meta(description="Refused where true.")] | None = None
-    conversation: Annotated[Json, Meta(description="Refused: nothing is kept.")] = msgspec.UNSET
-    prompt: Annotated[Json, Meta(description="Refused: nothing is kept.")] = msgspec.UNSET
+    previous_response_id: Annotated[str, Meta(description="Rejected: this server stores nothing.")] | None = None
+    background: Annotated[bool, Meta(description="Rejected if true.")] | None = None
+    conversation: Annotated[Json, Meta(description="Rejected: this server stores nothing.")] = msgspec.UNSET
+    prompt: Annotated[Json, Meta(description="Rejected: this server stores nothing.")] = msgspec.UNSET
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -84,7 +84,7 @@ class AutoBatchingProxy:
                 method="GET",
                 path="/health",
                 endpoint=_HealthEndpoint(gateway),
-                summary="Can any model answer?",
+                summary="Check whether any model is ready",
                 access="public",
                 quiet=True,
                 response=str,

@@ -69,7 +69,7 @@ class _QueryEndpoint:
     def _count(self) -> None:
         self._queries += 1
         if self._queries > self._limit:
-            raise TooManyInputs(f"These are more than the {self._limit} queries of one request; split it.")
+            raise TooManyInputs(f"The request has more than {self._limit} queries; split it.")
 
     async def __call__(self, request: Request) -> Reply:
         if len(request.body) > decoder.LARGE:

@@ -13,7 +13,9 @@ from msgspec import Meta
 class ProxyRequest(msgspec.Struct, kw_only=True):
     """The texts to embed. Other fields are ignored, as in the original."""
 
-    inputs: Annotated[list[str], Meta(description="The texts, also where it is one.", examples=[["Hello", "World"]])]
+    inputs: Annotated[
+        list[str], Meta(description="The texts, also if there is only one.", examples=[["Hello", "World"]])
+    ]
 
 
 class ProxyBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -22,17 +24,17 @@ class ProxyBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     batch_id: int
     batch_type: Annotated[
         Literal["max_batch_size", "max_wait_time_ms"],
-        Meta(description="Why it left: it was full, or nobody else came while there was time."),
+        Meta(description="Why the batch was sent: it was full, or its wait time was over."),
     ]
-    batch_size: Annotated[int, Meta(description="Requests in it.")]
-    batch_wait_time_ms: Annotated[int | None, Meta(description="What the request waited, where it was not full.")] = (
-        None
-    )
-    inference_time_ms: Annotated[float, Meta(description="What its call took.")]
+    batch_size: Annotated[int, Meta(description="Requests in the batch.")]
+    batch_wait_time_ms: Annotated[
+        int | None, Meta(description="Time that the request waited, if the batch was not full.")
+    ] = None
+    inference_time_ms: Annotated[float, Meta(description="Duration of its call.")]
 
 
 class ProxyResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
-    embeddings: Annotated[list[list[float]], Meta(description="One vector a text, in their order.")]
+    embeddings: Annotated[list[list[float]], Meta(description="One vector per text, in the same order.")]
     batch_info: ProxyBatch | None = None
 
 

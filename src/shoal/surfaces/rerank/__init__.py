@@ -31,7 +31,7 @@ _QUESTION = "What is a shoal?"
 _TEXTS = ["A group of fish.", "A kind of bread."]
 _EXAMPLE = {"query": _QUESTION, "documents": _TEXTS}
 _ANSWERS: Any = (wire.RerankResponse, wire.VoyageResponse)
-_DESCRIPTION = "With `top_k`, also null, the reply is Voyage's: `data`, and documents only where they are asked for."
+_DESCRIPTION = "With `top_k`, even null, the response is Voyage's: `data`, with documents only if requested."
 
 
 class RerankDocuments:
@@ -152,10 +152,10 @@ def _check_supported(payload: wire.RerankRequest) -> None:
             "'rank_fields' can only be [\"text\"]: join the fields of a document into its 'text'.", param="rank_fields"
         )
     if payload.return_embeddings:
-        raise Unsupported("'return_embeddings' is not supported: POST /v1/embeddings.", param="return_embeddings")
+        raise Unsupported("'return_embeddings' is not supported: use POST /v1/embeddings.", param="return_embeddings")
     if payload.max_tokens_per_query:
         raise Unsupported(
-            "'max_tokens_per_query' is not supported: leave it out, or cut the query before.",
+            "'max_tokens_per_query' is not supported: omit it, or shorten the query.",
             param="max_tokens_per_query",
         )
 

@@ -19,32 +19,43 @@ class RerankOptions(msgspec.Struct, kw_only=True):
     top_n: MaybeTop = None
     top_k: MaybeTop = None
     return_documents: (
-        Annotated[bool, Meta(description="Repeat each document beside its score. Default: true; of Voyage false.")]
+        Annotated[
+            bool, Meta(description="Return each document with its score. Default: true; in Voyage's form, false.")
+        ]
         | None
     ) = None
     raw_scores: (
-        Annotated[bool, Meta(description="Scores as the model gives them, without its sigmoid. (Infinity)")] | None
+        Annotated[bool, Meta(description="Return the model's raw scores, without its sigmoid. (Infinity)")] | None
     ) = None
     use_activation: Annotated[bool, Meta(description="The opposite of `raw_scores`. (vLLM)")] | None = None
     truncation: (
-        Annotated[bool, Meta(description="Cut what is too long for the model, or refuse it. (Voyage, Jina)")] | None
+        Annotated[
+            bool,
+            Meta(
+                description="Truncate inputs that are too long for the model instead of rejecting them. (Voyage, Jina)"
+            ),
+        ]
+        | None
     ) = None
-    truncate: Annotated[bool | Literal["NONE", "START", "END"], Meta(description="The same. (NIM)")] | None = None
+    truncate: (
+        Annotated[bool | Literal["NONE", "START", "END"], Meta(description="Same as `truncation`. (NIM)")] | None
+    ) = None
     truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, description="-1, or no less than the model reads: cut there. (vLLM)")] | None
+        Annotated[
+            int, Meta(ge=-1, description="Truncate to this many tokens: -1, or at least the model's maximum. (vLLM)")
+        ]
+        | None
     ) = None
     max_tokens_per_doc: MaybeDocumentTokens = None
     max_doc_length: MaybeDocumentTokens = None
-    max_tokens_per_query: Annotated[int, Meta(ge=0, description="Above 0 it is refused. (vLLM)")] | None = None
+    max_tokens_per_query: Annotated[int, Meta(ge=0, description="Rejected above 0. (vLLM)")] | None = None
     max_chunks_per_doc: (
-        Annotated[int, Meta(description="Accepted: a document is never cut into chunks. (Cohere)")] | None
+        Annotated[int, Meta(description="Accepted: documents are never split into chunks. (Cohere)")] | None
     ) = None
-    rank_fields: (
-        Annotated[list[str], Meta(description="Fields of the documents: nothing but `text`. (Cohere)")] | None
-    ) = None
-    return_embeddings: Annotated[bool, Meta(description="True is refused. (Jina)")] | None = None
-    user: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
-    priority: Annotated[int, Meta(description="Accepted, and not used.")] | None = None
+    rank_fields: Annotated[list[str], Meta(description="Fields of the documents: only `text`. (Cohere)")] | None = None
+    return_embeddings: Annotated[bool, Meta(description="True is rejected. (Jina)")] | None = None
+    user: Annotated[str, Meta(description="Accepted and ignored.")] | None = None
+    priority: Annotated[int, Meta(description="Accepted and ignored.")] | None = None
 
 
 class RerankRequest(RerankOptions, kw_only=True):
@@ -71,19 +82,19 @@ class RankedText(msgspec.Struct, kw_only=True):
 
 
 class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
-    index: Annotated[int, Meta(description="Place of the document in the request.")]
+    index: Annotated[int, Meta(description="Index of the document in the request.")]
     relevance_score: float
     document: RankedText | msgspec.UnsetType = msgspec.UNSET
 
 
 class RerankResponse(msgspec.Struct, kw_only=True):
     id: str
-    object: Annotated[Literal["list", "rerank"], Meta(description="`rerank` where the request has `raw_scores`.")] = (
-        "list"
-    )
+    object: Annotated[Literal["list", "rerank"], Meta(description="`rerank` if the request has `raw_scores`.")] = "list"
     model: str
     usage: Usage
-    results: Annotated[list[RerankResult], Meta(description="The best first; of equal scores the earlier document.")]
+    results: Annotated[
+        list[RerankResult], Meta(description="Sorted by descending score; ties keep the request's order.")
+    ]
     meta: CohereMeta
 
 
@@ -99,7 +110,7 @@ class VoyageUsage(msgspec.Struct, kw_only=True):
 
 class VoyageResponse(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
-    data: Annotated[list[VoyageResult], Meta(description="The best first; of equal scores the earlier document.")]
+    data: Annotated[list[VoyageResult], Meta(description="Sorted by descending score; ties keep the request's order.")]
     model: str
     usage: VoyageUsage
 
@@ -111,16 +122,19 @@ class RankingRequest(msgspec.Struct, kw_only=True):
     passages: Annotated[list[RankText], Meta(examples=[[{"text": "first"}, {"text": "second"}]])]
     model: MaybeModel = None
     truncate: (
-        Annotated[bool | Literal["NONE", "START", "END"], Meta(description="Cut what is too long, or refuse it.")]
+        Annotated[
+            bool | Literal["NONE", "START", "END"],
+            Meta(description="Truncate inputs that are too long instead of rejecting them."),
+        ]
         | None
     ) = None
 
 
 class Ranking(msgspec.Struct, kw_only=True):
     index: int
-    logit: Annotated[float, Meta(description="As the model gives it, without an activation.")]
+    logit: Annotated[float, Meta(description="The model's raw score, without an activation.")]
 
 
 class RankingResponse(msgspec.Struct, kw_only=True):
-    rankings: Annotated[list[Ranking], Meta(description="The best first; of equal scores the earlier passage.")]
+    rankings: Annotated[list[Ranking], Meta(description="Sorted by descending score; ties keep the request's order.")]
     usage: Usage

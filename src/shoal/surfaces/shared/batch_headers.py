@@ -8,14 +8,14 @@ from shoal.http.request import Headers, Request
 from shoal.types import Embedded, Result
 
 HEADER_DOCS = {
-    "x-shoal-batch-size": "Items in the largest batch that this request was part of, all users' together.",
+    "x-shoal-batch-size": "Items in the largest batch that this request was part of, from all users.",
     "x-shoal-batch-id": "Number of that batch.",
-    "x-shoal-batches": "Batches over which the request was spread.",
-    "x-shoal-flush": "Why that batch left: full, idle or age.",
-    "x-shoal-queue-ms": "Longest wait of an item for its batch, in milliseconds.",
-    "x-shoal-truncated": "Inputs that were cut to the model's length.",
-    "x-shoal-cached": "Inputs that were answered before, and came from the cache.",
-    "x-shoal-space": "Hash of the vector space: only vectors of equal spaces may be compared.",
+    "x-shoal-batches": "Batches that this request was split into.",
+    "x-shoal-flush": "Why that batch was sent: full, idle or age.",
+    "x-shoal-queue-ms": "Longest time an item waited for its batch, in milliseconds.",
+    "x-shoal-truncated": "Inputs truncated to the model's maximum length.",
+    "x-shoal-cached": "Inputs answered from the cache.",
+    "x-shoal-space": "Hash of the vector space: only compare vectors with the same hash.",
     "server-timing": "Milliseconds of queue, prepare, infer and total.",
 }
 

@@ -45,7 +45,7 @@ class ModelRequirement:
         if is_sparse(facts) and self.sparse_refusal:
             return Unsupported(self.sparse_refusal, param="model")
         return Unsupported(
-            f"the model {name!r} gives no vectors of the kind {self.vectors}; it gives: {', '.join(facts.vectors)}",
+            f"the model {name!r} has no {self.vectors} vectors; it has: {', '.join(facts.vectors)}",
             param="model",
         )
 

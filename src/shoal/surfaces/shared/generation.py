@@ -21,9 +21,9 @@ EVENT_STREAM: Headers = [
     (b"x-accel-buffering", b"no"),
 ]
 HEADER_DOCS = {
-    "server-timing": "Milliseconds until the first token, and in all; not of streams.",
-    "x-shoal-prompt-cut": "Messages that were left out, because the conversation was too long; absent where none was.",
-    "x-shoal-ignored": "Fields of the request that the model cannot honor and was answered without; absent where none.",
+    "server-timing": "Milliseconds until the first token, and in total; not for streams.",
+    "x-shoal-prompt-cut": "Messages dropped because the conversation was too long; absent if none.",
+    "x-shoal-ignored": "Fields of the request that the model does not support and that were ignored; absent if none.",
 }
 
 _MAX_TOKENS_PER_PIECE = 8

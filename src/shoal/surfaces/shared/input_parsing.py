@@ -67,7 +67,7 @@ def parse_inputs(inputs: str | list[Any], limit: int, modality: Modalities | Non
         raise _mixed_error()
     if not all(inputs):
         at = next(at for at, each in enumerate(inputs) if not each)
-        raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
+        raise EmptyInput(f"'input[{at}]' is empty; omit it or send a text.", param="input")
     return cast(list[Input], inputs)
 
 
@@ -93,12 +93,12 @@ def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
     if len(found) != 1:
         count = "no" if not found else "more than one"
         raise InvalidValue(
-            f"'messages' holds {count} text or picture: send one, since a request with messages is one input and no "
-            "model here joins several. Many go into 'input'.",
+            f"'messages' has {count} text or image: send one, since 'messages' is a single input and no model here "
+            "combines several. Use 'input' for many.",
             param="messages",
         )
     if not found[0]:
-        raise EmptyInput("'messages' holds an empty text; send a text or a picture.", param="messages")
+        raise EmptyInput("'messages' contains an empty text; send a text or an image.", param="messages")
     return found
 
 
@@ -113,12 +113,12 @@ def parse_part(part: InputObject, place: str) -> str | ImageReference:
         raise WrongType(f"'{place}' has no 'text' and no 'image'; send an object with one of them.", param=field)
     if len(links) + (part.text is not None) > 1:
         raise InvalidValue(
-            f"'{place}' has several of 'text', 'image' and 'image_url'; send one of them, since no model here joins "
-            "them to one vector.",
+            f"'{place}' has several of 'text', 'image' and 'image_url'; send one of them, since no model here combines "
+            "them into one vector.",
             param=field,
         )
     if part.type is not None and (part.type in _TEXT_TYPES) != (part.text is not None):
-        raise WrongType(f"'{place}' is of the type {part.type} and holds something else.", param=field)
+        raise WrongType(f"'{place}' is of type {part.type} but contains something else.", param=field)
     if part.text is not None:
         return part.text
     ((name, link),) = links
@@ -132,9 +132,7 @@ def to_image_reference(link: str | ImageLink, place: str) -> ImageReference:
 def check_count(entries: Sequence[Any], field: str, limit: int) -> None:
     """Raise TooManyInputs if a field holds more than `limit` entries."""
     if len(entries) > limit:
-        raise TooManyInputs(
-            f"'{field}' holds more than the {limit} entries that one request may hold; split it.", param=field
-        )
+        raise TooManyInputs(f"'{field}' has more than {limit} entries; split the request.", param=field)
 
 
 def has_images(inputs: Sequence[Input]) -> bool:
@@ -179,11 +177,11 @@ def parse_headers(raw: UnreadField) -> Mapping[str, str]:
         return {}
     data = memoryview(cast(msgspec.Raw, raw))
     if len(data) > _MAX_HEADER_BYTES:
-        raise InvalidValue(f"{FIELD} are of {MAX_CHARACTERS} characters at most in all: send fewer", param=FIELD)
+        raise InvalidValue(f"{FIELD} can have at most {MAX_CHARACTERS} characters in total: send fewer", param=FIELD)
     try:
         return _HEADERS.decode(data)
     except msgspec.ValidationError:
-        raise WrongType(f"'{FIELD}' is invalid: it maps names of headers to texts.", param=FIELD) from None
+        raise WrongType(f"'{FIELD}' is invalid: it must map header names to strings.", param=FIELD) from None
 
 
 def count_text_tokens(inputs: Sequence[TextItem | Image], tokens: Sequence[int]) -> int:
@@ -196,11 +194,11 @@ def _apply_modality(inputs: list[Any], modality: Modalities) -> list[Any]:
     kinds = modality if isinstance(modality, list) else [modality] * len(inputs)
     if len(kinds) != len(inputs):
         raise InvalidValue(
-            f"'modality' names {len(kinds)} inputs of {len(inputs)}: send one for each, or one for all.",
+            f"'modality' has {len(kinds)} entries for {len(inputs)} inputs: send one for each input, or one for all.",
             param="modality",
         )
     if any(kind == "image" and isinstance(each, list) for each, kind in zip(inputs, kinds, strict=True)):
-        raise WrongType("'input' holds token ids, and its 'modality' is image: send pictures.", param="input")
+        raise WrongType("'input' has token ids, but its 'modality' is image: send images.", param="input")
     return [
         ImageReference(each, f"input[{at}]") if kind == "image" and isinstance(each, str) else each
         for at, (each, kind) in enumerate(zip(inputs, kinds, strict=True))
@@ -208,7 +206,7 @@ def _apply_modality(inputs: list[Any], modality: Modalities) -> list[Any]:
 
 
 def _mixed_error() -> WrongType:
-    return WrongType("'input' mixes texts and token ids; send one kind a request.", param="input")
+    return WrongType("'input' mixes texts and token ids; send one kind per request.", param="input")
 
 
 def _remap_error(error: RequestError, sought: Sequence[ImageReference]) -> RequestError:

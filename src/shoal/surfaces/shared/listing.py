@@ -33,7 +33,7 @@ _STATES: dict[str, wire.StatusValue] = {
 }
 
 
-UNRESPONSIVE_ERROR = "it is loaded, but does not answer: see the server's log, and unload and load it if that lasts"
+UNRESPONSIVE_ERROR = "it is loaded but does not respond: see the server's log, and reload it if this persists"
 
 
 def find_unresponsive(gateway: Gateway) -> set[str]:

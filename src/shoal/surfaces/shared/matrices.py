@@ -52,8 +52,8 @@ def check_matrices(each: Sequence[Array], field: str) -> None:
 def _check_size(numbers: int, field: str) -> None:
     if numbers > MAX_NUMBERS:
         raise TooManyInputs(
-            f"'{field}' comes to more than the {MAX_NUMBERS} numbers that one request may be answered with, a vector "
-            "for each token: split it.",
+            f"'{field}' has one vector per token, and the response would exceed {MAX_NUMBERS} numbers: split the "
+            "request.",
             param=field,
         )
 

@@ -18,7 +18,7 @@ from shoal.surfaces.shared.listing import list_models
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
-WAIT = {"wait": "false: answer 202 with a job at once, instead of when it is done."}
+WAIT = {"wait": "false: return 202 with a job at once instead of waiting until it is done."}
 
 # The loader checks the rest: the @revision after a name, and addresses. Nothing else may begin like a path.
 _SOURCE = re.compile(rf"{NAME}(?:@[A-Za-z0-9._/-]{{1,96}})?|[a-z][a-z0-9+]*:[\x21-\x5b\x5d-\x7e]{{0,512}}")
@@ -39,7 +39,7 @@ def check_model_name(name: str, param: str = "model") -> str:
     """Return `name` if it is a valid model name, else raise InvalidValue. This is the first check of the name."""
     if not is_name(name) or name in RESERVED:
         raise InvalidValue(
-            f"{name[:_MAX_SHOWN]!r} cannot name a model; {NAME_RULE}, and none of {', '.join(sorted(RESERVED))}.",
+            f"{name[:_MAX_SHOWN]!r} cannot name a model; {NAME_RULE}, but not {', '.join(sorted(RESERVED))}.",
             param=param,
         )
     return name
@@ -49,7 +49,8 @@ def check_source(text: str, param: str = "model") -> str:
     """Return `text` if it is a valid model name or source address, else raise InvalidValue."""
     if _SOURCE.fullmatch(text) is None or _STEPS.search(text) or text in RESERVED:
         raise InvalidValue(
-            f"{text[:_MAX_SHOWN]!r} is no model's name or address; write org/name, org/name@revision or pypi:package.",
+            f"{text[:_MAX_SHOWN]!r} is not a model's name or address; write org/name, org/name@revision or "
+            "pypi:package.",
             param=param,
         )
     return text
@@ -100,7 +101,7 @@ def check_changed(job: Job) -> None:
 
 
 def unknown_model_error(name: str) -> ModelNotFound:
-    return ModelNotFound(f"the model {name!r} does not exist: GET /models lists those that do", param="model")
+    return ModelNotFound(f"the model {name!r} does not exist: see GET /models", param="model")
 
 
 def to_status(job: Job) -> wire.JobStatus:

@@ -38,7 +38,7 @@ def parse_text(text: str | RankText, field: str) -> str:
     if isinstance(text, str):
         return text
     if is_set(text.image):
-        raise Unsupported(f"'{field}' has an image; only texts can be ranked here.", param=field.partition("[")[0])
+        raise Unsupported(f"'{field}' has an image; only texts can be ranked.", param=field.partition("[")[0])
     return text.text
 
 

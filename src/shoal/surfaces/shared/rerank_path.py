@@ -54,7 +54,7 @@ class RerankPath:
                     for status in {**documents.errors, **texts.errors}
                 },
                 headers={**documents.headers, **texts.headers},
-                description="With `texts` both the reply and errors are text-embeddings-inference's. "
+                description="With `texts`, the response and errors are those of text-embeddings-inference. "
                 + documents.description,
             )
         ]
@@ -85,12 +85,12 @@ class _EitherBody:
         shape = await self._shape.decode_async(request.body)
         texts, documents = is_set(shape.texts), is_set(shape.documents)
         if texts and documents:
-            raise InvalidValue("Both 'documents' and 'texts' are there; send one of them.", param="texts")
+            raise InvalidValue("'documents' and 'texts' are mutually exclusive; send one of them.", param="texts")
         if texts:
             return await self._texts(request)
         if not documents:
             raise WrongType(
-                "Missing required field 'documents' (or 'texts', as text-embeddings-inference has it).",
+                "Missing required field 'documents' (or 'texts', as in text-embeddings-inference).",
                 param="documents",
             )
         request.render_error = self._render_documents_error

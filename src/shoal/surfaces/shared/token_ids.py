@@ -27,8 +27,8 @@ TABLES = dict.fromkeys(("text-embedding-3-small", "text-embedding-3-large", "tex
 
 HEADER = "x-shoal-token-ids"
 HEADER_DOCS = {
-    HEADER: "Where the inputs came as token ids. taken: as the model's own. decoded: with the table of OpenAI's model "
-    "of that name."
+    HEADER: "How token ids were read. taken: as the model's own. decoded: with the vocabulary of OpenAI's model of "
+    "that name."
 }
 ALTERNATIVE = (
     "send text: in LangChain's OpenAIEmbeddings, which sends tiktoken's ids, set check_embedding_ctx_length=False"
@@ -53,9 +53,8 @@ async def resolve_token_ids(
         return list(await asyncio.to_thread(_decode, ids, TABLES[name])), _build_header(b"decoded")
     if policy == "refuse":
         raise Unsupported(
-            f"token ids are not taken here, since most are of another tokenizer than this model's: {ALTERNATIVE} "
-            f"(for ids "
-            "that the model's own tokenizer made, the operator sets token_ids to accept)",
+            f"token ids are rejected, since most clients use another tokenizer than this model's: {ALTERNATIVE} (to "
+            "accept ids of the model's own tokenizer, the operator sets token_ids to accept)",
             param="input",
         )
     return inputs, _build_header(b"taken")
@@ -69,14 +68,16 @@ def _decode(ids: Sequence[list[Any]], table: str) -> list[str]:
     encoding = _load_table(table)
     if encoding is None:
         raise Unsupported(
-            f"token ids under a name of OpenAI's are of the table {table}, which is not on this machine: {ALTERNATIVE} "
-            "(the operator can install tiktoken and fill its cache, or give the model another name)",
+            f"token ids sent to an OpenAI model name need the vocabulary {table}, which is not installed: "
+            f"{ALTERNATIVE} (the operator can install tiktoken and fill its cache, or give the model another name)",
             param="input",
         )
     try:
         texts: list[str] = [encoding.decode(one) for one in ids]
     except (KeyError, OverflowError):
-        raise InvalidValue(f"the input holds a token id that the table {table} does not have", param="input") from None
+        raise InvalidValue(
+            f"the input has a token id that the vocabulary {table} does not contain", param="input"
+        ) from None
     return texts
 
 

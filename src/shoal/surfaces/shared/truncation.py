@@ -39,7 +39,7 @@ def check_token_limit(card: ModelCard, limit: int | None, name: str) -> bool | N
         most = card.facts.max_input_tokens if card.facts is not None else None
         own = "" if most is None else f" ({most})"
         raise Unsupported(
-            f"'{name}' can only be the model's own length{own} or more here: leave it out, or cut the texts before.",
+            f"'{name}' cannot be less than the model's own length{own}: omit it, or shorten the texts.",
             param=name,
         )
     return True
@@ -69,5 +69,5 @@ def merge_fields(**fields: object) -> object:
     values = list(present.values())
     if any(value != values[0] for value in values[1:]):
         names = " and ".join(f"'{name}'" for name in present)
-        raise InvalidValue(f"{names} mean the same and differ; send one of them.", param=next(iter(present)))
+        raise InvalidValue(f"{names} are aliases with different values; send one of them.", param=next(iter(present)))
     return values[0] if values else None

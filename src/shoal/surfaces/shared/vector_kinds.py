@@ -22,7 +22,7 @@ def main_kind(card: ModelCard) -> VectorKind:
     if "multi" in vectors:
         return "multi"
     raise Unsupported(
-        f"the model {card.name!r} gives {' and '.join(vectors)} vectors, which this route does not answer: use "
+        f"the model {card.name!r} has {' and '.join(vectors)} vectors, which this route does not return: use "
         + ("POST /embed_sparse" if "sparse" in vectors else "POST /embed_all"),
         param="model",
     )
@@ -36,7 +36,6 @@ def check_late_interaction(task: Embed, normalize: str = "normalize") -> None:
     for name, is_changed in (("dimensions", task.dimensions is not None), (normalize, not task.normalize)):
         if is_changed:
             raise Unsupported(
-                f"'{name}' changes nothing about vectors of late interaction, which the model {task.model!r} gives: "
-                "leave it out.",
+                f"'{name}' has no effect on the late-interaction vectors of the model {task.model!r}: omit it.",
                 param=name,
             )

@@ -15,7 +15,7 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PictureHeaders: TypeAlias = Annotated[
     UnreadField,
     Meta(
-        description="Headers for fetching pictures by URL; they go to hosts that the operator listed, and no others.",
+        description="Headers for fetching images by URL, sent only to hosts that the operator listed.",
         extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}},
     ),
 ]
@@ -24,11 +24,11 @@ PictureHeaders: TypeAlias = Annotated[
 
 class ImageLink(msgspec.Struct, kw_only=True):
     url: str
-    detail: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
+    detail: Annotated[str, Meta(description="Accepted and ignored.")] | None = None
 
 
 class InputObject(msgspec.Struct, kw_only=True):
-    """A text or a picture, in Jina's form or in the form of OpenAI's message parts."""
+    """A text or an image, in Jina's form or in the form of OpenAI's message parts."""
 
     type: Literal["text", "input_text", "image", "image_url", "input_image"] | None = None
     text: str | None = None
@@ -37,7 +37,7 @@ class InputObject(msgspec.Struct, kw_only=True):
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
-    role: Annotated[str, Meta(description="Accepted, and not used.")] = "user"
+    role: Annotated[str, Meta(description="Accepted and ignored.")] = "user"
     content: str | list[InputObject]
 
 
@@ -46,5 +46,5 @@ Modalities: TypeAlias = Modality | list[Modality]
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    prompt_tokens: Annotated[int, Meta(description="Tokens that the model read, special ones included.")]
+    prompt_tokens: Annotated[int, Meta(description="Tokens that the model processed, special tokens included.")]
     total_tokens: int

@@ -17,12 +17,12 @@ class ModelStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     value: StatusValue
     failed: bool = False
     error: str | None = None
-    note: Annotated[str, Meta(description="What it does or waits for.")] = ""
+    note: Annotated[str, Meta(description="What the model is doing or waiting for.")] = ""
     progress: Annotated[
         dict[str, Any],
         Meta(
-            description="Of `loading`: `stages`, `current` and `value` (0 to 1); of `downloading`: `done` and `total` "
-            "bytes by file."
+            description="While `loading`: `stages`, `current` and `value` (0 to 1); while `downloading`: `done` and "
+            "`total` bytes by file."
         ),
     ] = {}
 
@@ -34,7 +34,7 @@ class Architecture(msgspec.Struct, kw_only=True):
 
 class ReplicaEntry(msgspec.Struct, kw_only=True):
     state: Literal["in_service", "ejected", "on_trial", "out_of_service"]
-    ejections: Annotated[int, Meta(description="Times that it was ejected for failing.", ge=0)]
+    ejections: Annotated[int, Meta(description="Number of times it was ejected after failures.", ge=0)]
 
 
 class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -42,28 +42,28 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     id: str
     object: Literal["model"]
-    created: Annotated[int, Meta(description="Unix time at which it began to be served, or was made.")]
+    created: Annotated[int, Meta(description="Unix time at which it was first served, or created.")]
     owned_by: Literal["shoal"]
     status: ModelStatus
-    architecture: Annotated[Architecture, Meta(description="On /models alone.")] | None = None
-    managed: Annotated[bool, Meta(description="False: not made by Shoal, which does not delete it.")] = True
-    size: Annotated[int | None, Meta(description="Bytes, where they are known; on /models alone.")] = None
+    architecture: Annotated[Architecture, Meta(description="Only on /models.")] | None = None
+    managed: Annotated[bool, Meta(description="False: not created by Shoal, which cannot delete it.")] = True
+    size: Annotated[int | None, Meta(description="Bytes, if known; only on /models.")] = None
     aliases: list[str] = []
-    default_for: Annotated[list[str], Meta(description="Tasks that go to it when no model is named.")] = []
+    default_for: Annotated[list[str], Meta(description="Tasks for which it is the default model.")] = []
     tasks: list[str] = []
     backend: str | None = None
     source: str | None = None
     revision: str | None = None
     dimension: int | None = None
-    vectors: Annotated[list[str], Meta(description="Kinds of vectors that it gives.", examples=[["dense"]])] = []
-    labels: Annotated[list[str], Meta(description="Of a classifier, in the order of its scores.")] = []
+    vectors: Annotated[list[str], Meta(description="Kinds of vectors that it returns.", examples=[["dense"]])] = []
+    labels: Annotated[list[str], Meta(description="Labels of a classifier, in the order of its scores.")] = []
     modalities: Annotated[
         list[str],
-        Meta(description="What its inputs may be, where that is not text alone.", examples=[["text", "image"]]),
+        Meta(description="Input types, if not only text.", examples=[["text", "image"]]),
     ] = []
     max_input_tokens: int | None = None
-    max_model_len: Annotated[int | None, Meta(description="Tokens of prompt and answer together.")] = None
-    parent: Annotated[str | None, Meta(description="Of an adapter: the model that it belongs to.")] = None
+    max_model_len: Annotated[int | None, Meta(description="Maximum tokens of prompt and answer together.")] = None
+    parent: Annotated[str | None, Meta(description="For an adapter: the model that it belongs to.")] = None
     precision: str | None = None
     pooling: str | None = None
     prompts: Annotated[dict[str, str], Meta(description="Prompts by name.")] = {}
@@ -72,21 +72,22 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
         Annotated[
             str,
             Meta(
-                description="Hash of weights, pooling, prompts and normalisation: equal means vectors may be compared."
+                description="Hash of weights, pooling, prompts and normalization: vectors with equal hashes can be "
+                "compared."
             ),
         ]
         | None
     ) = None
-    verified: Annotated[str, Meta(description="How the load-time check against a second path went.")] | None = None
+    verified: (
+        Annotated[str, Meta(description="Result of the load-time check against a second implementation.")] | None
+    ) = None
     details: Annotated[
         dict[str, Any],
-        Meta(description="What else its backend says of it; on the model's own page alone."),
+        Meta(description="Further details from its backend; only in the model's own entry."),
     ] = {}
     replicas: Annotated[
         list[ReplicaEntry],
-        Meta(
-            description="Its replicas, where there are several, in the order of their addresses; on its own page alone."
-        ),
+        Meta(description="Its replicas, if there are several, in the order of their addresses; only in its own entry."),
     ] = []
 
 
@@ -118,16 +119,18 @@ class InfinityModelList(msgspec.Struct, kw_only=True):
 
 
 class ModelName(msgspec.Struct, kw_only=True):
-    model: Annotated[str, Meta(description="A model's name, or where it comes from.", examples=["org/name"])]
+    model: Annotated[str, Meta(description="A model's name or source.", examples=["org/name"])]
 
 
 class ModelRequest(msgspec.Struct, kw_only=True):
-    model: Annotated[str, Meta(description="A model to download. Without one, the answer is the list.")] | None = None
+    model: Annotated[str, Meta(description="A model to download. Without one, the models are listed.")] | None = None
 
 
-Backend = Annotated[Literal["local", "triton"], Meta(description="Where it is to run. Default: the setting `backend`.")]
+Backend = Annotated[
+    Literal["local", "triton"], Meta(description="Backend to run it on. Default: the setting `backend`.")
+]
 TextIn = Annotated[
-    bool, Meta(description="On Triton: also make a model that takes text, for clients without a tokenizer.")
+    bool, Meta(description="On Triton: also create a model that accepts text, for clients without a tokenizer.")
 ]
 
 
@@ -156,17 +159,17 @@ class Deleted(msgspec.Struct, kw_only=True):
 class JobStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A long-running job, started with `wait=false` and then polled."""
 
-    job: Annotated[str, Meta(description="Its id, for GET /jobs/{id}.")]
+    job: Annotated[str, Meta(description="ID for GET /jobs/{id}.")]
     action: Literal["load", "download", "unload", "delete", "sleep", "wake"]
     model: str
     state: Literal["running", "done", "failed", "cancelled"]
     created: Annotated[int, Meta(description="Unix time.")]
-    stage: Annotated[str, Meta(description="What it does now, in a word.")] = ""
-    progress: Annotated[float, Meta(ge=0, le=1, description="How much of the stage is done.")] | None = None
+    stage: Annotated[str, Meta(description="The current stage, in a word.")] = ""
+    progress: Annotated[float, Meta(ge=0, le=1, description="Progress of the stage.")] | None = None
     done: Annotated[float, Meta(description="Bytes done.")] | None = None
-    total: Annotated[float, Meta(description="Bytes in all.")] | None = None
+    total: Annotated[float, Meta(description="Total bytes.")] | None = None
     finished: Annotated[int, Meta(description="Unix time.")] | None = None
-    changed: Annotated[bool | None, Meta(description="False: there was nothing to do.")] = None
+    changed: Annotated[bool | None, Meta(description="False if there was nothing to do.")] = None
     error: Annotated[str, Meta(description="Why it failed.")] | None = None
 
 

@@ -13,18 +13,18 @@ MaybeModel: TypeAlias = (
     Annotated[
         str,
         Meta(
-            description="A served model, by name or alias. Default: the first one that ranks, else the first one that "
-            "embeds, whose vectors are compared."
+            description="Name or alias of a served model. Default: the first reranker, else the first embedding model, "
+            "whose vectors are compared."
         ),
     ]
     | None
 )
 MaybeTop: TypeAlias = (
-    Annotated[int, Meta(ge=0, description="How many results, the best ones. Default, 0 and more than there are: all.")]
+    Annotated[int, Meta(ge=0, description="Maximum results, best first. Default, 0 or a number above the count: all.")]
     | None
 )
 MaybeDocumentTokens: TypeAlias = (
-    Annotated[int, Meta(ge=0, description="Cut each document after so many tokens; 0: no such limit.")] | None
+    Annotated[int, Meta(ge=0, description="Truncate each document to this many tokens; 0: no limit.")] | None
 )
 
 
@@ -40,11 +40,9 @@ class ApiVersion(msgspec.Struct, kw_only=True):
 
 
 class BilledUnits(msgspec.Struct, kw_only=True, omit_defaults=True):
-    search_units: Annotated[int | msgspec.UnsetType, Meta(description="One for each hundred documents.")] = (
-        msgspec.UNSET
-    )
+    search_units: Annotated[int | msgspec.UnsetType, Meta(description="One per hundred documents.")] = msgspec.UNSET
     input_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    images: Annotated[int | msgspec.UnsetType, Meta(description="Pictures that were embedded.")] = msgspec.UNSET
+    images: Annotated[int | msgspec.UnsetType, Meta(description="Number of embedded images.")] = msgspec.UNSET
 
 
 class CohereTokens(msgspec.Struct, kw_only=True):

@@ -100,12 +100,12 @@ def _vector_operations(vectors: TeiEmbed) -> list[Operation]:
         _batched_operation("/embed", vectors.embed, "Embed texts", wire.TeiEmbedRequest, _DENSE, inputs),
         _batched_operation("/embed_all", vectors.embed_all, "Embed each token of texts", kind, list[_DENSE], inputs),
         _batched_operation(
-            "/embed_sparse", vectors.embed_sparse, "Embed texts by weights of words", kind, _SPARSE, inputs
+            "/embed_sparse", vectors.embed_sparse, "Embed texts as sparse vectors", kind, _SPARSE, inputs
         ),
         _batched_operation(
             "/similarity",
             vectors.similarity,
-            "Compare sentences with one",
+            "Compare sentences with a source sentence",
             wire.TeiSimilarityRequest,
             _SIMILARITIES,
             compared,
@@ -121,7 +121,7 @@ def _default_operations(default: TeiDefault) -> list[Operation]:
             _batched_operation(
                 path,
                 default.default,
-                "What the default model is for: embed, rerank or classify",
+                "Run the default model's task: embed, rerank or classify",
                 wire.TeiDefaultRequest,
                 answers,
                 {"inputs": [_TEXT]},
@@ -132,7 +132,7 @@ def _default_operations(default: TeiDefault) -> list[Operation]:
             method="POST",
             path="/vertex",
             endpoint=default.vertex,
-            summary="The same for several bodies, as Vertex AI sends them",
+            summary="Run the default model's task for several bodies, as Vertex AI sends them",
             request=wire.TeiVertexRequest,
             response=wire.TeiVertexResponse,
             errors=replies.ERRORS,
@@ -159,7 +159,7 @@ def _token_operations(codec: TeiCodec) -> list[Operation]:
             (
                 "/tokenize",
                 codec.tokenize,
-                "Show the tokens of texts",
+                "Tokenize texts",
                 wire.TeiTokenizeRequest,
                 list[list[wire.TeiToken]],
                 {"inputs": _TEXT},
@@ -167,7 +167,7 @@ def _token_operations(codec: TeiCodec) -> list[Operation]:
             (
                 "/decode",
                 codec.decode,
-                "Turn token ids into texts",
+                "Decode token ids to texts",
                 wire.TeiDecodeRequest,
                 list[str],
                 {"ids": [101, 2023, 102]},
@@ -191,17 +191,17 @@ def _server_operations(gateway: Gateway, options: Options) -> list[Operation]:
             summary="Describe the default model",
             response=wire.TeiInfo,
             errors={424: wire.TeiError, 503: wire.TeiError},
-            query={"model": "A served model, by name or alias."},
+            query={"model": "Name or alias of a served model."},
         ),
         Operation(
             method="GET",
             path="/ping",
             endpoint=ping,
-            summary="Can any model answer?",
+            summary="Check whether any model is ready",
             access="public",
             quiet=True,
             errors={503: wire.TeiError},
-            description="As SageMaker asks it; without a body.",
+            description="The health check of SageMaker; the response has no body.",
         ),
     ]
 

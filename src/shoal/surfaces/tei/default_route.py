@@ -115,7 +115,7 @@ class TeiDefault:
                 pieces += [b",", *body] if at else body
             if size > MAX_REPLY_BYTES:
                 raise TooManyInputs(
-                    f"'instances' come to more than the {MAX_REPLY_BYTES} bytes of one answer: split them.",
+                    f"the response to 'instances' exceeds {MAX_REPLY_BYTES} bytes: split them.",
                     param="instances",
                 )
         return Reply(200, [JSON], [*pieces, b"]}"])

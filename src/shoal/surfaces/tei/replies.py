@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 ERRORS: dict[int, Any] = dict.fromkeys((400, 422, 424, 429, 500, 503, 504), wire.TeiError)
-PLAIN_TEXT_NOTE = "What cannot be read at all is refused as plain text (400, 413, 415, 422), as in the original."
+PLAIN_TEXT_NOTE = "Requests that cannot be parsed return plain text (400, 413, 415, 422), as in the original."
 EMPTY_INPUT = "Input validation error: `inputs` cannot be empty"
 
 _TIMING_DOCS = {
     "x-compute-type": "Backend and precision that computed it.",
-    "x-compute-time": "Milliseconds in all.",
+    "x-compute-time": "Total milliseconds.",
     "x-compute-characters": "Characters of the texts, and token ids.",
-    "x-compute-tokens": "Tokens that the model read.",
-    "x-total-time": "Milliseconds in all.",
-    "x-tokenization-time": "Milliseconds of tokenising.",
+    "x-compute-tokens": "Tokens that the model processed.",
+    "x-total-time": "Total milliseconds.",
+    "x-tokenization-time": "Milliseconds of tokenization.",
     "x-queue-time": "Milliseconds of waiting for a batch.",
     "x-inference-time": "Milliseconds of the batch.",
 }

@@ -21,14 +21,18 @@ Inputs: TypeAlias = Annotated[
     ),
 ]
 MaybeModel: TypeAlias = (
-    Annotated[str, Meta(description="A served model, by name or alias. Default: the first one that can do it.")] | None
-)
-MaybeTruncate: TypeAlias = Annotated[bool, Meta(description="Cut what is too long, or refuse it.")] | None
-MaybeSide: TypeAlias = (
-    Annotated[Literal["right", "left", "Right", "Left"], Meta(description="The end at which to cut. Default: right.")]
+    Annotated[str, Meta(description="Name or alias of a served model. Default: the first one that supports the task.")]
     | None
 )
-MaybePrompt: TypeAlias = Annotated[str, Meta(description="A prompt of the model, put before every text.")] | None
+MaybeTruncate: TypeAlias = (
+    Annotated[bool, Meta(description="Truncate inputs that are too long instead of rejecting them.")] | None
+)
+MaybeSide: TypeAlias = (
+    Annotated[Literal["right", "left", "Right", "Left"], Meta(description="End to truncate. Default: right.")] | None
+)
+MaybePrompt: TypeAlias = (
+    Annotated[str, Meta(description="Name of a prompt of the model, prepended to every text.")] | None
+)
 MaybeRaw: TypeAlias = (
     Annotated[bool, Meta(description="Logits, without sigmoid (one label) or softmax. Default: false.")] | None
 )
@@ -39,9 +43,9 @@ class TeiEmbedRequest(msgspec.Struct, kw_only=True):
     truncate: MaybeTruncate = None
     truncation_direction: MaybeSide = None
     prompt_name: MaybePrompt = None
-    normalize: Annotated[bool, Meta(description="Scale vectors to length one. Default: true.")] | None = None
+    normalize: Annotated[bool, Meta(description="Normalize vectors to unit length. Default: true.")] | None = None
     dimensions: (
-        Annotated[int, Meta(ge=0, description="Cut vectors to this length, and normalise them again.")] | None
+        Annotated[int, Meta(ge=0, description="Truncate vectors to this length, then normalize them.")] | None
     ) = None
     model: MaybeModel = None
 
@@ -67,12 +71,12 @@ class TeiRerankRequest(msgspec.Struct, kw_only=True):
     truncate: MaybeTruncate = None
     truncation_direction: MaybeSide = None
     raw_scores: MaybeRaw = None
-    return_text: Annotated[bool, Meta(description="Repeat each text beside its score. Default: false.")] | None = None
+    return_text: Annotated[bool, Meta(description="Return each text with its score. Default: false.")] | None = None
     model: MaybeModel = None
 
 
 class TeiRank(msgspec.Struct, kw_only=True, omit_defaults=True):
-    index: Annotated[int, Meta(description="Place of the text in the request.")]
+    index: Annotated[int, Meta(description="Index of the text in the request.")]
     text: str | msgspec.UnsetType = msgspec.UNSET
     score: float
 
@@ -81,7 +85,7 @@ class TeiPredictRequest(msgspec.Struct, kw_only=True):
     inputs: Annotated[
         str | list[str | list[str]],
         Meta(
-            description="A text; `[text, text]`: two that are read together, which is one input; `[[text], [text, "
+            description="A text; `[text, text]`: two texts read together as one input; `[[text], [text, "
             "text]]`: several inputs.",
             examples=["I like you.", ["A premise.", "A hypothesis."], [["I like you."], ["I do not."]]],
         ),
@@ -125,8 +129,8 @@ class TeiToken(msgspec.Struct, kw_only=True):
     id: int
     text: str
     special: bool
-    start: Annotated[int | None, Meta(description="Where it begins, in bytes of the UTF-8 of prompt and text.")]
-    stop: Annotated[int | None, Meta(description="Where it ends.")]
+    start: Annotated[int | None, Meta(description="Start, in UTF-8 bytes of prompt and text.")]
+    stop: Annotated[int | None, Meta(description="End.")]
 
 
 class TeiDecodeRequest(msgspec.Struct, kw_only=True):
@@ -160,7 +164,7 @@ class TeiVertexRequest(msgspec.Struct, kw_only=True):
 
 
 class TeiVertexResponse(msgspec.Struct, kw_only=True):
-    predictions: Annotated[list[Any], Meta(description="What each would have been answered, in order.")]
+    predictions: Annotated[list[Any], Meta(description="The response to each, in order.")]
 
 
 class TeiPooling(msgspec.Struct, kw_only=True):

@@ -61,7 +61,7 @@ class Scoring:
             (
                 "/pooling",
                 pooling,
-                "What a model makes of texts",
+                "Get a model's vectors or scores for texts",
                 wire.PoolingRequest,
                 wire.PoolingResponse,
                 {"input": answers},
@@ -98,7 +98,8 @@ class _ScoreEndpoint:
         left, right = self._parse_sides(payload)
         if len(left) not in (1, len(right)):
             raise InvalidValue(
-                f"{len(left)} texts are to be scored with {len(right)}: send one, or as many, on the first side."
+                f"{len(left)} texts cannot be paired with {len(right)}: send one text, or the same number, on the "
+                "first side."
             )
         card = await default_models.find_default_model(self._gateway, request, payload.model, "rerank")
         truncate, direction = truncation.parse_prompt_truncation(
@@ -127,7 +128,7 @@ class _ScoreEndpoint:
                     getattr(payload, right), right
                 )
         pairs = ", ".join(f"'{left}' and '{right}'" for left, right in _SIDES)
-        raise WrongType(f"Two sides are needed, and no more: send {pairs}.", param=min(names, default="text_1"))
+        raise WrongType(f"Exactly two sides are required: send {pairs}.", param=min(names, default="text_1"))
 
     def _parse_texts(self, texts: str | list[str], name: str) -> list[str]:
         return ranking.parse_rank_texts([texts] if isinstance(texts, str) else texts, name, self._limit)
@@ -186,7 +187,7 @@ def _to_item(item: str | list[str], at: int) -> str | TextPair:
         case str() | [str()]:
             text = item if isinstance(item, str) else item[0]
             if not text:
-                raise EmptyInput(f"'input[{at}]' is empty; leave it out or send a text.", param="input")
+                raise EmptyInput(f"'input[{at}]' is empty; omit it or send a text.", param="input")
             return text
         case [first, second]:
             return first, second

@@ -101,7 +101,7 @@ def _build_embed(payload: PoolingRequest, card: ModelCard, inputs: list[TextItem
     if kind == "multi":
         vector_kinds.check_late_interaction(task, "use_activation")
     elif kind == "tokens" and payload.dimensions is not None:
-        raise Unsupported("'dimensions' is not for vectors of tokens: leave it out.", param="dimensions")
+        raise Unsupported("'dimensions' does not apply to token vectors: omit it.", param="dimensions")
     if kind != "dense":
         matrices.check_inputs(card, inputs, "input")
     return task

@@ -10,7 +10,8 @@ from msgspec import Meta
 from shoal.surfaces.shared.wire_inputs import TokenId
 
 MaybeModel: TypeAlias = (
-    Annotated[str, Meta(description="A served model, by name or alias. Default: the first one that can do it.")] | None
+    Annotated[str, Meta(description="Name or alias of a served model. Default: the first one that supports the task.")]
+    | None
 )
 Texts: TypeAlias = str | list[str]
 MaybeTexts: TypeAlias = Annotated[Texts, Meta(examples=["What is a shoal?", ["first", "second"]])] | None
@@ -19,14 +20,18 @@ MaybeTexts: TypeAlias = Annotated[Texts, Meta(examples=["What is a shoal?", ["fi
 class PoolingOptions(msgspec.Struct, kw_only=True):
     model: MaybeModel = None
     truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, description="-1, or no less than the model reads: cut there.")] | None
+        Annotated[int, Meta(ge=-1, description="Truncate to this many tokens: -1, or at least the model's maximum.")]
+        | None
     ) = None
-    truncation_side: Annotated[Literal["left", "right"], Meta(description="Default: right.")] | None = None
+    truncation_side: (
+        Annotated[Literal["left", "right"], Meta(description="End to truncate. Default: right.")] | None
+    ) = None
     use_activation: (
-        Annotated[bool, Meta(description="False: as the model gives it, without an activation or scaling.")] | None
+        Annotated[bool, Meta(description="False returns raw model outputs, without activation or normalization.")]
+        | None
     ) = None
-    user: Annotated[str, Meta(description="Accepted, and not used.")] | None = None
-    priority: Annotated[int, Meta(description="Accepted, and not used.")] | None = None
+    user: Annotated[str, Meta(description="Accepted and ignored.")] | None = None
+    priority: Annotated[int, Meta(description="Accepted and ignored.")] | None = None
 
 
 class ScoreRequest(PoolingOptions, kw_only=True):
@@ -42,7 +47,7 @@ class ScoreRequest(PoolingOptions, kw_only=True):
 
 
 class ScoreUsage(msgspec.Struct, kw_only=True):
-    prompt_tokens: Annotated[int, Meta(description="Tokens that the model read, special ones included.")]
+    prompt_tokens: Annotated[int, Meta(description="Tokens that the model processed, special tokens included.")]
     total_tokens: int
     completion_tokens: Literal[0] = 0
     prompt_tokens_details: None = None
@@ -59,7 +64,7 @@ class ScoreResponse(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: Annotated[list[Score], Meta(description="One entry a pair, in their order.")]
+    data: Annotated[list[Score], Meta(description="One entry per pair, in the same order.")]
     usage: ScoreUsage
 
 
@@ -67,7 +72,7 @@ class ClassifyRequest(PoolingOptions, kw_only=True):
     input: Annotated[
         str | list[str | list[str]],
         Meta(
-            description="A text, or a list of texts and of pairs of texts, which are read together.",
+            description="A text, or a list of texts and pairs of texts; the two texts of a pair are read together.",
             examples=["I like you.", ["I like you.", ["A premise.", "A hypothesis."]]],
         ),
     ]
@@ -75,8 +80,8 @@ class ClassifyRequest(PoolingOptions, kw_only=True):
         Annotated[
             bool,
             Meta(
-                description="The opposite of `use_activation`. Whatever its value, the reply is Infinity's: each entry "
-                "of `data` lists labels with scores. (Infinity)"
+                description="The opposite of `use_activation`. If present, the response is Infinity's: each entry of "
+                "`data` lists labels with scores. (Infinity)"
             ),
         ]
         | None
@@ -85,7 +90,7 @@ class ClassifyRequest(PoolingOptions, kw_only=True):
 
 class Classified(msgspec.Struct, kw_only=True):
     index: int
-    label: Annotated[str | None, Meta(description="The likeliest.")]
+    label: Annotated[str | None, Meta(description="The likeliest label.")]
     probs: Annotated[list[float], Meta(description="In the order of the model's labels.")]
     num_classes: int
 
@@ -95,7 +100,7 @@ class ClassifyResponse(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: Annotated[list[Classified], Meta(description="One entry an input, in their order.")]
+    data: Annotated[list[Classified], Meta(description="One entry per input, in the same order.")]
     usage: ScoreUsage
 
 
@@ -109,35 +114,35 @@ class InfinityClassifyResponse(msgspec.Struct, kw_only=True):
     object: Literal["classify"] = "classify"
     created: int
     model: str
-    data: Annotated[list[list[LabelScore]], Meta(description="The labels of each input, the likeliest first.")]
+    data: Annotated[list[list[LabelScore]], Meta(description="The labels of each input, likeliest first.")]
     usage: ScoreUsage
 
 
 class PoolingRequest(PoolingOptions, kw_only=True):
     input: Annotated[
         str | list[str | TokenId | list[TokenId]],
-        Meta(description="As for /v1/embeddings.", examples=[["first text", "second text"]]),
+        Meta(description="Same as for /v1/embeddings.", examples=[["first text", "second text"]]),
     ]
     task: (
         Annotated[
             Literal["embed", "token_embed", "classify"],
             Meta(
-                description="A vector an input; one for each token (of a model of late interaction those that it "
-                "compares); the scores of its labels. Default: embed, of a classifier classify."
+                description="One vector per input; one vector per token (for a late-interaction model, those that "
+                "it compares); label scores. Default: embed; for a classifier, classify."
             ),
         ]
         | None
     ) = None
     encoding_format: (
-        Annotated[Literal["float", "base64"], Meta(description="base64 is of little-endian float32.")] | None
+        Annotated[Literal["float", "base64"], Meta(description="base64 encodes little-endian float32.")] | None
     ) = None
-    dimensions: Annotated[int, Meta(ge=1, description="Cut vectors to this length; with `embed`.")] | None = None
+    dimensions: Annotated[int, Meta(ge=1, description="Truncate vectors to this length; with `embed`.")] | None = None
 
 
 class Pooled(msgspec.Struct, kw_only=True):
     index: int
     object: Literal["pooling"] = "pooling"
-    data: Annotated[Any, Meta(description="Numbers, a list of numbers a token, or base64.")]
+    data: Annotated[Any, Meta(description="Numbers, a list of numbers per token, or base64.")]
 
 
 class PoolingResponse(msgspec.Struct, kw_only=True):
@@ -145,5 +150,5 @@ class PoolingResponse(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: Annotated[list[Pooled], Meta(description="One entry an input, in their order.")]
+    data: Annotated[list[Pooled], Meta(description="One entry per input, in the same order.")]
     usage: ScoreUsage

@@ -409,7 +409,7 @@ class TestNumbers:
             ("total number of texts must be at most 96 - received 100", 96),
             ("The batch size limit is 128. Your batch has 200 inputs.", 128),
             ("List should have at most 32 items after validation, not 64", 32),
-            ("'input' holds more than the 2048 entries that one request may hold; split it.", 2048),
+            ("'input' has more than 2048 entries; split the request.", 2048),
             ("a text may have at most 512 tokens", None),
             ("the input must have at most 8192 tokens, and has 9000", None),
             ("batch size too large", None),

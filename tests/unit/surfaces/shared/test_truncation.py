@@ -47,11 +47,11 @@ def test_limits() -> None:
     assert check_token_limit(card(512), -1, "n") is check_token_limit(card(512), 512, "n") is True
     assert check_token_limit(card(None), -1, "n") is True
     assert not fits(card(512), 511)
-    with pytest.raises(Unsupported, match=r"'n' can only be the model's own length \(512\)") as caught:
+    with pytest.raises(Unsupported, match=r"'n' cannot be less than the model's own length \(512\)") as caught:
         check_token_limit(card(512), 511, "n")
     assert caught.value.param == "n"
     for unknown in (card(None), card(512, known=False)):
-        with pytest.raises(Unsupported, match="own length or more"):
+        with pytest.raises(Unsupported, match="own length: omit it"):
             check_token_limit(unknown, 4096, "n")
 
 
@@ -60,7 +60,7 @@ def test_two_names_for_one_thing() -> None:
     assert merge_fields(a=None, b=None) is None
     assert merge_fields(a=None, b=False) is False
     assert merge_fields(a=3, b=3, c=None) == 3
-    with pytest.raises(InvalidValue, match="'a' and 'c' mean the same and differ") as caught:
+    with pytest.raises(InvalidValue, match="'a' and 'c' are aliases with different values") as caught:
         merge_fields(a=1, b=None, c=2)
     assert caught.value.param == "a"
 
@@ -85,5 +85,5 @@ def test_a_word_and_a_flag(truncate: Any, truncation: bool | None, expected: Any
 @pytest.mark.parametrize(("truncate", "truncation"), [("END", False), ("NONE", True), (True, False), (False, True)])
 def test_a_word_and_a_flag_that_differ(truncate: Any, truncation: bool) -> None:
     """Are refused."""
-    with pytest.raises(InvalidValue, match="'truncate' and 'truncation' mean the same and differ"):
+    with pytest.raises(InvalidValue, match="'truncate' and 'truncation' are aliases with different values"):
         merge_truncate_fields(truncate, truncation)
