@@ -9,9 +9,10 @@ from pathlib import Path
 
 WALK = Path(__file__).parents[3] / "bench" / "walk.py"
 
-MAX_CALLS = 235
-MAX_FILES = 43
-"""What `fake:` takes today is 203 and 40. Lower them with the way; the aim is 120 calls in 25 files."""
+MAX_CALLS = 155
+MAX_FILES = 42
+"""`fake:` takes 146 and 40, the embedded engine 156 and 48. Lower the limits with the way; docs/design.md says why it
+is not shorter."""
 
 MAX_GENERATORS = 3
 """The gateway's, the runner's and the engine's own."""
@@ -28,7 +29,7 @@ def test_one_embedding() -> None:
 
 
 def test_one_token() -> None:
-    command = [sys.executable, WALK, "fake:", "--task", "chat"]
+    command: list[str | Path] = [sys.executable, WALK, "fake:", "--task", "chat"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     generators = ran.stdout.partition("generators\n")[2].splitlines()[:-1]
     assert 0 < len(generators) <= MAX_GENERATORS, ran.stdout

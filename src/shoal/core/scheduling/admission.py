@@ -100,22 +100,21 @@ class _SustainedDelay:
 
 
 class _Demand:
-    """Requested items, rejected ones included, and released items. Both decay to 1/e after `memory` seconds."""
+    """Requested items, rejected ones included, and released items. Add to both counts; they decay to 1/e after `memory`
+    seconds, at each question."""
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
-        self._updated_at = 0.0
-        self._requested_items = self._released_items = 0.0
+        self._asked_at = 0.0
+        self.requested_items = self.released_items = 0.0
 
-    def record(self, now: float, *, requested: int = 0, left: int = 0) -> None:
-        part = exp((self._updated_at - now) / self._memory)
-        self._requested_items = self._requested_items * part + requested
-        self._released_items = self._released_items * part + left
-        self._updated_at = now
-
-    def is_overloaded(self) -> bool:
+    def is_overloaded(self, now: float) -> bool:
         """Whether clearly more items are requested than released."""
-        return self._requested_items > OVERLOAD * self._released_items
+        part = exp((self._asked_at - now) / self._memory)
+        self.requested_items *= part
+        self.released_items *= part
+        self._asked_at = now
+        return self.requested_items > OVERLOAD * self.released_items
 
 
 class Admission:
@@ -168,7 +167,7 @@ class Admission:
         """Take a permit. Raises Overloaded, with `retry_after` derived from the rate at which items are released."""
         flow = (client, traffic)
         if self._demand is not None and traffic == "interactive":
-            self._demand.record(self._clock(), requested=items)
+            self._demand.requested_items += items
         own = self._flows.get(flow)
         mine = own.items if own is not None else 0
         kept = self.max_items // RESERVED_PART if traffic == "bulk" else 0
@@ -208,7 +207,7 @@ class Admission:
             del self._flows[permit.flow]
         now = self._clock()
         if self._demand is not None and permit.flow[1] == "interactive":
-            self._demand.record(now, left=permit.items)
+            self._demand.released_items += permit.items
         self._releases.append((now, permit.items))
         self._released_items += permit.items
         if self._releases[0][0] < now - RATE_WINDOW_S:
@@ -235,7 +234,7 @@ class Admission:
                 retry_after=wait_before_retry(seconds - left, self._jitter),
             )
         if traffic == "interactive" and self._demand is not None:
-            self._check_queue(seconds, now, self._demand.is_overloaded())
+            self._check_queue(seconds, now, self._demand.is_overloaded(now))
 
     def _check_queue(self, seconds: float, now: float, overloaded: bool) -> None:
         """Raise Overloaded for an interactive request that would wait `seconds` behind a standing queue."""
