@@ -12,10 +12,10 @@ import io
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import aiohttp
 from multidict import CIMultiDictProxy
@@ -67,17 +67,25 @@ def bytes_for_numbers(numbers: int) -> int:
 
 class Response:
     """A response whose status and headers have arrived. `read_piece` streams the body. `key`: the key that it must not
-    reveal."""
+    reveal. Leaving its `with` block closes the connection, unless `finish` was called or the body has ended."""
 
-    def __init__(self, response: aiohttp.ClientResponse, where: str, deadline: float, key: bytes = b"") -> None:
+    def __init__(self, response: aiohttp.ClientResponse, client: Client, deadline: float, key: bytes = b"") -> None:
         self.key = key
         self.is_finished = False
         self.status = response.status
         self.headers: CIMultiDictProxy[str] = response.headers
         self._response = response
-        self._where = where
+        self._client = client
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._client.release(self._response, is_finished=self.is_finished)
 
     @property
     def content_type(self) -> str:
@@ -88,30 +96,21 @@ class Response:
 
         One timer fails the body at the deadline: a timeout around each piece costs as much as reading it.
         """
-        if self._timer is None:
+        if self._timer is None and not self._response.content.is_eof():
             left = max(0.0, self._deadline - time.monotonic())
-            error = _deadline_error(self._where)
+            error = _deadline_error(self._client.base)
             self._timer = asyncio.get_running_loop().call_later(left, self._response.content.set_exception, error)
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise transport_error(error, self._where) from error
-
-    def cancel_timer(self) -> None:
-        """Let the body be read, or closed, without the deadline of `read_piece`."""
-        if self._timer is not None:
-            self._timer.cancel()
+            raise transport_error(error, self._client.base) from error
 
     async def read_all(self, most: int) -> Answer:
-        """Return the response with at most `most` bytes of its body."""
-        return await _with_deadline(self.read(most), self._deadline, self._where)
-
-    async def read(self, most: int) -> Answer:
-        """Read as `read_all` does, without a deadline and without translating aiohttp's errors."""
+        """Return the response with at most `most` bytes of its body. Raises as `read_piece` does."""
         body = bytearray()
         content = self._response.content
         while len(body) <= most and not content.at_eof():
-            body += await content.readany()
+            body += await self.read_piece()
         return Answer(self.status, self.headers, bytes(body[:most]), is_complete=len(body) <= most, key=self.key)
 
     def finish(self) -> None:
@@ -160,12 +159,8 @@ class Client:
         return await _with_deadline(self._exchange("POST", path, body, deadline, most), deadline, self.base)
 
     async def _exchange(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
-        response = await self._request(method, path, body, deadline, "")
-        made = self._wrap_response(response, deadline)
-        try:
-            answer = await made.read(most if made.status == 200 else MAX_ERROR_BYTES)
-        finally:
-            self._close_response(response)
+        with self._wrap_response(await self._request(method, path, body, deadline, ""), deadline) as made:
+            answer = await made.read_all(most if made.status == 200 else MAX_ERROR_BYTES)
         if made.status == 200 and not answer.is_complete:
             raise UpstreamFailed(
                 f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
@@ -173,27 +168,24 @@ class Client:
             )
         return answer
 
-    @asynccontextmanager
     async def open_response(
         self, method: str, path: str, *, body: bytes = b"", deadline: float, request_id: str = ""
-    ) -> AsyncIterator[Response]:
-        """Open a response and yield it once its headers are there. Leaving early closes the connection, unless `finish`
-        was called: then the end of the body has END_S to arrive."""
+    ) -> Response:
+        """Return a response once its headers are there. The caller must use it in a `with` block."""
         sending = self._request(method, path, body, deadline, request_id)
-        response = await _with_deadline(sending, deadline, self.base)
-        made = self._wrap_response(response, deadline)
-        try:
-            yield made
-        finally:
-            made.cancel_timer()
-            if made.is_finished and not self._closed and not response.content.is_eof():
-                self._open.discard(response)
-                task = asyncio.create_task(_drain_response(response), name=f"the end of an answer of {self.base}")
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
-                task.add_done_callback(lambda _: response.close())
-            else:
-                self._close_response(response)
+        return self._wrap_response(await _with_deadline(sending, deadline, self.base), deadline)
+
+    def release(self, response: aiohttp.ClientResponse, *, is_finished: bool) -> None:
+        """Close a response. If it `is_finished`, the end of its body has END_S to arrive, so that the connection can be
+        reused."""
+        if is_finished and not self._closed and not response.content.is_eof():
+            self._open.discard(response)
+            task = asyncio.create_task(_drain_response(response), name=f"the end of an answer of {self.base}")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            task.add_done_callback(lambda _: response.close())
+        else:
+            self._close_response(response)
 
     def _wrap_response(self, response: aiohttp.ClientResponse, deadline: float) -> Response:
         encoding = response.headers.get("content-encoding", "identity")
@@ -201,7 +193,7 @@ class Client:
             response.close()
             raise UpstreamFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
         self._open.add(response)
-        return Response(response, self.base, deadline, self._key)
+        return Response(response, self, deadline, self._key)
 
     def _close_response(self, response: aiohttp.ClientResponse) -> None:
         """Close the response's connection. A response that was read to its end has returned it already: closing it

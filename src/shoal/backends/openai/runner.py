@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,12 +123,15 @@ class UpstreamRunner:
             return _UpstreamRequest(PATHS[dialect], body.encode(model, strip=strip, defaults=defaults), dialect)
 
         names = ModelNameRewriter(body.model or task.model)
-        async with self._open_response(make_request, ctx, streams=task.stream) as (response, attempt):
+        response, attempt = await self._open_response(make_request, ctx, streams=task.stream)
+        with attempt, response:
+            _check_content_type(response, attempt.replica.client.base, streams=task.stream)
             if not task.stream:
                 data = await _read_whole(response, attempt)
                 if dialect != RESPONSES:
                     _check_answer(data, response.key)
                 yield Chunk(raw=(dialect, names(data)), usage=parse_usage(data))
+                attempt.replica.record_success()
                 return
             passed = PassThroughStream(dialect, names, response.key)
             reader = _EventReader(response, attempt)
@@ -142,6 +145,7 @@ class UpstreamRunner:
                     raise passed.error
             for chunk in passed.finish():
                 yield chunk
+            attempt.replica.record_success()
 
     async def _stream_typed(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         def make_request(replica: Replica) -> _UpstreamRequest:
@@ -149,7 +153,9 @@ class UpstreamRunner:
             options = self._options
             return _UpstreamRequest(*build_request(task, model, strip=options.strip, defaults=options.defaults))
 
-        async with self._open_response(make_request, ctx, streams=task.stream) as (response, attempt):
+        response, attempt = await self._open_response(make_request, ctx, streams=task.stream)
+        with attempt, response:
+            _check_content_type(response, attempt.replica.client.base, streams=task.stream)
             answer = AnswerReader(reasoning=task.include_reasoning, key=response.key)
             if not task.stream:
                 for chunk in answer.read(await _read_whole(response, attempt)):
@@ -167,46 +173,43 @@ class UpstreamRunner:
                     raise TransportFailed("the server ended its stream before the answer was whole: ask again")
             if not answer.began:
                 raise errors.invalid_answer_error(_NO_CHOICE)
+            attempt.replica.record_success()
         for chunk in answer.finish():
             yield chunk
 
-    @asynccontextmanager
     async def _open_response(
-        self, sent: Any, ctx: Context, *, streams: bool
-    ) -> AsyncIterator[tuple[Response, Attempt]]:
-        """Yield the response of the first replica that accepts the request, else raise the error."""
+        self, make_request: Callable[[Replica], _UpstreamRequest], ctx: Context, *, streams: bool
+    ) -> tuple[Response, Attempt]:
+        """Return the response of the first replica that accepts the request, else raise the error. The caller must use
+        both in a `with` block, and record success."""
         tried: list[Replica] = []
         since = time.monotonic()
         first_s = self._options.first_token_timeout_s if streams else math.inf
         while True:
             replica = self._fleet.pick(tried)
             tried.append(replica)
-            async with AsyncExitStack() as stack:
-                attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline)
-                stack.enter_context(attempt)
-                error = await self._try_replica(stack, attempt, sent(replica), ctx, streams=streams)
-                if isinstance(error, Response):
-                    yield error, attempt
-                    replica.record_success()
-                    return
+            attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline)
+            with attempt:
+                error = await self._try_replica(attempt, make_request(replica), ctx)
+            if isinstance(error, Response):
+                return error, attempt
             if not (_is_retryable(error) and self._fleet.has_alternative(tried)):
                 raise error
 
-    async def _try_replica(
-        self, stack: AsyncExitStack, attempt: Attempt, sent: _UpstreamRequest, ctx: Context, *, streams: bool
-    ) -> Response | ShoalError:
-        """Return the response, open on `stack`, or the error, whose outcome is then recorded for the replica."""
+    async def _try_replica(self, attempt: Attempt, sent: _UpstreamRequest, ctx: Context) -> Response | ShoalError:
+        """Return the response, or the error, whose outcome is then recorded for the replica."""
         replica = attempt.replica
         client = replica.client
         now = time.monotonic()
         try:
-            response = await stack.enter_async_context(
-                client.open_response("POST", sent.path, body=sent.body, deadline=ctx.deadline, request_id=ctx.id)
+            response = await client.open_response(
+                "POST", sent.path, body=sent.body, deadline=ctx.deadline, request_id=ctx.id
             )
             if response.status == 200:
-                return _check_content_type(response, client.base, streams=streams)
+                return response
             attempt.record_first_piece()
-            answer = await response.read_all(MAX_ERROR_BYTES)
+            with response:
+                answer = await response.read_all(MAX_ERROR_BYTES)
         except TransportFailed as error:
             replica.record_failure(now, gone=isinstance(error, RequestNotSent))
             return error
@@ -246,14 +249,13 @@ def _is_retryable(error: ShoalError) -> bool:
     return isinstance(error, RequestNotSent)
 
 
-def _check_content_type(response: Response, where: str, *, streams: bool) -> Response:
+def _check_content_type(response: Response, where: str, *, streams: bool) -> None:
     """Raise UpstreamFailed for a whole answer in place of a stream, or a stream in place of a whole answer."""
     kind = response.content_type
     if streams and is_json(kind):
         raise UpstreamFailed(f"the server at {where} was asked for a stream and sent one answer ({kind})")
     if not streams and kind.startswith("text/event-stream"):
         raise UpstreamFailed(f"the server at {where} was asked for one answer and sent a stream")
-    return response
 
 
 async def _read_whole(response: Response, attempt: Attempt) -> bytes:

@@ -40,7 +40,7 @@ class TestRequests:
         """Whatever proxies the environment names."""
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, "http://127.0.0.1:1")
-        async with client.open_response("POST", "/x", body=b"{}", deadline=soon(), request_id="r-1") as response:
+        with await client.open_response("POST", "/x", body=b"{}", deadline=soon(), request_id="r-1") as response:
             assert (await response.read_all(100)).body == b'{"ok": true}'
         sent = server.requests[0]
         assert (sent.method, sent.path, sent.body) == ("POST", "/v1/x", b"{}")
@@ -57,7 +57,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("id", ["", "a b", "a\r\nx: y", "é", "x" * 129])
     async def test_a_request_id_that_is_none_stays_here(self, server: FakeUpstream, client: Client, id: str) -> None:
-        async with client.open_response("POST", "/x", deadline=soon(), request_id=id) as response:
+        with await client.open_response("POST", "/x", deadline=soon(), request_id=id) as response:
             assert response.status == 200
         assert "x-request-id" not in server.requests[0].headers
 
@@ -245,7 +245,7 @@ class TestGivenUp:
     async def test_closing_fails_a_body_that_is_read(self, server: FakeUpstream, client: Client) -> None:
         """At once, and not when its deadline comes."""
         server.on("/x", half)
-        async with client.open_response("POST", "/x", body=b"{}", deadline=soon()) as response:
+        with await client.open_response("POST", "/x", body=b"{}", deadline=soon()) as response:
             assert await response.read_piece() == b"{"
             reading = asyncio.create_task(response.read_piece())
             await asyncio.sleep(0)
@@ -271,7 +271,7 @@ class TestTheEndOfAnAnswer:
         """The caller has what it wanted; only the connection cannot be used again, whatever else comes on it."""
         monkeypatch.setattr(client_module, "END_S", 0.02)
         server.on("/x", script)
-        async with client.open_response("POST", "/x", deadline=soon()) as response:
+        with await client.open_response("POST", "/x", deadline=soon()) as response:
             assert (await response.read_piece()).startswith(b"{")
             response.finish()
         assert not server.requests[0].disconnected.is_set()
@@ -283,7 +283,7 @@ class TestTheEndOfAnAnswer:
     ) -> None:
         monkeypatch.setattr(client_module, "END_S", 60.0)
         server.on("/x", half)
-        async with client.open_response("POST", "/x", deadline=soon()) as response:
+        with await client.open_response("POST", "/x", deadline=soon()) as response:
             await response.read_piece()
             response.finish()
         async with asyncio.timeout(30):
@@ -300,7 +300,7 @@ class TestTheEndOfAnAnswer:
             await exchange.end()
 
         server.on("/x", late)
-        async with client.open_response("POST", "/x", deadline=soon()) as response:
+        with await client.open_response("POST", "/x", deadline=soon()) as response:
             await response.read_piece()
             response.finish()
         (ending,) = client._ending
