@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import overload
 
 import msgspec
@@ -163,7 +163,7 @@ class Gateway:
             if not places.free and isinstance(runner, SupportsCheck):
                 runner.check(task)  # reject an invalid task before it queues; else the stream does it
             async with places.permit(ctx), aclosing(runner.stream(task, ctx)) as chunks:
-                with self._start_timeout(task, ctx) as timeout:
+                with self._build_timeout(task, ctx) as timeout:
                     timeout.start_wait()
                     async for chunk in chunks:
                         timeout.end_wait()
@@ -282,17 +282,11 @@ class Gateway:
             model.can_answer() for model in self.registry if model.required
         )
 
-    @contextmanager
-    def _start_timeout(self, task: Generate, ctx: Context) -> Generator[StreamTimeout]:
-        """Time out a runner that stalls. A non-streaming answer may come as one chunk, so only the deadline limits
-        it."""
+    def _build_timeout(self, task: Generate, ctx: Context) -> StreamTimeout:
+        """Build the timeout of a runner that stalls. A non-streaming answer may come as one chunk, so only the deadline
+        limits it."""
         first_s, between_s = self._token_timeouts if task.stream else (math.inf, math.inf)
-        with StreamTimeout(first_s, between_s, ctx.remaining(self._clock())) as timeout:
-            self._active_timeouts.add(timeout)
-            try:
-                yield timeout
-            finally:
-                self._active_timeouts.discard(timeout)
+        return StreamTimeout(first_s, between_s, ctx.remaining(self._clock()), self._active_timeouts)
 
     def _get_stream_limit(self, model: Model) -> StreamLimit:
         found = self._streams.get(model.name)

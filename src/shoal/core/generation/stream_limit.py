@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from shoal.core.scheduling.admission import LATE_PART, wait_before_retry
 from shoal.errors import DeadlineExceeded, Overloaded
@@ -32,17 +31,12 @@ class StreamLimit:
         self._handovers: deque[float] = deque(maxlen=max(limit, LEAST_HANDED))
         self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
 
-    @asynccontextmanager
-    async def permit(self, ctx: Context) -> AsyncIterator[None]:
-        """Hold a slot. Raises Overloaded when the queue is full or the wait too long, and DeadlineExceeded when no slot
-        came in time."""
-        await self._enter(ctx)
-        try:
-            yield
-        finally:
-            self._leave()
+    def permit(self, ctx: Context) -> Permit:
+        """Hold a slot inside an `async with` block. Entering it raises Overloaded when the queue is full or the wait
+        too long, and DeadlineExceeded when no slot came in time."""
+        return Permit(self, ctx)
 
-    async def _enter(self, ctx: Context) -> None:
+    async def enter(self, ctx: Context) -> None:
         if self.free:
             self.free -= 1
             return
@@ -97,7 +91,7 @@ class StreamLimit:
     def _give_up(self, client: str, place: asyncio.Future[None]) -> None:
         """Stop waiting; a slot that was granted at the same moment goes to the next waiter."""
         if place.done():
-            self._leave()
+            self.leave()
             return
         queue = self._waiters[client]
         queue.remove(place)
@@ -105,7 +99,7 @@ class StreamLimit:
         if not queue:
             del self._waiters[client]
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Hand the slot to the client at the head of the rotation, and move that client to the end."""
         if not self._waiters:
             self.free += 1
@@ -119,3 +113,19 @@ class StreamLimit:
         if queue:
             self._waiters[client] = queue
         place.set_result(None)
+
+
+class Permit:
+    """A slot of a StreamLimit, inside an `async with` block."""
+
+    __slots__ = ("_ctx", "_limit")
+
+    def __init__(self, limit: StreamLimit, ctx: Context) -> None:
+        self._limit = limit
+        self._ctx = ctx
+
+    async def __aenter__(self) -> None:
+        await self._limit.enter(self._ctx)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limit.leave()

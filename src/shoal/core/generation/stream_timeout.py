@@ -16,12 +16,14 @@ class StreamTimeout:
     `first_s` limits the first wait, `between_s` each later one, and `total_s` the whole block from construction on. The
     time between `end_wait` and the next `start_wait` is the reader's and counts only toward the total. On timeout the
     awaited work is cancelled and the block raises DeadlineExceeded; a cancellation from elsewhere passes through.
-    `abort` ends the block with another error.
+    `abort` ends the block with another error. It is in `active` while the block runs.
     """
 
-    __slots__ = ("_between_s", "_deadline", "_error", "_loop", "_since", "_task", "_timer", "_wait_s")
+    __slots__ = ("_active", "_between_s", "_deadline", "_error", "_loop", "_since", "_task", "_timer", "_wait_s")
 
-    def __init__(self, first_s: float, between_s: float, total_s: float) -> None:
+    def __init__(
+        self, first_s: float, between_s: float, total_s: float, active: set[StreamTimeout] | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._wait_s = first_s
         self._between_s = between_s
@@ -29,13 +31,16 @@ class StreamTimeout:
         self._since: float | None = None
         self._task: asyncio.Task[object] | None = None
         self._error: ShoalError | None = None
+        self._active = active if active is not None else set()
 
     def __enter__(self) -> Self:
+        self._active.add(self)
         self._timer = self._loop.call_later(self._next_check_s(), self._check)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._timer.cancel()
+        self._active.discard(self)
         if self._error and kind is asyncio.CancelledError and self._task is not None and self._task.uncancel() == 0:
             raise self._error from None
 
