@@ -79,7 +79,7 @@ class StreamBody(AsyncIterator[bytes]):
         self._reader_waiter: asyncio.Future[None] | None = None  # wakes the reader when something is ready
         self._pump_waiter: asyncio.Future[None] | None = None  # wakes the pump when the buffer has room
         self._last_write = self._loop.time()
-        self._has_written = False
+        self._interval_s = 0.0  # the first write is immediate
         self._heartbeat_due = False
         self._heartbeat_timer = self._loop.call_later(heartbeat_s, self._check_heartbeat)
         self._pump = self._loop.create_task(self._read(chunks))
@@ -100,11 +100,15 @@ class StreamBody(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         try:
             while True:
-                await self._wait_until_ready()
-                await self._pace()
+                if not (self._ready or self._has_ended):
+                    await self._wait_until_ready()
+                left = self._last_write + self._interval_s - self._loop.time()
+                if left > 0 and not self._has_ended:
+                    await asyncio.sleep(left)
                 piece = self._take_piece()
                 if piece:
                     self._last_write = self._loop.time()
+                    self._interval_s = WRITE_INTERVAL_S
                     return piece
                 if self._end_sent:
                     raise StopAsyncIteration
@@ -150,19 +154,10 @@ class StreamBody(AsyncIterator[bytes]):
         return self._frames.encode_error(redact_error(error, self._request_id))
 
     async def _wait_until_ready(self) -> None:
+        """Wait for a chunk, the end, or a heartbeat that is due."""
         while not (self._ready or self._has_ended or self._heartbeat_due):
             self._reader_waiter = self._loop.create_future()
             await self._reader_waiter
-
-    async def _pace(self) -> None:
-        """Wait WRITE_INTERVAL_S between writes, so that chunks of that time are written together. The first write is
-        immediate."""
-        if not self._has_written:
-            self._has_written = True
-            return
-        left = self._last_write + WRITE_INTERVAL_S - self._loop.time()
-        if left > 0 and not self._has_ended:
-            await asyncio.sleep(left)
 
     async def _read(self, chunks: AsyncGenerator[Chunk]) -> None:
         """Read the chunks into the buffer, and close them in this task: a generator inside a timeout cannot be closed
@@ -171,8 +166,9 @@ class StreamBody(AsyncIterator[bytes]):
             async with aclosing(chunks):
                 async for chunk in chunks:
                     self._ready.append(chunk)
-                    self._size += _estimate_size(chunk)
-                    _wake(self._reader_waiter)
+                    self._size += len(chunk.raw[1]) if chunk.raw is not None else _estimate_size(chunk)
+                    if len(self._ready) == 1:  # else it is awake
+                        _wake(self._reader_waiter)
                     while len(self._ready) >= MAX_BUFFERED_CHUNKS or self._size >= MAX_BUFFERED_BYTES:
                         self._pump_waiter = self._loop.create_future()
                         await self._pump_waiter
@@ -193,10 +189,8 @@ class StreamBody(AsyncIterator[bytes]):
 
 
 def _estimate_size(chunk: Chunk) -> int:
-    """Estimate the size of a chunk: the length of its texts and of the upstream's raw bytes."""
+    """Estimate the size of a typed chunk: the length of its texts."""
     size = len(chunk.text) + len(chunk.reasoning)
-    if chunk.raw is not None:
-        size += len(chunk.raw[1])
     for tool in chunk.tools:
         size += len(tool.arguments)
     return size + 256 * len(chunk.logprobs)

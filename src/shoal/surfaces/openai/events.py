@@ -61,7 +61,7 @@ class CompletionEvents:
         self._held_events = b""
         self._first: float | None = None
         self._pieces = 0
-        self._done = False
+        self._last_raw = b""
         head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":['
         self.head = head % (ENCODE(header.id), ENCODE(object_name), header.created, ENCODE(header.model))
         self.tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -72,9 +72,8 @@ class CompletionEvents:
         if chunk.usage is not None:
             self._request.usage = chunk.usage
         if chunk.raw is not None:
-            raw = chunk.raw[1]
-            self._done = raw[-32:].rstrip().endswith(_DONE_LINES)
-            return raw
+            self._last_raw = chunk.raw[1]
+            return self._last_raw
         if chunk.usage is not None:
             return self._encode_usage(chunk.usage, self._first)
         self._pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
@@ -86,7 +85,8 @@ class CompletionEvents:
         return b"%bevent: error\ndata: %b\n\n" % (self._release(), render_stream_error(error))
 
     def encode_end(self) -> bytes:
-        return self._release() + (b"" if self._done else DONE)
+        done = self._last_raw[-32:].rstrip().endswith(_DONE_LINES)
+        return self._release() + (b"" if done else DONE)
 
     def finish_choice(self, event: bytes) -> bytes:
         """Return the event that finishes a choice, or b"" for the last choice, whose event is held back."""
