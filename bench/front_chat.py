@@ -11,12 +11,13 @@ from harness import Server, medians, parser, phase, write, wrk_lines
 
 METHOD = """
 `shoal serve openai+http://...` with default settings before a stub (uvicorn with httptools and uvloop) that answers
-each chat with a constant of 64 words: whole, or as a stream of 64 chunks, each written by itself. Load comes from wrk
-on the same cores, every question distinct. Processor time of Shoal's whole process, in microseconds: of a request that
-is not streamed, and of a token of one that is, its share of the request included. Each in turn in every round; medians
-over rounds.
+each chat with a constant of 64 words: whole, or as a stream of 64 chunks, each written by itself, at once or 2 ms
+apart, as a model would. Load comes from wrk on the same cores, every question distinct. Processor time of Shoal's whole
+process, in microseconds: of a request that is not streamed, and of a token of one that is, its share of the request
+included. Each in turn in every round; medians over rounds.
 """
 CLIENTS = (1, 16)
+PAUSE_S = 0.002
 TOKENS = 64
 PATH = "/v1/chat/completions"
 WHOLE = {
@@ -55,7 +56,9 @@ def serve_stub(port: int) -> None:
         body = b""
         while (message := await receive()).get("more_body"):
             body += message["body"]
-        stream = b'"stream":true' in (body + message.get("body", b"")).replace(b" ", b"")
+        body = (body + message.get("body", b"")).replace(b" ", b"")
+        stream = b'"stream":true' in body
+        pause_s = PAUSE_S if b'"user":"slow"' in body else 0.0
         kind = b"text/event-stream" if stream else b"application/json"
         headers = [(b"content-type", kind)]
         known = scope["path"] in ("/v1/models", "/health/ready", PATH)
@@ -63,7 +66,7 @@ def serve_stub(port: int) -> None:
         if scope["path"] == PATH and stream:
             for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await asyncio.sleep(0)
+                await asyncio.sleep(pause_s)
             await send({"type": "http.response.body", "body": b""})
         else:
             await send({"type": "http.response.body", "body": whole if scope["path"] == PATH else models})
@@ -71,10 +74,11 @@ def serve_stub(port: int) -> None:
     uvicorn.run(app, port=port, http="httptools", loop="uvloop", lifespan="off", access_log=False, log_level="warning")
 
 
-def questions(model: str, count: int, *, stream: bool) -> Iterator[bytes]:
+def questions(model: str, count: int, *, stream: bool, slow: bool = False) -> Iterator[bytes]:
     for number in range(count):
         message = {"role": "user", "content": f"question number {number}: how does it go on?"}
-        yield json.dumps({"model": model, "messages": [message], "stream": stream}).encode()
+        user = "slow" if slow else "quick"
+        yield json.dumps({"model": model, "messages": [message], "stream": stream, "user": user}).encode()
 
 
 def main() -> None:
@@ -85,9 +89,10 @@ def main() -> None:
             with phase(f"round {number + 1}"):
                 one: dict[str, float] = {}
                 for clients in CLIENTS:
-                    for name, stream, each in (("chat", False, 1), ("a streamed token", True, TOKENS)):
+                    for name, each in (("chat", 1), ("a streamed token", TOKENS), ("a token alone", TOKENS)):
                         before = shoal.cpu_s()
-                        lines = questions(shoal.model, int(10_000 * (arguments.seconds + 1)), stream=stream)
+                        count = int(10_000 * (arguments.seconds + 1))
+                        lines = questions(shoal.model, count, stream=each > 1, slow=name == "a token alone")
                         ran = wrk_lines(shoal, PATH, lines, clients, arguments.seconds)
                         spent = shoal.cpu_s() - before
                         one[f"{name}, {clients} clients, us"] = spent / ran["requests"] / each * 1e6
