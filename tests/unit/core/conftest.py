@@ -1,4 +1,4 @@
-"""A virtual clock for everything in core that waits: an hour takes as long as what happens in it."""
+"""A virtual clock for tests in core that wait: an hour takes no real time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ which begins with the machine's start."""
 
 
 class _Selector(selectors.SelectSelector):
-    """Never waits: time jumps to the next timer instead. Real file descriptors (thread hops) are still seen."""
+    """A selector that never waits: time jumps to the next timer. Real file descriptors (thread hops) are still
+    polled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose `time` moves only when everybody waits."""
+    """An event loop whose `time` moves only when all tasks wait."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -55,7 +56,7 @@ def run_virtual(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @pytest.fixture
 def virtual() -> Run[Any]:
-    """`run_virtual`, for tests that ask for it."""
+    """`run_virtual`, as a fixture."""
     return run_virtual
 
 

@@ -1,4 +1,4 @@
-"""Lanes over fake engines, for tests of the batcher."""
+"""Lanes over fake engines, for tests of the scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Inline(Threads):
-    """Runs calls inline: a real thread would race with a virtual clock."""
+    """Threads that run calls inline: a real thread would race with a virtual clock."""
 
     def __init__(self) -> None:
         super().__init__("inline", 2)

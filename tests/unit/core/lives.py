@@ -17,7 +17,7 @@ from tests.unit.core.runners import Embedder
 
 
 class ClosableRunner(Embedder):
-    """A runner that answers only while it is open, and counts calls after its close."""
+    """A runner that answers only while it is open, and counts the calls after its close."""
 
     def __init__(self, name: str, seconds: float, tasks: tuple[TaskKind, ...]) -> None:
         super().__init__(tasks)

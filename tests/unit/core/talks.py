@@ -1,4 +1,4 @@
-"""Language models for tests of what stands around them: words in, words out, a pipeline without a tokenizer."""
+"""Language models for tests: words in, words out, with a pipeline without a tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FACTS = ModelFacts(source="fake", backend="fake", tasks=("generate",))
 
 
 class PlainDecoder:
-    """Text goes through as it is; a stop text ends it where a piece holds it whole."""
+    """Passes text through; a stop text ends the answer if one piece holds all of it."""
 
     def __init__(self, index: int, stops: Sequence[str]) -> None:
         self.index = index
@@ -35,7 +35,7 @@ class PlainDecoder:
 
 
 class PlainPipeline:
-    """The last message, or each prompt, as it is; `cut` and `tokens` are what every Prompt says."""
+    """Uses the last message, or each prompt, as it is; every Prompt gets `cut` and `tokens`."""
 
     def __init__(self, *, cut: int = 0, counts: bool = False, guide: Guide | None = None) -> None:
         self.cut = cut
@@ -67,7 +67,7 @@ class PlainPipeline:
 def talking(
     *generators: TextGenerator, pipeline: PlainPipeline | None = None, options: GenerationOptions | None = None
 ) -> GenerationRunner:
-    """The runner over these generators; none: over a fresh fake one."""
+    """Return a runner over these generators; by default over a new fake one."""
     return GenerationRunner(
         pipeline or PlainPipeline(),
         generators or (FakeGenerator(FakeScript()),),

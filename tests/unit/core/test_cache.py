@@ -1,4 +1,4 @@
-"""The memory of rows: what it keeps, what it throws away, and what it never holds."""
+"""The in-memory cache of rows: what it stores, evicts and rejects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_entry(numbers: int = 4) -> int:
 
 
 def test_what_was_put_comes_back() -> None:
-    """Row and tokens, for an equal key that is another object."""
+    """Row and tokens are returned for an equal key that is another object."""
     cache = MemoryCache(10_000)
     cache.put((b"ids", 0, (None, True)), CountedRow(row(1, 2), 7))
     found = cache.get((b"ids", 0, (None, True)))
@@ -46,8 +46,7 @@ def test_what_was_put_comes_back() -> None:
 
 
 def test_it_keeps_copies_that_nobody_can_change() -> None:
-    """A row is often a view of a whole batch: neither the batch nor a reader may change what is kept, or keep alive
-    what is not."""
+    """A row is often a view of a whole batch: the cache must neither share its memory nor keep the batch alive."""
     cache = MemoryCache(10_000)
     batch = np.arange(8, dtype=np.float32).reshape(2, 4)
     cache.put("k", CountedRow(batch[1], 1))
@@ -62,7 +61,7 @@ def test_it_keeps_copies_that_nobody_can_change() -> None:
 
 
 def test_every_kind_of_vector_is_kept() -> None:
-    """All that an input was asked for comes back, to the bit, and read-only."""
+    """All arrays of an input come back bit for bit, and read-only."""
     cache = MemoryCache(10_000)
     cache.put("k", CountedRow(every_kind(), 3))
     found = cache.get("k")
@@ -77,7 +76,7 @@ def test_every_kind_of_vector_is_kept() -> None:
 
 
 def test_a_kind_that_was_not_asked_for_stays_away() -> None:
-    """None is no empty array."""
+    """None is not an empty array."""
     cache = MemoryCache(10_000)
     cache.put("k", CountedRow(VectorSet(dense=row(1)), 1))
     found = cache.get("k")
@@ -88,7 +87,7 @@ def test_a_kind_that_was_not_asked_for_stays_away() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_no_number_is_not_kept(bad: float) -> None:
-    """Also where it is one of several arrays; what was kept before under that key stays."""
+    """A row with NaN in any of its arrays is not stored; an earlier row under that key stays."""
     cache = MemoryCache(10_000)
     cache.put("k", CountedRow(row(1), 1))
     cache.put("k", CountedRow(row(1, bad), 1))
@@ -101,7 +100,7 @@ def test_a_row_that_is_no_number_is_not_kept(bad: float) -> None:
 
 
 def test_the_one_not_asked_for_longest_goes_first() -> None:
-    """A read makes it young again; so does another write."""
+    """The least recently used row is evicted first; reads and writes count as use."""
     cache = MemoryCache(3 * one_entry())
     for name in "abc":
         cache.put((name, 0), CountedRow(row(0, 0, 0, 0), 1))
@@ -113,7 +112,7 @@ def test_the_one_not_asked_for_longest_goes_first() -> None:
 
 
 def test_what_is_larger_than_all_of_it_is_not_kept() -> None:
-    """And throws nothing away."""
+    """A row larger than the cache is not stored and evicts nothing."""
     cache = MemoryCache(2 * one_entry())
     cache.put(("a", 0), CountedRow(row(0, 0, 0, 0), 1))
     cache.put(("b", 0), CountedRow(np.zeros(10_000, np.float32), 1))
@@ -126,7 +125,7 @@ def test_what_is_larger_than_all_of_it_is_not_kept() -> None:
 
 
 def test_what_is_evicted_stays_what_it_is() -> None:
-    """A reader that has it may go on with it."""
+    """A reader may keep using an evicted row."""
     cache = MemoryCache(one_entry())
     cache.put(("a", 0), CountedRow(row(1, 2, 3, 4), 1))
     found = cache.get(("a", 0))
@@ -151,7 +150,7 @@ Step = tuple[str, int, int]
     entries=st.integers(0, 5),
 )
 def test_it_is_the_plain_model_of_an_lru(steps: list[Step], entries: int) -> None:
-    """Against an ordered dictionary that is trimmed from its front: the same hits, the same bytes, the same counts."""
+    """The cache has the same hits, bytes and counts as an ordered dictionary that is trimmed from its front."""
     limit = entries * one_entry(20)
     cache, model = MemoryCache(limit), OrderedDict[Any, tuple[int, int]]()
     hits = misses = evicted = 0
@@ -180,7 +179,7 @@ def test_it_is_the_plain_model_of_an_lru(steps: list[Step], entries: int) -> Non
 
 @pytest.mark.parametrize("make", [lambda: np.zeros(384, np.float32), every_kind], ids=["dense", "every kind"])
 def test_bytes_are_what_python_really_takes(make: Any) -> None:
-    """Counted is no less than what is allocated, and no more than half above it."""
+    """The byte count is at least what is allocated, and at most half above it."""
     cache = MemoryCache(1 << 30)
     rows: list[Row] = [make() for _ in range(4000)]
     keys = [((np.arange(20, dtype=np.int64) + each).tobytes(), each, (None, True)) for each in range(4000)]

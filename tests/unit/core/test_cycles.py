@@ -1,4 +1,4 @@
-"""Requests leave nothing for the garbage collector: what they hold is free when they are answered."""
+"""Requests leave nothing for the garbage collector: their memory is free when they are answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.core.lanes import context, embed, engine, make_lane
 
 
 class TrackedText(str):
-    """A text that can be seen to go."""
+    """A text that can be weakly referenced."""
 
     __slots__ = ("__weakref__",)
 

@@ -1,4 +1,4 @@
-"""The runner over two lanes: inputs of both kinds, in order, whatever one lane does."""
+"""The runner over two lanes: inputs of both kinds come back in order, whatever one lane does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def found(towers: DualEncoderRunner, task: Embed) -> Embedded:
 
 
 def test_vectors_come_back_in_the_order_of_the_inputs(virtual: Run[None]) -> None:
-    """Both lanes work at once, and what each says of its batches becomes one answer."""
+    """Both lanes work at once, and their facts are merged into one answer."""
 
     async def main() -> None:
         towers = both()
@@ -60,7 +60,7 @@ def test_vectors_come_back_in_the_order_of_the_inputs(virtual: Run[None]) -> Non
 
 @pytest.mark.parametrize(("inputs", "lane"), [([CAT, DOG], "image"), (["a"], "text")])
 def test_inputs_of_one_kind_are_one_lanes(virtual: Run[None], inputs: list[Item], lane: Modality) -> None:
-    """As they are, and the other lane hears nothing of them."""
+    """Inputs of one kind go to one lane unchanged; the other lane is not called."""
 
     async def main() -> None:
         towers = both()
@@ -73,7 +73,7 @@ def test_inputs_of_one_kind_are_one_lanes(virtual: Run[None], inputs: list[Item]
 
 
 def test_what_only_texts_have_is_not_asked_of_pictures(virtual: Run[None]) -> None:
-    """A prompt, a role, cutting: the pictures beside the texts have none."""
+    """Prompt, role and truncation apply to the texts, not to the pictures beside them."""
 
     async def main() -> None:
         towers = both()
@@ -99,7 +99,7 @@ def test_what_only_texts_have_is_not_asked_of_pictures(virtual: Run[None]) -> No
     ],
 )
 def test_errors_name_the_input_of_the_whole_request(virtual: Run[None], inputs: list[Item], message: str) -> None:
-    """A lane counts its own inputs, and of one alone it gives no number."""
+    """A lane counts only its own inputs, and gives no index for a single one."""
 
     async def main() -> None:
         towers = both()
@@ -113,7 +113,7 @@ def test_errors_name_the_input_of_the_whole_request(virtual: Run[None], inputs: 
 
 
 def test_what_is_wrong_with_the_request_names_no_input(virtual: Run[None]) -> None:
-    """However few inputs a lane has."""
+    """An error of the whole request names no input, even if a lane has only one."""
 
     async def main() -> None:
         towers = both()
@@ -127,7 +127,7 @@ def test_what_is_wrong_with_the_request_names_no_input(virtual: Run[None]) -> No
 
 
 def test_one_lane_that_fails_ends_the_others_work(virtual: Run[None]) -> None:
-    """As a caller who leaves does: nothing is computed for nobody."""
+    """A failed lane cancels the other one, as a caller that leaves does."""
 
     async def main() -> None:
         towers = runner(FakeScript(), FakeScript(delay_ms=1000))
@@ -146,7 +146,7 @@ def test_one_lane_that_fails_ends_the_others_work(virtual: Run[None]) -> None:
 
 
 def test_one_tower_alone(virtual: Run[None]) -> None:
-    """Its own inputs are served; others are the gateway's to refuse, and a bug where they come so far."""
+    """A runner with one tower serves its inputs; other inputs are refused by the gateway, and a bug here."""
 
     async def main() -> None:
         towers = runner(image=FakeScript())
@@ -159,7 +159,7 @@ def test_one_tower_alone(virtual: Run[None]) -> None:
 
 
 def test_other_tasks(virtual: Run[None]) -> None:
-    """Pairs are texts; what classifies reads one kind; nothing is generated."""
+    """Pairs are texts, a classifier reads one kind, and generation is unsupported."""
 
     async def main() -> None:
         towers = both()
@@ -176,7 +176,7 @@ def test_other_tasks(virtual: Run[None]) -> None:
 
 
 def test_it_is_ready_where_both_are(virtual: Run[None]) -> None:
-    """It breaks once, whichever lane does, and closes with both."""
+    """The runner is ready if both lanes are, breaks once if either does, and closes both."""
 
     async def main() -> None:
         towers = both()

@@ -9,7 +9,7 @@ from shoal.core.first_answers import FirstAnswers
 
 
 async def test_nothing_to_wait_for() -> None:
-    """Neither before anything is expected nor after all have settled, however often they settle."""
+    """There is no wait before any server is expected, nor after all have settled, however often they do."""
     answers = FirstAnswers()
     assert not await answers.wait(math.inf)
     answers.settle("a")
@@ -21,7 +21,7 @@ async def test_nothing_to_wait_for() -> None:
 
 
 async def test_each_answer_wakes_all_waiters() -> None:
-    """Who still finds no model waits for the next one."""
+    """A waiter that still finds no model waits for the next answer."""
     answers = FirstAnswers()
     answers.expect("a")
     answers.expect("b")
@@ -35,7 +35,7 @@ async def test_each_answer_wakes_all_waiters() -> None:
 
 
 async def test_the_deadline_ends_the_wait() -> None:
-    """Also one that has passed."""
+    """A wait ends at its deadline, also if that has passed."""
     answers = FirstAnswers()
     answers.expect("a")
     assert not await answers.wait(0.001)

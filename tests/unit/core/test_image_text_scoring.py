@@ -1,4 +1,4 @@
-"""Pictures against texts."""
+"""Scores of pictures against texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANYTHING = arrays.arrays(np.float32, (4, 3), elements=st.floats(-1e6, 1e6, width
 
 
 class Eyes:
-    """Knows the vectors of words and pictures, and keeps what it was asked."""
+    """Knows the vectors of words and pictures, and records its calls."""
 
     def __init__(self, error: ShoalError | None = None) -> None:
         self.error = error

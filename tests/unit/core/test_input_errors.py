@@ -1,4 +1,4 @@
-"""An error of a part of a request, told as one of the whole."""
+"""Errors of a part of a request, converted to errors of the whole request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.errors import InputRejected, InvalidValue, NotFinite, Overloaded, Sho
     ],
 )
 def test_the_place_is_that_of_the_whole_request(error: ShoalError, places: list[int], message: str) -> None:
-    """Where it is about an input: of the one that the message names, or of the only one."""
+    """The index is that of the input named in the message, or of the only input."""
     found = remap_input_error(error, places)
     assert found.message == str(found) == message
     assert type(found) is type(error)
@@ -29,6 +29,6 @@ def test_the_place_is_that_of_the_whole_request(error: ShoalError, places: list[
 
 
 def test_a_message_is_taken_apart() -> None:
-    """As `at_input` put it together."""
+    """A message is split into the parts that `at_input` joined."""
     assert parse_input_index(InvalidValue("bad").at_input(12)) == (12, "bad")
     assert parse_input_index(InvalidValue("bad")) == (None, "bad")

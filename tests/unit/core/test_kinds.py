@@ -178,7 +178,7 @@ def test_the_default_is_of_the_task(virtual: Run[None]) -> None:
 def test_large_rankings_by_vectors_are_done_in_the_gateway_s_threads(
     virtual: Run[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces; small ones are done where they are."""
+    """Large rankings run in threads piece by piece; small ones run on the loop."""
 
     class Counting(Inline):
         pieces = 0

@@ -15,7 +15,7 @@ FACTS = Embedder().facts
 
 
 def test_embeds_through_its_lane(virtual: Run[None]) -> None:
-    """Facts are as given; readiness and closing are the lane's."""
+    """The runner keeps its facts; readiness and closing are the lane's."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=1))
@@ -31,7 +31,7 @@ def test_embeds_through_its_lane(virtual: Run[None]) -> None:
 
 
 def test_does_not_generate(virtual: Run[None]) -> None:
-    """Refused at the call, by the model's name."""
+    """Generation is refused at the call, with the model's name."""
 
     async def main() -> None:
         with pytest.raises(Unsupported, match="it can: embed") as caught:
@@ -42,7 +42,7 @@ def test_does_not_generate(virtual: Run[None]) -> None:
 
 
 def test_shows_the_tokenizer_that_it_was_given(virtual: Run[None]) -> None:
-    """Arguments pass as they are, answers too; without a codec both are unsupported."""
+    """Arguments and answers pass unchanged; without a codec both calls are unsupported."""
 
     async def main() -> None:
         lane = make_lane(FakeScript())

@@ -1,4 +1,4 @@
-"""A replica's probe: who may join its peers."""
+"""The probe of a replica, which decides whether it may join its peers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ ROWS = np.array([[3, 4, 0], [0, 1, 2], [1, 1, 1], [2, 0, 1]], dtype=np.float32)
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("max_batch_size", [1, 3, 64])
 async def test_rows_come_as_the_model_gives_them(max_batch_size: int, counted: bool) -> None:
-    """In batches that the replica takes, with the parameters that the pipeline asks for; it need not be ready."""
+    """The probe uses batches of the replica's size and the pipeline's parameters; the replica need not be ready."""
     model = Scripted(ROWS, max_batch_size=max_batch_size)
     model.counted = counted
     probed = await probe(model, model, soon())
@@ -109,7 +109,7 @@ def test_unit_rows_are_known() -> None:
 
 
 async def test_what_fails_is_raised() -> None:
-    """An item's error of either side, and an answer of too few rows."""
+    """An item error of the pipeline or the engine is raised, and so is an answer with too few rows."""
     model = Scripted(ROWS)
     model.refuse = TooLong("one text is too long")
     with pytest.raises(TooLong):
@@ -128,7 +128,7 @@ async def test_what_fails_is_raised() -> None:
 
 
 def test_peers_agree_within_precision() -> None:
-    """Scale is no matter, a half-precision copy passes; another direction, dimension or nothing at all does not."""
+    """A scaled or half-precision copy agrees; another direction, dimension or an empty vector does not."""
     one = ProbeVectors(ROWS)
     one.check(ProbeVectors(ROWS * 2), "b")
     one.check(ProbeVectors((ROWS + np.float32(0.01)).astype(np.float16).astype(np.float32)), "b")
@@ -150,7 +150,7 @@ def test_least_cosine_is_the_worst_row() -> None:
 
 
 class OfKind(Scripted):
-    """Answers rows of another kind: `rows` as they are, whatever is asked."""
+    """Answers `rows` of another kind, whatever the inputs are."""
 
     def __init__(self, rows: Sequence[Any], *, max_batch_size: int = 64) -> None:
         super().__init__(np.zeros((len(rows), 1)), max_batch_size=max_batch_size)
@@ -200,7 +200,7 @@ async def test_sparse_vectors_are_compared_by_their_angle() -> None:
 
 
 async def test_two_vectors_of_nothing_agree() -> None:
-    """A text without a term has none on every replica; that the others agree is seen all the same."""
+    """A text without a term has an empty vector on every replica; all other rows are compared too."""
     one = await probed_sparse([sparse({}), *SPARSE[1:]])
     one.check(await probed_sparse([sparse({}), *SPARSE[1:]]), "b")
     for other in (SPARSE, [sparse({}), sparse({}), *SPARSE[2:]], [sparse({}), sparse({6: 0.5}), *SPARSE[2:]]):
@@ -218,7 +218,7 @@ async def test_an_index_costs_no_memory() -> None:
 
 
 async def test_digests_tell_models_apart() -> None:
-    """And not one answer of a model from another of the same."""
+    """Digests differ between models, and not between answers of one model."""
     one = ProbeVectors(ROWS)
     assert (
         one.digest == ProbeVectors(ROWS * np.float32(1.0001)).digest == ProbeVectors(-(-ROWS - np.float32(1e-6))).digest

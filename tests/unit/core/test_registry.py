@@ -33,7 +33,7 @@ def ready(name: str, *, default_for: tuple[TaskKind, ...] = (), talks: bool = Fa
 
 
 def test_models_are_found_by_name_and_alias() -> None:
-    """Every name leads to the one model; the order is that in which they came."""
+    """Every name leads to its model; models are listed in order of arrival."""
     first, second = Model("b", ("other", "third")), Model("a")
     names = registry(first, second)
     assert [names.find(name) for name in ("b", "other", "third", "a")] == [first, first, first, second]
@@ -42,7 +42,7 @@ def test_models_are_found_by_name_and_alias() -> None:
 
 @pytest.mark.parametrize("clash", [Model("x"), Model("y", ("x",)), Model("al"), Model("z", ("al",))])
 def test_a_name_means_one_model(clash: Model) -> None:
-    """A name or alias that is taken is refused with the way out, and nothing of the newcomer stays."""
+    """A duplicate name or alias is refused with a hint, and no state of the new model stays."""
     names = registry(Model("x", ("al",)))
     with pytest.raises(AddressError, match="NAME=ADDRESS"):
         names.add(clash)
@@ -53,7 +53,7 @@ def test_a_name_means_one_model(clash: Model) -> None:
 
 
 def test_a_server_that_is_not_there_may_have_it() -> None:
-    """Whatever is not served, by name or as a default; what is served is found as ever."""
+    """A model that is not served may belong to an unreachable server; served models are found as usual."""
     names = registry(talks := ready("talks", talks=True))
     names.pending_sources["openai+http://there"] = "connection refused"
     cases: list[tuple[str, TaskKind, str]] = [
@@ -72,7 +72,7 @@ def test_a_server_that_is_not_there_may_have_it() -> None:
 
 
 def test_removed_models_free_their_names() -> None:
-    """After removal, twice even, nobody finds it and its names can be taken."""
+    """After one or two removals the model is not found and its names are free."""
     model = Model("x", ("al",))
     names = registry(model, Model("stays"))
     names.remove(model)
@@ -85,7 +85,7 @@ def test_removed_models_free_their_names() -> None:
 
 
 def test_a_model_that_comes_back_takes_its_place_again() -> None:
-    """After an unload and a load the same model answers who names none; a newcomer stands behind all others."""
+    """After an unload and a load the same model is the default again; new models come last."""
     first, second, third = ready("first"), ready("second"), ready("third")
     names = registry(first, second, third)
     names.remove(first)
@@ -99,7 +99,7 @@ def test_a_model_that_comes_back_takes_its_place_again() -> None:
 
 
 def test_iteration_bears_removal() -> None:
-    """Who walks over the models may remove them."""
+    """Models may be removed during an iteration."""
     names = registry(Model("a"), Model("b"))
     for model in names:
         names.remove(model)
@@ -107,7 +107,8 @@ def test_iteration_bears_removal() -> None:
 
 
 def test_no_name_asks_for_the_default_of_the_task() -> None:
-    """The one named as default, else the first that can; one that is still loading may turn out to."""
+    """The default is the configured model, else the first one that supports the task; a loading model may support
+    it."""
     embeds, talks = ready("embeds"), ready("talks", talks=True)
     names = registry(talks, embeds)
     assert (names.find(""), names.find("", "generate")) == (embeds, talks)
@@ -118,7 +119,7 @@ def test_no_name_asks_for_the_default_of_the_task() -> None:
 
 
 def test_without_an_able_model_there_is_no_default() -> None:
-    """What is said differs: nothing is served, or nothing that can do this."""
+    """The error says whether no model is served, or none that supports the task."""
     with pytest.raises(ModelNotFound, match="no model is served: start one with `shoal serve"):
         Registry().find("")
     with pytest.raises(ModelNotFound, match="none of the served models can generate") as caught:
@@ -127,7 +128,7 @@ def test_without_an_able_model_there_is_no_default() -> None:
 
 
 def test_unknown_names_get_a_near_one_or_the_list() -> None:
-    """A slip of the pen is answered with the name that was meant, also if that is an alias."""
+    """The error suggests a similar name or alias, else it lists the served models."""
     names = registry(Model("all-MiniLM-L6-v2", ("minilm",)))
     for wrong, meant in (("all-minilm-l6-v2", "all-MiniLM-L6-v2"), ("minilmm", "minilm")):
         with pytest.raises(ModelNotFound, match=f"did you mean '{meant}'") as caught:
@@ -142,7 +143,7 @@ def test_unknown_names_get_a_near_one_or_the_list() -> None:
 
 
 def test_a_name_as_long_as_a_body_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 MB of name are neither compared nor sent back."""
+    """A name of 30 MB is neither compared nor sent back."""
     compared: list[str] = []
 
     def close_matches(name: str, *_: object, **__: object) -> list[str]:
@@ -158,7 +159,8 @@ def test_a_name_as_long_as_a_body_costs_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_models_that_cannot_answer_say_why() -> None:
-    """Loading: try again soon. Failed: the reason. Unloading: no longer. Ready: the runner."""
+    """A loading model asks to retry, a failed one gives the reason, an unloading one is gone, and a ready one has a
+    runner."""
     model = Model("m")
     with pytest.raises(ModelNotReady, match="is loading: try again") as caught:
         model.ready_runner()
@@ -176,7 +178,7 @@ def test_models_that_cannot_answer_say_why() -> None:
 
 
 def test_impossible_events_leave_the_state() -> None:
-    """A bug in the caller is an InternalError; the model stays what it was."""
+    """An invalid event is an InternalError and does not change the model."""
     model = ready("m")
     with pytest.raises(InternalError):
         model.transition("loaded")
@@ -184,7 +186,7 @@ def test_impossible_events_leave_the_state() -> None:
 
 
 def test_cards_tell_what_is_known() -> None:
-    """Facts come with the load, the error with the failure, and both as they are now."""
+    """Cards show the facts after a load, the error after a failure, and the current state."""
     model = Model("m", ("al",), ("embed",), created=7)
     card = model.card()
     assert (card.name, card.aliases, card.default_for, card.created) == ("m", ("al",), ("embed",), 7)
@@ -197,7 +199,7 @@ def test_cards_tell_what_is_known() -> None:
 
 
 def test_what_a_model_waits_for_is_in_its_refusal_and_card() -> None:
-    """Until it is loaded."""
+    """The reason of the wait is shown until the model is loaded."""
     model = Model("m")
     model.note = "waiting for triton at h:1: connection refused"
     assert model.card().note == model.note
@@ -208,7 +210,7 @@ def test_what_a_model_waits_for_is_in_its_refusal_and_card() -> None:
 
 
 def test_a_sleeper_keeps_its_facts() -> None:
-    """It is still the default of what it could do, and no more."""
+    """A sleeping model stays the default of the tasks it supports, and of no others."""
     sleeper, talks = ready("sleeper"), ready("talks", talks=True)
     for happening in ("unload", "closed"):
         sleeper.transition(happening)
@@ -221,7 +223,7 @@ def test_a_sleeper_keeps_its_facts() -> None:
 
 
 def test_a_model_that_never_loaded_keeps_no_place() -> None:
-    """Another try of a load that failed takes no requests from who answers them; after a load, it has its place."""
+    """Retrying a failed load takes no requests from models that answer; after a load the model has its position."""
     names = registry()
     names.add(wrong := Model("late", required=False))
     names.remove(wrong)
@@ -239,7 +241,7 @@ def test_a_model_that_never_loaded_keeps_no_place() -> None:
 
 
 def test_a_sleeper_says_that_it_sleeps() -> None:
-    """Until it wakes: then what that waits for."""
+    """A sleeping model reports sleep until it wakes, then the reason of the wait."""
     model = Model("m")
     assert model.card().status_text == "loading"
     model.mark_loaded(Embedder())
@@ -255,7 +257,8 @@ def test_a_sleeper_says_that_it_sleeps() -> None:
 
 
 def test_what_may_turn_out_to_is_the_default_of_embedding_alone() -> None:
-    """Other tasks go to a model that is known to do them; vectors never change their model because one is late."""
+    """A loading model is the default only for embedding, whose vectors must not change with load times; other tasks
+    use a model known to support them."""
     late, talks, embeds = Model("late"), ready("talks", talks=True), ready("embeds")
     names = registry(late, talks, embeds)
     assert (names.find(""), names.find("", "generate")) == (late, talks)
@@ -272,7 +275,7 @@ def scoring(name: str, tasks: tuple[TaskKind, ...], *, default_for: tuple[TaskKi
 
 
 def test_who_asks_for_labels_means_a_classifier() -> None:
-    """A reranker can classify, and does where nothing else is known to, unless it is the default by its name."""
+    """A reranker classifies only if no model is known to, or if it is the configured default."""
     ranker, judge = scoring("ranker", ("rerank", "classify")), scoring("judge", ("classify",))
     names = registry(Model("late"), ranker, judge)
     assert (names.find("", "classify"), names.find("", "rerank")) == (judge, ranker)
@@ -282,13 +285,13 @@ def test_who_asks_for_labels_means_a_classifier() -> None:
 
 
 def test_exact_names_are_got_without_a_hint() -> None:
-    """By name or alias; None for what is not there, and "" is no default here."""
+    """A lookup by name or alias returns None for unknown names and for ""."""
     names = registry(model := Model("m", ("al",)))
     assert [names.get(name) for name in ("m", "al", "x", "")] == [model, model, None, None]
 
 
 def test_the_last_request_that_leaves_tells() -> None:
-    """Not each of them."""
+    """Only the last request that leaves calls `idle`."""
     idle: list[int] = []
     model = Model("m", idle=lambda model: idle.append(model.inflight))
     for _ in range(3):
@@ -299,6 +302,6 @@ def test_the_last_request_that_leaves_tells() -> None:
 
 
 def test_created_is_now() -> None:
-    """In whole Unix seconds."""
+    """`created` is in whole Unix seconds."""
     before = int(time.time())
     assert before <= Model("m").created <= time.time()

@@ -18,7 +18,7 @@ GENERATE = Generate(model="m", prompts=["a b"])
 
 
 async def test_each_task_goes_to_the_runner_that_can() -> None:
-    """The first one that names the task does it."""
+    """The first runner that lists the task runs it."""
     embeds, talks, both = Embedder(("embed",)), Embedder(("generate",)), Embedder(("generate", "embed"))
     runner: Runner = TaskRouter([embeds, talks, both])
     assert await runner.run(EMBED, CTX) is embeds.answer
@@ -27,14 +27,14 @@ async def test_each_task_goes_to_the_runner_that_can() -> None:
 
 
 async def test_facts_are_the_first_ones_with_all_tasks() -> None:
-    """In the order of the runners, each task once."""
+    """Tasks come in the order of the runners, each once."""
     runner = TaskRouter([Embedder(("embed",)), Embedder(("generate", "embed"))])
     assert runner.facts.tasks == ("embed", "generate")
     assert runner.facts.source == "s"
 
 
 async def test_what_nobody_can_is_unsupported() -> None:
-    """Both ways, with the field's name."""
+    """Both calls raise Unsupported with the field's name."""
     with pytest.raises(Unsupported, match="cannot generate") as caught:
         TaskRouter([Embedder(("embed",))]).stream(GENERATE, CTX)
     assert caught.value.param == "model"
@@ -43,7 +43,7 @@ async def test_what_nobody_can_is_unsupported() -> None:
 
 
 async def test_ready_and_close_mean_all() -> None:
-    """One that is not ready makes the model not ready; closing closes every one."""
+    """The model is ready if all runners are, and closing closes all of them."""
     first, second = Embedder(("embed",)), Embedder(("generate",))
     runner = TaskRouter([first, second])
     assert runner.ready()
@@ -54,7 +54,7 @@ async def test_ready_and_close_mean_all() -> None:
 
 
 async def test_one_that_fails_to_close_keeps_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure is told all the same."""
+    """The failure is raised after all others were closed."""
     first, second = Embedder(("embed",)), Embedder(("generate",))
 
     async def failing() -> None:
@@ -67,7 +67,7 @@ async def test_one_that_fails_to_close_keeps_no_other_open(monkeypatch: pytest.M
 
 
 def test_facts_hold_what_only_later_ones_know() -> None:
-    """Context and adapters of the one that generates; of a detail the first one's word counts."""
+    """Context and adapters come from the runner that generates; of equal details the first one counts."""
     embeds, talks = Embedder(("embed",)), Embedder(("generate",))
     embeds.facts = replace(embeds.facts, details={"a": 1})
     talks.facts = replace(talks.facts, context_tokens=64, adapters=("x",), details={"a": 2, "b": 3})
@@ -76,7 +76,7 @@ def test_facts_hold_what_only_later_ones_know() -> None:
 
 
 async def test_what_generates_can_check() -> None:
-    """Where it can; another one says nothing yet."""
+    """Only the runner that generates can check a task before it runs."""
     TaskRouter([Embedder(("generate",))]).check(GENERATE)
     with pytest.raises(Unsupported, match="min_p"):
         TaskRouter([Embedder(("embed",)), talking()]).check(
@@ -85,11 +85,11 @@ async def test_what_generates_can_check() -> None:
 
 
 class Shows(Embedder, Codec):
-    """Embeds, and shows its tokenizer."""
+    """A runner that embeds and has a tokenizer."""
 
 
 class Hides(Embedder, Codec):
-    """Has the methods, and no tokenizer."""
+    """A runner that has the methods but no tokenizer."""
 
     async def tokenize(self, texts: object, *, add_special_tokens: bool, prompt_name: str | None) -> Any:
         raise Unsupported("no tokenizer")
@@ -99,7 +99,7 @@ class Hides(Embedder, Codec):
 
 
 async def test_the_tokenizer_is_of_the_first_one_that_shows_any() -> None:
-    """Whatever task it is for."""
+    """The first runner with a tokenizer is used for every task."""
     model = TaskRouter([Embedder(("generate",)), Hides(("rerank",)), Shows(("embed",))])
     assert isinstance(model, TextCodec)
     tokens = await model.tokenize(["ab"], add_special_tokens=True, prompt_name="p")
@@ -109,7 +109,7 @@ async def test_the_tokenizer_is_of_the_first_one_that_shows_any() -> None:
 
 @pytest.mark.parametrize("runner", [Embedder(), Hides()])
 async def test_a_tokenizer_that_nobody_shows(runner: Runner) -> None:
-    """In the words of a model without one."""
+    """The error is the one of a model without a tokenizer."""
     model = TaskRouter([runner])
     with pytest.raises(Unsupported, match="does not expose its tokenizer"):
         await model.tokenize(["a"], add_special_tokens=True, prompt_name=None)

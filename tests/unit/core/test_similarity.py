@@ -37,7 +37,7 @@ MULTI = {"north": [[0.0, 1.0], [1.0, 0.0]], "up": [[0.0, 1.0]], "east": [[1.0, 0
 
 
 class Compass:
-    """Knows the vectors of a few words; `asked` keeps the tasks. A text "south" is one that was cut."""
+    """Knows the vectors of a few words and records its tasks. The text "south" counts as truncated."""
 
     def __init__(self, vectors: tuple[VectorKind, ...] = ("dense",), limit: int | None = None) -> None:
         self.facts = ModelFacts(
@@ -74,7 +74,7 @@ class Compass:
 
 
 class Hops(Threads):
-    """Counts the calls, and makes them where it stands; `before` comes first."""
+    """Counts the calls and runs them inline; `before` runs first."""
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         super().__init__("hops", 1)
@@ -88,7 +88,7 @@ class Hops(Threads):
 
 
 class Refusing(Compass):
-    """Fails a text named in `bad` as a lane does: with its place, where there are several."""
+    """Fails the texts in `bad` as a lane does: with the index, if there are several texts."""
 
     def __init__(self, error: ShoalError, bad: str, vectors: tuple[VectorKind, ...] = ("dense",)) -> None:
         super().__init__(vectors)
@@ -118,7 +118,7 @@ async def test_one_query_is_compared_with_each_document() -> None:
 
 
 async def test_facts_are_of_both_sides() -> None:
-    """Which are embedded one after another; the batch that is named is the largest."""
+    """Times of both embeddings are summed; the batch is the larger one."""
     task = Rerank(model="m", queries=["north"], documents=["up", "east", "up"])
     assert (await rank(Compass(), task)).facts == BatchFacts(
         size=3, id=3, batches=2, queue_ms=4, prepare_ms=8, infer_ms=12, cached=16
@@ -135,13 +135,13 @@ async def test_facts_are_of_both_sides() -> None:
     ],
 )
 async def test_what_was_cut_is_counted_by_document(queries: list[str], documents: list[str], cut: int) -> None:
-    """The same text twice counts twice, and a query as often as it is compared."""
+    """A duplicate text counts twice, and a query as often as it is compared."""
     assert (await rank(Compass(), Rerank(model="m", queries=queries, documents=documents))).truncated == cut
 
 
 @pytest.mark.parametrize("several", [True, False])
 async def test_errors_name_the_text_of_the_request(monkeypatch: pytest.MonkeyPatch, several: bool) -> None:
-    """Its place among all documents, duplicates included, in whatever chunk it is; or that it is the query."""
+    """The error has the document's index in the request, duplicates included, or names the query."""
     if several:
         monkeypatch.setattr(similarity, "NUMBERS", 4)  # two documents a chunk, one pair
     error = TooLong("too long", param="input")
@@ -163,7 +163,7 @@ async def test_errors_name_the_text_of_the_request(monkeypatch: pytest.MonkeyPat
 
 
 async def test_errors_of_the_whole_task_name_no_text() -> None:
-    """What the model cannot do it can do for none of them; and of one document there is nothing to count."""
+    """An error of the model names no text, and neither does an error of the only document."""
     task = Rerank(model="m", queries=["north"], documents=["up"])
     with pytest.raises(Unsupported, match=r"^leave it out"):
         await rank(Refusing(Unsupported("leave it out"), "north"), task)
@@ -176,7 +176,7 @@ async def test_errors_of_the_whole_task_name_no_text() -> None:
 async def test_documents_come_in_chunks(
     monkeypatch: pytest.MonkeyPatch, queries: list[str], vectors: tuple[VectorKind, ...]
 ) -> None:
-    """So that not all vectors are held at once; the scores are those of one go, and one query is embedded once."""
+    """Chunks bound the memory of the vectors; the scores are the same, and one query is embedded once."""
     task = Rerank(model="m", queries=queries, documents=["up", "east", "none", "north", "up", "up", "north"])
     whole = await rank(Compass(vectors), task)
     monkeypatch.setattr(similarity, "NUMBERS", 12 if vectors == ("dense",) else 6 * 2 * 16)
@@ -197,7 +197,7 @@ async def test_chunks_are_of_the_class_of_the_whole() -> None:
 
 
 async def test_a_document_that_alone_is_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text is as long as the model lets it be."""
+    """A document may be as long as the model allows."""
     monkeypatch.setattr(similarity, "NUMBERS", 1)
     task = Rerank(model="m", queries=["north"], documents=["up", "none"])
     assert len((await rank(model := Compass(("multi",)), task)).scores) == 2
@@ -211,7 +211,7 @@ async def test_a_document_that_alone_is_a_chunk(monkeypatch: pytest.MonkeyPatch)
 async def test_much_is_compared_in_threads_piece_by_piece(
     monkeypatch: pytest.MonkeyPatch, vectors: tuple[VectorKind, ...]
 ) -> None:
-    """With the same scores as in one piece; a little needs no thread."""
+    """The scores are the same as in one piece; small inputs use no thread."""
     documents = ["up", "east", "north", "none", "north"]
     for queries in (["north"], ["up", "north", "none", "east", "north"]):
         task = Rerank(model="m", queries=queries, documents=documents)
@@ -227,7 +227,7 @@ async def test_much_is_compared_in_threads_piece_by_piece(
 
 
 async def test_the_deadline_ends_it_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that nobody waits for any more computes nothing."""
+    """A request past its deadline computes nothing more."""
     monkeypatch.setattr(similarity, "PRODUCTS", 2)
     monkeypatch.setattr(similarity, "INLINE", 0)
     now = [0.0]
@@ -295,7 +295,7 @@ def test_max_sim_is_the_sum_of_the_largest_products(pair: tuple[Array, Array]) -
 
 @given(st.lists(matrices(), max_size=6), st.booleans())
 def test_pairs_are_scored_as_each_alone(pairs: list[tuple[Array, Array]], shared: bool) -> None:
-    """Also those that share their query, and those of which a side is empty."""
+    """The same holds for pairs that share a query, and for pairs with an empty side."""
     if shared:
         pairs = [(pairs[0][0], document) for _, document in pairs]
         pairs += [(query, np.empty((0, 3), np.float32)) for query, _ in pairs[:1]]

@@ -34,7 +34,7 @@ def batch(items: int, seconds: float, error: str | None = None, finish: float | 
 
 
 def test_requests_and_batches_are_counted_where_their_time_went() -> None:
-    """Counts and nanoseconds, batches by size; failures apart, and departures not at all."""
+    """Counts and nanoseconds are kept, batches by size, and failures separately; cancelled requests are not counted."""
     counts = Counts()
     counts.batched(batch(8, 0.5, finish=0.125))
     counts.batched(batch(2, 0.25))
@@ -62,7 +62,7 @@ def test_requests_and_batches_are_counted_where_their_time_went() -> None:
 
 
 def test_generation_counts_by_request() -> None:
-    """It has no batches: each one that ended well is one inference."""
+    """Each generation that succeeded is one inference; there are no batches."""
     counts = Counts()
     counts.finished("m", "generate", "ok", 1.0, None)
     stats = counts.stats_for("m")
@@ -71,7 +71,7 @@ def test_generation_counts_by_request() -> None:
 
 
 def test_a_model_that_did_nothing_has_zeros() -> None:
-    """Also one that was forgotten."""
+    """A model without requests, or a removed one, has zero counts."""
     counts = Counts()
     assert counts.stats_for("m") == ModelStats(name="m")
     counts.batched(batch(1, 1.0))
@@ -81,7 +81,7 @@ def test_a_model_that_did_nothing_has_zeros() -> None:
 
 
 def test_ever_new_names_do_not_add_up() -> None:
-    """The oldest makes way."""
+    """The oldest name is evicted."""
     counts = Counts()
     for number in range(MAX_MODELS + 1):
         counts.finished(f"m{number}", "embed", "backend", 1.0, None)
@@ -91,7 +91,7 @@ def test_ever_new_names_do_not_add_up() -> None:
 
 
 def test_everything_is_passed_on() -> None:
-    """As it came."""
+    """Calls pass through unchanged."""
     reports: list[tuple[object, ...]] = []
 
     class Recorder(Observer):
@@ -126,7 +126,7 @@ def test_everything_is_passed_on() -> None:
 
 
 class CountingRunner(Embedder):
-    """A runner whose backend counts; `fault` when it cannot be asked."""
+    """A runner whose backend counts; `fault` is raised when it cannot be reached."""
 
     fault: ShoalError | None = None
 
@@ -137,7 +137,7 @@ class CountingRunner(Embedder):
 
 
 async def test_the_gateway_asks_the_backend_and_else_counts_itself() -> None:
-    """One model or all of them; a backend that is away costs nobody the page."""
+    """For one model or all; an unreachable backend does not fail the page."""
     counts, registry = Counts(), Registry()
     own = CountingRunner()
     for name, runner in (("mine", Embedder()), ("theirs", own), ("loading", None)):

@@ -11,7 +11,7 @@ from tests.unit.core.conftest import gathered, until
 
 
 async def test_work_runs_off_the_loop_in_a_named_thread() -> None:
-    """What it answers is answered, what it raises is raised."""
+    """Results and exceptions reach the caller."""
     threads = Threads("test", 2)
     name = await threads.run(lambda: threading.current_thread().name)
     assert name.startswith("shoal-test")
@@ -21,7 +21,7 @@ async def test_work_runs_off_the_loop_in_a_named_thread() -> None:
 
 
 async def test_no_more_than_count_at_once_and_close_drops_the_rest() -> None:
-    """The third call of two waits; closing cancels it, finishes those under way and takes nothing new."""
+    """The third call of two threads waits; closing cancels it, finishes the running ones and accepts no more."""
     threads = Threads("test", 2)
     go, begun = threading.Event(), threading.Semaphore(0)
 
@@ -42,7 +42,7 @@ async def test_no_more_than_count_at_once_and_close_drops_the_rest() -> None:
 
 
 async def test_none_are_lent_once_the_main_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads of a program may go on then, and ask."""
+    """Calls from other threads are refused once the main thread has ended."""
     threads = Threads("test", 1)
     threads.close()
     ended = threading.Thread()
@@ -56,10 +56,10 @@ async def test_none_are_lent_once_the_main_thread_has_ended(monkeypatch: pytest.
     [(8, "max", 8), (8, "max 100000\n", 8), (8, "150000 100000\n", 2), (8, "50000 100000", 1), (2, "800000 100000", 2)],
 )
 def test_a_quota_narrows_the_affinity(affinity: int, cpu_max: str, cores: int) -> None:
-    """Half a core is one, one and a half are two, and a quota never adds any."""
+    """Half a core counts as one, one and a half as two, and a quota never adds cores."""
     assert cores_within(affinity, cpu_max) == cores
 
 
 def test_usable_cores_is_at_least_one() -> None:
-    """Whatever the machine, there is a core to run on."""
+    """There is at least one usable core on any machine."""
     assert usable_cores() >= 1

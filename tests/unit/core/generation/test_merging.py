@@ -11,7 +11,7 @@ from tests.unit.core.conftest import Run, gathered
 
 
 class Source:
-    """Counts: what it gave, how often it was closed."""
+    """Counts its chunks and how often it was closed."""
 
     def __init__(self, count: int, *, pause: float = 0.0, error: Exception | None = None) -> None:
         self.count = count
@@ -35,7 +35,7 @@ class Source:
 
 
 def test_every_chunk_of_every_stream_in_its_order(virtual: Run[None]) -> None:
-    """However unlike their paces are."""
+    """The order within each stream is kept, however different the speeds are."""
 
     async def main() -> None:
         sources = [Source(20, pause=pause) for pause in (0.0, 0.001, 0.01, 1.0)]
@@ -49,7 +49,7 @@ def test_every_chunk_of_every_stream_in_its_order(virtual: Run[None]) -> None:
 
 
 def test_a_reader_that_stops_stops_them(virtual: Run[None]) -> None:
-    """Nobody runs further ahead than the few chunks that may lie ready."""
+    """No stream runs further ahead than the few buffered chunks."""
 
     async def main() -> None:
         source = Source(1000)
@@ -63,7 +63,7 @@ def test_a_reader_that_stops_stops_them(virtual: Run[None]) -> None:
 
 
 def test_one_that_fails_ends_all(virtual: Run[None]) -> None:
-    """Its error is the reader's, the others are closed, those that wait never begin."""
+    """The reader gets the error, the other streams are closed, and waiting ones never start."""
 
     async def main() -> None:
         bad, slow, waiting = Source(1, error=ValueError("bad")), Source(100, pause=1.0), Source(1)
@@ -76,7 +76,7 @@ def test_one_that_fails_ends_all(virtual: Run[None]) -> None:
 
 
 def test_a_cancelled_reader_leaves_nothing(virtual: Run[None]) -> None:
-    """All of them are closed before the cancellation goes on."""
+    """All streams are closed before the cancellation propagates."""
 
     async def main() -> None:
         source = Source(100, pause=1.0)

@@ -35,7 +35,7 @@ def test_the_fewest_in_flight_and_ties_in_turn(clock: Clock) -> None:
 
 
 def test_one_that_says_nothing_is_left_alone_and_tried_again(clock: Clock) -> None:
-    """With one request at a time, after ever longer pauses; a first piece makes it as good as before."""
+    """A silent replica is tried with one request at a time after growing pauses; a first chunk restores it."""
     selector = ReplicaSelector(2, 10, clock)
     spend(selector, clock, 0, 9, answered=False)
     assert selector.pick([0, 1]) == 0
@@ -65,7 +65,7 @@ def test_pauses_have_an_end(clock: Clock) -> None:
 
 
 def test_the_last_one_is_asked_whatever_it_did(clock: Clock) -> None:
-    """An error is better news than none."""
+    """The last replica is always used: an error is better than no answer."""
     selector = ReplicaSelector(2, 1, clock)
     for at in (0, 1):
         spend(selector, clock, at, 1, answered=False)

@@ -50,7 +50,7 @@ from tests.unit.core.talks import FACTS, PlainPipeline, talking
 
 
 class Scripted:
-    """Gives its pieces, then raises `error`; remembers what it was asked."""
+    """Yields its pieces, then raises `error`; records its calls."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ def reasons(chunks: list[Chunk]) -> dict[int, str]:
 
 
 def test_prompts_and_choices_are_numbered_prompt_by_prompt(virtual: Run[None]) -> None:
-    """Two prompts, two choices each; every one ends once; usage counts a prompt once and every answer."""
+    """Two prompts with two choices each: every choice ends once, and usage counts a prompt once and every answer."""
 
     async def main() -> None:
         chunks = await read(talking(), ask("a b", "c d e", n=2))
@@ -140,7 +140,7 @@ def test_prompts_and_choices_are_numbered_prompt_by_prompt(virtual: Run[None]) -
 
 
 def test_more_choices_than_run_side_by_side_are_all_answered(virtual: Run[None]) -> None:
-    """In turns; never more at once than the limit."""
+    """The choices run in turns, never more at once than the limit."""
 
     async def main() -> None:
         talker, peak = FakeGenerator(FakeScript(token_ms=1)), 0
@@ -156,7 +156,7 @@ def test_more_choices_than_run_side_by_side_are_all_answered(virtual: Run[None])
 
 
 def test_choices_differ_by_seed(virtual: Run[None]) -> None:
-    """Counted up from the one that was asked for, else from a random one; a lone answer is left as it is."""
+    """Seeds count up from the requested one, else from a random one; a single answer keeps its seed."""
 
     async def main() -> None:
         model = Scripted()
@@ -192,7 +192,8 @@ def test_choices_differ_by_seed(virtual: Run[None]) -> None:
 def test_how_long_an_answer_may_be(
     virtual: Run[None], max_tokens: int | None, default: int, context_tokens: int | None, expected: int
 ) -> None:
-    """What was asked for, else the setting, else the room that a prompt of three tokens leaves; never more."""
+    """The limit is the requested one, else the setting, else the context left by a prompt of three tokens, and never
+    more than that."""
 
     async def main() -> None:
         model = Scripted(context_tokens=context_tokens)
@@ -205,7 +206,7 @@ def test_how_long_an_answer_may_be(
 
 
 def test_a_model_that_cannot_count_is_cut_here(virtual: Run[None]) -> None:
-    """It is not told a length; the answer ends after as many tokens, with "length", and its stream is closed."""
+    """A model without a length limit is stopped after as many tokens, with "length", and its stream is closed."""
 
     async def main() -> None:
         model = Scripted(*(Piece(text=str(at)) for at in range(9)), parameters=frozenset())
@@ -218,7 +219,7 @@ def test_a_model_that_cannot_count_is_cut_here(virtual: Run[None]) -> None:
 
 
 def test_no_tokens_are_no_work(virtual: Run[None]) -> None:
-    """max_tokens 0 asks no model; with echo it is a way to see the prompt."""
+    """max_tokens 0 does not call the model; with echo it returns the prompt."""
 
     async def main() -> None:
         model = Scripted()
@@ -229,8 +230,8 @@ def test_no_tokens_are_no_work(virtual: Run[None]) -> None:
 
 
 def test_why_an_answer_ended(virtual: Run[None]) -> None:
-    """What the model says; without a word of it, length when it used all that it had, else stop; a stop text is stop
-    and ends the model's work."""
+    """The reason is the model's; without one it is "length" if all tokens were used, else "stop". A stop text is
+    "stop" and ends the generation."""
 
     async def main() -> None:
         generator = Scripted(Piece(text="x", tokens=1, finish_reason="content_filter"))
@@ -247,7 +248,7 @@ def test_why_an_answer_ended(virtual: Run[None]) -> None:
 
 
 def test_echo_puts_the_prompt_before_the_answer(virtual: Run[None]) -> None:
-    """Of each prompt its own; an empty one is no chunk."""
+    """Each answer starts with its own prompt; an empty prompt is no chunk."""
 
     async def main() -> None:
         chunks = await read(talking(Scripted()), ask("one ", "", echo=True))
@@ -257,7 +258,7 @@ def test_echo_puts_the_prompt_before_the_answer(virtual: Run[None]) -> None:
 
 
 def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None], caplog: pytest.LogCaptureFixture) -> None:
-    """Before any work; unless the operator has them ignored."""
+    """Unsupported fields are refused before any work, unless the configuration ignores them."""
 
     async def main() -> None:
         model = Scripted()
@@ -285,7 +286,7 @@ def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None], cap
 
 
 def test_the_models_own_defaults_fill_what_is_not_said(virtual: Run[None]) -> None:
-    """A request's own word goes before them."""
+    """Fields of the request take precedence over the model's defaults."""
 
     async def main() -> None:
         model = Scripted()
@@ -298,7 +299,7 @@ def test_the_models_own_defaults_fill_what_is_not_said(virtual: Run[None]) -> No
 
 
 def test_adapters_are_those_of_the_model(virtual: Run[None]) -> None:
-    """Handed on by name; an unknown one is refused."""
+    """The adapter is passed on by name; an unknown one is refused."""
 
     async def main() -> None:
         model = Scripted(adapters=("sql",))
@@ -315,7 +316,8 @@ GUIDE = Guide(kind="json_schema", value="{}")
 
 @pytest.mark.parametrize("choice", ["required", "function"])
 def test_demanded_tools_guide_the_model(virtual: Run[None], choice: str) -> None:
-    """Where it can be guided; refused where it cannot, or tried where the operator says so; "auto" asks for nothing."""
+    """Required tools use a guide if the model supports one; else they are refused, or tried if so configured. "auto"
+    needs none."""
 
     async def main() -> None:
         task = ask(tools=[Tool(name="f")], tool_choice=choice)
@@ -340,7 +342,7 @@ def rated(*values: float) -> list[Piece]:
 
 
 class Rated(Scripted):
-    """Each answer is one token, likelier the later it was asked; one of them has none at all."""
+    """Each answer is one token, more likely the later it was requested; one of them has no probability."""
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling, ctx: Context, *, adapter: str = "", stream: bool = True
@@ -351,7 +353,7 @@ class Rated(Scripted):
 
 
 def test_the_best_of_many_by_their_probability(virtual: Run[None]) -> None:
-    """The likeliest come first, all of them count, and probabilities are told only to who asked."""
+    """The likeliest answers come first, all of them count, and probabilities are returned only on request."""
 
     async def main() -> None:
         model = Rated()
@@ -369,7 +371,7 @@ def test_the_best_of_many_by_their_probability(virtual: Run[None]) -> None:
 
 
 def test_the_best_cannot_be_told_without_probabilities(virtual: Run[None]) -> None:
-    """best_of above n is refused; as many as n are no choice at all."""
+    """best_of above n is refused; best_of equal to n needs no choice."""
 
     async def main() -> None:
         model = Scripted(parameters=frozenset({"seed"}))
@@ -382,7 +384,7 @@ def test_the_best_cannot_be_told_without_probabilities(virtual: Run[None]) -> No
 
 @pytest.mark.parametrize("error", [TransportFailed("gone"), Overloaded("full")], ids=lambda error: error.kind)
 def test_another_replica_helps_out_before_the_first_piece(virtual: Run[None], error: ShoalError) -> None:
-    """Once each; when all of them fail, or the answer had begun, the error is the caller's."""
+    """Each replica is tried once; if all fail, or the answer has started, the caller gets the error."""
 
     async def main() -> None:
         bad, good = Silent(error=error), Scripted()
@@ -399,7 +401,7 @@ def test_another_replica_helps_out_before_the_first_piece(virtual: Run[None], er
 
 
 def test_other_errors_are_not_tried_again(virtual: Run[None]) -> None:
-    """A model that failed on a prompt may fail on it everywhere."""
+    """An error of the model on a prompt is not retried, since it may recur on every replica."""
 
     async def main() -> None:
         bad, good = Silent(error=EngineFailed("no")), Scripted()
@@ -411,7 +413,7 @@ def test_other_errors_are_not_tried_again(virtual: Run[None]) -> None:
 
 
 def test_answers_go_to_the_replica_with_the_fewest(virtual: Run[None]) -> None:
-    """Side by side they spread; one that is not ready gets none; without any there is nothing to wait for."""
+    """Concurrent answers spread; a replica that is not ready gets none, and without any the request fails at once."""
 
     async def main() -> None:
         first, second = (FakeGenerator(FakeScript(token_ms=1)) for _ in range(2))
@@ -431,7 +433,7 @@ def test_answers_go_to_the_replica_with_the_fewest(virtual: Run[None]) -> None:
 
 
 def test_the_backends_count_of_a_prompt_goes_before_ours(virtual: Run[None]) -> None:
-    """And what it had in its cache; without any count four bytes are a token."""
+    """The backend's counts of prompt and cached tokens are used; without any, four bytes count as a token."""
 
     async def main() -> None:
         generator = Scripted(Piece(text="x", tokens=2, prompt_tokens=40, cached_tokens=30))
@@ -449,7 +451,7 @@ def test_the_backends_count_of_a_prompt_goes_before_ours(virtual: Run[None]) -> 
 
 
 def test_left_out_messages_are_told_once(virtual: Run[None]) -> None:
-    """On the first chunk."""
+    """Dropped messages are reported on the first chunk."""
 
     async def main() -> None:
         chunks = await read(talking(pipeline=PlainPipeline(cut=2)), ask())
@@ -459,7 +461,7 @@ def test_left_out_messages_are_told_once(virtual: Run[None]) -> None:
 
 
 def test_what_is_wrong_with_the_task_is_said_before_any_work(virtual: Run[None]) -> None:
-    """The pipeline's own refusal."""
+    """The pipeline's own error is raised."""
 
     async def main() -> None:
         model, pipeline = Scripted(), PlainPipeline()
@@ -472,7 +474,7 @@ def test_what_is_wrong_with_the_task_is_said_before_any_work(virtual: Run[None])
 
 
 def test_closing_a_stream_of_many_choices_closes_them_all(virtual: Run[None]) -> None:
-    """Those that run and those that wait; so also when one of them fails."""
+    """Running and waiting choices are closed, also when one of them fails."""
 
     async def main() -> None:
         talker = FakeGenerator(FakeScript(token_ms=1))
@@ -488,7 +490,7 @@ def test_closing_a_stream_of_many_choices_closes_them_all(virtual: Run[None]) ->
 
 
 async def test_long_prompts_are_prepared_in_a_thread() -> None:
-    """Short ones on the loop, where a hop would cost more than the work."""
+    """Short prompts are prepared on the loop, where a thread hop would cost more than the work."""
     threads = Threads("test", 1)
     hops = 0
     run = threads.run
@@ -525,14 +527,14 @@ def soon() -> Context:
 
 
 async def test_it_does_not_embed() -> None:
-    """Refused by the field."""
+    """Embedding is refused with the field's name."""
     with pytest.raises(Unsupported) as caught:
         await talking().run(Embed(model="m", inputs=["x"]), soon())
     assert caught.value.param == "model"
 
 
 def test_a_replica_that_stops_for_good_can_say_so() -> None:
-    """Each one that has it is told whom to call."""
+    """Each replica that supports it gets the callback."""
     able, other = Scripted(), FakeGenerator(FakeScript())
     runner = talking(able, other)
     runner.when_broken(print)
@@ -552,7 +554,7 @@ def test_a_replica_that_stops_for_good_can_say_so() -> None:
     ],
 )
 async def test_fields_that_exclude_each_other(fields: dict[str, Any], param: str) -> None:
-    """Neither is dropped in silence; said by `check` as by `stream`."""
+    """Conflicting fields are refused by `check` and by `stream`, not dropped."""
     runner = talking(Scripted(parameters=SUPPORTED_PARAMETERS | {"guide"}), pipeline=PlainPipeline(guide=GUIDE))
     with pytest.raises((InvalidValue, Unsupported)) as caught:
         runner.check(ask(**fields))
@@ -562,7 +564,7 @@ async def test_fields_that_exclude_each_other(fields: dict[str, Any], param: str
 
 
 def test_a_replica_that_hangs_is_asked_last(virtual: Run[None]) -> None:
-    """Once it kept a request for too long; the others go on."""
+    """A replica that held a request too long comes last; the others keep working."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -584,7 +586,7 @@ def test_a_replica_that_hangs_is_asked_last(virtual: Run[None]) -> None:
 
 
 def test_more_likely_tokens_than_the_engine_tells(virtual: Run[None]) -> None:
-    """Refused by the name that the client used, before any work; or cut to what there is where the operator says so."""
+    """Too many top logprobs are refused by the client's field name before any work, or reduced if so configured."""
 
     async def main() -> None:
         model = Scripted(parameters=SUPPORTED_PARAMETERS | {"logprobs"}, top_logprobs=0)

@@ -14,7 +14,7 @@ ABLE = {"max_tokens", "temperature", "stop"}
 
 
 def test_a_request_goes_before_the_models_defaults() -> None:
-    """Field by field; what the model cannot honour has no default either."""
+    """Each field of the request takes precedence; a field that the model does not support has no default either."""
     defaults = Sampling(temperature=0.1, max_tokens=7, top_k=3)
     found = merge_sampling(Sampling(temperature=0.9), defaults, ABLE, (), {})
     assert found == Sampling(temperature=0.9, max_tokens=7)
@@ -32,7 +32,7 @@ def test_a_request_goes_before_the_models_defaults() -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_its_name_on_the_wire(fields: dict[str, Any], name: str) -> None:
-    """By either of its names it can be ignored instead."""
+    """Unsupported fields can be ignored by either of their names."""
     names = {"repetition_penalty": "repeat_penalty"}
     with pytest.raises(Unsupported, match=name) as caught:
         merge_sampling(Sampling(**fields), UNSET, ABLE, (), names)
@@ -43,12 +43,12 @@ def test_what_cannot_be_honoured_is_refused_by_its_name_on_the_wire(fields: dict
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_neutral_values_are_never_refused(name: str) -> None:
-    """Libraries send them without being asked."""
+    """Client libraries send neutral values by default."""
     assert merge_sampling(Sampling(**{name: NEUTRAL[name]}), UNSET, (), (), {}) == UNSET
 
 
 def test_defaults_are_checked_when_they_are_read(caplog: pytest.LogCaptureFixture) -> None:
-    """Unknown names and wrong types raise; what the model cannot honour is left out, and said."""
+    """Unknown names and wrong types raise; unsupported fields are dropped and logged."""
     with caplog.at_level(logging.WARNING):
         assert parse_sampling_defaults({"temperature": 0.5, "top_k": 2}, ABLE, "m") == Sampling(temperature=0.5)
     assert "top_k" in caplog.text

@@ -26,7 +26,7 @@ async def hold(limit: StreamLimit, ctx: Context, order: list[str], release: asyn
 
 
 async def test_a_free_place_is_had_at_once() -> None:
-    """Up to the limit nobody waits; all places come back."""
+    """Up to the limit no stream waits, and all slots are released."""
     limit = StreamLimit(2)
     async with limit.permit(by("a")), limit.permit(by("a")):
         assert limit.free == 0
@@ -34,7 +34,7 @@ async def test_a_free_place_is_had_at_once() -> None:
 
 
 async def test_a_stream_that_fails_gives_its_place_back() -> None:
-    """Whatever happened inside."""
+    """A slot is released whatever happens in the stream."""
     limit = StreamLimit(1)
     with pytest.raises(ZeroDivisionError):
         async with limit.permit(by("a")):
@@ -57,7 +57,7 @@ async def test_clients_take_turns_not_requests() -> None:
 
 
 async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
-    """The place is handed over in the moment it comes free; nobody takes it in between."""
+    """A free slot is handed over at once; no later stream takes it."""
     limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
     first = asyncio.create_task(hold(limit, by("holder"), order, release))
     await until(lambda: limit.free == 0)
@@ -70,7 +70,7 @@ async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
 
 
 async def test_cancelled_in_the_moment_of_hand_over_passes_the_place_on() -> None:
-    """The place was its own already, but it never ran: the next one gets it."""
+    """A stream cancelled after it got its slot, but before it ran, passes it to the next one."""
     limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
     first = asyncio.create_task(hold(limit, by("holder"), order, release))
     await until(lambda: limit.free == 0)
@@ -86,7 +86,7 @@ async def test_cancelled_in_the_moment_of_hand_over_passes_the_place_on() -> Non
 
 
 async def test_cancelled_while_waiting_leaves_the_queue() -> None:
-    """The others of its client keep their order, and a client with nobody left is forgotten."""
+    """The other streams of the client keep their order, and a client without streams is removed."""
     limit, order, release = StreamLimit(1), list[str](), asyncio.Event()
     first = asyncio.create_task(hold(limit, by("holder"), order, release))
     await until(lambda: limit.free == 0)
@@ -102,7 +102,7 @@ async def test_cancelled_while_waiting_leaves_the_queue() -> None:
 
 
 def test_waiting_ends_at_the_deadline(virtual: Run[None]) -> None:
-    """With DeadlineExceeded, at that time, and without a trace."""
+    """A wait ends with DeadlineExceeded at that time and leaves no state."""
 
     async def main() -> None:
         limit, loop = StreamLimit(1), asyncio.get_running_loop()
@@ -120,7 +120,7 @@ def test_waiting_ends_at_the_deadline(virtual: Run[None]) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_places_are_never_lost_nor_doubled(virtual: Run[None], seed: int) -> None:
-    """Random holds, cancels and deadlines: never more inside than the limit, and all places come back."""
+    """Random holds, cancellations and deadlines never exceed the limit, and all slots are released."""
 
     async def main() -> None:
         chance = random.Random(seed)
@@ -153,7 +153,7 @@ def test_places_are_never_lost_nor_doubled(virtual: Run[None], seed: int) -> Non
 
 
 async def test_who_would_wait_too_long_is_refused() -> None:
-    """At the pace at which places came free: one in ten seconds, six of others before, clients in turn."""
+    """The wait is predicted from the rate of released slots: one in ten seconds, six streams ahead, clients in turn."""
     now = 100.0
     limit, order = StreamLimit(1, clock=lambda: now), list[str]()
 

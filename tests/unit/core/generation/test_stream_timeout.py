@@ -11,7 +11,7 @@ from tests.unit.core.conftest import Run, gathered
 
 
 async def listen(waits: list[float], *, first: float = 5.0, between: float = 2.0, total: float = 100.0) -> float:
-    """Wait so long for each chunk; answers the time that it took."""
+    """Wait so long for each chunk; return the total time."""
     start = asyncio.get_running_loop().time()
     with StreamTimeout(first, between, total) as stream_timeout:
         for wait in waits:
@@ -32,7 +32,7 @@ async def listen(waits: list[float], *, first: float = 5.0, between: float = 2.0
     ],
 )
 def test_a_wait_is_bounded_by_its_kind(virtual: Run[None], waits: list[float], fails_after: float | None) -> None:
-    """The first by its own bound, later ones by theirs, and each counts anew."""
+    """The first wait has its own limit, later ones have another, and each starts anew."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ def test_a_wait_is_bounded_by_its_kind(virtual: Run[None], waits: list[float], f
 
 
 def test_all_together_are_bounded_too(virtual: Run[None]) -> None:
-    """In the middle of a wait, and before the next one begins."""
+    """The total limit applies during a wait, and before the next one starts."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ def test_all_together_are_bounded_too(virtual: Run[None]) -> None:
 
 
 def test_the_readers_own_time_is_not_silence(virtual: Run[None]) -> None:
-    """Between two waits anything may take as long as it likes."""
+    """The time between two waits is unlimited."""
 
     async def main() -> None:
         with StreamTimeout(1.0, 1.0, 1000.0) as stream_timeout:
@@ -81,7 +81,7 @@ def test_the_readers_own_time_is_not_silence(virtual: Run[None]) -> None:
 
 
 def test_other_cancellations_pass(virtual: Run[None]) -> None:
-    """They are not taken for silence, and leave no timer behind that could strike later."""
+    """Other cancellations are not taken for timeouts and leave no timer."""
 
     async def main() -> None:
         task = asyncio.create_task(listen([4.0]))
@@ -94,7 +94,7 @@ def test_other_cancellations_pass(virtual: Run[None]) -> None:
 
 
 def test_it_can_be_broken_off(virtual: Run[None]) -> None:
-    """In the middle of a wait, or before the next one; the first reason counts."""
+    """A stream can be aborted during a wait or before the next one; the first reason counts."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

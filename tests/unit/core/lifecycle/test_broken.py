@@ -1,4 +1,4 @@
-"""Models whose runner stops for good while they are loaded: said everywhere, and cured by a load."""
+"""Models whose runner fails for good while loaded: reported everywhere, and repaired by a load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REASON = InternalError("the batcher stopped")
 
 
 class Fragile(ClosableRunner):
-    """Breaks when it is told to."""
+    """A runner that breaks on request."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, 0.1, ("embed",))
@@ -40,7 +40,7 @@ class Fragile(ClosableRunner):
 
 
 def fragile(stack: Stack) -> list[Fragile]:
-    """Every runner that is opened from now on can break; the list holds them."""
+    """Make every runner opened from now on breakable; return the list of them."""
     opened: list[Fragile] = []
     real = stack.loads.open
 
@@ -55,7 +55,7 @@ def fragile(stack: Stack) -> list[Fragile]:
 
 
 def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through every runner that stands before it; what asked is answered first."""
+    """The failure passes through every wrapping runner to the model, and the pending request gets its error."""
 
     async def main() -> None:
         lane = make_lane(FakeScript())
@@ -83,7 +83,7 @@ def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pyte
 
 
 def test_a_broken_model_says_so_and_is_loaded_anew(virtual: Run[None]) -> None:
-    """Its card, its event, readiness; a load closes the old runner and opens another."""
+    """Card, event and readiness report it; a load closes the old runner and opens a new one."""
 
     async def main() -> None:
         stack = Stack()
@@ -122,7 +122,7 @@ def test_a_broken_model_says_so_and_is_loaded_anew(virtual: Run[None]) -> None:
 
 
 def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None]) -> None:
-    """The server that it was on may be gone; and a second failure leaves the model there, as failed."""
+    """The old runner's server may be gone; after a second failure the model is listed as failed."""
 
     async def main() -> None:
         stack = Stack()
@@ -145,7 +145,7 @@ def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None])
 
 
 def test_a_model_that_cannot_answer_is_loaded_anew(virtual: Run[None]) -> None:
-    """Its server let go of it: nothing broke here, but whoever loads it wants it to answer."""
+    """A model that its server unloaded is opened again by a load, although nothing broke here."""
 
     async def main() -> None:
         stack = Stack()
@@ -162,7 +162,7 @@ def test_a_model_that_cannot_answer_is_loaded_anew(virtual: Run[None]) -> None:
 
 
 def test_a_broken_model_can_be_unloaded(virtual: Run[None]) -> None:
-    """Its runner is closed, and nothing is left of it."""
+    """Its runner is closed, and no state is left."""
 
     async def main() -> None:
         stack = Stack()
@@ -176,7 +176,7 @@ def test_a_broken_model_can_be_unloaded(virtual: Run[None]) -> None:
 
 
 def test_a_broken_model_keeps_no_room_from_others(virtual: Run[None]) -> None:
-    """It goes to sleep for them, and wakes well; loading it anew does not count it twice."""
+    """A broken model can be evicted and woken; loading it again does not count it twice."""
 
     async def main() -> None:
         stack = Stack(max_loaded_models=1)
@@ -195,7 +195,8 @@ def test_a_broken_model_keeps_no_room_from_others(virtual: Run[None]) -> None:
 
 
 def test_a_model_whose_process_died_comes_back_with_the_next_request(virtual: Run[None]) -> None:
-    """Once; one that dies again at once is failed, with the reason, until it is loaded; after a while it may again."""
+    """It restarts once; if it dies again at once, it is failed with the reason until it is loaded, or until some
+    time has passed."""
 
     async def main() -> None:
         stack = Stack()
@@ -217,7 +218,7 @@ def test_a_model_whose_process_died_comes_back_with_the_next_request(virtual: Ru
 
 
 def test_a_model_that_dies_in_the_middle_of_something_is_failed(virtual: Run[None]) -> None:
-    """What goes on with it decides what becomes of it; so also without a plan to load it by."""
+    """The job in progress decides what follows: an unload still removes the model."""
 
     async def main() -> None:
         stack = Stack()

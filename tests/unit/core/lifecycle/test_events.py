@@ -15,7 +15,7 @@ def progress(done: int, model: str = "m") -> Event:
 
 
 async def test_every_watcher_sees_every_event() -> None:
-    """In order, from its first `anext` on; two equal ones are two."""
+    """Every watcher gets all events in order from its first `anext`, equal ones too."""
     events = Events()
     seen: list[list[Event]] = [[], []]
 
@@ -34,7 +34,7 @@ async def test_every_watcher_sees_every_event() -> None:
 
 
 async def test_progress_that_nobody_read_is_replaced() -> None:
-    """A slow reader gets the newest of each model, and every status."""
+    """A slow reader gets the newest progress of each model, and every status."""
     events = Events()
     async with aclosing(events.watch()) as watch:
         first = asyncio.create_task(anext(watch))
@@ -54,7 +54,8 @@ async def test_progress_that_nobody_read_is_replaced() -> None:
 
 
 async def test_a_reader_that_is_too_far_behind_is_cut_off() -> None:
-    """Rather than losing a status, its stream ends; what is kept for it is bounded, and others read on."""
+    """The stream of a reader too far behind ends, rather than losing a status; its buffer is bounded, and other
+    readers continue."""
     events = Events()
     async with aclosing(events.watch()) as slow, aclosing(events.watch()) as left:
         begun = [asyncio.create_task(anext(watch)) for watch in (slow, left)]
@@ -71,7 +72,7 @@ async def test_a_reader_that_is_too_far_behind_is_cut_off() -> None:
 
 
 def test_a_life_is_told(virtual: Run[None]) -> None:
-    """Status by status, with the reason of a failure, and downloads with their progress."""
+    """Every status is an event, with the reason of a failure, and downloads report progress."""
 
     async def main() -> None:
         stack = Stack()

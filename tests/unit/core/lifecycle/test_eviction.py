@@ -28,7 +28,7 @@ def resident(
 
 
 def test_what_fits_drives_nobody_out() -> None:
-    """No bound, or one that is not reached."""
+    """Nothing is evicted without a limit, or below it."""
     there = [resident("a"), resident("b")]
     assert choose_evictions(there, 5, MemoryLimits()) is None
     assert choose_evictions(there, 5, MemoryLimits(models=3)) is None
@@ -36,7 +36,7 @@ def test_what_fits_drives_nobody_out() -> None:
 
 
 def test_the_least_recently_used_goes_and_no_more_than_needed() -> None:
-    """By count and by bytes; busy ones stay."""
+    """The limit is by count and by bytes; busy models stay."""
     there = [resident("new", last_used=9), resident("busy", "busy", 0), resident("old", last_used=1)]
     assert choose_evictions(there, 1, MemoryLimits(models=3)) == ["old"]
     assert choose_evictions(there, 1, MemoryLimits(models=2)) == ["old", "new"]
@@ -44,7 +44,7 @@ def test_the_least_recently_used_goes_and_no_more_than_needed() -> None:
 
 
 def test_nobody_goes_in_vain() -> None:
-    """Where all that is idle would not make room, or what is leaving will, there is only waiting."""
+    """If evicting all idle models is not enough, or leaving models free enough, the load only waits."""
     there = [resident("idle"), resident("busy", "busy", size=9)]
     assert choose_evictions(there, 5, MemoryLimits(bytes=10)) == []
     assert choose_evictions([resident("idle"), resident("going", "leaving")], 1, MemoryLimits(models=2)) == []
@@ -53,7 +53,7 @@ def test_nobody_goes_in_vain() -> None:
 
 @given(loaded_models, st.integers(0, 60), bounds)
 def test_room_is_made_or_waited_for(there: list[LoadedModel], size: int, bound: MemoryLimits) -> None:
-    """Whoever is put to sleep was idle; with them and the leaving ones gone it fits; with one less it would not."""
+    """Evicted models were idle; without them and the leaving ones the model fits, and with one less it would not."""
     out = choose_evictions(there, size, bound)
     if out is None:
         assert bound.has_room(there, size)
@@ -68,7 +68,7 @@ def test_room_is_made_or_waited_for(there: list[LoadedModel], size: int, bound: 
 
 
 def test_idle_models_expire_each_in_its_time() -> None:
-    """The next look is at the next one's end; busy and leaving ones are not looked at."""
+    """The next check is at the next expiry; busy and leaving models are skipped."""
     there = [resident("a", last_used=0), resident("b", last_used=5), resident("c", "busy"), resident("d", "leaving")]
     assert find_expired(there, 9, 10) == ([], 1)
     assert find_expired(there, 10, 10) == (["a"], 5)

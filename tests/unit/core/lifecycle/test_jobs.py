@@ -9,7 +9,7 @@ from shoal.errors import JobNotFound, SourceError
 
 
 async def test_a_job_ends_once_and_tells_everybody() -> None:
-    """Who waits after the end is told the same."""
+    """A caller that waits after the end gets the same result."""
     job = Job("load", "m")
     assert re.fullmatch(r"job_[0-9a-f]{16}", job.id)
     assert (job.state, job.finished) == ("running", None)
@@ -30,7 +30,7 @@ async def test_a_job_ends_once_and_tells_everybody() -> None:
 async def test_the_fraction_is_known_when_both_are(
     done: float | None, total: float | None, fraction: float | None
 ) -> None:
-    """Never below 0 or above 1, and 1 at a good end whatever was told."""
+    """The fraction is between 0 and 1, and 1 after success whatever was reported."""
     job = Job("load", "m", done=done, total=total)
     assert job.fraction == fraction
     job.end("done")
@@ -44,7 +44,7 @@ async def test_a_stage_without_bytes_has_its_share(share: float, fraction: float
 
 
 async def test_running_jobs_are_kept_and_the_last_that_ended() -> None:
-    """However many there were since."""
+    """All running jobs are kept, and the last MAX_ENDED_JOBS that ended."""
     jobs = Jobs()
     running = jobs.add(Job("load", "long"))
     ended = [jobs.add(Job("load", f"m{number}")) for number in range(MAX_ENDED_JOBS + 20)]

@@ -1,4 +1,4 @@
-"""Who may take room from whom, and who waits in vain for it."""
+"""Which models may evict which, and which requests wait in vain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.core.lives import Stack
 
 
 def test_a_tokenizer_wakes_its_model_and_keeps_it_awake(virtual: Run[None]) -> None:
-    """What needs a model otherwise than by a task counts as a request to it."""
+    """Any use of a model, such as its tokenizer, counts as a request."""
 
     async def main() -> None:
         stack = Stack(max_loaded_models=1)
@@ -36,7 +36,7 @@ def test_a_tokenizer_wakes_its_model_and_keeps_it_awake(virtual: Run[None]) -> N
 
 
 def test_who_finds_no_room_until_the_deadline_hears_why(virtual: Run[None]) -> None:
-    """Everything that is loaded is always busy: nobody hangs, and the next one who asks tries again."""
+    """If all loaded models stay busy, the request fails with the reason, and the next one tries again."""
 
     async def main() -> None:
         stack = Stack(max_loaded_models=1)

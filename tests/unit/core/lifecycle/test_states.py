@@ -26,7 +26,7 @@ EVERY = list(product(get_args(State), get_args(StateEvent)))
 
 @pytest.mark.parametrize(("state", "event"), EVERY)
 def test_every_state_meets_every_event(state: State, event: StateEvent) -> None:
-    """Each pair leads where the table says, or is refused as a bug; there is no third way."""
+    """Each pair leads to the state in the table or is refused as a bug."""
     if (state, event) in ALLOWED:
         assert next_state(state, event) == ALLOWED[state, event]
     else:
@@ -35,7 +35,7 @@ def test_every_state_meets_every_event(state: State, event: StateEvent) -> None:
 
 
 def test_no_state_is_a_trap() -> None:
-    """From every state each other state can be reached."""
+    """Every state can be reached from every other state."""
     for start in get_args(State):
         reached, edge = {start}, [start]
         while edge:
