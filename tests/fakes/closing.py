@@ -1,4 +1,4 @@
-"""How a server in this process is stopped without leaving a connection behind."""
+"""Stopping a server in this process without leaking a connection."""
 
 from __future__ import annotations
 

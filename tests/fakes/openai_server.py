@@ -1,12 +1,12 @@
-"""An OpenAI-compatible server in this process, scripted byte by byte, with as little HTTP as a client can see.
+"""An OpenAI-compatible server in this process, scripted byte by byte, with the least HTTP that a client needs.
 
     async with FakeUpstream() as server:
         server.on("/chat/completions", stream(b'data: {"choices":[]}\n\n', DONE))
         client = Client(server.base)
 
-What it does unasked: GET /models lists `models`, POST /embeddings answers `vector_of` each text, or list of ids where
-`ids` is true. `requests` keeps what came in, in order; each of them knows when its caller left. A path of `on` is below
-`prefix`, or, as "root/classify", beside it.
+By default GET /models lists `models`, and POST /embeddings answers `vector_of` each text, or list of ids if `ids` is
+true. `requests` records the requests in order, and when their callers disconnect. A path of `on` is below `prefix`, or,
+as "root/classify", beside it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ DIMENSION = 8
 
 
 def vector_of(text: Any, dimension: int = DIMENSION, *, seed: int = 0) -> Vectors:
-    """What the server's model gives for a text, of any length."""
+    """Return the vector of a text, of any length, as the server's model computes it."""
     draw = np.random.default_rng([seed, zlib.crc32(str(text).encode())])
     return (draw.standard_normal(dimension) * 3).astype(np.float32)
 
 
 def event(value: Any) -> bytes:
-    """An event as vLLM and OpenAI write it."""
+    """Return an event as vLLM and OpenAI write it."""
     return b"data: " + json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
 
 @dataclass
 class Request:
-    """One request as it came in. `gone` is set once its caller closes the connection."""
+    """One received request. `disconnected` is set once its caller closes the connection."""
 
     method: str
     path: str
@@ -64,7 +64,7 @@ class Exchange:
         self._chunked = False
 
     async def head(self, status: int = 200, *, length: int | None = None, **headers: str) -> None:
-        """The status and headers; `_` in a header's name is a dash. Without `length` the body comes in chunks."""
+        """Send the status and headers; `_` in a header's name becomes a dash. Without `length` the body is chunked."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self._chunked = length is None
         named |= {"transfer-encoding": "chunked"} if length is None else {"content-length": str(length)}
@@ -83,16 +83,16 @@ class Exchange:
         await self._writer.drain()
 
     async def left(self) -> None:
-        """Until the caller is gone."""
+        """Wait until the caller disconnects."""
         await self.request.disconnected.wait()
 
     async def cut(self) -> None:
-        """Close the connection, whatever was promised."""
+        """Close the connection, whatever was announced."""
         self.keep = False
         self._writer.close()
 
     def reset(self) -> None:
-        """Break the connection off."""
+        """Reset the connection."""
         self.keep = False
         self._writer.transport.abort()
 
@@ -101,7 +101,7 @@ Script = Callable[[Exchange], Awaitable[None]]
 
 
 def answer(body: Any = b"", status: int = 200, **headers: str) -> Script:
-    """One answer with a length; what is not bytes goes as JSON."""
+    """Send one answer with a length; anything but bytes is sent as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def run(exchange: Exchange) -> None:
@@ -112,7 +112,7 @@ def answer(body: Any = b"", status: int = 200, **headers: str) -> Script:
 
 
 def stream(*pieces: bytes, after: Script | None = None) -> Script:
-    """Events in these pieces, each with a turn of the loop of its own; then `after`, or the end."""
+    """Send these events one by one, with a turn of the loop each; then run `after`, or end."""
 
     async def run(exchange: Exchange) -> None:
         await exchange.head(content_type="text/event-stream")
@@ -153,7 +153,7 @@ class FakeUpstream:
         self._scripts[path] = script
 
     async def request(self, number: int = 1, path: str = "/chat/completions") -> Request:
-        """The request of that number for a path, once it is there; /models is asked all the time."""
+        """Wait for and return request `number` of a path; Shoal polls /models all the time."""
 
         def there() -> list[Request]:
             return [one for one in self.requests if one.path == self.prefix + path]
@@ -170,7 +170,7 @@ class FakeUpstream:
         await self.stop()
 
     async def start(self) -> None:
-        """On the port of before, where there was one."""
+        """Listen, on the earlier port if there was one."""
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -230,7 +230,7 @@ class FakeUpstream:
         return answer({"detail": "Not Found"}, 404)
 
     def embedded(self, body: Any) -> dict[str, Any]:
-        """The answer to a request for embeddings, in the form that it asks for."""
+        """Return the answer to an embeddings request, in the requested encoding."""
         rows = [vector_of(text, seed=self._seed)[: body.get("dimensions")] for text in body["input"]]
         vectors: list[Any] = [row.tolist() for row in rows]
         if body.get("encoding_format") == "base64":
@@ -251,7 +251,7 @@ async def _read(reader: asyncio.StreamReader, ahead: bytes) -> Request:
 
 
 async def _watch(reader: asyncio.StreamReader, request: Request) -> bytes:
-    """The first byte of the next request; b"" when the caller closes the connection, which the request is told."""
+    """Return the first byte of the next request, or b"" when the caller closes the connection, which is recorded."""
     try:
         ahead = await reader.read(1)
     except ConnectionError:

@@ -1,12 +1,12 @@
-"""text-embeddings-inference as its documentation and its source describe it, with a model that is a hash of the text.
+"""A fake of text-embeddings-inference, after its documentation and source; its model is a hash of the text.
 
-    python -m tests.fakes.tei --port 8085 --delay-ms 20        a process of its own; prints its port
+    python -m tests.fakes.tei --port 8085 --delay-ms 20        its own process; prints the port
     async with FakeTei(Script(delay_ms=20)) as server: ...     or in this one
 
-Words are tokens, and a text has two more. What comes back is a function of the tokens read, so that a row that went to
-the wrong caller shows. A text with the word `poison-item` fails its whole call (424), `nan-item` makes its row NaN,
-`slow-item` takes `slow_ms`, `die-item` ends the process in the middle of its call. GET /control tells what was asked
-so far, POST /control changes the script.
+Each word is a token, and a text has two special ones. Answers depend on the tokens, so a row for the wrong caller is
+detected. A text with the word `poison-item` fails its whole call (424), `nan-item` makes its row NaN, `slow-item` takes
+`slow_ms`, and `die-item` ends the process during its call. GET /control reports the calls so far, POST /control changes
+the script.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PERMITS_UP_FRONT = frozenset({"/embed", "/embed_all", "/embed_sparse", "/v1/embe
 
 @dataclass(slots=True)
 class Call:
-    """One call of a model's route; `status` 0 while it runs, and where its caller left (`aborted`). `began` and `ended`
-    are seconds of the Unix epoch."""
+    """One call of a model's route. `status` is 0 while it runs, and if its caller left (`aborted`). `started_at` and
+    `ended` are Unix seconds."""
 
     path: str
     inputs: list[Any]
@@ -55,7 +55,7 @@ class Refusal(Exception):
 
 
 class FakeTei:
-    """The server; in this process it can be held: while `gate` is not set no call is answered."""
+    """The server. Inside this process it can be paused: no call is answered while `gate` is not set."""
 
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or Script()
@@ -93,7 +93,7 @@ class FakeTei:
         self.script = replace(self.script, **changes)
 
     async def call(self, number: int = 1) -> Call:
-        """The call of that number, once it is there."""
+        """Wait for and return the call of that number."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: len(self.calls) >= number)
         return self.calls[number - 1]
@@ -106,7 +106,7 @@ class FakeTei:
         await self.stop()
 
     async def start(self, port: int = 0) -> None:
-        """On the port of before, where there was one."""
+        """Listen, on the earlier port if there was one."""
         app = web.Application(client_max_size=2**31)
         routes: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
             "/embed": self._model,
@@ -264,7 +264,7 @@ class FakeTei:
             self.in_flight -= 1
 
     async def _work(self, inputs: list[Any], transport: Any) -> None:
-        """What takes time, or fails. `transport`: what `abort` breaks off."""
+        """Simulate the work: wait or fail. `transport` is what `abort` closes."""
         words = {word for item in inputs for word in _words(item)}
         await self.gate.wait()
         slow = self.script.slow_ms if "slow-item" in words else 0.0
@@ -286,7 +286,7 @@ class FakeTei:
             raise self._invalid(f"batch size {count} > maximum allowed batch size {limit}")
 
     def _check_kind(self, call: Call) -> None:
-        """In the order of the original."""
+        """Check in the order of the original."""
         kind, path = self.script.kind, call.path
         dense = path in ("/embed", "/embed_all")
         wrong = ""
@@ -308,7 +308,7 @@ class FakeTei:
             raise self._invalid("Input validation error: `dimensions` should be positive")
 
     def _read(self, item: Any, options: dict[str, Any]) -> Any:
-        """An item with its prompt, cut. Raises Refusal as the tokenizer would."""
+        """Return an item with its prompt, truncated. Raises Refusal as the tokenizer would."""
         script = self.script
         item = self._prompted(item, options.get("prompt_name"))
         if not item or item == ("", ""):
@@ -419,7 +419,7 @@ class FakeTei:
 
 
 def _inputs(path: str, body: dict[str, Any]) -> list[Any]:
-    """The inputs of a call: texts, lists of ids, pairs. Raises Refusal as the JSON layer does."""
+    """Return the inputs of a call: texts, lists of ids, or pairs. Raises Refusal as the JSON layer does."""
     try:
         if path == "/rerank":
             if not body["texts"]:
@@ -442,7 +442,7 @@ def _inputs(path: str, body: dict[str, Any]) -> list[Any]:
 
 
 def _predicted_inputs(inputs: Any) -> list[Any]:
-    """A list of two texts is one pair; a list of lists is a batch."""
+    """Parse predict inputs: a list of two texts is one pair; a list of lists is a batch."""
     if isinstance(inputs, str):
         return [inputs]
     rows = inputs if inputs and isinstance(inputs[0], list) else [inputs]
@@ -463,7 +463,7 @@ def _words(item: Any) -> list[str]:
 
 
 def tokenized(text: str, special: bool) -> list[dict[str, Any]]:
-    """Words with their offsets in bytes."""
+    """Return the words with their offsets in bytes."""
     tokens, at = [], 0
     for word in text.split():
         start = len(text[: text.index(word, at)].encode())
@@ -489,7 +489,7 @@ def _refused(refusal: Refusal) -> web.Response:
 
 
 async def serve(server: FakeTei, port: int) -> None:
-    """For ever, in a process of its own; prints the port."""
+    """Run forever, in its own process; print the port."""
     server.alone = True
     await server.start(port)
     sys.stdout.write(f"{server.port}\n")
@@ -498,7 +498,7 @@ async def serve(server: FakeTei, port: int) -> None:
 
 
 def arguments(description: str | None, *ports: str) -> tuple[Script, list[int]]:
-    """The script that the process was started with, and its ports, by their flags."""
+    """Return the script and the ports from the flags of the process."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for port in ports:
         parser.add_argument(f"--{port}", type=int, default=0)

@@ -53,7 +53,7 @@ OPTIONS = (
 
 
 class FakeTeiGrpc(FakeTei):
-    """`grpc_port` is where it listens; with a process of its own, also at `port`, for /control."""
+    """`grpc_port` is the gRPC port; as its own process the fake also listens on `port`, for /control."""
 
     def __init__(
         self, script: Script | None = None, *, grpc_port: int = 0, credentials: grpc.ServerCredentials | None = None
@@ -122,7 +122,7 @@ class FakeTeiGrpc(FakeTei):
             raise Refusal(401, "Unauthenticated", "No valid auth token")
 
     async def stream(self, path: str, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """The answers, in order. Raises Refusal."""
+        """Yield the answers in order. Raises Refusal."""
         call = Call(path, [], {})
         order: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._take(call, requests, order))]
@@ -180,7 +180,7 @@ class FakeTeiGrpc(FakeTei):
                 self._freed.notify_all()
 
     def abort(self) -> None:
-        """Break off every connection, as one that dies."""
+        """Break every connection, as a crash does."""
         self._ending = asyncio.create_task(self.stop())
 
     def _spoken(self, call: Call) -> Any:
@@ -205,7 +205,7 @@ class FakeTeiGrpc(FakeTei):
 
 
 def _read(request: Any) -> tuple[Any, dict[str, Any]]:
-    """(the item, the options that were given), as the HTTP build has them."""
+    """Return (item, given options), in the form of the HTTP build."""
     if hasattr(request, "ids"):
         return list(request.ids), {"skip_special_tokens": request.skip_special_tokens}
     item = request.inputs
@@ -289,7 +289,7 @@ class _Calls(grpc.GenericRpcHandler):
 
 
 def _bent(misbehaves: str, at: int, answer: Any) -> Iterator[bytes]:
-    """An answer as it goes out, where the server does as it should not."""
+    """Return an answer as it is sent, if the server misbehaves."""
     if misbehaves == "empty" or (misbehaves == "short" and at == 0):
         return
     if misbehaves == "ragged" and at == 1:

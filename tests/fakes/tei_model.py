@@ -1,6 +1,6 @@
-"""The model behind the fake of text-embeddings-inference, a hash of the tokens that it reads, and how it is set.
+"""The model of the fake text-embeddings-inference, a hash of its tokens, and its script.
 
-Words are tokens, and a text has two more. Each function takes the script that the server was started with.
+Each word is a token, and a text has two special ones. Each function takes the script of the server.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def word_id(word: str) -> int:
 
 
 def ids_of(item: Text | Pair, max_tokens: int = 512, direction: str = "right") -> list[int]:
-    """The tokens that the model reads of an item: words, framed; of a pair, both framed."""
+    """Return the tokens that the model reads: words with the special tokens; of a pair, both texts."""
     if isinstance(item, tuple):
         return [CLS, *map(word_id, item[0].split()), SEP, *map(word_id, item[1].split()), SEP][:max_tokens]
     words = list(item) if isinstance(item, list) else [word_id(word) for word in item.split()]
@@ -78,7 +78,7 @@ def draw(ids: Sequence[int], size: int, seed: int = 0) -> Vectors:
 def dense_of(
     item: Text, script: Script | None = None, *, normalize: bool = True, dimensions: int | None = None
 ) -> Vectors:
-    """The vector of a text: cut first, then normalised."""
+    """Return the vector of a text: truncated first, then normalized."""
     script = script or Script()
     vector = draw(ids_of(item, script.max_input_length), script.dimension, script.seed)[:dimensions]
     if not normalize:
@@ -94,7 +94,7 @@ def tokens_of(item: Text, script: Script | None = None) -> Vectors:
 
 
 def sparse_of(item: Text, script: Script | None = None) -> dict[int, float]:
-    """Weights by token: how often it is there."""
+    """Return weights by token: the number of its occurrences."""
     indices, counts = np.unique(ids_of(item, (script or Script()).max_input_length), return_counts=True)
     return {int(index): float(count) for index, count in zip(indices, counts, strict=True)}
 

@@ -4,8 +4,8 @@
         triton.add(FakeModel("emb", config=embedder("emb"), answer=lambda request: reply(request, vectors=array)))
         client = Client(triton.target)
 
-What it does unasked is what server 2.51 was observed to do; the switches of FakeTriton make it another KServe v2
-server. `calls` counts RPCs by name, `requests` keeps them in order, `cancelled` counts requests whose caller left.
+By default it behaves as observed of server 2.51; the switches of FakeTriton make it another KServe v2 server. `calls`
+counts RPCs by name, `requests` records them in order, `cancelled` counts requests whose caller left.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DATATYPES = {pb.TYPE_STRING: "BYTES"}
 
 
 class Refused(Exception):
-    """An error as the server would make it. `accepted`: the model had begun, so a stream marks the error as final."""
+    """An error as the server raises it. `accepted`: the model had started, so a stream marks the error as final."""
 
     def __init__(self, message: str, code: grpc.StatusCode = Code.INTERNAL, *, accepted: bool = True) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ class FakeModel:
 
 
 def embedder(name: str, *, dimension: int = 4, max_batch_size: int = 32) -> pb.ModelConfig:
-    """The configuration of a model from one BYTES input `text` to one FP32 output `vectors`."""
+    """Return the configuration of a model from one BYTES input `text` to one FP32 output `vectors`."""
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
     config.input.add(name="text", data_type=pb.TYPE_STRING, dims=[1])
     config.output.add(name="vectors", data_type=pb.TYPE_FP32, dims=[dimension])
@@ -91,7 +91,8 @@ def embedder(name: str, *, dimension: int = 4, max_batch_size: int = 32) -> pb.M
 
 
 def reply(request: pb.ModelInferRequest, *, final: bool | None = None, **outputs: Array) -> pb.ModelInferResponse:
-    """An answer with these arrays, raw: object arrays as BYTES, others as their own type. `final`: Triton's mark."""
+    """Return an answer with these raw arrays: object arrays as BYTES, others with their own type. `final`: Triton's
+    mark."""
     response = empty(request)
     kinds = {dtype: name for name, dtype in codec.DTYPES.items()}
     for name, array in outputs.items():
@@ -162,14 +163,14 @@ class FakeTriton:
         self._server = server
 
     async def stop(self, grace: float | None = None) -> None:
-        """Break off what runs and close; models that were pushed are lost, as with the real one."""
+        """Break running calls and close; pushed models are lost, as with the real server."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace)
         self.models = {name: model for name, model in self.models.items() if not model.pushed}
 
     async def called(self, name: str, times: int = 1) -> None:
-        """Wait until an RPC was called so often in all."""
+        """Wait until an RPC was called that many times in total."""
         async with self._called:
             await self._called.wait_for(lambda: self.calls[name] >= times)
 
@@ -181,7 +182,7 @@ class FakeTriton:
             self._called.notify_all()
 
     async def call(self, name: str, request: Any) -> Message:
-        """The answer to a call with one answer. Raises Refused."""
+        """Return the answer of a unary call. Raises Refused."""
         answers: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda _: pb.ServerLiveResponse(live=self.live),
             "ServerReady": lambda _: pb.ServerReadyResponse(ready=self.ready),
@@ -213,7 +214,7 @@ class FakeTriton:
         return self._dressed(await _settled(model.answer(request)))
 
     async def stream(self, request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """The answers to one request of a stream."""
+        """Yield the answers to one request of a stream."""
         try:
             model = self._found(request.model_name)
             self._check(model, request)

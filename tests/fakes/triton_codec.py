@@ -11,7 +11,7 @@ from shoal.types import Array
 
 
 def read_inputs(request: pb.ModelInferRequest) -> dict[str, Array]:
-    """All tensors of a request by name."""
+    """Return all tensors of a request by name."""
     answer = pb.ModelInferResponse(raw_output_contents=request.raw_input_contents)
     for tensor in request.inputs:
         contents = tensor.contents if tensor.HasField("contents") else None
@@ -41,6 +41,6 @@ def fill_contents(contents: pb.InferTensorContents, datatype: str, array: Array)
 
 
 def get_parameter(parameters: Mapping[str, pb.InferParameter], name: str) -> codec.Parameter | None:
-    """A parameter's value, None when it is not there."""
+    """Return a parameter's value, or None if it is absent."""
     kind = parameters[name].WhichOneof("parameter_choice") if name in parameters else None
     return None if kind is None else cast(codec.Parameter, getattr(parameters[name], kind))

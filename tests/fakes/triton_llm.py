@@ -152,7 +152,7 @@ DECOUPLED = ("vllm", "old_vllm", "ensemble", "bls", "tokens", "llmapi", "dynamo"
 def talker_config(
     kind: Kind, name: str = "llm", *, decoupled: bool | None = None, without: Sequence[str] = (), more: str = ""
 ) -> pb.ModelConfig:
-    """The configuration of a model of that kind; `without` names inputs that it lacks, `more` are further ones."""
+    """Return the configuration of a model of that kind; `without` names omitted inputs, `more` are additional ones."""
     inputs, outputs = TENSORS[kind]
     config = pb.ModelConfig(name=name, backend="vllm" if "vllm" in kind else "python")
     config.max_batch_size = 8 if kind in BATCHED else 0
@@ -201,13 +201,13 @@ class Script:
 
 @dataclass
 class Talker(FakeModel):
-    """A FakeModel with the script that it follows."""
+    """A FakeModel with its script."""
 
     script: Script = field(default_factory=Script)
 
 
 def talker(kind: Kind, script: Script | None = None, name: str = "llm", **fields: Any) -> Talker:
-    """A model of that kind; `fields` as `talker_config` takes them."""
+    """Return a model of that kind; `fields` are those of `talker_config`."""
     script = script or Script()
     config = talker_config(kind, name, **fields)
     decoupled = config.model_transaction_policy.decoupled
@@ -228,7 +228,7 @@ def talker(kind: Kind, script: Script | None = None, name: str = "llm", **fields
 
 
 def decode_inputs(request: pb.ModelInferRequest) -> dict[str, Any]:
-    """A request's tensors as plain values, texts decoded: an axis of size 1 is left out, so one value stands alone."""
+    """Return a request's tensors as plain values with decoded texts; axes of size 1 are removed."""
     return {name: _plain(array.tolist()) for name, array in triton_codec.read_inputs(request).items()}
 
 
@@ -312,6 +312,6 @@ def _tensors(
 
 
 def vllm_logprob(token: str, logprob: float) -> dict[str, Any]:
-    """As vLLM's backend writes them: by token id, the chosen one first."""
+    """Return logprobs as vLLM's backend writes them: by token id, the chosen one first."""
     other = {"logprob": logprob / 2, "rank": 1, "decoded_token": "other"}
     return {"11": {"logprob": logprob, "rank": 2, "decoded_token": token}, "12": other}
