@@ -21,7 +21,7 @@ PATIENCE_S = 30.0
 
 
 class FakeAdmission:
-    """What is asked before the server may serve again; `refuses` keeps it out."""
+    """The check before a server may serve again; it raises `error`."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -41,7 +41,7 @@ async def info_from(link: Link) -> Info:
 async def engine_of(
     server: FakeTei, admission: FakeAdmission | None = None, *, key: str | None = None, **more: Any
 ) -> TeiEngine:
-    """An engine in service; `close` ends it."""
+    """Return an engine in service; `close` ends it."""
     link = HttpLink(Client(server.base, key=key or server.script.api_key or None, connect_timeout_s=2.0))
     more.setdefault("serving", True)
     return TeiEngine(link, await info_from(link), "tei-0", admit=admission or FakeAdmission(), **more)
@@ -53,7 +53,7 @@ async def close(engine: TeiEngine) -> None:
 
 
 def batch(items: Sequence[Any], *, pairs: bool = False) -> dict[str, Array]:
-    """Texts, lists of ids, or (with `pairs`) texts and pairs of texts, as a pipeline gives them."""
+    """Return texts, lists of ids, or (with `pairs`) texts and pairs, as a pipeline passes them."""
     text, pair = np.empty(len(items), dtype=object), np.empty(len(items), dtype=object)
     for at, item in enumerate(items):
         text[at], pair[at] = item if isinstance(item, tuple) else (item, None)

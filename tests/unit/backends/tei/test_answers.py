@@ -1,4 +1,4 @@
-"""Bodies of answers to arrays."""
+"""Arrays from bodies of answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wire(body: Any) -> bytes:
 
 @given(FLOATS)
 def test_vectors_come_back_to_the_bit(rows: Vectors) -> None:
-    """Also denormal ones and -0; NaN and infinity have no JSON but null, which is NaN."""
+    """Denormals and -0 are exact; NaN and infinity are null in JSON, which is read as NaN."""
     found = asyncio.run(answers.parse_vectors(wire(rows), len(rows), WHERE))
     assert found.dtype == np.float32
     finite = np.isfinite(rows)
@@ -61,7 +61,7 @@ def test_sparse_vectors_are_in_the_order_of_their_indices(rows: list[dict[int, f
 
 @given(st.lists(st.permutations([0, 1, 2]), min_size=1, max_size=5))
 def test_scores_go_by_their_label(orders: list[list[int]]) -> None:
-    """The server writes the best one first."""
+    """The server sends the best label first."""
     names, values = ("a", "b", "c"), (1.5, -2.0, 0.25)
     body = wire([[{"score": values[at], "label": names[at]} for at in order] for order in orders])
     found = asyncio.run(answers.parse_scores(body, len(orders), names, WHERE))
@@ -76,7 +76,7 @@ async def test_the_one_label_may_have_any_name() -> None:
 
 
 async def test_large_answers_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others get the loop in between, and the rows are the same."""
+    """Other tasks run in between, and the rows are the same."""
     monkeypatch.setattr(answers, "PIECE_BYTES", 200)
     rows = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
     iterations = 0
@@ -96,7 +96,7 @@ async def test_large_answers_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_what_no_float32_holds_is_no_number() -> None:
-    """It fails its own row alone, later."""
+    """A number outside float32 fails only its own row, later."""
     found = await answers.parse_vectors(b"[[1e300,1.0],[1.0,2.0]]", 2, WHERE)
     assert np.isinf(found[0, 0])
     assert found[1].tolist() == [1.0, 2.0]

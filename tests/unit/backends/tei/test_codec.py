@@ -1,4 +1,4 @@
-"""The tokenizer of a server, shown to clients."""
+"""The tokenizer of a server, offered to clients."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ CHARACTERS = st.text(st.sampled_from("aé日🐟 "), min_size=1, max_size=12)
 
 @given(CHARACTERS, st.data())
 def test_any_slices_of_any_text(text: str, data: st.DataObject) -> None:
-    """Where tokens are slices of the text, their characters are where the text says."""
+    """Where tokens are slices of the text, offsets point to their characters."""
     ends = sorted(data.draw(st.lists(st.integers(0, len(text)), min_size=2, max_size=6, unique=True)))
     slices = list(itertools.pairwise(ends))
     row = [TokenWire(1, text[a:b], False, len(text[:a].encode()), len(text[:b].encode())) for a, b in slices]

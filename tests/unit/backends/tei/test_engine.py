@@ -1,4 +1,4 @@
-"""A server as an engine: rows in order, its limits and permits, its failures, and how it comes back into service."""
+"""A server as an engine: row order, limits and permits, failures, and how it returns to service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ERAS = pytest.mark.parametrize("era", ["1.8", "1.9"])
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch looks all the time."""
+    """Make the watch poll all the time."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
 
@@ -84,7 +84,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("normalize", [True, False])
     async def test_dimensions_of_a_server_that_does_not_know_them(self, normalize: bool) -> None:
-        """It answers whole vectors: they are cut here, and normalised anew."""
+        """The server returns whole vectors: they are truncated and normalized here."""
         async with FakeTei(Script(era="1.8")) as old:
             engine = await engine_of(old)
             found = await ask(engine, ["a"], dimensions=4, normalize=normalize)
@@ -92,7 +92,7 @@ class TestBatches:
             await close(engine)
 
     async def test_several_outputs_are_several_calls(self, server: FakeTei, engine: TeiEngine) -> None:
-        """One after the other: in flight is never more than a batch."""
+        """The calls run one after the other: at most one batch is in flight."""
         found = await engine.infer(
             batch(WORDS), ["tokens", "embedding", "token_count"], {"normalize": True}, time.monotonic() + 10
         )
@@ -114,7 +114,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("kind", ["reranker", "classifier"])
     async def test_scores_of_texts_and_pairs(self, kind: Any) -> None:
-        """Of many queries in one call; before activation, in the order of the labels."""
+        """Pairs of many queries share a call; scores are raw, in the order of the labels."""
         async with FakeTei(Script(kind=kind)) as server:
             engine = await engine_of(server)
             items: list[Any] = [("q", "one"), "alone", ("other q", "two")]
@@ -153,7 +153,7 @@ class TestLimits:
     async def test_no_more_inputs_are_in_flight_than_permits(
         self, slots: int, max_batch: int, permits: int, expected: tuple[int, int]
     ) -> None:
-        """A permit counts one input, and one that is not to be had fails its whole call."""
+        """A permit counts one input, and a missing permit fails the whole call."""
         script = Script(max_client_batch_size=max_batch, max_concurrent_requests=permits, max_batch_tokens=999)
         async with FakeTei(script) as server:
             engine = await engine_of(server, slots=slots)
@@ -168,7 +168,7 @@ class TestLimits:
 
     @ERAS
     async def test_a_server_that_takes_fewer_than_it_says(self, era: str, admission: FakeAdmission) -> None:
-        """Its refusal tells how many: the batch is cut, and the planner makes smaller ones."""
+        """The refusal states the limit: the batch is split, and the planner makes smaller ones."""
         async with FakeTei(Script(era=era)) as server:
             engine = await engine_of(server, admission)
             server.change(max_client_batch_size=2)
@@ -180,7 +180,7 @@ class TestLimits:
             await close(engine)
 
     async def test_limits_that_change_hold_at_the_next_look(self, server: FakeTei, engine: TeiEngine) -> None:
-        """A new limit is no new model: it stays in service."""
+        """A new limit applies at the next check and is not a new model."""
         engine.start()
         server.change(max_client_batch_size=7, max_batch_tokens=100)
         await until(lambda: engine.facts.max_batch_size == 7)
@@ -238,20 +238,20 @@ class TestFailures:
             await close(engine)
 
     async def test_another_models_permits(self, server: FakeTei, engine: TeiEngine) -> None:
-        """Somebody else holds them: the lane waits and sends the batch again."""
+        """If another client holds the permits, the lane waits and sends the batch again."""
         server.change(max_concurrent_requests=1)
         with pytest.raises(Overloaded, match="too busy"):
             await ask(engine, ["a", "b"])
         assert engine.ready()
 
     async def test_a_body_that_is_too_large(self, server: FakeTei, engine: TeiEngine) -> None:
-        """Halves of it may fit."""
+        """Halves of the batch may fit."""
         server.change(payload_limit=100)
         with pytest.raises(OutOfMemory, match="--payload-limit"):
             await ask(engine, ["x" * 100])
 
     async def test_a_key_that_is_refused_takes_it_out(self, server: FakeTei, engine: TeiEngine) -> None:
-        """No batch can help, so none is tried on it until the key is right."""
+        """No batch is sent until the key is accepted."""
         server.change(api_key="other")
         with pytest.raises(UpstreamFailed, match="upstream_api_key"):
             await ask(engine, ["a"])
@@ -274,7 +274,7 @@ class TestWidth:
     async def test_rows_of_another_width_take_it_out(
         self, server: FakeTei, engine: TeiEngine, admission: FakeAdmission
     ) -> None:
-        """One alone, too, in whose batch nothing tells that it is too short."""
+        """A single row of another width ejects the server too."""
         engine.dimension = 16
         assert (await ask(engine, ["a"])).shape == (1, 16)
         server.change(dimension=15)
@@ -288,7 +288,7 @@ class TestWidth:
         assert admission.calls == 1
 
     async def test_cutting_hides_no_other_model(self) -> None:
-        """A server that does not read `dimensions` gives whole vectors: of the model's width, or it is another one."""
+        """A server without `dimensions` returns whole vectors: another width is another model."""
         async with FakeTei(Script(era="1.8")) as server:
             engine = await engine_of(server)
             engine.dimension = 16
@@ -299,7 +299,7 @@ class TestWidth:
             await close(engine)
 
     async def test_token_vectors_keep_their_width(self, server: FakeTei, engine: TeiEngine) -> None:
-        """Which need not be the model's dimension; who is admitted anew may have another."""
+        """Token vectors may differ from the model's dimension; a newly admitted server may have another width."""
         engine.dimension = 8
         assert (await ask(engine, ["a"], "tokens"))[0].shape == (3, 16)
         server.change(dimension=15)
@@ -355,7 +355,7 @@ class TestTheWatch:
         assert np.array_equal((await ask(engine, ["a"]))[0], dense_of("a"))
 
     async def test_one_that_is_unhealthy(self, server: FakeTei, engine: TeiEngine, admission: FakeAdmission) -> None:
-        """It says so itself, and gets nothing to do meanwhile."""
+        """A server that reports itself unhealthy gets no work meanwhile."""
         engine.start()
         server.change(unhealthy=True)
         await until(lambda: not engine.ready())
@@ -389,7 +389,7 @@ class TestTheWatch:
     async def test_a_look_that_is_late_is_forgiven(
         self, server: FakeTei, engine: TeiEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A busy server answers late; three times in a row is another matter."""
+        """A busy server may answer late; three late answers in a row eject it."""
         monkeypatch.setattr(engine_module, "LOOK_TIMEOUT_S", 0.0)
         engine.start()
         await until(lambda: not engine.ready())
@@ -411,5 +411,5 @@ class TestTheWatch:
 
 
 def test_what_the_fake_reads() -> None:
-    """The model of the fake server reads whole texts, so that no two rows here are alike by accident."""
+    """The fake's model reads whole texts, so equal rows are never a coincidence."""
     assert len({tuple(ids_of(word)) for word in WORDS}) == len(WORDS)

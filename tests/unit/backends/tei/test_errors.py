@@ -1,4 +1,4 @@
-"""Refusals and failures of the server, to what Shoal raises. Texts as the server writes them."""
+"""The server's refusals and failures, mapped to Shoal's errors. Texts are the server's own."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_quoted_key_stays_here() -> None:
 
 
 def test_both_eras_mean_the_same() -> None:
-    """They differ in nothing but the status."""
+    """Both versions differ only in the status."""
     for text, kind in ((TOO_LONG, "Validation"), ("tokenizer error", "Tokenizer")):
         found: list[Any] = [engine_error(make_answer(status, text, kind), WHERE) for status in (413, 422)]
         assert type(found[0]) is type(found[1])

@@ -1,4 +1,4 @@
-"""Statuses of the gRPC build, to what Shoal raises. Texts as the server writes them."""
+"""Statuses of the gRPC build, mapped to Shoal's errors. Texts are the server's own."""
 
 from __future__ import annotations
 

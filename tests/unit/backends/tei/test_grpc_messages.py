@@ -1,4 +1,4 @@
-"""Messages of the gRPC streams, against the public protocol: Shoal has types of its own for the same bytes."""
+"""Messages of the gRPC streams, compared with the public protocol: Shoal has its own types for the same bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(stream: messages.Stream, made: Any) -> Any:
     ),
 )
 def test_texts_with_their_options(name: str, texts: list[str], params: dict[str, Any]) -> None:
-    """Any server reads of a message what was meant; what is not said is the default of the HTTP build."""
+    """A server reads each option as intended; omitted ones have the HTTP build's defaults."""
     made = messages.build_requests(name, texts, params)
     found = [getattr(wire, KINDS[name]).FromString(messages.encode(each)) for each in made]
     assert [each.inputs for each in found] == texts
@@ -75,7 +75,7 @@ def test_what_no_message_can_carry(params: dict[str, Any]) -> None:
 
 @given(arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=FLOATS))
 async def test_vectors_are_exact(rows: Any) -> None:
-    """To the bit, whatever they hold."""
+    """Vectors are bit-identical, whatever they contain."""
     found = [read(messages.EMBED, wire.EmbedResponse(embeddings=row)) for row in rows]
     array = await messages.to_array("embedding", found, SHAPE, WHERE)
     assert array.flags.writeable
@@ -93,7 +93,7 @@ async def test_token_vectors_are_exact(rows: Any) -> None:
 
 @given(st.dictionaries(st.integers(0, 2**31 - 1), FLOATS, max_size=9))
 async def test_sparse_vectors_are_exact(weights: dict[int, float]) -> None:
-    """In the order of their indices, in whatever they come."""
+    """Indices are sorted, whatever order they arrive in."""
     terms = [wire.SparseValue(index=index, value=value) for index, value in weights.items()]
     (row,) = await messages.to_array(
         "sparse", [read(messages.EMBED_SPARSE, wire.EmbedSparseResponse(sparse_embeddings=terms))], SHAPE, WHERE

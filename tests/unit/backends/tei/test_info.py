@@ -1,4 +1,4 @@
-"""A server's card: what its model is, and its limits."""
+"""A server's /info: its model and limits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_limits_and_facts() -> None:
     ],
 )
 def test_kinds_of_models(model_type: Any, kind: str, tasks: Any, vectors: Any, labels: Any) -> None:
-    """Labels go by their number, not by their text nor by the order in which a hash map happens to be written."""
+    """Labels are ordered by their number, not by name or by the order of the hash map."""
     info = read(model_type=model_type)
     assert (info.kind, info.tasks, info.vectors, info.labels) == (kind, tasks, vectors, labels)
     assert info.embeds is ("embed" in tasks)
@@ -81,7 +81,7 @@ def test_one_that_is_starting_is_asked_again(status: int) -> None:
 
 
 def test_a_class_of_any_number() -> None:
-    """Also one of more digits than Python reads."""
+    """Class numbers may have more digits than Python parses."""
     labels = {"1" * 5000: "last", "0": "first", "x": "after"}
     info = parse_info(card(model_type={"classifier": {"id2label": labels}}), WHERE)
     assert info.labels == ("first", "last", "after")

@@ -1,4 +1,4 @@
-"""The wire: our own .proto against the public one, and what is made of it."""
+"""The wire format: Shoal's .proto compared with the public one, and the code generated from it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def fields(file: FileDescriptorProto) -> Iterator[tuple[str, object]]:
 
 
 def test_what_is_made_is_of_the_proto_as_it_is() -> None:
-    """`make proto` after a change."""
+    """Run `make proto` after a change."""
     assert OURS.with_name("tei_pb2.py").read_text() == compile_proto(OURS)["tei_pb2.py"]
 
 
 def test_every_field_is_that_of_the_public_protocol() -> None:
-    """Theirs has more, which are skipped; and vectors, which are read as the bytes that they are."""
+    """The public protocol has more fields, which are skipped; vectors are read as raw bytes."""
     theirs, own = dict(fields(compiled(PROTO))), dict(fields(compiled(OURS)))
     assert set(own) <= set(theirs)
     assert {name for name in own if own[name] != theirs[name]} == AS_BYTES
@@ -42,7 +42,7 @@ def test_every_field_is_that_of_the_public_protocol() -> None:
 
 
 def test_the_types_are_told_to_who_checks_them() -> None:
-    """The stub has every message."""
+    """The type stub has every message."""
     stub = OURS.with_name("tei_pb2.pyi").read_text()
     for message in compiled(OURS).message_type:
         assert f"class {message.name}(" in stub

@@ -1,4 +1,4 @@
-"""How large an answer may be: whatever was asked for fits, and nothing else is decoded."""
+"""Bounds of response sizes: every valid answer fits, and larger ones are not decoded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MB = 2**20
 
 @pytest.fixture(autouse=True)
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small bodies are looked at as well."""
+    """Check small bodies against the bound too."""
     monkeypatch.setattr(room_module, "FEW_BYTES", 0)
 
 
@@ -44,7 +44,7 @@ DOUBLES = st.floats(allow_nan=False, allow_infinity=False)
 
 @given(arrays.arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=DOUBLES))
 def test_vectors_fit(rows: Array) -> None:
-    """With numbers as long as a double, and one space after each comma."""
+    """Numbers have the length of a double, with one space after each comma."""
     count, width = rows.shape
     body = orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
     check(ResponseLimit.of_vectors(count, width), body)
@@ -57,7 +57,7 @@ def test_vectors_fit(rows: Array) -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=6, unique=True), st.integers(1, 4))
 def test_scores_fit(labels: list[str], count: int) -> None:
-    """Whatever the labels hold."""
+    """Scores fit whatever the labels are."""
     row = [{"score": -1.2345678901234567e-300, "label": label} for label in labels]
     check(ResponseLimit.of_scores(count, labels), orjson.dumps([row] * count))
     lone = [{"score": 1.0, "label": "another, [unknown] name, " * 9}]
@@ -99,7 +99,7 @@ def test_no_room_is_larger_than_what_is_read() -> None:
 
 
 class TestHostileServers:
-    """An engine, asked for one row, gets 8 MB. The loop stays free: each of these took seconds of it at full size."""
+    """An engine that asked for one row gets 8 MB. The loop stays free: each answer would take seconds in full."""
 
     @pytest.fixture
     async def server(self) -> AsyncIterator[FakeUpstream]:
@@ -128,7 +128,7 @@ class TestHostileServers:
         await close(engine)
 
     async def test_words_of_any_size(self, server: FakeUpstream) -> None:
-        """Of a refusal the beginning is read, once."""
+        """Only the beginning of an error message is read, once."""
         server.on("/embed", answer(b'{"error":[' + b"[]," * 2 * MB + b"[]]}", status=500))
         engine = TeiEngine(
             HttpLink(Client(server.base)),

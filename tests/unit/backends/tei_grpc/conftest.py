@@ -1,4 +1,4 @@
-"""A server in this process, and no pauses between looks."""
+"""A server in this process, without pauses between checks."""
 
 from __future__ import annotations
 

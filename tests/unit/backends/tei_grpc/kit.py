@@ -15,7 +15,7 @@ def link_to(server: FakeTeiGrpc, *, key: str | None = None, **more: Any) -> Grpc
 
 
 async def engine_to(server: FakeTeiGrpc, admission: FakeAdmission | None = None, **more: Any) -> TeiEngine:
-    """An engine in service, of whose start the server remembers nothing."""
+    """Return an engine in service, and clear the server's calls of its start."""
     link = link_to(server)
     more.setdefault("serving", True)
     engine = TeiEngine(link, await info_from(link), "tei-0", admit=admission or FakeAdmission(), **more)

@@ -1,4 +1,4 @@
-"""Models of gRPC servers in this process, opened as those of HTTP are, and users who share their streams."""
+"""Models of gRPC servers in this process, opened as those of HTTP servers, and users who share their streams."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestOpening:
 
     @pytest.mark.parametrize("truncate", [True, False])
     async def test_texts_that_are_too_long(self, server: FakeTeiGrpc, opened: Open, truncate: bool) -> None:
-        """Shoal's setting decides; a request that does say is heard."""
+        """Shoal's setting is the default; the request's own setting wins."""
         runner = await opened(server, settings={"truncate": truncate})
         long = "w " * 600
         if truncate:

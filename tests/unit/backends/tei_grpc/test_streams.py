@@ -1,4 +1,4 @@
-"""A batch as one stream: rows in order, its options, its failures, and how it ends."""
+"""A batch as one stream: row order, options, failures, and how it ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestBatches:
         assert np.array_equal(found[0], dense_of("ask a b", normalize=False, dimensions=4))
 
     async def test_ids_go_as_words(self, server: FakeTeiGrpc, engine: TeiEngine) -> None:
-        """The protocol has none: the server decodes them, as its HTTP build does unasked."""
+        """The protocol has no ids: the server decodes them, as its HTTP build does by itself."""
         found = await ask(engine, [[CLS, 5, 6, SEP], "text", [7]])
         assert [(call.path, call.inputs) for call in server.calls] == [
             ("/decode", [[CLS, 5, 6, SEP], [7]]),
@@ -81,7 +81,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("kind", ["reranker", "classifier"])
     async def test_scores_of_texts_and_pairs(self, kind: Any) -> None:
-        """Of many queries in one stream; before activation."""
+        """Pairs of many queries share a stream; scores are raw."""
         async with FakeTeiGrpc(Script(kind=kind, labels=11)) as server:
             engine = await engine_to(server)
             items: list[Any] = [("q", "one"), "alone", ("other q", "two")]
@@ -99,7 +99,7 @@ class TestBatches:
             await close(engine)
 
     async def test_somebody_elses_permits_are_waited_for(self, server: FakeTeiGrpc, engine: TeiEngine) -> None:
-        """By the server: a stream is not refused for want of them."""
+        """The server itself waits: a stream is not refused for missing permits."""
         server.change(max_concurrent_requests=1)
         texts = [f"text {at}" for at in range(8)]
         found = await asyncio.gather(*(ask(engine, [text, f"{text} more"]) for text in texts))
@@ -108,7 +108,7 @@ class TestBatches:
             assert np.array_equal(rows, np.stack([dense_of(text), dense_of(f"{text} more")]))
 
     async def test_large_messages(self, server: FakeTeiGrpc) -> None:
-        """Both ways, and over what gRPC takes unasked."""
+        """Messages in both directions may exceed gRPC's default limit."""
         server.change(dimension=2**14, max_input_length=2**20)
         engine = await engine_to(server)
         text = "word " * 2**18
@@ -138,7 +138,7 @@ class TestFailures:
     async def test_a_stream_that_ends_while_it_is_written(
         self, engine: TeiEngine, bad: str, kind: type[ShoalError]
     ) -> None:
-        """What the server says of the first text counts, not that the others could not be sent."""
+        """The server's error for the first text counts, not that the others could not be sent."""
         for _ in range(20):
             with pytest.raises(kind, match=r"cannot be empty|said no"):
                 await ask(engine, [bad, *["w " * 5000] * 31], truncate=True)
@@ -161,7 +161,7 @@ class TestFailures:
             await ask(engine, ["a", "b"])
 
     async def test_an_answer_larger_than_its_row(self, server: FakeTeiGrpc) -> None:
-        """It is refused unread, and its stream is cancelled."""
+        """The answer is refused unread, and its stream is cancelled."""
         link = link_to(server)
         info = await link.info(time.monotonic() + 10)
         server.change(dimension=4096)
@@ -231,7 +231,7 @@ class TestLeaving:
         await until(lambda: server.calls[0].aborted and not server.in_flight)
 
     async def test_a_link_that_is_closed(self, server: FakeTeiGrpc) -> None:
-        """Calls in flight end as a connection that broke; again, and before any call, it is nothing."""
+        """Calls in flight end as a broken connection; closing again, or before any call, has no effect."""
         link = link_to(server)
         info = await link.info(time.monotonic() + 10)
         server.calls.clear()
@@ -261,7 +261,7 @@ class TestCards:
     async def test_what_the_card_lacks_is_asked_of_the_model(
         self, kind: Any, labels: int, expected: tuple[str, tuple[str, ...]]
     ) -> None:
-        """Once: the next look finds the same card."""
+        """The model is probed once: the next check finds the same info."""
         script = Script(kind=kind, labels=labels, model_id="org/name", model_sha="abc", max_input_length=128)
         async with FakeTeiGrpc(script) as server:
             link = link_to(server)
@@ -293,7 +293,7 @@ class TestCards:
     async def test_a_model_that_does_not_answer_yet(
         self, server: FakeTeiGrpc, monkeypatch: pytest.MonkeyPatch, question: str, misbehaves: str, words: str
     ) -> None:
-        """It is asked again, as a server that is starting is."""
+        """The model is probed again, as a server that is starting is."""
         link = link_to(server)
         with monkeypatch.context() as patch:
             patch.setattr(grpc_link, "PROBE_TEXT", question)
@@ -317,7 +317,7 @@ class TestCards:
                 link_to(server, key=key)
 
     async def test_another_server(self, server: FakeTeiGrpc, monkeypatch: pytest.MonkeyPatch) -> None:
-        """gRPC, but without this API."""
+        """A gRPC server without this API is refused."""
         monkeypatch.setattr(grpc_link, "INFO", "/other.Info/Info")
         link = link_to(server)
         with pytest.raises(ConfigError, match=r"is no gRPC server of .* tei\+http://HOST:PORT"):
@@ -348,7 +348,7 @@ class TestTheWatch:
     async def test_a_server_that_goes_and_comes_back(
         self, server: FakeTeiGrpc, engine: TeiEngine, admission: FakeAdmission
     ) -> None:
-        """What its card leaves out is asked for again."""
+        """Values that its info lacks are probed again."""
         engine.start()
         await server.stop()
         await until(lambda: not engine.ready())
@@ -362,7 +362,7 @@ class TestTheWatch:
 
     @pytest.mark.parametrize("kind", ["embedding", "reranker"])
     async def test_one_that_is_unhealthy(self, kind: Any, admission: FakeAdmission) -> None:
-        """By the health of the part of the API that the model has: the others never serve."""
+        """The health of the model's own service counts: the other services never serve."""
         async with FakeTeiGrpc(Script(kind=kind)) as server:
             engine = await engine_to(server, admission)
             engine.start()

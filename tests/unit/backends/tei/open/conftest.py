@@ -24,7 +24,7 @@ from tests.unit.backends.tei.open.kit import Open
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a server looks all the time, but asks the model nothing beside the test."""
+    """Poll all the time while waiting for a server, without extra calls of the model."""
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)
@@ -39,7 +39,7 @@ async def server() -> AsyncIterator[FakeTei]:
 
 @pytest.fixture
 async def opened(tmp_path: Path) -> AsyncIterator[Open]:
-    """Opens the model of these servers; what was opened is closed at the end."""
+    """Open the model of these servers, and close it at the end."""
     runners: list[Runner] = []
     threads = Threads("prepare", 1)
 

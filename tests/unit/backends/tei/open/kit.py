@@ -39,5 +39,5 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def calls_after_probe(server: FakeTei) -> list[Any]:
-    """The calls since the start, whose probe is the first."""
+    """Return the calls since the start without the first one, the probe."""
     return server.calls[1:]

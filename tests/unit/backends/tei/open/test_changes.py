@@ -1,4 +1,4 @@
-"""A server whose model becomes another one under its name: no vector of the second is given for one of the first."""
+"""A server whose model changes under its name: no vector of the new model is returned for the old one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def engine_in(runner: TeiModel, number: int = 0) -> Any:
 class TestWidth:
     @pytest.mark.parametrize("fields", [{}, {"dimensions": 12}, {"dimensions": 4, "normalize": False}])
     async def test_vectors_of_another_width_are_not_served(self, opened: Open, fields: dict[str, Any]) -> None:
-        """Nor cut ones, of a server that does not cut. It serves again when it has the model of before."""
+        """Such vectors are not truncated either, for a server without truncation; it serves again with the original
+        model."""
         async with FakeTei(Script(era="1.8")) as server:
             runner = await opened(server)
             server.change(dimension=3)
@@ -39,7 +40,7 @@ class TestWidth:
             assert np.array_equal((await embed(runner, "a")).vectors[0], dense_of("a"))
 
     async def test_in_the_middle_of_a_request(self, opened: Open) -> None:
-        """What was answered before is not joined with what comes after."""
+        """Answers of the old model are not combined with answers of the new one."""
         async with FakeTei(Script(max_client_batch_size=1)) as server:
             runner = await opened(server)
             server.gate.clear()
@@ -78,7 +79,7 @@ class TestTheSameName:
         ],
     )
     async def test_other_weights_are_noticed(self, opened: Open, kind: Any, change: dict[str, Any]) -> None:
-        """/info reads as before, and nobody asks anything meanwhile."""
+        """The change is detected although /info is the same and no request comes in."""
         async with FakeTei(Script(kind=kind)) as server:
             runner = await opened(server)
             await until(lambda: len(server.calls) > 5)
@@ -121,7 +122,7 @@ class TestTheSameName:
 class TestOneThatFailsFast:
     @pytest.mark.parametrize("how", ["html", "short", "empty", "424", "500"])
     async def test_the_other_answers(self, server: FakeTei, opened: Open, how: str) -> None:
-        """It would attract the work, because it is always free: it is ejected then, and no request fails."""
+        """A server that fails fast would attract the work; it is ejected, and no request fails."""
         async with FakeTei(Script(delay_ms=3)) as other:
             runner = await opened(server, other)
             await until(lambda: engine_in(runner, 0).ready() and engine_in(runner, 1).ready())

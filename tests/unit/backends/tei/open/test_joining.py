@@ -55,7 +55,7 @@ class TestJoining:
         assert len(set(sent)) == len(options)
 
     async def test_a_large_request_is_split(self, opened: Open) -> None:
-        """Nothing is refused for its size, and order is kept."""
+        """No request is refused for its size, and the order is kept."""
         async with FakeTei(Script(max_client_batch_size=8)) as server:
             runner = await opened(server)
             texts = [f"text {at}" for at in range(100)]
@@ -64,7 +64,7 @@ class TestJoining:
             assert max(len(call.inputs) for call in server.calls) == 8
 
     async def test_permits_are_never_exceeded(self, opened: Open) -> None:
-        """A server with 10 permits refuses no call, though it takes 32 inputs in one."""
+        """A server with 10 permits refuses no call, although it accepts 32 inputs per call."""
         async with FakeTei(Script(max_concurrent_requests=10)) as server:
             runner = await opened(server)
             server.gate.clear()
@@ -90,7 +90,7 @@ class TestJoining:
             assert server.most_in_flight == 4
 
     async def test_somebody_elses_permits_are_waited_for(self, server: FakeTei, opened: Open) -> None:
-        """The batch goes back into the queue and is sent again; nobody sees a 429."""
+        """The batch is queued again and resent; no client gets a 429."""
         runner = await opened(server)
         server.change(max_concurrent_requests=0)
         task = asyncio.create_task(embed(runner, "a"))
@@ -99,7 +99,7 @@ class TestJoining:
         assert np.array_equal((await task).vectors[0], dense_of("a"))
 
     async def test_a_queue_that_is_full_refuses(self, server: FakeTei, opened: Open) -> None:
-        """Nothing piles up without bound before a server that is slow."""
+        """The queue before a slow server is bounded."""
         runner = await opened(server)
         server.gate.clear()
         tasks = [asyncio.create_task(embed(runner, f"text {at}")) for at in range(5000)]
@@ -176,7 +176,7 @@ class TestReplicas:
             assert len(other.calls) > 1
 
     async def test_one_that_dies_is_done_without(self, server: FakeTei, opened: Open) -> None:
-        """Its batches are tried again on the other; when it comes back it serves again, with the limits of then."""
+        """Its batches are retried on the other server; when it returns it serves again, with its new limits."""
         async with FakeTei() as other:
             runner = await opened(server, other)
             first, second = (replica.engine for replica in runner.lane.replicas)
@@ -214,7 +214,7 @@ class TestReplicas:
             assert not engine.ready()
 
     async def test_a_server_that_came_back_with_another_model(self, server: FakeTei, opened: Open) -> None:
-        """An index must not be filled from both; loading it anew takes what is there."""
+        """An index must not mix both models; a new load accepts the new one."""
         runner = await opened(server)
         server.change(seed=1, model_sha="other")
         await until(lambda: not runner.ready())

@@ -1,4 +1,4 @@
-"""Models of servers in this process: what they are is found out, they are opened, and their answers are right."""
+"""Models of servers in this process: they are detected and opened, and their answers are correct."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestEmbedders:
             assert runner.ready()
 
     async def test_vectors_are_the_servers_own(self, server: FakeTei, opened: Open) -> None:
-        """To the bit: cut and normalised there."""
+        """The vectors are bit-identical; truncation and normalization happen there."""
         runner = await opened(server)
         answer = await embed(runner, "one", "two words", dimensions=8)
         assert np.array_equal(answer.vectors, np.stack([dense_of(text, dimensions=8) for text in ("one", "two words")]))
@@ -70,7 +70,7 @@ class TestEmbedders:
             assert dict(zip(row.indices.tolist(), row.values.tolist(), strict=True)) == sparse_of("a b a")
 
     async def test_ids_and_prompts(self, opened: Open) -> None:
-        """A server's own prompts go by their names."""
+        """A server's own prompts are selected by name."""
         async with FakeTei(Script(prompts='{"query": "ask "}')) as server:
             runner = await opened(server)
             answer = await embed(runner, [7, 8, 9])
@@ -81,7 +81,7 @@ class TestEmbedders:
                 await embed(runner, "a", prompt_name="nobody")
 
     async def test_prompts_of_the_configuration(self, server: FakeTei, opened: Open) -> None:
-        """They are put before the text here."""
+        """Configured prompts are added to the text here."""
         runner = await opened(server, prompts={"query": "find "}, default_prompt_name="query")
         assert np.array_equal((await embed(runner, "a")).vectors[0], dense_of("find a"))
         assert "prompt_name" not in server.calls[-1].options
@@ -104,7 +104,7 @@ class TestEmbedders:
         ("era", "setting", "cut"), [("1.9", True, True), ("1.9", False, False), ("1.8", True, False)]
     )
     async def test_texts_that_are_too_long(self, opened: Open, era: str, setting: bool, cut: bool) -> None:
-        """Cut where nothing is said and both sides allow it; a request that does say is heard."""
+        """Texts are truncated by default if both sides allow it; the request's own setting wins."""
         async with FakeTei(Script(era=era)) as server:
             runner = await opened(server, settings={"truncate": setting})
             long = "w " * 600
@@ -125,7 +125,7 @@ class TestEmbedders:
 
 class TestScores:
     async def test_a_reranker(self, opened: Open) -> None:
-        """Queries of many requests share a call, with those who want raw scores."""
+        """Queries of many requests share a call, with those that want raw scores."""
         async with FakeTei(Script(kind="reranker")) as server:
             runner = await opened(server)
             assert (runner.facts.tasks, runner.facts.labels) == (("rerank", "classify"), ("LABEL_0",))
@@ -205,7 +205,7 @@ class TestStarting:
     async def test_a_server_that_cannot_answer_yet(
         self, server: FakeTei, opened: Open, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
     ) -> None:
-        """While it, or what stands before it, comes up: it is waited for, and why is told."""
+        """Opening waits while the server, or its proxy, starts, and logs why."""
         rows = server._rows
 
         def failing(call: Any, items: list[Any]) -> list[Any]:
@@ -225,7 +225,7 @@ class TestStarting:
     async def test_a_server_that_refuses_the_first_texts(
         self, server: FakeTei, opened: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """No other time helps."""
+        """Opening fails at once, since a retry cannot help."""
 
         def refusing(call: Any, items: list[Any]) -> list[Any]:
             raise Refusal(422, "Validation", "no such prompt")
@@ -235,7 +235,7 @@ class TestStarting:
             await opened(server)
 
     async def test_answers_tell_one_model_from_another(self, opened: Open) -> None:
-        """A server that names no revision: its rows on disk are of the weights, and the prompt, that it has now."""
+        """Without a revision, cached rows belong to the weights and prompt that the server has now."""
         for kind in ("embedding", "splade"):
             reports: list[tuple[str, str]] = []
             for change in ({}, {}, {"seed": 9}, {"default_prompt": "query: "}):
