@@ -1,4 +1,4 @@
-"""The composition root over scripted models: how they come up, fail and go away."""
+"""The composition root over scripted models: how they start, fail and stop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def vector(app: App, model: str, text: str) -> Any:
 
 
 async def at_hand(*args: Any) -> Any:
-    """Files that need not be fetched."""
+    """Pretend that the files are already present."""
     return SimpleNamespace(size=0, manifest=SimpleNamespace(created=0, generation=None, image=None))
 
 
@@ -80,13 +80,13 @@ def opening(
     open_: Callable[..., Awaitable[Any]],
     prepared: Callable[..., Awaitable[Any]] = at_hand,
 ) -> None:
-    """Stand in for what a local model goes through: its files, then its engines."""
+    """Replace the steps of a local model: its files, then its engines."""
     monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
     monkeypatch.setattr(shoal.backends.local.open, "open_local", open_)
 
 
 async def test_fake_models_embed_and_generate(loaded: LoadedConfig) -> None:
-    """Each by its own script; ready when all are, and the first one is the default."""
+    """Each model uses its own script; the server is ready when all are, and the first one is the default."""
     async with opened(loaded, "a=fake:dimension=8", "b=fake:dimension=16") as app:
         assert app.gateway.ready()
         assert np.array_equal(await vector(app, "a", "x y"), compute_vector(tokenize_item("x y"), 8))
@@ -107,7 +107,7 @@ async def test_a_models_replicas_share_its_work(loaded: LoadedConfig) -> None:
 
 
 async def test_a_model_that_fails_takes_nobody_down(loaded: LoadedConfig) -> None:
-    """An option that fake does not know: that model says why, the other serves, readiness is off."""
+    """An unknown option of fake fails its model with the reason; the other model serves, and readiness is off."""
     async with opened(loaded, "bad=fake:speed=5", "good=fake:") as app:
         assert states(app) == {"bad": "failed", "good": "ready"}
         assert "unknown option 'speed'" in str(app.gateway.model("bad").error)
@@ -120,7 +120,7 @@ async def test_a_model_that_fails_takes_nobody_down(loaded: LoadedConfig) -> Non
 async def test_a_bug_while_loading_is_that_models_failure(
     loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody foresaw becomes its state, named; errors meant for the operator keep their words."""
+    """An unexpected exception becomes the model's failure with its type; errors for operators keep their text."""
 
     async def broken(name: str, *args: Any, **named: Any) -> Any:
         raise ZeroDivisionError("by hand")
@@ -138,13 +138,13 @@ async def test_a_bug_while_loading_is_that_models_failure(
 
 
 async def test_kinds_of_replicas_do_not_mix(loaded: LoadedConfig) -> None:
-    """A scripted model beside a real one under one name would answer two kinds of vectors."""
+    """A scripted and a real model under one name would return two kinds of vectors."""
     async with opened(loaded, "x=fake:,hf:org/real") as app:
         assert "must use the same backend, not fake, hf" in str(app.gateway.model("x").error)
 
 
 async def test_tables_give_aliases_and_defaults(tmp_path: Path) -> None:
-    """Of the file, by the model's name; a table of a model that is not served says nothing."""
+    """Tables apply by the model's name; a table of a model that is not served has no effect."""
     toml = """
         [models."b"]
         aliases = ["bee", "text-embedding-3-small"]
@@ -161,7 +161,7 @@ async def test_tables_give_aliases_and_defaults(tmp_path: Path) -> None:
 
 
 async def test_a_models_own_settings_reach_its_lane(tmp_path: Path) -> None:
-    """A table's override holds for that model alone."""
+    """A table's override applies to that model only."""
     toml = '[models."small"]\nmax_batch_size = 1\n'
     async with opened(await settings(tmp_path, toml), "small=fake:delay_ms=5", "large=fake:delay_ms=5") as app:
         for name, size in (("small", 1), ("large", 3)):
@@ -181,7 +181,7 @@ async def test_a_models_own_settings_reach_its_lane(tmp_path: Path) -> None:
 async def test_what_can_be_seen_without_loading_is_raised(
     loaded: LoadedConfig, served: Sequence[str], error: type[Exception]
 ) -> None:
-    """A name served twice or reserved, and replicas without a name, end the start."""
+    """Duplicate or reserved names, and replicas without a name, fail the start."""
     with pytest.raises(error):
         async with open_app(loaded, served):
             raise AssertionError("it must not open")
@@ -190,7 +190,7 @@ async def test_what_can_be_seen_without_loading_is_raised(
 async def test_the_default_model_has_its_short_name_unless_it_was_named(
     loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Served without arguments it answers to its alias; under names of one's own it may be served twice."""
+    """Without arguments the default model has its alias; with explicit names it may be served twice."""
 
     async def away(*args: Any) -> Any:
         raise SourceError("not here")
@@ -205,7 +205,7 @@ async def test_the_default_model_has_its_short_name_unless_it_was_named(
 async def test_a_loading_model_says_so_and_closing_stops_it(
     loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it loads its requests are ModelNotReady, the others are served; leaving cancels the load."""
+    """Requests for the loading model are ModelNotReady, other models serve; closing cancels the load."""
     begun, cancelled = asyncio.Event(), False
 
     async def endless(*args: Any, **named: Any) -> Any:
@@ -231,7 +231,7 @@ async def test_a_loading_model_says_so_and_closing_stops_it(
 
 
 async def test_loading_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After load_timeout_s the model has failed, by that setting's name."""
+    """After load_timeout_s the model has failed, and the error names that setting."""
 
     async def endless(*args: Any, **named: Any) -> Any:
         await asyncio.Event().wait()
@@ -243,10 +243,10 @@ async def test_loading_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 async def test_leaving_ends_what_is_under_way(loaded: LoadedConfig) -> None:
-    """A request in flight is answered with a retryable error, and every runner is closed, also after one that fails."""
+    """A request in flight gets a retryable error, and every runner is closed, also after one that fails to close."""
 
     class Stubborn:
-        """Delegates, but fails to close."""
+        """Delegates to a runner, but fails to close."""
 
         def __init__(self, runner: Runner) -> None:
             self._runner = runner
@@ -271,7 +271,7 @@ async def test_leaving_ends_what_is_under_way(loaded: LoadedConfig) -> None:
 
 
 async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two models under one name would mix two spaces in one index: refused before an engine is opened."""
+    """Two models under one name would mix two spaces in one index, so they are refused before an engine is opened."""
     stored = iter(["one", "other"])
     monkeypatch.setattr(
         shoal.backends.local.open,
@@ -285,7 +285,7 @@ async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeyp
 
 
 async def test_no_default_model_where_none_is_wanted(tmp_path: Path) -> None:
-    """It answers, is ready, and says what to do; models come by API."""
+    """A server without models answers, is ready, and says what to do; models are loaded by the API."""
     table = '[models."small"]\nbackends = ["fake:dimension=8"]\n'
     async with opened(await settings(tmp_path, table, default_model=False)) as app:
         assert (states(app), app.gateway.ready()) == ({}, True)
@@ -299,7 +299,7 @@ async def test_no_default_model_where_none_is_wanted(tmp_path: Path) -> None:
 async def test_a_failed_load_by_api_is_told_and_tried_again(
     loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files first, then engines: what the first step raises, the second never sees."""
+    """Files are prepared first: if that fails, the engines are not opened."""
     opened_: list[str] = []
 
     async def prepared(*args: Any) -> Any:
@@ -320,7 +320,7 @@ async def test_a_failed_load_by_api_is_told_and_tried_again(
 
 
 def test_without_triton_nothing_of_it_is_imported() -> None:
-    """gRPC takes a fifth of a second and 20 MB."""
+    """Importing gRPC takes a fifth of a second and 20 MB."""
     code = """
 import asyncio, sys
 from shoal.app import open_app

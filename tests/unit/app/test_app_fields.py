@@ -1,4 +1,4 @@
-"""Fields that other servers of a dialect know, over every route that takes them: they work or are refused by name."""
+"""Fields of other servers of a dialect, on every route that accepts them: supported or refused by name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def refused(answer: Answer, name: str) -> None:
 
 @pytest.mark.parametrize("path", GENERATION)
 async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
-    """Each is refused by name, unless its value asks for nothing; what nobody knows is ignored."""
+    """Each is refused by name unless its value is neutral; unknown fields are ignored."""
     for name, neutral in UNSUPPORTED_FIELDS.items():
         refused(await post(app, path, {**GENERATION[path], name: "something"}), name)
         for value in (None, *neutral):
@@ -82,7 +82,7 @@ async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
 
 @pytest.mark.parametrize("path", OLLAMA)
 async def test_options_of_ollama(app: App, path: str) -> None:
-    """Those of other servers are refused, unless they have no effect."""
+    """Options of other servers are refused unless they have no effect."""
     for name, neutral in UNSUPPORTED_OPTIONS.items():
         refused(await post(app, path, {**OLLAMA[path], "options": {name: 0.5}}), name)
         for value in (None, *neutral):
@@ -92,7 +92,7 @@ async def test_options_of_ollama(app: App, path: str) -> None:
 
 @pytest.mark.parametrize("dialect", KNOWN_FIELDS)
 async def test_fields_of_other_servers(app: App, dialect: str) -> None:
-    """On each route that its type does not have them on; null, and what asks for nothing, is not refused."""
+    """The fields are refused on each route without them; null and neutral values are accepted."""
     for path, body in OTHERS[dialect].items():
         assert (await post(app, path, {**body, "made_up": 5})).status == 200
         for name, neutral in KNOWN_FIELDS[dialect].items():
@@ -111,7 +111,7 @@ async def test_every_table_has_its_routes() -> None:
 
 
 async def test_the_end_that_is_cut_goes_by_both_names(app: App) -> None:
-    """vLLM's and TEI's; two that contradict each other are refused."""
+    """Both vLLM's and TEI's name work; contradicting values are refused."""
     body = {"model": "fake", "input": " ".join(f"w{number}" for number in range(600))}
     left = await post(app, "/v1/embeddings", {**body, "truncation_direction": "left"})
     assert (

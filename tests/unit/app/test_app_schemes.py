@@ -1,4 +1,4 @@
-"""The routes that take a model's address from a client, over the real loader."""
+"""The routes that take a model's address from a client, with the real loader."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ADDRESSES = (
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_no_route_loads_what_is_for_the_operator(path: str) -> None:
-    """Scripted models, folders and other servers come from the command line and the settings alone: a client who names
-    one is refused, admin or not, and nothing is loaded."""
+    """Clients, admin or not, cannot name scripted models, folders or other servers; those come from the command line
+    and the settings only."""
     async with open_app(load({}, {}), ["fake:"]) as app:
         await app.wait_until_loaded()
         before = {model.name for model in app.gateway.models()}
