@@ -1,4 +1,4 @@
-"""A chat pipeline out of a model's folder: which files say what, and what is wrong with them."""
+"""Loading a chat pipeline from a model's folder: which files count, and their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = Generate(model="m", messages=[Message(role="user", content="Hi")])
 
 
 def write(folder: Path, name: str, content: Any) -> None:
-    """JSON, or a text as it is; a dict is put over what the file has."""
+    """Write JSON, or a text as it is; a dict is merged into the existing file."""
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     if isinstance(content, dict):

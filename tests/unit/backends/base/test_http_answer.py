@@ -1,4 +1,4 @@
-"""Answers of servers in words, and calls that failed below HTTP."""
+"""Error messages from servers' answers, and calls that failed below HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestWords:
 
     @pytest.mark.parametrize("depth", [900, 3000])
     def test_what_nests_too_deep_has_few(self, depth: int) -> None:
-        """It is no JSON that anybody could read, and no failure of the one who looks at it."""
+        """Deeply nested JSON cannot be read, and does not fail the reader."""
         answer = make_answer(400, b'{"error":' + b"[" * depth + b"]" * depth + b"}")
         assert len(answer.message) <= LONGEST_WORDS
         assert answer.has_json_body is (depth < 1000)

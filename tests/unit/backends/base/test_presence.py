@@ -1,4 +1,4 @@
-"""Whether a server is in service: what takes it out, and what brings it back."""
+"""Whether a server is in service: what ejects it, and what brings it back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("shoal.test")
 
 
 class Server:
-    """What looks and admission find: an error, or nothing."""
+    """The result of checks and admission: an error, or nothing."""
 
     def __init__(self) -> None:
         self.ill: Exception | None = None
@@ -84,7 +84,7 @@ async def test_one_that_is_away_goes_at_once(server: Server, presence: Presence)
 async def test_one_that_comes_back_as_another_says_so(
     server: Server, presence: Presence, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, however long it was away: that it is not reachable is no longer why it does not serve."""
+    """The new reason is logged once, however long the server was unreachable."""
     server.ill = TransportFailed("away")
     begin(presence)
     await until(lambda: server.looks > SLOW_LOOKS)
@@ -104,7 +104,7 @@ async def test_one_that_is_late_has_more_time(server: Server, presence: Presence
 
 
 async def test_a_call_that_finds_it_gone(server: Server, presence: Presence) -> None:
-    """It is looked at now, and not when its next look would be."""
+    """The server is checked at once, not at its next interval."""
     begin(presence, look_s=60.0)
     await asyncio.sleep(0)
     with pytest.raises(TransportFailed, match="cut"), presence:

@@ -22,12 +22,12 @@ def stored(tmp_path: Path) -> StoredModel:
 
 
 def test_a_table_without_prompts_changes_nothing(stored: StoredModel) -> None:
-    """The very model."""
+    """The same model object is returned."""
     assert apply_prompts(stored, ModelTable()) is stored
 
 
 def test_prompts_are_added(stored: StoredModel) -> None:
-    """Those of the table win; another default makes other vectors, and so another space."""
+    """Prompts of the table win; another default prompt changes the vectors, and therefore the space."""
     own = stored.manifest.text_spec.prompts
     found = apply_prompts(stored, ModelTable(prompts={"default": "query: "}, default_prompt_name="default"))
     spec = found.manifest.text_spec
@@ -37,7 +37,7 @@ def test_prompts_are_added(stored: StoredModel) -> None:
 
 
 def test_a_default_that_nobody_knows_is_refused(stored: StoredModel) -> None:
-    """With the names that there are."""
+    """The error lists the known names."""
     with pytest.raises(ConfigError, match="default_prompt_name: 'nobody' is no prompt of org/mini: its prompts are"):
         apply_prompts(stored, ModelTable(prompts={"query": "q: "}, default_prompt_name="nobody"))
     bare = prompted_without(stored)
@@ -51,7 +51,7 @@ def prompted_without(stored: StoredModel) -> StoredModel:
 
 
 def test_a_model_that_scores_has_none(stored: StoredModel) -> None:
-    """A preset may give every model a prompt."""
+    """A preset may set a prompt for every model."""
     spec = msgspec.structs.replace(stored.manifest.text_spec, score=ScoreSpec(labels=("one",), activation="sigmoid"))
     scoring = StoredModel(stored.path, msgspec.structs.replace(stored.manifest, text=spec))
     assert apply_prompts(scoring, ModelTable(default_prompt_name="query")) is scoring

@@ -1,4 +1,4 @@
-"""Tokens of single inputs, where a server counts those of a whole call."""
+"""Token counts of single inputs for servers that count whole calls."""
 
 from __future__ import annotations
 
