@@ -105,13 +105,13 @@ class Response:
         except (aiohttp.ClientError, OSError) as error:
             raise transport_error(error, self._client.base) from error
 
-    async def read_all(self, most: int) -> Answer:
-        """Return the response with at most `most` bytes of its body. Raises as `read_piece` does."""
+    async def read_all(self, max_bytes: int) -> Answer:
+        """Return the response with at most `max_bytes` bytes of its body. Raises as `read_piece` does."""
         body = bytearray()
         content = self._response.content
-        while len(body) <= most and not content.at_eof():
+        while len(body) <= max_bytes and not content.at_eof():
             body += await self.read_piece()
-        return Answer(self.status, self.headers, bytes(body[:most]), is_complete=len(body) <= most, key=self.key)
+        return Answer(self.status, self.headers, bytes(body[:max_bytes]), is_complete=len(body) <= max_bytes, key=self.key)
 
     def finish(self) -> None:
         """Mark the body as complete. Its end is then read in the background, without delaying the caller."""
@@ -152,19 +152,19 @@ class Client:
         or one of status 200 over MAX_CARD_BYTES. Of other statuses only MAX_ERROR_BYTES are read."""
         return await _with_deadline(self._exchange("GET", path, b"", deadline, MAX_CARD_BYTES), deadline, self.base)
 
-    async def post(self, path: str, body: bytes, deadline: float, *, most: int | None = None) -> Answer:
-        """Send a POST request, as `get` does. `most`: the largest response that the request can cause, in bytes, from
+    async def post(self, path: str, body: bytes, deadline: float, *, max_bytes: int | None = None) -> Answer:
+        """Send a POST request, as `get` does. `max_bytes`: the largest response that the request can cause, from
         `bytes_for_numbers`; the default is MAX_ANSWER_BYTES."""
-        most = MAX_ANSWER_BYTES if most is None else min(most, MAX_ANSWER_BYTES)
-        return await _with_deadline(self._exchange("POST", path, body, deadline, most), deadline, self.base)
+        max_bytes = MAX_ANSWER_BYTES if max_bytes is None else min(max_bytes, MAX_ANSWER_BYTES)
+        return await _with_deadline(self._exchange("POST", path, body, deadline, max_bytes), deadline, self.base)
 
-    async def _exchange(self, method: str, path: str, body: bytes, deadline: float, most: int) -> Answer:
+    async def _exchange(self, method: str, path: str, body: bytes, deadline: float, max_bytes: int) -> Answer:
         with self._wrap_response(await self._request(method, path, body, deadline, ""), deadline) as made:
-            answer = await made.read_all(most if made.status == 200 else MAX_ERROR_BYTES)
+            answer = await made.read_all(max_bytes if made.status == 200 else MAX_ERROR_BYTES)
         if made.status == 200 and not answer.is_complete:
             raise UpstreamFailed(
-                f"{self.base} answered more than {most} bytes, which is more than was asked for, or than is read at"
-                " once: ask for less at once"
+                f"{self.base} answered more than {max_bytes} bytes, which is more than was asked for, or than is read"
+                " at once: ask for less at once"
             )
         return answer
 

@@ -106,8 +106,8 @@ class ResponseLimit(NamedTuple):
         if len(body) <= FEW_BYTES:
             return
         data = np.frombuffer(body, dtype=np.uint8)
-        most = {"[": self.lists, ",": self.commas, "{": self.objects}
-        if any(room is not None and np.count_nonzero(data == ord(mark)) > room for mark, room in most.items()):
+        limits = {"[": self.lists, ",": self.commas, "{": self.objects}
+        if any(limit is not None and np.count_nonzero(data == ord(mark)) > limit for mark, limit in limits.items()):
             raise UpstreamFailed(f"the server at {where} answered more rows, or numbers, than it was asked for")
 
 

@@ -231,19 +231,19 @@ class _Writer:
         return self._rule(write_integers(bounds) if kind == "integer" else write_numbers(bounds))
 
     def _string(self, node: Schema) -> str:
-        least, most = _counts(node, "Length")
+        minimum, maximum = _counts(node, "Length")
         tree = _read_pattern(node)
         if tree is not None:
-            return self._quoted(bound_length(tree, least, most))
-        if not least and most is None:
+            return self._quoted(bound_length(tree, minimum, maximum))
+        if not minimum and maximum is None:
             return "string"
-        return self._rule(f'"\\"" char{_repeat(least, most)} "\\""')
+        return self._rule(f'"\\"" char{_repeat(minimum, maximum)} "\\""')
 
     def _quoted(self, tree: Node) -> str:
         return self._rule(f'"\\"" {write_node(tree, self._rule)} "\\""')
 
     def _array(self, node: Schema) -> str:
-        least, most = _counts(node, "Items")
+        minimum, maximum = _counts(node, "Items")
         items = node.get("items", True)
         prefix, key, open_end = node.get("prefixItems", []), "items", "items" in node and items is not False
         if isinstance(items, list):  # the form before `prefixItems` existed
@@ -251,27 +251,28 @@ class _Writer:
             open_end = "additionalItems" in node and items is not False
         if not isinstance(prefix, list):
             raise InvalidValue("`prefixItems` is not a list of schemas")
-        firsts = [self._below(each, "prefixItems", at) for at, each in enumerate(prefix[:most])]
+        firsts = [self._below(each, "prefixItems", at) for at, each in enumerate(prefix[:maximum])]
         if firsts and not open_end:
-            most = max(least, len(firsts)) if most is None else most
-        if most is None or most > len(firsts):
+            maximum = max(minimum, len(firsts)) if maximum is None else maximum
+        if maximum is None or maximum > len(firsts):
             try:
                 item = self._below(items, key)
             except Impossible:
-                if least > len(firsts):
+                if minimum > len(firsts):
                     raise
                 del self._path[-1:]
-                item, most = "", len(firsts)
-        if most == 0:
+                item, maximum = "", len(firsts)
+        if maximum == 0:
             return self._rule('"[" "]"')
         if not firsts:
             firsts.append(item)
         rest = ""
-        if most is None or most > len(firsts):
-            rest = f"(comma {item}){_repeat(max(least - len(firsts), 0), None if most is None else most - len(firsts))}"
+        if maximum is None or maximum > len(firsts):
+            max_others = None if maximum is None else maximum - len(firsts)
+            rest = f"(comma {item}){_repeat(max(minimum - len(firsts), 0), max_others)}"
         for at in reversed(range(1, len(firsts))):
-            rest = self._rule(f"comma {firsts[at]} {rest}") + ("" if at < least else "?")
-        return self._rule(f'"[" {firsts[0]} {rest} "]"' if least else f'"[" ({firsts[0]} {rest})? "]"')
+            rest = self._rule(f"comma {firsts[at]} {rest}") + ("" if at < minimum else "?")
+        return self._rule(f'"[" {firsts[0]} {rest} "]"' if minimum else f'"[" ({firsts[0]} {rest})? "]"')
 
     def _object(self, node: Schema) -> str:
         """Return an object with the members in the order of `properties`, then additional ones if requested."""
@@ -280,11 +281,11 @@ class _Writer:
         if not isinstance(properties, dict) or not isinstance(required, list) or not all(map(_is_text, required)):
             raise InvalidValue("`properties` maps names to schemas, and `required` lists names: correct them")
         properties = properties | {name: True if more is None else more for name in required if name not in properties}
-        least, most = _counts(node, "Properties")
-        if most == 0 and not required:
+        minimum, maximum = _counts(node, "Properties")
+        if maximum == 0 and not required:
             return self._rule('"{" "}"')
         if not properties:
-            return self._map(node, more, least, most)
+            return self._map(node, more, minimum, maximum)
         for key in ("patternProperties", "propertyNames"):
             if node.get(key) not in (None, True, {}):
                 raise InvalidValue(f"`{key}` beside `properties` cannot be kept: name every property, or none")
@@ -302,14 +303,14 @@ class _Writer:
         if more not in (None, False):
             names = self._quoted(other_than(frozenset(properties)))
             others = self._rule(f"{names} colon {self._below(more, 'additionalProperties')}")
-        if least > len(set(required)) or (most is not None and (others or most < len(members))):
+        if minimum > len(set(required)) or (maximum is not None and (others or maximum < len(members))):
             raise InvalidValue(
                 "`minProperties` or `maxProperties` beside `properties` cannot be kept: say it with `required`, and "
                 "with `additionalProperties` false"
             )
         return self._rule(f'"{{" {self._members(members, others)} "}}"')
 
-    def _map(self, node: Schema, more: Any, least: int, most: int | None) -> str:
+    def _map(self, node: Schema, more: Any, minimum: int, maximum: int | None) -> str:
         """Return an object without named properties."""
         name, value, patterns = "string", True if more is None else more, node.get("patternProperties") or {}
         if patterns:
@@ -321,15 +322,15 @@ class _Writer:
             if patterns:
                 raise InvalidValue("`propertyNames` beside `patternProperties` cannot be kept: leave one out")
             name = self._below({"allOf": [{"type": "string"}, named]}, "propertyNames")
-        if least > 1:
+        if minimum > 1:
             raise InvalidValue("`minProperties` above 1 cannot be kept, as names may repeat: name them as `required`")
-        if value is False and not least:
+        if value is False and not minimum:
             return self._rule('"{" "}"')
-        if (name, value, least, most) == ("string", True, 0, None):
+        if (name, value, minimum, maximum) == ("string", True, 0, None):
             return "object"
         member = self._rule(f"{name} colon {self._below(value, 'additionalProperties')}")
-        whole = f"{member} (comma {member}){_repeat(0, None if most is None else most - 1)}"
-        return self._rule(f'"{{" {whole} "}}"' if least else f'"{{" ({whole})? "}}"')
+        whole = f"{member} (comma {member}){_repeat(0, None if maximum is None else maximum - 1)}"
+        return self._rule(f'"{{" {whole} "}}"' if minimum else f'"{{" ({whole})? "}}"')
 
     def _members(self, members: list[tuple[str, bool]], others: str) -> str:
         """Return the members, with a comma before each one present except the first."""
@@ -401,18 +402,18 @@ def _read_pattern(node: Schema) -> Node | None:
 
 
 def _read_range(node: Schema) -> Range:
-    least, most = _decimal(node, "minimum"), _decimal(node, "maximum")
-    open_least, open_most = node.get("exclusiveMinimum") is True, node.get("exclusiveMaximum") is True  # draft 4
+    lower, upper = _decimal(node, "minimum"), _decimal(node, "maximum")
+    open_lower, open_upper = node.get("exclusiveMinimum") is True, node.get("exclusiveMaximum") is True  # draft 4
     above = None if isinstance(node.get("exclusiveMinimum"), bool) else _decimal(node, "exclusiveMinimum")
     below = None if isinstance(node.get("exclusiveMaximum"), bool) else _decimal(node, "exclusiveMaximum")
-    if above is not None and (least is None or above >= least):
-        least, open_least = above, True
-    if below is not None and (most is None or below <= most):
-        most, open_most = below, True
+    if above is not None and (lower is None or above >= lower):
+        lower, open_lower = above, True
+    if below is not None and (upper is None or below <= upper):
+        upper, open_upper = below, True
     step = _decimal(node, "multipleOf")
     if step is not None and step <= 0:
         raise InvalidValue(f"`multipleOf` is {step}: it must be above 0")
-    return Range(least, most, open_least, open_most, step)
+    return Range(lower, upper, open_lower, open_upper, step)
 
 
 def _decimal(node: Schema, key: str) -> Decimal | None:
@@ -434,13 +435,13 @@ def _counts(node: Schema, what: str) -> tuple[int, int | None]:
         if value is not None and value % 1:
             raise InvalidValue(f"`{key}` is {value}: write a whole number")
         made.append(None if value is None else int(value))
-    least, most = made[0] or 0, made[1]
-    if most is not None and most < least:
-        raise InvalidValue(f"`min{what}` {least} is above `max{what}` {most}: change one")
-    return least, most
+    minimum, maximum = made[0] or 0, made[1]
+    if maximum is not None and maximum < minimum:
+        raise InvalidValue(f"`min{what}` {minimum} is above `max{what}` {maximum}: change one")
+    return minimum, maximum
 
 
-def _repeat(least: int, most: int | None) -> str:
-    if most is None:
-        return f"{{{least},}}" if least else "*"
-    return f"{{{least},{most}}}"
+def _repeat(minimum: int, maximum: int | None) -> str:
+    if maximum is None:
+        return f"{{{minimum},}}" if minimum else "*"
+    return f"{{{minimum},{maximum}}}"

@@ -98,7 +98,7 @@ class GenaiGenerator:
         self._failure: ShoalError | None = None
         self._closed = False
         self._on_broken: Callable[[ShoalError], None] | None = None
-        self._watch = Watch(name, ping=worker.ping, gone=self._on_silent)
+        self._watch = Watch(name, ping=worker.ping, on_silent=self._on_silent)
         self._receive_task = asyncio.create_task(self._receive(), name=f"genai-{name}")
 
     @property

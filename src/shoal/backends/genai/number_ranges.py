@@ -33,8 +33,8 @@ class Range(NamedTuple):
     step: Decimal | None = None
 
     def __neg__(self) -> Range:
-        least, most = (None if each is None else -each for each in (self.upper, self.lower))
-        return Range(least, most, self.open_upper, self.open_lower, self.step)
+        lower, upper = (None if each is None else -each for each in (self.upper, self.lower))
+        return Range(lower, upper, self.open_upper, self.open_lower, self.step)
 
 
 def write_integers(bounds: Range) -> str:
@@ -45,9 +45,9 @@ def write_integers(bounds: Range) -> str:
     zeros = _zeros(step)
     if zeros is None:
         return _write_multiples(bounds, step, integers=True)
-    least, most = _multiples_within(bounds, step)
-    made = [f'{each} "{zeros}"' for each in (*_negative(least, most), *_positive(least, most))]
-    return _alternatives(made + ['"0"'] * _spans(least, most, 0))
+    lower, upper = _multiples_within(bounds, step)
+    made = [f'{each} "{zeros}"' for each in (*_negative(lower, upper), *_positive(lower, upper))]
+    return _alternatives(made + ['"0"'] * _spans(lower, upper, 0))
 
 
 def write_numbers(bounds: Range) -> str:
@@ -89,14 +89,14 @@ def _narrow(bounds: Range) -> Range:
 def _multiples_within(bounds: Range, unit: Decimal) -> tuple[int | None, int | None]:
     """Return the smallest and the largest multiple of `unit` within bounds, in units."""
     bounds = _narrow(bounds)
-    least = most = None
+    lower = upper = None
     if bounds.lower is not None:
         edge = Fraction(bounds.lower) / Fraction(unit)
-        least = math.ceil(edge) + (bounds.open_lower and edge.denominator == 1)
+        lower = math.ceil(edge) + (bounds.open_lower and edge.denominator == 1)
     if bounds.upper is not None:
         edge = Fraction(bounds.upper) / Fraction(unit)
-        most = math.floor(edge) - (bounds.open_upper and edge.denominator == 1)
-    return least, most
+        upper = math.floor(edge) - (bounds.open_upper and edge.denominator == 1)
+    return lower, upper
 
 
 def _zeros(step: Decimal) -> str | None:
@@ -106,14 +106,14 @@ def _zeros(step: Decimal) -> str | None:
 
 
 def _write_multiples(bounds: Range, step: Decimal, *, integers: bool) -> str:
-    least, most = _multiples_within(bounds, step)
-    if least is None or most is None or most - least >= MAX_MULTIPLES:
+    lower, upper = _multiples_within(bounds, step)
+    if lower is None or upper is None or upper - lower >= MAX_MULTIPLES:
         raise InvalidValue(
             f"`multipleOf` {step} allows more than {MAX_MULTIPLES} numbers: set `minimum` and `maximum` closer "
             "together, or use a power of ten"
         )
     with localcontext(prec=1000):
-        found = [(step * each).normalize() if each else Decimal(0) for each in range(least, most + 1)]
+        found = [(step * each).normalize() if each else Decimal(0) for each in range(lower, upper + 1)]
     texts = [f"{each:f}" for each in found if not integers or each == each.to_integral_value()]
     return _alternatives([f"({write_choice(texts)})"] if texts else [])
 
@@ -124,35 +124,35 @@ def _alternatives(made: list[str]) -> str:
     return made[0] if len(made) == 1 else f"({' | '.join(made)})"
 
 
-def _spans(least: int | None, most: int | None, value: int) -> bool:
-    return (least is None or least <= value) and (most is None or value <= most)
+def _spans(lower: int | None, upper: int | None, value: int) -> bool:
+    return (lower is None or lower <= value) and (upper is None or value <= upper)
 
 
-def _integers(least: int | None, most: int | None) -> list[str]:
-    return [*_negative(least, most), *(['"0"'] if _spans(least, most, 0) else []), *_positive(least, most)]
+def _integers(lower: int | None, upper: int | None) -> list[str]:
+    return [*_negative(lower, upper), *(['"0"'] if _spans(lower, upper, 0) else []), *_positive(lower, upper)]
 
 
-def _negative(least: int | None, most: int | None) -> list[str]:
-    mirrored = _positive(None if most is None else -most, None if least is None else -least)
+def _negative(lower: int | None, upper: int | None) -> list[str]:
+    mirrored = _positive(None if upper is None else -upper, None if lower is None else -lower)
     return [f'"-" {each}' for each in mirrored]
 
 
-def _positive(least: int | None, most: int | None) -> list[str]:
+def _positive(lower: int | None, upper: int | None) -> list[str]:
     """Return the integers >= 1 within bounds."""
-    low = max(least or 1, 1)
-    if most is not None and most < low:
+    low = max(lower or 1, 1)
+    if upper is not None and upper < low:
         return []
     made: list[str] = []
-    digits, longest = len(str(low)), len(str(most)) if most is not None else None
+    digits, longest = len(str(low)), len(str(upper)) if upper is not None else None
     while longest is None or digits <= longest:
         if low == 10 ** (digits - 1) and (longest is None or digits < longest):  # all numbers with this many digits
             more = "" if longest is None else str(longest - 2)
             return [
                 *made,
                 f"[1-9] [0-9]{{{digits - 1},{more}}}",
-                *(_positive(10 ** (longest - 1), most) if longest else []),
+                *(_positive(10 ** (longest - 1), upper) if longest else []),
             ]
-        made.append(_same_length(str(low), str(most) if digits == longest else "9" * digits))
+        made.append(_same_length(str(low), str(upper) if digits == longest else "9" * digits))
         low, digits = 10**digits, digits + 1
     return made
 
@@ -177,8 +177,8 @@ def _digit_class(low: int, high: int) -> str | None:
     return f"[{low}-{high}]" if low <= high else None
 
 
-def _some_digits(least: int, most: int) -> str:
-    return f"[0-9]{{{least},{most}}}" if most else '""'
+def _some_digits(lower: int, upper: int) -> str:
+    return f"[0-9]{{{lower},{upper}}}" if upper else '""'
 
 
 def _digits(value: Decimal) -> tuple[str, str]:
@@ -210,9 +210,9 @@ def _decimals(bounds: Range, digits: int, *, signed: bool = False) -> list[str]:
     ]
 
 
-def _wholes(least: int, most: int | None, digits: int) -> list[str]:
+def _wholes(lower: int, upper: int | None, digits: int) -> list[str]:
     """Return the numbers whose integer part is within bounds above 0."""
-    return [f'{each} ("." {_some_digits(1, digits)})?' if digits else each for each in _positive(least, most)]
+    return [f'{each} ("." {_some_digits(1, digits)})?' if digits else each for each in _positive(lower, upper)]
 
 
 class _Edge(NamedTuple):
@@ -232,27 +232,27 @@ def _with_fraction(whole: str, fraction: tuple[bool, str | None]) -> list[str]:
     return [f'"{whole}" ("." {some}){"?" if empty else ""}']
 
 
-def _fraction(low: _Edge | None, high: _Edge | None, room: int) -> tuple[bool, str | None]:
+def _fraction(low: _Edge | None, high: _Edge | None, digits: int) -> tuple[bool, str | None]:
     """Return the fraction digits between two edges: whether they may be absent, and their expression otherwise."""
     if low is not None and not low.digits and not low.is_open:
         low = None
     empty = low is None and not (high is not None and not high.digits and high.is_open)
-    if not room:
+    if not digits:
         return empty, None
     if low is None and high is None:
-        return empty, _some_digits(1, room)
+        return empty, _some_digits(1, digits)
     first, below = low.step() if low is not None else (-1, None)
     last, above = high.step() if high is not None else (10, None)
     made = []
     if (between := _digit_class(first + 1, last - 1)) is not None:
-        made.append(f"{between} {_some_digits(0, room - 1)}")
+        made.append(f"{between} {_some_digits(0, digits - 1)}")
     if first == last:
-        made += _after(first, _fraction(below, above, room - 1))
+        made += _after(first, _fraction(below, above, digits - 1))
     else:
         if low is not None and first < last:
-            made += _after(first, _fraction(below, None, room - 1))
+            made += _after(first, _fraction(below, None, digits - 1))
         if high is not None and first < last:
-            made += _after(last, _fraction(None, above, room - 1))
+            made += _after(last, _fraction(None, above, digits - 1))
     return empty, f"({' | '.join(made)})" if made else None
 
 

@@ -66,14 +66,14 @@ def parse_pattern(text: str) -> Node:
     return _search(_Parser(text).parse())
 
 
-def bound_length(node: Node, least: int, most: int | None) -> Node:
+def bound_length(node: Node, minimum: int, maximum: int | None) -> Node:
     """Return the tree of the texts with `least` to `most` characters. Raises InvalidValue if there are none."""
-    if most is not None and _lengths(node)[0] <= most:
-        node = _shorten(node, most)
+    if maximum is not None and _lengths(node)[0] <= maximum:
+        node = _shorten(node, maximum)
     shortest, longest = _lengths(node)
-    if (most is not None and shortest > most) or (longest is not None and longest < least):
+    if (maximum is not None and shortest > maximum) or (longest is not None and longest < minimum):
         raise InvalidValue("its pattern does not fit its lengths: write them as repeats of the pattern")
-    return _lengthen(node, least)
+    return _lengthen(node, minimum)
 
 
 def other_than(texts: frozenset[str]) -> Node:
@@ -192,13 +192,13 @@ class _Parser:
             raise self._refusal("a repeated anchor")
         self._position = found.end()
         if found[1]:
-            least, most = _BOUNDS[found[1]]
+            minimum, maximum = _BOUNDS[found[1]]
         else:
-            least = int(found[2])
-            most = least if found[3] is None else int(found[4]) if found[4] else None
-        if most is not None and most < least:
+            minimum = int(found[2])
+            maximum = minimum if found[3] is None else int(found[4]) if found[4] else None
+        if maximum is not None and maximum < minimum:
             raise self._refusal("a repeat with more at least than at most")
-        return Repeat(node, least, most)
+        return Repeat(node, minimum, maximum)
 
     def _atom(self) -> Node:
         sign = self._next()
@@ -328,10 +328,12 @@ def _lengths(node: Node) -> tuple[int, int | None]:
         case Anchor():
             return 0, 0
         case Repeat():
-            least, most = _lengths(node.node)
-            endless = node.maximum is None or most is None
-            longest = 0 if most == 0 or node.maximum == 0 else None if endless else (node.maximum or 0) * (most or 0)
-            return node.minimum * least, longest
+            minimum, maximum = _lengths(node.node)
+            endless = node.maximum is None or maximum is None
+            longest = (
+                0 if maximum == 0 or node.maximum == 0 else None if endless else (node.maximum or 0) * (maximum or 0)
+            )
+            return node.minimum * minimum, longest
         case Sequence():
             all_ = [_lengths(each) for each in node.parts]
             return sum(each[0] for each in all_), _total([each[1] for each in all_])
@@ -345,32 +347,32 @@ def _total(lengths: list[int | None]) -> int | None:
     return None if None in lengths else sum(each or 0 for each in lengths)
 
 
-def _shorten(node: Node, room: int) -> Node:
-    """Limit a node to texts of at most `room` characters; its shortest text must fit."""
+def _shorten(node: Node, max_length: int) -> Node:
+    """Limit a node to texts of at most `max_length` characters; its shortest text must fit."""
     shortest, longest = _lengths(node)
-    if longest is not None and longest <= room:
+    if longest is not None and longest <= max_length:
         return node
     match node:
         case Choice():
-            return Choice(tuple(_shorten(each, room) for each in node.options if _lengths(each)[0] <= room))
+            return Choice(tuple(_shorten(each, max_length) for each in node.options if _lengths(each)[0] <= max_length))
         case Sequence():
             # Each part gets what its shortest text needs; the rest goes first to the part that can use least.
             sizes = [_lengths(each) for each in node.parts]
-            wants = [room if most is None else most - least for least, most in sizes]
-            spare, parts = room - shortest, list(node.parts)
+            wants = [max_length if maximum is None else maximum - minimum for minimum, maximum in sizes]
+            spare, parts = max_length - shortest, list(node.parts)
             for left, at in enumerate(sorted(range(len(parts)), key=wants.__getitem__)):
                 extra = min(wants[at], spare // (len(parts) - left))
                 spare -= extra
                 parts[at] = _shorten(parts[at], sizes[at][0] + extra)
             return Sequence(tuple(parts))
         case Repeat():
-            most = _lengths(node.node)[1]
-            if most is not None and (times := room // most) >= max(node.minimum, 1):
+            maximum = _lengths(node.node)[1]
+            if maximum is not None and (times := max_length // maximum) >= max(node.minimum, 1):
                 return Repeat(node.node, node.minimum, times)
             times = max(node.minimum, 1)
-            if _lengths(node.node)[0] * times > room:
+            if _lengths(node.node)[0] * times > max_length:
                 return Sequence(())
-            return Repeat(_shorten(node.node, room // times), node.minimum, times)
+            return Repeat(_shorten(node.node, max_length // times), node.minimum, times)
     raise AssertionError(node)  # one character and no room
 
 
@@ -386,16 +388,16 @@ def _lengthen(node: Node, need: int) -> Node:
         case Sequence():
             parts = list(node.parts)
             for at in reversed(range(len(parts))):
-                least, most = _lengths(parts[at])
-                more = need - shortest if most is None else min(need - shortest, most - least)
-                parts[at] = _lengthen(parts[at], least + more)
+                minimum, maximum = _lengths(parts[at])
+                more = need - shortest if maximum is None else min(need - shortest, maximum - minimum)
+                parts[at] = _lengthen(parts[at], minimum + more)
                 shortest += more
             return Sequence(tuple(parts))
         case Repeat():
-            least, most = _lengths(node.node)
-            if least and (node.maximum is None or -(-need // least) <= node.maximum):
-                return Repeat(node.node, max(node.minimum, -(-need // least)), node.maximum)
-            times = node.maximum or max(node.minimum, -(-need // most) if most else 1)
+            minimum, maximum = _lengths(node.node)
+            if minimum and (node.maximum is None or -(-need // minimum) <= node.maximum):
+                return Repeat(node.node, max(node.minimum, -(-need // minimum)), node.maximum)
+            times = node.maximum or max(node.minimum, -(-need // maximum) if maximum else 1)
             return Repeat(_lengthen(node.node, -(-need // times)), times, node.maximum)
     raise AssertionError(node)  # one character, but more are needed
 

@@ -76,9 +76,9 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
         if options.precision == "bf16" and not native:
             raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
         threads = options.threads or usable_cores()
-        kept, group = cache_precision(options), quantization_group(openvino, state.group, options)
-        scheduler, capacity = _build_scheduler(genai, state, options, kept)
-        properties = compile_properties(options, threads, kept, group)
+        kv_precision, group = cache_precision(options), quantization_group(openvino, state.group, options)
+        scheduler, capacity = _build_scheduler(genai, state, options, kv_precision)
+        properties = compile_properties(options, threads, kv_precision, group)
         sampling = {"sampler_num_threads": min(threads, SAMPLER_THREADS)}
         cb = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties | sampling)
         tokenizer = cb.get_tokenizer()
@@ -96,7 +96,7 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
             facts=Opened(
                 version=str(genai.__version__).partition("-")[0],
                 precision=options.precision if options.precision != "auto" else ("bf16" if native else "f32"),
-                kv_cache_precision=kept,
+                kv_cache_precision=kv_precision,
                 quantized_together=group,
                 threads=threads,
                 vocab_size=state.vocabulary,
@@ -118,8 +118,8 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
         ) from error
 
 
-def compile_properties(options: GenaiOptions, threads: int, kept: str, group: int) -> dict[str, Any]:
-    """Return the properties with which OpenVINO compiles the graph. `kept`: precision of cached keys and values;
+def compile_properties(options: GenaiOptions, threads: int, kv_precision: str, group: int) -> dict[str, Any]:
+    """Return the properties with which OpenVINO compiles the graph. `kv_precision`: precision of the cache;
     `group`: group size of dynamic quantization.
 
     All properties that affect answers are explicit: by default the library caches keys and values in u8 and quantizes
@@ -129,7 +129,7 @@ def compile_properties(options: GenaiOptions, threads: int, kept: str, group: in
         "INFERENCE_NUM_THREADS": threads,
         # the event loop and other models share the cores, and a pinned thread cannot move to a free one
         "ENABLE_CPU_PINNING": False,
-        "KV_CACHE_PRECISION": kept,
+        "KV_CACHE_PRECISION": kv_precision,
         GROUP_PROPERTY: group,
     }
     if options.precision != "auto":
@@ -191,19 +191,19 @@ def quantization_group(openvino: Any, authors: int | None, options: GenaiOptions
     return default if options.dynamic_quantization == "auto" else default or QUANTIZED_TOGETHER
 
 
-def _build_scheduler(genai: Any, state: _ModelLayout, options: GenaiOptions, kept: str) -> tuple[Any, int]:
+def _build_scheduler(genai: Any, state: _ModelLayout, options: GenaiOptions, kv_precision: str) -> tuple[Any, int]:
     """Return the library's SchedulerConfig and the capacity of its cache in tokens."""
     config = genai.SchedulerConfig()
     config.max_num_seqs = options.max_streams
     config.enable_prefix_caching = options.prefix_caching
-    room = memory.cache_budget(options.kv_cache_mb, memory.available_bytes())
+    cache_bytes = memory.cache_budget(options.kv_cache_mb, memory.available_bytes())
     if not state.heads:
         # The block size is unknown; the cache size in bytes can only be set in whole GiB.
-        config.cache_size = max(1, round(room / GIB))
+        config.cache_size = max(1, round(cache_bytes / GIB))
         return config, 0
     count = memory.count_blocks(
-        room,
-        memory.block_bytes(state.heads, kept),
+        cache_bytes,
+        memory.block_bytes(state.heads, kv_precision),
         explicit=bool(options.kv_cache_mb),
         context_tokens=options.context_tokens,
         streams=options.max_streams,

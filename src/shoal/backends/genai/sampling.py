@@ -39,15 +39,15 @@ LONGEST_GUIDE = 200_000
 """Maximum characters of a grammar or schema: its compilation delays every answer of the model."""
 
 
-def configure(rules: Any, sampling: Sampling, room: int) -> Any:
+def configure(rules: Any, sampling: Sampling, max_answer_tokens: int) -> Any:
     """Apply a request's sampling to `rules`, a fresh copy of the model's own, and return it.
 
-    `room`: maximum tokens of the answer. Raises InvalidValue.
+    `max_answer_tokens`: maximum tokens of the answer. Raises InvalidValue.
     """
     rules.num_beams = 1
     rules.num_return_sequences = 1
     rules.stop_strings = set()
-    rules.max_new_tokens = min(sampling.max_tokens or room, room)
+    rules.max_new_tokens = min(sampling.max_tokens or max_answer_tokens, max_answer_tokens)
     rules.min_new_tokens = min(sampling.min_tokens or 0, rules.max_new_tokens)
     rules.stop_token_ids = set(rules.stop_token_ids) | set(sampling.stop_token_ids)
     rules.ignore_eos = bool(sampling.ignore_eos)

@@ -23,10 +23,10 @@ class Watch:
     a gateway that was blocked itself, and has not yet read the messages, must not take that for silence.
     """
 
-    def __init__(self, name: str, *, ping: Callable[[], None], gone: Callable[[], None]) -> None:
+    def __init__(self, name: str, *, ping: Callable[[], None], on_silent: Callable[[], None]) -> None:
         self._name = name
         self._ping = ping
-        self._on_gone = gone
+        self._on_silent = on_silent
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
@@ -57,7 +57,7 @@ class Watch:
         self._ticks += 1
         if self._ticks >= GONE_AT:
             self._timer = None
-            self._on_gone()
+            self._on_silent()
             return
         self._timer = self._loop.call_later(LOOK_S, self._tick)
         if self._ticks == PING_AT:

@@ -181,10 +181,10 @@ class GenerationLoop:
 
     def _rules(self, start: Start) -> Any:
         pipeline, sampling = self._pipeline, start.sampling
-        room = (pipeline.capacity or UNKNOWN_CAPACITY) - len(start.ids)
-        if room <= 0:
+        max_answer_tokens = (pipeline.capacity or UNKNOWN_CAPACITY) - len(start.ids)
+        if max_answer_tokens <= 0:
             raise _no_room_error(len(start.ids), pipeline.capacity)
-        rules = configure(pipeline.rules(), sampling, room)
+        rules = configure(pipeline.rules(), sampling, max_answer_tokens)
         if sampling.guide is not None:
             if pipeline.grammars is None:
                 raise _no_guide_error(sampling.guide)

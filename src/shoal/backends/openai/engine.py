@@ -157,10 +157,10 @@ class UpstreamEngine(PresenceMixin):
         """Return the rows of one call, or None if the server rejected it with a smaller batch limit."""
         while True:
             body = msgspec.json.encode(calls.body(self.model, items, **params))
-            room = calls.response_limit(len(items), body, self.dimension)
-            answer = await self.client.post(calls.path, body, deadline, most=room.size)
+            response_limit = calls.response_limit(len(items), body, self.dimension)
+            answer = await self.client.post(calls.path, body, deadline, max_bytes=response_limit.size)
             if answer.status == 200:
-                room.check(answer.body, self.client.base)
+                response_limit.check(answer.body, self.client.base)
                 rows = await calls.read(answer, items, self.client.base)
                 return (
                     rows._replace(values=self._fit_width(rows.values, params)) if self.dimension is not None else rows

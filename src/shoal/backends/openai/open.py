@@ -68,9 +68,9 @@ class _NotReadyYet(Exception):
 class UpstreamModel(TaskRouter):
     """The runners of one model and their shared connections."""
 
-    def __init__(self, runners: Sequence[Runner], held: AsyncExitStack) -> None:
+    def __init__(self, runners: Sequence[Runner], connections: AsyncExitStack) -> None:
         super().__init__(runners)
-        self._connections = held
+        self._connections = connections
 
     @property
     def facts(self) -> ModelFacts:

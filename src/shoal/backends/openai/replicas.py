@@ -64,10 +64,10 @@ class Replica(Ejection):
     def is_usable(self, now: float) -> bool:
         return self.alive and self.can_take(now, self.in_flight)
 
-    def record_failure(self, now: float, *, gone: bool = False) -> None:
-        if gone:
+    def record_failure(self, now: float, *, unreachable: bool = False) -> None:
+        if unreachable:
             self._presence.check_now()
-        Ejection.record_failure(self, now, gone=gone)
+        Ejection.record_failure(self, now, unreachable=unreachable)
 
     def start(self) -> None:
         """Start the health checks. Call it once."""
@@ -113,11 +113,11 @@ class Attempt:
             late = isinstance(error, DeadlineExceeded) or now >= self._deadline
             silent = now >= self._silent_at
             if not self._has_answered and (late or silent):
-                self.replica.record_failure(now, gone=silent)
+                self.replica.record_failure(now, unreachable=silent)
         elif isinstance(error, TransportFailed | UpstreamFailed) or (
             isinstance(error, UpstreamRefused) and error.status >= 500
         ):
-            self.replica.record_failure(now, gone=False)
+            self.replica.record_failure(now, unreachable=False)
 
 
 class ServerPool:

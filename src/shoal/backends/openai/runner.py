@@ -211,13 +211,13 @@ class UpstreamRunner:
             with response:
                 answer = await response.read_all(MAX_ERROR_BYTES)
         except TransportFailed as error:
-            replica.record_failure(now, gone=isinstance(error, RequestNotSent))
+            replica.record_failure(now, unreachable=isinstance(error, RequestNotSent))
             return error
         if sent.raw == RESPONSES and errors.lacks_route(answer) and answer.status != 400:
             raise _ResponsesUnsupported
         refusal = errors.refusal_error(answer, client.base)
         if answer.status >= 500 and answer.status != 501:
-            replica.record_failure(now, gone=False)
+            replica.record_failure(now, unreachable=False)
         else:
             replica.record_success()
         if answer.status in RETRYABLE_STATUSES:

@@ -137,9 +137,10 @@ class GrpcLink:
         except ValueError as error:  # a lone surrogate
             raise InputRejected(f"the text cannot be sent to the model's server: {error}") from None
         longest = max((request.ByteSize() for request in requests), default=0)
-        most = messages.INPUT_BYTES + messages.SIZE_BYTES * longest
+        max_bytes = messages.INPUT_BYTES + messages.SIZE_BYTES * longest
         return [
-            messages.to_tokens(each) for each in await self._call_stream(messages.TOKENIZE, requests, deadline, most)
+            messages.to_tokens(each)
+            for each in await self._call_stream(messages.TOKENIZE, requests, deadline, max_bytes)
         ]
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool, deadline: float) -> list[str]:
@@ -147,8 +148,8 @@ class GrpcLink:
             requests = [pb.DecodeRequest(ids=some, skip_special_tokens=skip_special_tokens) for some in ids]
         except ValueError as error:  # an id of more than 32 bits
             raise InputRejected(f"these are no token ids: {error}") from None
-        most = messages.INPUT_BYTES + messages.SIZE_BYTES * max(map(len, ids), default=0)
-        return [each.text for each in await self._call_stream(messages.DECODE, requests, deadline, most)]
+        max_bytes = messages.INPUT_BYTES + messages.SIZE_BYTES * max(map(len, ids), default=0)
+        return [each.text for each in await self._call_stream(messages.DECODE, requests, deadline, max_bytes)]
 
     async def aclose(self) -> None:
         """Abort the calls in flight and close the connection. Later calls do nothing."""
@@ -211,10 +212,10 @@ class GrpcLink:
         return tuple(labels)
 
     async def _call_stream(
-        self, stream: messages.Stream, requests: Sequence[Message], deadline: float, most: int
+        self, stream: messages.Stream, requests: Sequence[Message], deadline: float, max_bytes: int
     ) -> list[Any]:
-        """Return one answer per request, each of at most `most` bytes, all of at most MAX_ANSWER_BYTES. If this call
-        ends early, the stream is cancelled on the server too."""
+        """Return one answer per request, each of at most `max_bytes` bytes, all of at most MAX_ANSWER_BYTES. If this
+        call ends early, the stream is cancelled on the server too."""
         # Requests are sent while answers are read: a server that writes before it reads on would otherwise deadlock.
         call = self._get_callable(stream.path, streams=True)(
             requests, timeout=self._remaining(deadline), metadata=self._metadata
@@ -226,7 +227,7 @@ class GrpcLink:
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
                 size += len(data)
-                if len(found) == len(requests) or len(data) > most or size > MAX_ANSWER_BYTES:
+                if len(found) == len(requests) or len(data) > max_bytes or size > MAX_ANSWER_BYTES:
                     raise UpstreamFailed(
                         f"the server at {self.base} answered more rows, or more bytes, than it was asked for, or than"
                         " are read at once: ask for less at once"

@@ -63,12 +63,12 @@ class HttpLink:
         self, name: str, items: Sequence[Any], params: Mapping[str, Any], deadline: float, shape: ExpectedShape
     ) -> Rows:
         count, route = len(items), ROUTES[name]
-        room = _response_limit(name, count, shape)
-        answer = await self.client.post(route, build_body(route, items, params), deadline, most=room.size)
+        limit = _response_limit(name, count, shape)
+        answer = await self.client.post(route, build_body(route, items, params), deadline, max_bytes=limit.size)
         if answer.status != 200:
             raise self._to_error(answer, count)
         body, where = answer.body, self.base
-        room.check(body, where)
+        limit.check(body, where)
         if "html" in answer.content_type:
             raise UpstreamFailed(
                 f"{where} answers with a web page: check the address, and what stands before the server"
@@ -100,8 +100,8 @@ class HttpLink:
     async def _post_and_decode(
         self, path: str, body: bytes, decoder: msgspec.json.Decoder[list[T]], count: int, deadline: float
     ) -> list[T]:
-        most = INPUT_BYTES * count + SIZE_BYTES * len(body)
-        answer = await self.client.post(path, body, deadline, most=most)
+        max_bytes = INPUT_BYTES * count + SIZE_BYTES * len(body)
+        answer = await self.client.post(path, body, deadline, max_bytes=max_bytes)
         if answer.status != 200:
             raise engine_error(answer, self.base)
         try:

@@ -70,9 +70,9 @@ ProbeResult = ProbeVectors | ProbeSparseVectors | ProbeScores
 class TeiModel(LaneRunner):
     """The runner of one model, with its connections."""
 
-    def __init__(self, lane: Lane, facts: ModelFacts, codec: TeiCodec, held: AsyncExitStack) -> None:
+    def __init__(self, lane: Lane, facts: ModelFacts, codec: TeiCodec, connections: AsyncExitStack) -> None:
         super().__init__(lane, facts, codec)
-        self._connections = held
+        self._connections = connections
 
     async def aclose(self) -> None:
         await close_all(super().aclose, self._connections.aclose)
@@ -165,7 +165,7 @@ class _ModelOpener:
         self.reference: ProbeResult | None = None
         self._probe_indices = itertools.cycle(range(len(PAIRS if info.kind == "reranker" else TEXTS)))
 
-    async def open_model(self, lane: MakeLane, held: AsyncExitStack) -> TeiModel:
+    async def open_model(self, lane: MakeLane, connections: AsyncExitStack) -> TeiModel:
         target, number = self.target, self.number
         engines = [
             TeiEngine(
@@ -193,7 +193,7 @@ class _ModelOpener:
             facts = self._build_facts(pipeline, self.reference)
             for engine in engines:
                 engine.start()
-            model = TeiModel(lane(pipeline, engines, facts), facts, TeiCodec(engines), held.pop_all())
+            model = TeiModel(lane(pipeline, engines, facts), facts, TeiCodec(engines), connections.pop_all())
             opened.pop_all()
         return model
 

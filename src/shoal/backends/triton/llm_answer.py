@@ -219,17 +219,17 @@ def _finish_reason(reason: str) -> str | None:
     return FINISH_REASONS.get(word, "stop")
 
 
-def _vllm_logprobs(data: bytes, most: int) -> list[TokenLogprob]:
+def _vllm_logprobs(data: bytes, limit: int) -> list[TokenLogprob]:
     """Parse `[{"id": {"logprob", "rank", "decoded_token"}, ...}, ...]`: one object per token, the chosen one first."""
     try:
         tokens = json.loads(data or b"null") or []  # accepts -Infinity, as Python writes it
-        return [_vllm_token(list(token.values()), most) for token in tokens if token]
+        return [_vllm_token(list(token.values()), limit) for token in tokens if token]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UpstreamFailed(f"the model answered logprobs that cannot be read: {error!r}") from error
 
 
-def _vllm_token(candidates: Sequence[dict[str, Any]], most: int) -> TokenLogprob:
-    ranked = sorted(candidates, key=lambda each: each["rank"] or 0)[:most]
+def _vllm_token(candidates: Sequence[dict[str, Any]], limit: int) -> TokenLogprob:
+    ranked = sorted(candidates, key=lambda each: each["rank"] or 0)[:limit]
     top = [TokenLogprob(token=each["decoded_token"] or "", logprob=_to_finite(each["logprob"])) for each in ranked]
     chosen = candidates[0]
     return TokenLogprob(token=chosen["decoded_token"] or "", logprob=_to_finite(chosen["logprob"]), top=top)

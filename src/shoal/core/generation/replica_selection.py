@@ -55,15 +55,15 @@ class ReplicaSelector:
         """Record that the replica produced a first piece."""
         self._replicas[at].ejection.end_trial()
 
-    def end(self, at: int, began: float, *, answered: bool, failed: bool = False) -> None:
+    def end(self, at: int, started_at: float, *, answered: bool, failed: bool = False) -> None:
         """Record the end of a request. `failed`: the replica failed. A request without a piece that ended before
         `patience_s` counts neither as success nor as failure."""
         replica = self._replicas[at]
         replica.running -= 1
         now = self._clock()
-        silent = not answered and now - began >= self._patience_s
+        silent = not answered and now - started_at >= self._patience_s
         if failed or silent:
-            replica.ejection.record_failure(now, gone=silent)
+            replica.ejection.record_failure(now, unreachable=silent)
         elif answered:
             replica.ejection.record_success()
 

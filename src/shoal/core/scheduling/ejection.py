@@ -18,9 +18,9 @@ LONGEST_PAUSE_S = 30.0
 class Ejection:
     """The state of one replica: in service, ejected `ejected_until` a time, or on trial.
 
-    MAX_FAILURES consecutive failures eject it; so does a single one with `gone`. Each consecutive ejection lasts twice
-    as long as the one before. Afterwards the replica is on trial: it gets one request at a time until one succeeds.
-    `ejections` counts the ejections.
+    MAX_FAILURES consecutive failures eject it; so does a single one with `unreachable`. Each consecutive ejection lasts
+    twice as long as the one before. Afterwards the replica is on trial: it gets one request at a time until one
+    succeeds. `ejections` counts the ejections.
     """
 
     first_s: float = FIRST_PAUSE_S
@@ -49,13 +49,13 @@ class Ejection:
         self.on_trial = False
         self.ejected_until = 0.0
 
-    def record_failure(self, now: float, *, gone: bool = False) -> None:
-        """Count a failure. `gone`: the replica was unreachable or silent until the timeout, which ejects it at once.
+    def record_failure(self, now: float, *, unreachable: bool = False) -> None:
+        """Count a failure. `unreachable`: the replica could not be reached or timed out, which ejects it at once.
 
         Requests that fail during an ejection started before it and do not extend it.
         """
         self.failures += 1
-        if (gone or self.on_trial or self.failures >= MAX_FAILURES) and now >= self.ejected_until:
+        if (unreachable or self.on_trial or self.failures >= MAX_FAILURES) and now >= self.ejected_until:
             self._pause = min(2 * self._pause, self.longest_s) if self._pause else self.first_s
             self.ejected_until = now + self._pause
             self.on_trial = True

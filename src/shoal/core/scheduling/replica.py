@@ -159,7 +159,7 @@ class Replica:
 
     def mark_unreachable(self, now: float) -> None:
         """Eject a replica that could not be reached, longer each time."""
-        self.ejection.record_failure(now, gone=True)
+        self.ejection.record_failure(now, unreachable=True)
         self._unreachable_until = self.ejection.ejected_until
 
     def pause(self, now: float, seconds: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What goes over the wire to a server, and how a call that fails or is given up ends."""
+"""What is sent to a server, and how a failed or abandoned call ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestRequests:
     async def test_headers_are_these_and_no_others(
         self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever proxies the environment names."""
+        """The headers are the same whatever proxies the environment names."""
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, "http://127.0.0.1:1")
         with await client.open_response("POST", "/x", body=b"{}", deadline=soon(), request_id="r-1") as response:
@@ -123,7 +123,7 @@ class TestFailures:
         assert caught.value.message.endswith(f"({words})")
 
     async def test_an_idle_connection_that_was_closed_meanwhile(self, server: FakeUpstream, client: Client) -> None:
-        """The server's closing and the request crossed each other: it goes out again, on a new connection."""
+        """If the server closes an idle connection, the request is sent again on a new one."""
         await client.get("/models", soon())
 
         async def closes(exchange: Exchange) -> None:
@@ -171,8 +171,8 @@ class TestFailures:
     async def test_an_answer_larger_than_what_was_asked_for(self, server: FakeUpstream, client: Client) -> None:
         server.on("/x", answer(b"x" * 1001))
         with pytest.raises(UpstreamFailed, match="more than 1000 bytes"):
-            await client.post("/x", b"{}", soon(), most=1000)
-        assert len((await client.post("/x", b"{}", soon(), most=1001)).body) == 1001
+            await client.post("/x", b"{}", soon(), max_bytes=1000)
+        assert len((await client.post("/x", b"{}", soon(), max_bytes=1001)).body) == 1001
 
     async def test_of_an_error_only_the_words_are_read(self, server: FakeUpstream, client: Client) -> None:
         server.on("/x", answer(b"x" * (client_module.MAX_ERROR_BYTES + 1), status=500))
@@ -243,7 +243,7 @@ class TestGivenUp:
         assert isinstance(caught.value, TransportFailed)
 
     async def test_closing_fails_a_body_that_is_read(self, server: FakeUpstream, client: Client) -> None:
-        """At once, and not when its deadline comes."""
+        """Closing fails the read at once, not at its deadline."""
         server.on("/x", half)
         with await client.open_response("POST", "/x", body=b"{}", deadline=soon()) as response:
             assert await response.read_piece() == b"{"
@@ -255,7 +255,7 @@ class TestGivenUp:
 
 
 async def chatters(exchange: Exchange) -> None:
-    """More and more comes, as fast as it is read, until the caller is gone."""
+    """Send data without end, as fast as it is read, until the caller disconnects."""
     await exchange.head()
     await exchange.piece(b"{")
     while not exchange.request.disconnected.is_set():
@@ -268,7 +268,7 @@ class TestTheEndOfAnAnswer:
     async def test_is_not_waited_for_by_the_caller(
         self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch, script: Script
     ) -> None:
-        """The caller has what it wanted; only the connection cannot be used again, whatever else comes on it."""
+        """The caller has its answer; only the connection cannot be reused, whatever else it receives."""
         monkeypatch.setattr(client_module, "END_S", 0.02)
         server.on("/x", script)
         with await client.open_response("POST", "/x", deadline=soon()) as response:

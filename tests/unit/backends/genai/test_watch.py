@@ -24,7 +24,7 @@ class Recorder:
         self.watch = Watch(
             "tiny",
             ping=lambda: self.pings.append(self.loop.time() - self.start),
-            gone=lambda: self.losses.append(self.loop.time() - self.start),
+            on_silent=lambda: self.losses.append(self.loop.time() - self.start),
         )
 
     def silent(self) -> bool:

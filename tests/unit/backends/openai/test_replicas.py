@@ -77,7 +77,7 @@ class TestPicking:
         tries it."""
         one = fleet.replicas[0]
         for pause in (1.0, 2.0, 4.0, 5.0, 5.0):
-            one.record_failure(clock.now, gone=True)
+            one.record_failure(clock.now, unreachable=True)
             assert one.doubtful
             assert not one.is_usable(clock.now + pause - 0.01)
             clock.now += pause
@@ -89,25 +89,25 @@ class TestPicking:
         one.record_success()
         with busy(one):
             assert one.is_usable(clock.now)
-        one.record_failure(clock.now, gone=True)
+        one.record_failure(clock.now, unreachable=True)
         assert one.is_usable(clock.now + 1.0)
 
     async def test_requests_that_fail_together_are_one_failure(self, fleet: ServerPool, clock: Clock) -> None:
         one = fleet.replicas[0]
         for _ in range(10):
-            one.record_failure(clock.now, gone=True)
+            one.record_failure(clock.now, unreachable=True)
         assert one.is_usable(clock.now + 1.0)
 
     async def test_failures_in_a_row(self, fleet: ServerPool, clock: Clock) -> None:
         one = fleet.replicas[0]
         for _ in range(MAX_FAILURES - 1):
-            one.record_failure(clock.now, gone=False)
+            one.record_failure(clock.now, unreachable=False)
         assert one.is_usable(clock.now)
         one.record_success()
         for _ in range(MAX_FAILURES - 1):
-            one.record_failure(clock.now, gone=False)
+            one.record_failure(clock.now, unreachable=False)
         assert one.is_usable(clock.now)
-        one.record_failure(clock.now, gone=False)
+        one.record_failure(clock.now, unreachable=False)
         assert not one.is_usable(clock.now)
 
     async def test_one_that_asks_for_a_rest(self, fleet: ServerPool, clock: Clock) -> None:
@@ -120,7 +120,7 @@ class TestPicking:
 
     async def test_the_last_one_is_never_left_alone(self, fleet: ServerPool, clock: Clock) -> None:
         for replica in fleet.replicas:
-            replica.record_failure(clock.now, gone=True)
+            replica.record_failure(clock.now, unreachable=True)
         assert not fleet.has_alternative([])
         with busy(fleet.replicas[0]), busy(fleet.replicas[1]):
             assert fleet.pick() is fleet.replicas[2]
@@ -314,7 +314,7 @@ class TestWatching:
             assert runner.ready()
             await server.stop()
             await until(fleet, ready=False)
-            fleet.replicas[0].record_failure(1e9, gone=True)
+            fleet.replicas[0].record_failure(1e9, unreachable=True)
             await server.start()
             await until(fleet, ready=True)
             assert fleet.replicas[0].ejected_until == 0.0
@@ -328,7 +328,7 @@ class TestWatching:
             fleet = runner._fleet
             fleet.start()
             await server.stop()
-            fleet.replicas[0].record_failure(1e9, gone=True)
+            fleet.replicas[0].record_failure(1e9, unreachable=True)
             await until(fleet, ready=False)
             await runner.aclose()
 

@@ -51,9 +51,9 @@ def test_a_trial_is_one_request_at_a_time_until_one_answers() -> None:
 def test_absence_needs_no_second_witness_and_what_fails_together_is_one_time() -> None:
     one = Ejection(first_s=5.0, longest_s=8.0)
     for _ in range(7):
-        one.record_failure(10.0, gone=True)
+        one.record_failure(10.0, unreachable=True)
     assert (one.can_take(14.999, 0), one.can_take(15.0, 0), one.ejections) == (False, True, 1)
-    one.record_failure(15.0, gone=True)
+    one.record_failure(15.0, unreachable=True)
     assert (one.can_take(22.999, 0), one.can_take(23.0, 0)) == (False, True)
 
 
