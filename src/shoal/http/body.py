@@ -71,9 +71,9 @@ class PendingBodies:
     small ones.
     """
 
-    def __init__(self, most: int = MAX_PENDING_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
         self.size = 0
-        self._max_bytes = most
+        self._max_bytes = max_bytes
 
     def add(self, own: int, size: int) -> None:
         """Add `size` bytes to a body that has `own` bytes counted. Raises Overloaded when the total is too large."""

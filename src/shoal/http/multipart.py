@@ -59,15 +59,15 @@ def is_form(content_type: bytes) -> bool:
     return content_type.partition(b";")[0].strip().lower() == FORM
 
 
-async def parse_parts(content_type: bytes, body: bytes, *, most: int) -> list[Part]:
+async def parse_parts(content_type: bytes, body: bytes, *, max_parts: int) -> list[Part]:
     """Return the parts in order, without the empty ones that browsers send for unselected files.
 
-    Raises BadForm, and TooManyInputs for more than `most` parts.
+    Raises BadForm, and TooManyInputs for more than `max_parts` parts.
     """
     found = parse_options_header(content_type)[1].get(b"boundary", b"")
     if _BOUNDARY.fullmatch(found) is None:
         raise BadForm("The content type multipart/form-data has no boundary; let the HTTP client set that header.")
-    await _check_count(body, b"\r\n--" + found, most)
+    await _check_count(body, b"\r\n--" + found, max_parts)
     reading = _PartCollector()
     parser = MultipartParser(
         found, reading.callbacks(), max_header_count=MAX_PART_HEADERS, max_header_size=MAX_HEADER_BYTES
@@ -85,16 +85,16 @@ async def parse_parts(content_type: bytes, body: bytes, *, most: int) -> list[Pa
     return reading.parts
 
 
-async def _check_count(body: bytes, delimiter: bytes, most: int) -> None:
-    """Raise TooManyInputs if the boundary occurs more than `most` times.
+async def _check_count(body: bytes, delimiter: bytes, max_count: int) -> None:
+    """Raise TooManyInputs if the boundary occurs more than `max_count` times.
 
     No part may contain its boundary (RFC 2046 5.1.1), and a body with a million of them would take seconds to parse.
     """
     count = 0
     for start in range(0, len(body), _SCAN_BYTES):
         count += body.count(delimiter, start, start + _SCAN_BYTES + len(delimiter) - 1)
-        if count > most:
-            raise TooManyInputs(f"The form has more than {most} parts; split the request.")
+        if count > max_count:
+            raise TooManyInputs(f"The form has more than {max_count} parts; split the request.")
         await asyncio.sleep(0)
 
 

@@ -17,8 +17,8 @@ TYPE = b"multipart/form-data; boundary=xyz"
 DISPOSITION = 'Content-Disposition: form-data; name="a"\r\n'
 
 
-def read(body: bytes, content_type: bytes = TYPE, most: int = 100) -> list[Part]:
-    return asyncio.run(parse_parts(content_type, body, most=most))
+def read(body: bytes, content_type: bytes = TYPE, max_parts: int = 100) -> list[Part]:
+    return asyncio.run(parse_parts(content_type, body, max_parts=max_parts))
 
 
 def field(headers: str, data: bytes = b"1") -> bytes:
@@ -59,7 +59,7 @@ def test_what_was_written_is_read(parts: list[Part], turn: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multipart, "_TURN", turn)
         patch.setattr(multipart, "_SCAN_BYTES", turn)
-        assert read(body, most=len(parts)) == parts
+        assert read(body, max_parts=len(parts)) == parts
 
 
 @settings(max_examples=200)
@@ -146,18 +146,18 @@ def test_what_is_a_file() -> None:
 
 def test_the_number_of_parts_is_bounded() -> None:
     """Empty ones count; as many as may be are read."""
-    assert len(read(form(*[field(DISPOSITION)] * 3), most=3)) == 3
+    assert len(read(form(*[field(DISPOSITION)] * 3), max_parts=3)) == 3
     with pytest.raises(TooManyInputs, match="more than 3 parts; split"):
-        read(form(*[field(DISPOSITION)] * 4), most=3)
+        read(form(*[field(DISPOSITION)] * 4), max_parts=3)
 
 
 def test_boundaries_inside_of_a_part_are_bounded() -> None:
     """Each costs as much as a part."""
-    assert read(form(field(DISPOSITION, b"\r\n--xyzzy" * 2)), most=3) == [Part("a", b"\r\n--xyzzy" * 2)]
+    assert read(form(field(DISPOSITION, b"\r\n--xyzzy" * 2)), max_parts=3) == [Part("a", b"\r\n--xyzzy" * 2)]
     for look in (1, 7, 8, 1000):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(TooManyInputs, match="more than 3 parts; split"):
             patch.setattr(multipart, "_SCAN_BYTES", look)
-            read(form(field(DISPOSITION, b"\r\n--xyzzy" * 3)), most=3)
+            read(form(field(DISPOSITION, b"\r\n--xyzzy" * 3)), max_parts=3)
 
 
 async def test_the_loop_is_free_between() -> None:
@@ -171,7 +171,7 @@ async def test_the_loop_is_free_between() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(count())
-    (part,) = await parse_parts(TYPE, form(field(DISPOSITION, b"x" * 1_000_000)), most=1)
+    (part,) = await parse_parts(TYPE, form(field(DISPOSITION, b"x" * 1_000_000)), max_parts=1)
     task.cancel()
     assert len(part.data) == 1_000_000
     assert iterations > 20

@@ -30,25 +30,25 @@ class _Marks(NamedTuple):
     quotes: int
 
 
-def count_pieces(raw: bytes, most: int) -> int:
+def count_pieces(raw: bytes, limit: int) -> int:
     """Count objects, lists and commas in the JSON `raw`: at least the number of its values less one.
 
-    Counting stops once the result exceeds `most`.
+    Counting stops once the result exceeds `limit`.
     """
     total = 0
     for marks in _scan(memoryview(raw)):
         total += marks.commas + marks.openings
-        if total > most:
+        if total > limit:
             break
     return total
 
 
-async def count_pieces_async(raw: memoryview, most: int) -> int:
+async def count_pieces_async(raw: memoryview, limit: int) -> int:
     """Like `count_pieces`, but yields to the event loop between steps."""
     total = 0
     for marks in _scan(raw):
         total += marks.commas + marks.openings
-        if total > most:
+        if total > limit:
             break
         await asyncio.sleep(0)
     return total

@@ -148,7 +148,7 @@ def check_pieces(raw: bytes, name: str) -> None:
         raise _too_complex_error(name, MAX_OTHER_PIECES)
 
 
-def _too_complex_error(name: str, most: int) -> InvalidValue:
+def _too_complex_error(name: str, limit: int) -> InvalidValue:
     return InvalidValue(f"'{name}' has more than {most} objects, lists and commas; shorten it.", param=name)
 
 

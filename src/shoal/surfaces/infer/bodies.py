@@ -99,7 +99,7 @@ class ImageBodyDecoder(Generic[T]):
         """Decode the body. Raises what `BodyDecoder` raises, and TooManyInputs for a form with too many parts."""
         content_type = request.headers.get(b"content-type", b"")
         if multipart.is_form(content_type):
-            return self._parse_form(await multipart.parse_parts(content_type, request.body, most=self._max_parts))
+            return self._parse_form(await multipart.parse_parts(content_type, request.body, max_parts=self._max_parts))
         body = await self._json(request.body)
         pictures = getattr(body, IMAGE_FIELD)
         return ParsedBody(body, [pictures] if isinstance(pictures, str) else pictures)
