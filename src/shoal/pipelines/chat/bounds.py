@@ -181,10 +181,10 @@ def check_items(items: int) -> None:
         raise SecurityError(f"a list in the template is too large: it has more than {MOST_ITEMS} items")
 
 
-def check_width(width: Any, most: int | None = None) -> None:
-    most = MOST_WIDTH if most is None else most
-    if isinstance(width, int) and abs(width) > most:
-        raise SecurityError(f"a width in the template is too large: it is more than {most}")
+def check_width(width: Any, max_width: int | None = None) -> None:
+    max_width = MOST_WIDTH if max_width is None else max_width
+    if isinstance(width, int) and abs(width) > max_width:
+        raise SecurityError(f"a width in the template is too large: it is more than {max_width}")
 
 
 def check_sum(left: Any, right: Any) -> None:

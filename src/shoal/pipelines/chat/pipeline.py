@@ -197,26 +197,26 @@ class TextChatPipeline:
 
     def _render_conversation(self, task: Generate) -> Prompt:
         """Render the conversation, dropping old turns if allowed. Raises TooLong if it still does not fit."""
-        most, max_tokens = self.options.context_tokens, task.sampling.max_tokens
+        context_tokens, max_tokens = self.options.context_tokens, task.sampling.max_tokens
         whole = self._render(task, task.messages)
-        if most is not None and whole.tokens is not None and self.options.truncation == "oldest":
+        if context_tokens is not None and whole.tokens is not None and self.options.truncation == "oldest":
             groups = split_turns(task.messages)
             wished = max_tokens if max_tokens is not None else self.options.answer_tokens or RESERVE
-            wished = min(wished, max(1, most // 4))
-            if len(groups) > 1 and whole.tokens + wished > most:
-                whole = self._drop_old_turns(task, groups, most - wished)
+            wished = min(wished, max(1, context_tokens // 4))
+            if len(groups) > 1 and whole.tokens + wished > context_tokens:
+                whole = self._drop_old_turns(task, groups, context_tokens - wished)
         if task.tools and task.tool_choice != "none" and not self._takes_tools:
             whole = replace(whole, ignored=("tools",))
         return self._check_fit(whole, max_tokens, "messages")
 
-    def _drop_old_turns(self, task: Generate, groups: Sequence[Sequence[int]], room: int) -> Prompt:
+    def _drop_old_turns(self, task: Generate, groups: Sequence[Sequence[int]], max_tokens: int) -> Prompt:
         """Drop as few of the oldest turns as possible: all but the last, if need be."""
         low, high = 1, len(groups) - 1
         found: Prompt | None = None
         while low < high:
             middle = (low + high) // 2
             tried = self._render_without(task, groups[:middle])
-            if tried.tokens is None or tried.tokens <= room:
+            if tried.tokens is None or tried.tokens <= max_tokens:
                 high, found = middle, tried
             else:
                 low = middle + 1
@@ -266,12 +266,12 @@ class TextChatPipeline:
     def _check_fit(self, prompt: Prompt, max_tokens: int | None, param: str) -> Prompt:
         """Return the prompt if it leaves room for at least one token, unless none is requested. Answers end at the
         context limit."""
-        most, tokens = self.options.context_tokens, prompt.tokens
-        if most is None or tokens is None or tokens + (max_tokens != 0) <= most:
+        limit, tokens = self.options.context_tokens, prompt.tokens
+        if limit is None or tokens is None or tokens + (max_tokens != 0) <= limit:
             return prompt
         least = "at least " if prompt.ids is None else ""
         raise TooLong(
-            f"This model's maximum context length is {most} tokens. However, there are {least}{tokens} tokens in the"
+            f"This model's maximum context length is {limit} tokens. However, there are {least}{tokens} tokens in the"
             f" {param}, which leaves no room for an answer. Shorten the {param}.",
             param=param,
         )

@@ -38,14 +38,14 @@ class TextCount:
             self._settled_tokens += self._vocabulary.count(self._text[:at])
             self._text = self._text[at:]
 
-    def fitting(self, text: str, most: int) -> str:
-        """Return the longest beginning of `text` that keeps the total within `most` tokens."""
+    def fitting(self, text: str, max_tokens: int) -> str:
+        """Return the longest beginning of `text` that keeps the total within `max_tokens` tokens."""
         if self._vocabulary is None:
             octets = text.encode("utf-8", "surrogatepass")
-            room = max(0, most * BYTES_PER_TOKEN - self._octets)
+            room = max(0, max_tokens * BYTES_PER_TOKEN - self._octets)
             return text if len(octets) <= room else octets[:room].decode("utf-8", "ignore")
         whole = self._text + text
-        end = self._vocabulary.find_token_start(whole, max(0, most - self._settled_tokens))
+        end = self._vocabulary.find_token_start(whole, max(0, max_tokens - self._settled_tokens))
         return text if end is None else whole[len(self._text) : end]
 
     @property
@@ -61,8 +61,8 @@ class TextCount:
 class Tally:
     """Counts as the backend does if it reports counts, by ids if it returns ids, or else by the text."""
 
-    def __init__(self, vocabulary: Vocabulary | None, most: int | None = None) -> None:
-        self._max_tokens = most
+    def __init__(self, vocabulary: Vocabulary | None, max_tokens: int | None = None) -> None:
+        self._max_tokens = max_tokens
         self._is_full = False
         self._reported_tokens = 0
         self._reported_reasoning = 0

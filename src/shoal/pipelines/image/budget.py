@@ -57,11 +57,11 @@ class PictureBudget(Budget):
     `give` does not return those; the caller returns them to `budget`. `is_held` says whether they are still to be
     returned."""
 
-    def __init__(self, budget: Budget, kept: int) -> None:
-        super().__init__(budget.total - kept)
+    def __init__(self, budget: Budget, output_bytes: int) -> None:
+        super().__init__(budget.total - output_bytes)
         self.is_held = False
         self._budget = budget
-        self._output_bytes = kept
+        self._output_bytes = output_bytes
 
     def take(self, size: int) -> None:
         self._budget.take(size + self._output_bytes)

@@ -40,16 +40,16 @@ class FramedText:
     cut: bool
 
 
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of two texts to keep within `room`, by the "longest_first" strategy of the tokenizers
-    library and of transformers. The longer text is cut down to the shorter, then both equally. If `room` is odd, the
-    longer one keeps one more, or the second if both are equal."""
-    if first + second <= room:
+def longest_first(first: int, second: int, max_tokens: int) -> tuple[int, int]:
+    """Return how many tokens of two texts to keep within `max_tokens`, by the "longest_first" strategy of the
+    tokenizers library and of transformers. The longer text is cut down to the shorter, then both equally. If
+    `max_tokens` is odd, the longer one keeps one more, or the second if both are equal."""
+    if first + second <= max_tokens:
         return first, second
-    half = room // 2
+    half = max_tokens // 2
     if first > second:
-        return (room - second, second) if second <= half else (room - half, half)
-    return (first, room - first) if first <= half else (half, room - half)
+        return (max_tokens - second, second) if second <= half else (max_tokens - half, half)
+    return (first, max_tokens - first) if first <= half else (half, max_tokens - half)
 
 
 class PairTokenizer:
@@ -96,22 +96,22 @@ class PairTokenizer:
         )
 
     def _read_pair(self, job: _Job, reading: PairInput, second_text: str) -> FramedText | ShoalError:
-        direction, most = reading.direction, reading.max_second
+        direction, max_second = reading.direction, reading.max_second
         first, second = job.get_fitted(reading.first, direction), job.get_fitted(second_text, direction)
         if isinstance(first, ShoalError):
             return first
         if isinstance(second, ShoalError):
             return second
-        counts = first.total, second.total if most is None else min(second.total, most)
-        exact = first.exact and (second.exact or counts[1] == most)
+        counts = first.total, second.total if max_second is None else min(second.total, max_second)
+        exact = first.exact and (second.exact or counts[1] == max_second)
         half = self._max_pair // 2
         lengths = counts
-        if self._max_pair % 2 and min(counts) > half and not exact and not _is_order_known(first, second, most):
+        if self._max_pair % 2 and min(counts) > half and not exact and not _is_order_known(first, second, max_second):
             lengths = job.count(reading.first), job.count(second_text)
-            lengths = lengths if most is None else (lengths[0], min(lengths[1], most))
+            lengths = lengths if max_second is None else (lengths[0], min(lengths[1], max_second))
         keeps = longest_first(*lengths, self._max_pair)
         left = _cut_ids(first.ids, keeps[0], direction)
-        right = _cut_ids(_cut_ids(second.ids, most, direction), keeps[1], direction)
+        right = _cut_ids(_cut_ids(second.ids, max_second, direction), keeps[1], direction)
         kept = len(left) + len(right)
         return FramedText(
             ids=self.frame.ids(left, right),
@@ -156,10 +156,10 @@ class _Job:
         return self._counts[text]
 
 
-def _is_order_known(first: FittedText, second: FittedText, most: int | None) -> bool:
+def _is_order_known(first: FittedText, second: FittedText, max_second: int | None) -> bool:
     """Whether the totals, some of which may be lower bounds, show which text is longer."""
-    if most is not None and most <= second.total:
-        second = FittedText(second.ids, most, True)
+    if max_second is not None and max_second <= second.total:
+        second = FittedText(second.ids, max_second, True)
     if first.exact:
         return second.exact or second.total >= first.total
     return second.exact and first.total > second.total

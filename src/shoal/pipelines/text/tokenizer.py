@@ -175,25 +175,25 @@ class TextTokenizer:
             ]
         return fitted
 
-    def count(self, text: str, most: int) -> tuple[int, bool]:
-        """Count the tokens of the first `most` characters, without special ones; also return whether that is the whole
-        text."""
-        pieces = list(self.chunks(text[:most], READ_CHARS))
-        return sum(len(self.encode([piece], special=False)[0]) for piece in pieces), len(text) <= most
+    def count(self, text: str, max_chars: int) -> tuple[int, bool]:
+        """Count the tokens of the first `max_chars` characters, without special ones; also return whether that is the
+        whole text."""
+        pieces = list(self.chunks(text[:max_chars], READ_CHARS))
+        return sum(len(self.encode([piece], special=False)[0]) for piece in pieces), len(text) <= max_chars
 
-    def piece(self, text: str, direction: Direction, size: int, most: int = READ_CHARS) -> str:
+    def piece(self, text: str, direction: Direction, size: int, max_chars: int = READ_CHARS) -> str:
         """Return at least `size` characters of the kept end, up to a space between words. If there is no such place
-        within `most` characters, return `most` characters, or all of a shorter `text`."""
+        within `max_chars` characters, return `max_chars` characters, or all of a shorter `text`."""
         right = direction == "right"
         if self.cuts_right if right else self.cuts_left:
-            while size < min(len(text), most):
+            while size < min(len(text), max_chars):
                 at = self._boundary(text, size) if right else self._boundary_before(text, len(text) - size)
                 if at is not None:
                     return text[:at] if right else text[at:]
                 size *= GROWTH
-        if len(text) <= most:
+        if len(text) <= max_chars:
             return text
-        return text[:most] if right else text[-most:]
+        return text[:max_chars] if right else text[-max_chars:]
 
     def _first_piece(self, text: str, direction: Direction, max_tokens: int) -> str:
         return self.piece(text, direction, max(max_tokens, 1) * CHARS_PER_TOKEN, max(READ_CHARS, max_tokens * DENSE))
@@ -256,19 +256,19 @@ class TextTokenizer:
     def _cut(
         self, text: str, piece: str, ids: list[int], direction: Direction, max_tokens: int, *, special: bool
     ) -> FittedText:
-        most = most_chars(max_tokens)
-        while piece is not text and len(piece) < most and len(ids) < max_tokens + MARGIN:
+        max_chars = most_chars(max_tokens)
+        while piece is not text and len(piece) < max_chars and len(ids) < max_tokens + MARGIN:
             size = len(piece) * GROWTH
-            piece = self.piece(text, direction, size, min(most, max(READ_CHARS, size)))
+            piece = self.piece(text, direction, size, min(max_chars, max(READ_CHARS, size)))
             ids = self.encode([piece], special=special)[0]
         exact = piece is text
         total = len(ids) if exact else max(len(ids), max_tokens + 1)
         if len(ids) <= max_tokens:
             return FittedText(ids, total, exact)
         prefix, suffix = (self.prefix, self.suffix) if special else ([], [])
-        room = max(max_tokens - len(prefix) - len(suffix), 0)
-        start = len(prefix) if direction == "right" else len(ids) - len(suffix) - room
-        return FittedText([*prefix, *ids[start : start + room], *suffix], total, exact)
+        space = max(max_tokens - len(prefix) - len(suffix), 0)
+        start = len(prefix) if direction == "right" else len(ids) - len(suffix) - space
+        return FittedText([*prefix, *ids[start : start + space], *suffix], total, exact)
 
 
 def read_tokenizer(folder: Path, file: str) -> Tokenizer:
