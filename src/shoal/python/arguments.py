@@ -29,70 +29,70 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
 """What an option of a task may be."""
 
 
-def each_of(given: Iterable[Any], name: str, checked: Callable[[Any, str], T]) -> list[T]:
+def each_of(value: Iterable[Any], name: str, checked: Callable[[Any, str], T]) -> list[T]:
     """Checked here, and not in a pipeline, where a wrong one would be among the inputs of others. Raises WrongType and
     InvalidValue."""
-    if isinstance(given, str | bytes):
+    if isinstance(value, str | bytes):
         raise WrongType(f"{name} must be a list: put one text into [...]", param=name)
-    if not isinstance(given, Iterable):
-        raise WrongType(f"{name} must be a list, not {type(given).__name__}", param=name)
-    return [checked(item, f"{name}[{place}]") for place, item in enumerate(given)]
+    if not isinstance(value, Iterable):
+        raise WrongType(f"{name} must be a list, not {type(value).__name__}", param=name)
+    return [checked(item, f"{name}[{place}]") for place, item in enumerate(value)]
 
 
-def text_of(given: Any, name: str) -> str:
-    if not isinstance(given, str):
-        raise WrongType(f"{name} must be a text, not {type(given).__name__}", param=name)
+def text_of(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise WrongType(f"{name} must be a text, not {type(value).__name__}", param=name)
     try:
-        if not given.isascii():
-            given.encode()
+        if not value.isascii():
+            value.encode()
     except UnicodeEncodeError:
         raise InvalidValue(
             f"{name} holds half of a surrogate pair, which is no text: decode it with errors='replace'", param=name
         ) from None
-    return given
+    return value
 
 
-async def read_all(given: Sequence[T | Path]) -> list[T | Image]:
+async def read_all(value: Sequence[T | Path]) -> list[T | Image]:
     """Files in a thread: a disk may be slow."""
-    if not any(isinstance(each, Path) for each in given):
-        return cast(list[T | Image], [*given])
+    if not any(isinstance(each, Path) for each in value):
+        return cast(list[T | Image], [*value])
     return await asyncio.to_thread(
-        lambda: [read_picture(each) if isinstance(each, Path) else each for each in given],
+        lambda: [read_picture(each) if isinstance(each, Path) else each for each in value],
     )
 
 
-def text_ids_or_picture(given: Any, name: str) -> TextItem | Image | Path:
-    if isinstance(given, str):
-        return text_of(given, name)
-    if (picture := picture_of(given)) is not None:
+def text_ids_or_picture(value: Any, name: str) -> TextItem | Image | Path:
+    if isinstance(value, str):
+        return text_of(value, name)
+    if (picture := picture_of(value)) is not None:
         return picture
-    if not isinstance(given, Sequence | np.ndarray):
+    if not isinstance(value, Sequence | np.ndarray):
         raise WrongType(
-            f"{name} must be a text, a list of token ids or a picture, not {type(given).__name__}", param=name
+            f"{name} must be a text, a list of token ids or a picture, not {type(value).__name__}", param=name
         )
-    ids = list(given)
+    ids = list(value)
     if all(type(token) is int and -(2**63) <= token < 2**63 for token in ids):
         return ids
     return [index_of(token, f"{name}[{place}]") for place, token in enumerate(ids)]
 
 
-def text_pair_or_picture(given: Any, name: str) -> str | TextPair | Image | Path:
-    if isinstance(given, list | tuple):
-        if len(given) != 2:
-            raise WrongType(f"{name} has {len(given)} texts: give one text, or a pair of two", param=name)
-        return text_of(given[0], f"{name}[0]"), text_of(given[1], f"{name}[1]")
-    picture = picture_of(given)
-    return text_of(given, name) if picture is None else picture
+def text_pair_or_picture(value: Any, name: str) -> str | TextPair | Image | Path:
+    if isinstance(value, list | tuple):
+        if len(value) != 2:
+            raise WrongType(f"{name} has {len(value)} texts: give one text, or a pair of two", param=name)
+        return text_of(value[0], f"{name}[0]"), text_of(value[1], f"{name}[1]")
+    picture = picture_of(value)
+    return text_of(value, name) if picture is None else picture
 
 
-def index_of(given: Any, name: str) -> int:
+def index_of(value: Any, name: str) -> int:
     """Whatever Python counts with, of at most 64 bits."""
     try:
-        number = None if isinstance(given, bool | np.bool_) else operator.index(given)
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         number = None
     if number is None:
-        raise WrongType(f"{name} must be a whole number, not {type(given).__name__}", param=name)
+        raise WrongType(f"{name} must be a whole number, not {type(value).__name__}", param=name)
     if not -(2**63) <= number < 2**63:
         raise InvalidValue(f"{name} is out of range: give a number of at most 64 bits", param=name)
     return number

@@ -215,8 +215,8 @@ class _ItemLimiter:
     """Lets so many items be at the gateway at once: others wait here, where a server would refuse them. First come,
     first served: a large call is not passed by small ones for ever."""
 
-    def __init__(self, most: int) -> None:
-        self._max_items = most
+    def __init__(self, max_items: int) -> None:
+        self._max_items = max_items
         self._admitted = 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 

@@ -27,17 +27,17 @@ _HEAD: Final = 12
 _SIGNATURES: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
 
 
-def picture_of(given: object) -> Image | Path | None:
+def picture_of(value: object) -> Image | Path | None:
     """The picture that an argument of a Python call is, or the file to read it from; None where it is none. A picture
     of Pillow's is taken as its pixels stand. Raises InvalidValue for one that cannot be written."""
-    if isinstance(given, Image):
-        return given
-    if isinstance(given, bytes | bytearray | memoryview):
-        return Image(bytes(given))
-    if isinstance(given, os.PathLike):
-        return Path(os.fsdecode(given))
+    if isinstance(value, Image):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Image(bytes(value))
+    if isinstance(value, os.PathLike):
+        return Path(os.fsdecode(value))
     drawn = sys.modules.get("PIL.Image")  # nobody has a picture of Pillow's without it
-    return _encode_png(given) if drawn is not None and isinstance(given, drawn.Image) else None
+    return _encode_png(value) if drawn is not None and isinstance(value, drawn.Image) else None
 
 
 def read_picture(path: Path) -> Image:

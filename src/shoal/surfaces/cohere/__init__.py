@@ -94,8 +94,8 @@ class _RerankEndpoint:
         if payload.relevant_spans is not None and payload.relevant_spans.mode != "disabled":
             raise Unsupported("'relevant_spans' is not supported: omit it.", param="relevant_spans")
         card = await default_models.find_default_model(self._gateway, request, payload.model, "rerank")
-        most = ranking.resolve_document_tokens(card, payload.max_tokens_per_doc)
-        task = ranking.build_task(card, query, documents, most=most)
+        max_document_tokens = ranking.resolve_document_tokens(card, payload.max_tokens_per_doc)
+        task = ranking.build_task(card, query, documents, max_document_tokens=max_document_tokens)
         result = await run_task(self._gateway, request, task)
         scores = result.scores[:, 0]
 

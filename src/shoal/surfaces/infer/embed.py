@@ -77,11 +77,11 @@ class EmbedEndpoints:
             pictures = self._run_pictures(request, _to_options(card.name, body), sources, download_headers(body))
             return await _build_reply(request, {b"image_embeddings": await pictures})
         card = await models.find_embedder(self._gateway, request, body, "text", "image")
-        wish = _to_options(card.name, body)
+        options = _to_options(card.name, body)
         request.items = len(texts) + len(sources)
         of_texts, of_pictures = await run_concurrently(
-            _name_side("text", self._gateway.run(wish.to_task(texts), request.context())),
-            _name_side("image", self._run_pictures(request, wish, sources, download_headers(body))),
+            _name_side("text", self._gateway.run(options.to_task(texts), request.context())),
+            _name_side("image", self._run_pictures(request, options, sources, download_headers(body))),
         )
         return await _build_reply(request, {b"text_embeddings": of_texts, b"image_embeddings": of_pictures})
 
@@ -91,26 +91,26 @@ class EmbedEndpoints:
         card = await models.find_embedder(self._gateway, request, body, "text")
         return await self._embed(request, _to_options(card.name, body), texts, key)
 
-    async def _embed(self, request: Request, wish: EmbedOptions, texts: list[TextItem], key: bytes) -> Reply:
-        request.model, request.items = wish.model, len(texts)
-        return await _build_reply(request, {key: await self._gateway.run(wish.to_task(texts), request.context())})
+    async def _embed(self, request: Request, options: EmbedOptions, texts: list[TextItem], key: bytes) -> Reply:
+        request.model, request.items = options.model, len(texts)
+        return await _build_reply(request, {key: await self._gateway.run(options.to_task(texts), request.context())})
 
     async def _embed_images(self, request: Request, key: bytes) -> Reply:
         parsed = await self._image(request)
         sources = parsed.pictures or ()
         images.check_count(sources, self._limit)
         card = await models.find_embedder(self._gateway, request, parsed.body, "image")
-        wish = _to_options(card.name, parsed.body)
+        options = _to_options(card.name, parsed.body)
         return await _build_reply(
-            request, {key: await self._run_pictures(request, wish, sources, download_headers(parsed.body))}
+            request, {key: await self._run_pictures(request, options, sources, download_headers(parsed.body))}
         )
 
     async def _run_pictures(
-        self, request: Request, wish: EmbedOptions, sources: Sequence[str | bytes], headers: Mapping[str, str]
+        self, request: Request, options: EmbedOptions, sources: Sequence[str | bytes], headers: Mapping[str, str]
     ) -> Embedded:
-        request.model, request.items = wish.model, request.items or len(sources)
+        request.model, request.items = options.model, request.items or len(sources)
         pictures = await images.read_images(self._pictures, sources, deadline=request.deadline, headers=headers)
-        return await self._gateway.run(wish.to_task(pictures), request.context())
+        return await self._gateway.run(options.to_task(pictures), request.context())
 
     def _check_texts(self, text: str | list[str]) -> list[TextItem]:
         """Return the texts as a list. Raises EmptyInput and TooManyInputs."""

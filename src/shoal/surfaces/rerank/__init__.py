@@ -129,8 +129,8 @@ class RerankEndpoint:
         result = await run_task(self._gateway, request, _build_task(payload, card, query, documents))
         shown = not (voyage or infinity) if payload.return_documents is None else payload.return_documents
         scores = result.scores[:, 0]
-        most = truncation.merge_fields(top_n=payload.top_n or None, top_k=(payload.top_k or None) if voyage else None)
-        order = ranking.sort_descending(scores, cast(int | None, most))
+        limit = truncation.merge_fields(top_n=payload.top_n or None, top_k=(payload.top_k or None) if voyage else None)
+        order = ranking.sort_descending(scores, cast(int | None, limit))
 
         def entry(place: int) -> dict[str, Any]:
             made = {"index": place, "relevance_score": scores[place]}
@@ -163,7 +163,7 @@ def _check_supported(payload: wire.RerankRequest) -> None:
 def _build_task(payload: wire.RerankRequest, card: ModelCard, query: str, documents: list[str]) -> Rerank:
     whole = truncation.check_token_limit(card, payload.truncate_prompt_tokens, "truncate_prompt_tokens")
     mode = truncation.merge_truncate_fields(payload.truncate, payload.truncation)
-    most = cast(
+    max_document_tokens = cast(
         int | None,
         truncation.merge_fields(
             max_tokens_per_doc=payload.max_tokens_per_doc or None, max_doc_length=payload.max_doc_length or None
@@ -177,7 +177,7 @@ def _build_task(payload: wire.RerankRequest, card: ModelCard, query: str, docume
             payload.raw_scores if isinstance(payload.raw_scores, bool) else None, payload.use_activation
         ),
         cut=truncation.parse_truncation(whole if mode is None else mode),
-        most=ranking.resolve_document_tokens(card, most),
+        max_document_tokens=ranking.resolve_document_tokens(card, max_document_tokens),
     )
 
 

@@ -69,7 +69,7 @@ def build_task(
     *,
     raw: bool = False,
     cut: tuple[bool | None, Direction] = (None, "right"),
-    most: int | None = None,
+    max_document_tokens: int | None = None,
 ) -> Rerank:
     return Rerank(
         model=card.name,
@@ -78,14 +78,14 @@ def build_task(
         raw_scores=raw,
         truncate=cut[0],
         truncation_direction=cut[1],
-        max_document_tokens=most,
+        max_document_tokens=max_document_tokens,
     )
 
 
-def sort_descending(scores: Array, most: int | None = None) -> list[int]:
-    """Return the indices of the scores, highest first; ties keep their order. `most` limits them (0 or None: all)."""
+def sort_descending(scores: Array, limit: int | None = None) -> list[int]:
+    """Return the indices of the scores, highest first; ties keep their order. `limit` limits them (0 or None: all)."""
     order: list[int] = np.argsort(-scores, kind="stable").tolist()
-    return order[:most] if most else order
+    return order[:limit] if limit else order
 
 
 async def encode_results(order: Sequence[int], entry: Callable[[int], object]) -> Body:

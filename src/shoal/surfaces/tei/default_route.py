@@ -164,16 +164,16 @@ class TeiDefault:
         return is_set(found.function_to_apply) or is_set(found.top_k) or default_models.has_classifier(self._gateway)
 
 
-def _group_instances(instances: Sequence[memoryview], most: int) -> Iterator[range]:
-    """Yield ranges of consecutive instances with at most `most` inputs together, or with one instance.
+def _group_instances(instances: Sequence[memoryview], max_inputs: int) -> Iterator[range]:
+    """Yield ranges of consecutive instances with at most `max_inputs` inputs together, or with one instance.
 
     A body has at most one input more than commas, which are cheap to count.
     """
-    start = held = 0
+    start = total = 0
     for at, instance in enumerate(instances):
         inputs = bytes(instance).count(b",") + 1
-        if at > start and held + inputs > most:
+        if at > start and total + inputs > max_inputs:
             yield range(start, at)
-            start, held = at, 0
-        held += inputs
+            start, total = at, 0
+        total += inputs
     yield range(start, len(instances))

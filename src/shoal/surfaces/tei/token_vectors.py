@@ -47,22 +47,22 @@ async def encode_sparse(each: Sequence[SparseVector]) -> bytes | list[bytes]:
 
 
 async def _encode_arrays(
-    each: Sequence[T], slices: Callable[[T], Iterator[tuple[int, bytes]]], most: int, least: int
+    each: Sequence[T], slices: Callable[[T], Iterator[tuple[int, bytes]]], max_size: int, min_size: int
 ) -> bytes | list[bytes]:
     """Encode a JSON array of arrays.
 
-    `slices` yields the content of one array in pieces, each with its size. After a total size of `most`, the event loop
-    gets to run. Each array adds `least` to the total, about the cost of creating it.
+    `slices` yields the content of one array in pieces, each with its size. After a total size of `max_size`, the event
+    loop gets to run. Each array adds `min_size` to the total, about the cost of creating it.
     """
     pieces: list[bytes] = []
     written, since = [b"["], 0
     for index, one in enumerate(each):
         written.append(b",[" if index else b"[")
-        since += least
+        since += min_size
         for number, (size, piece) in enumerate(slices(one)):
             written += [b",", piece] if number else [piece]
             since += size
-            if since >= most:
+            if since >= max_size:
                 pieces.append(b"".join(written))
                 written, since = [], 0
                 await asyncio.sleep(0)
