@@ -14,15 +14,15 @@ from shoal.errors import SourceError
 FREE = "free some space"
 
 
-def full_disk_advice(room: str = FREE) -> str:
-    """Say what to do about a full disk; `room` is how to free space."""
-    return f"the disk is full; {room}, or set SHOAL_HOME to a larger one"
+def full_disk_advice(free_space: str = FREE) -> str:
+    """Say what to do about a full disk; `free_space` is how to free space."""
+    return f"the disk is full; {free_space}, or set SHOAL_HOME to a larger one"
 
 
-def disk_error(error: OSError, what: str, room: str = FREE) -> SourceError:
+def disk_error(error: OSError, what: str, free_space: str = FREE) -> SourceError:
     """Convert a file-system error while writing `what` to a SourceError that names the next step."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return SourceError(f"{what}: {full_disk_advice(room)}")
+        return SourceError(f"{what}: {full_disk_advice(free_space)}")
     return SourceError(f"{what}: {error.strerror or error} ({error.filename}); check the folder that SHOAL_HOME names")
 
 

@@ -111,7 +111,7 @@ class Pip:
         if process.returncode != 0:
             raise self.advice.error(log.read_text(errors="replace"), self.label)
 
-    def _count_bytes(self, log: Path, most: int) -> int:
+    def _count_bytes(self, log: Path, most_bytes: int) -> int:
         """Report and return the most bytes downloaded so far, out of the total that pip's log has announced."""
         announced = _SIZE.findall(log.read_text(errors="replace"))
         total = sum(int(float(size) * _UNITS[unit]) for size, unit in announced) or None
@@ -120,6 +120,6 @@ class Pip:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # pip moves files while they are counted
                     done += os.stat(os.path.join(root, name)).st_size
-        most = max(most, done)  # installed files leave the folder
-        self.report(min(most, total) if total else most, total)
-        return most
+        most_bytes = max(most_bytes, done)  # installed files leave the folder
+        self.report(min(most_bytes, total) if total else most_bytes, total)
+        return most_bytes

@@ -77,12 +77,12 @@ class Gguf:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
-    def number(self, key: str, default: int | None = None, *, most: int = _MOST_NUMBER) -> int:
+    def number(self, key: str, default: int | None = None, *, maximum: int = _MOST_NUMBER) -> int:
         """Return a positive integer of the architecture's metadata. Raises ModelFileError."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= maximum:
             raise self.refuse(
-                f"must be a whole number above 0, and at most {most}; fetch it again", f"{self.architecture}.{key}"
+                f"must be a whole number above 0, and at most {maximum}; fetch it again", f"{self.architecture}.{key}"
             )
         return value
 
@@ -92,7 +92,7 @@ class Gguf:
         heads = self.number("attention.head_count")
         width = self.number("attention.key_length", max(1, self.number("embedding_length") // heads))
         each = (self.number("attention.head_count_kv", heads), width)
-        return (each,) * (2 * self.number("block_count", most=_MOST_LAYERS))
+        return (each,) * (2 * self.number("block_count", maximum=_MOST_LAYERS))
 
     def refuse(self, why: str, key: str | None = None) -> ModelFileError:
         return ModelFileError(why, file=self.name, key=key)
@@ -218,8 +218,8 @@ class _Reader:
         self._offset += length
         return text
 
-    def _check_length(self, length: int, most: int) -> int:
-        if length > most:
+    def _check_length(self, length: int, max_length: int) -> int:
+        if length > max_length:
             raise struct.error(f"a length of {length}")
         return length
 
@@ -258,7 +258,7 @@ def build_settings(model: Gguf) -> dict[str, dict[str, Any]]:
             "vocab_size": model.vocab_size,
             "max_position_embeddings": model.number("context_length"),
             "hidden_size": model.number("embedding_length"),
-            "num_hidden_layers": model.number("block_count", most=_MOST_LAYERS),
+            "num_hidden_layers": model.number("block_count", maximum=_MOST_LAYERS),
             "num_attention_heads": heads,
             "num_key_value_heads": model.number("attention.head_count_kv", heads),
         },

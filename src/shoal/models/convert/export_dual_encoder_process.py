@@ -334,16 +334,16 @@ def _first(answer: Any) -> Any:
     return answer[0] if isinstance(answer, tuple) else answer
 
 
-def _run_module(module: Any, given: Array) -> Array:
+def _run_module(module: Any, inputs: Array) -> Array:
     """Run PyTorch, in float32."""
     import torch
 
     with torch.inference_mode():
-        rows: Array = _first(module(torch.from_numpy(given))).float().numpy()
+        rows: Array = _first(module(torch.from_numpy(inputs))).float().numpy()
     return rows
 
 
-def _export(part: Part, given: Array, into: Path, *, free: bool = False) -> list[str]:
+def _export(part: Part, inputs: Array, into: Path, *, free: bool = False) -> list[str]:
     """Write the graph and return its files. The batch may have any size, and texts any length if `free`."""
     import torch
 
@@ -352,15 +352,15 @@ def _export(part: Part, given: Array, into: Path, *, free: bool = False) -> list
             super().__init__()
             self.tower = part.module
 
-        def forward(self, given: Any) -> Any:
-            return _first(self.tower(given))
+        def forward(self, inputs: Any) -> Any:
+            return _first(self.tower(inputs))
 
     shapes = {0: torch.export.Dim.DYNAMIC} | ({1: torch.export.Dim.DYNAMIC} if free else {})
     target = into / part.file
     with torch.no_grad():
         torch.onnx.export(
             Tower().eval(),
-            (torch.from_numpy(given),),
+            (torch.from_numpy(inputs),),
             str(target),
             input_names=[part.input],
             output_names=[part.output],

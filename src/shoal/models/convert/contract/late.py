@@ -198,11 +198,11 @@ def _native(sentence: JsonFile | None, mask: JsonFile | None) -> _Layout:
     return _Layout(query_length=query, document_length=document, fill=fill, attended=attended, words=words)
 
 
-def _length(config: JsonFile, key: str, most: int) -> Length | None:
+def _length(config: JsonFile, key: str, maximum: int) -> Length | None:
     """Return a length, None if not stated; it must have room for a marker and the special tokens."""
     if key not in config:
         return None
-    return Length(within(config.integer(key, least=3), config.name, key, most), config.name, key)
+    return Length(within(config.integer(key, least=3), config.name, key, maximum), config.name, key)
 
 
 def _query_length(config: JsonFile, key: str) -> Length:

@@ -28,10 +28,10 @@ class Length(NamedTuple):
     key: str
 
 
-def within(tokens: int, file: str, key: str, most: int = LONGEST) -> int:
-    """Return `tokens`. Raises ModelFileError if it is less than one or more than `most`."""
-    if not 1 <= tokens <= most:
-        raise ModelFileError(f"must be 1 to {most} tokens, not {tokens}", file=file, key=key)
+def within(tokens: int, file: str, key: str, maximum: int = LONGEST) -> int:
+    """Return `tokens`. Raises ModelFileError if it is less than one or more than `maximum`."""
+    if not 1 <= tokens <= maximum:
+        raise ModelFileError(f"must be 1 to {maximum} tokens, not {tokens}", file=file, key=key)
     return tokens
 
 
