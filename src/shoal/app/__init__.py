@@ -96,10 +96,10 @@ async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progre
 
 
 async def _open_image_reader(stack: AsyncExitStack, settings: Settings) -> ImageReader:
-    most = settings.image_max_mb * 2**20
-    fetcher = Fetcher(FetchPolicy.parse(settings.image_hosts), max_bytes=most, seconds=settings.image_seconds)
+    max_bytes = settings.image_max_mb * 2**20
+    fetcher = Fetcher(FetchPolicy.parse(settings.image_hosts), max_bytes=max_bytes, seconds=settings.image_seconds)
     stack.push_async_callback(fetcher.aclose)
-    return ImageReader(fetcher, max_bytes=most)
+    return ImageReader(fetcher, max_bytes=max_bytes)
 
 
 @asynccontextmanager

@@ -85,8 +85,8 @@ class _Inputs(NamedTuple):
     items: Sequence[Input]
     names: Sequence[str]
 
-    def chunks(self, most: int) -> Iterator[tuple[list[str | Image], Sequence[str]]]:
-        """Yield chunks of at most _CHUNK inputs. A chunk ends with the image that brings it to `most` bytes."""
+    def chunks(self, max_bytes: int) -> Iterator[tuple[list[str | Image], Sequence[str]]]:
+        """Yield chunks of at most _CHUNK inputs. A chunk ends with the image that brings it to `max_bytes` bytes."""
         from shoal.cli._pictures import read_image
 
         start, size = 0, 0
@@ -94,7 +94,7 @@ class _Inputs(NamedTuple):
         for place, each in enumerate(self.items, 1):
             items.append(item := read_image(each))
             size += 0 if isinstance(item, str) else len(item.data)
-            if len(items) == _CHUNK or size >= most or place == len(self.items):
+            if len(items) == _CHUNK or size >= max_bytes or place == len(self.items):
                 yield items, self.names[start:place]
                 start, size, items = place, 0, []
 

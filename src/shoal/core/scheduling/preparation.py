@@ -43,8 +43,8 @@ Outcome = tuple[RequestState, int, Prepared | ShoalError]
 class Preparer:
     """Calls `deliver` with one outcome for every item of every added request, in no guaranteed order.
 
-    `held` returns the number of items delivered but not answered, for a pipeline that limits them (BoundedPipeline).
-    Call `resume` when that number decreases, if the `large_queue` holds requests.
+    `count_held` returns the number of items delivered but not answered, for a pipeline that limits them
+    (BoundedPipeline). Call `resume` when that number decreases.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Preparer:
         pipeline: Pipeline,
         threads: Threads,
         deliver: Callable[[list[Outcome]], None],
-        held: Callable[[], int],
+        count_held: Callable[[], int],
     ) -> None:
         self._pipeline = pipeline
         self._max_held = pipeline.max_held_items if isinstance(pipeline, BoundedPipeline) else inf
-        self._count_held = held
+        self._count_held = count_held
         self._is_light = pipeline.work == "light"
         self._is_heavy = pipeline.work == "heavy"
         self._threads = threads
@@ -147,8 +147,8 @@ class Preparer:
         future = asyncio.ensure_future(self._threads.run(partial(self._prepare, job)))
         future.add_done_callback(partial(self._finish_job, job, large))
 
-    def _collect(self, most: float) -> tuple[list[tuple[RequestState, int]], int]:
-        """Return the next items, with `most` tokens in total at most, and their tokens.
+    def _collect(self, max_tokens: float) -> tuple[list[tuple[RequestState, int]], int]:
+        """Return the next items, with `max_tokens` tokens in total at most, and their tokens.
 
         Interactive requests come first, then a piece of each bulk request in turn.
         """
@@ -161,7 +161,7 @@ class Preparer:
                 pending = queue.popleft()
                 pending.waiting = False
                 if not pending.future.done():
-                    piece, taken = _take_items(pending, JOB_ITEMS - len(job), most - tokens)
+                    piece, taken = _take_items(pending, JOB_ITEMS - len(job), max_tokens - tokens)
                     tokens += taken
                     job += piece
                     if pending.cursor < len(pending.tokens):
@@ -211,13 +211,15 @@ class Preparer:
         self._deliver([(pending, index, outcome) for (pending, index), outcome in zip(job, outcomes, strict=True)])
 
 
-def _take_items(pending: RequestState, items: int, most: float = inf) -> tuple[list[tuple[RequestState, int]], int]:
-    """Take the request's next items: at most `items`, with at most `most` tokens, within AHEAD. Returns them and their
-    tokens."""
+def _take_items(
+    pending: RequestState, items: int, max_tokens: float = inf
+) -> tuple[list[tuple[RequestState, int]], int]:
+    """Take the request's next items: at most `items`, with at most `max_tokens` tokens, within AHEAD. Returns them and
+    their tokens."""
     tokens = 0
     start = stop = pending.cursor
     end = min(start + items, start + AHEAD - pending.ahead, len(pending.tokens))
-    while stop < end and tokens + pending.estimates[stop] <= most:
+    while stop < end and tokens + pending.estimates[stop] <= max_tokens:
         tokens += pending.estimates[stop]
         stop += 1
     pending.cursor = stop
