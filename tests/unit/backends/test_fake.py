@@ -133,7 +133,7 @@ def test_estimates_are_near() -> None:
     assert [pipeline.estimate(item) for item in ([1, 2, 3], "abcdef", "x" * 10**6)] == [3, 3, MAX_TOKENS + 1]
 
 
-def test_rows_are_finished_as_asked() -> None:
+def test_rows_are_finished_with_the_tasks_options() -> None:
     """Cut, then normalised; NaN is that row's error; padding rows are left out."""
     pipeline = FakePipeline(FakeScript())
     items = [*prepared("a", dimensions=5), *prepared("b", normalize=False), *prepared("c")]
@@ -202,7 +202,7 @@ def test_nan_stays_in_its_row(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_engines_fail_as_told(virtual: Run[None]) -> None:
+def test_engines_fail_as_scripted(virtual: Run[None]) -> None:
     """Gone, broken, out of memory, too late, too many batches: each its own error."""
 
     async def main() -> None:
@@ -285,7 +285,7 @@ def test_talkers_tell_probabilities(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_talkers_fail_as_told(virtual: Run[None]) -> None:
+def test_generators_fail_as_scripted(virtual: Run[None]) -> None:
     """Refused before the first word, failed in mid-answer, gone; each time what ran is closed."""
 
     async def main() -> None:

@@ -168,7 +168,7 @@ class TestFailures:
         server.on("/x", answer(b"x" * 1000))
         assert len((await client.post("/x", b"{}", soon())).body) == 1000
 
-    async def test_an_answer_larger_than_what_was_asked_for(self, server: FakeUpstream, client: Client) -> None:
+    async def test_an_answer_larger_than_expected(self, server: FakeUpstream, client: Client) -> None:
         server.on("/x", answer(b"x" * 1001))
         with pytest.raises(UpstreamFailed, match="more than 1000 bytes"):
             await client.post("/x", b"{}", soon(), max_bytes=1000)
@@ -179,7 +179,7 @@ class TestFailures:
         for answered in (await client.post("/x", b"{}", soon()), await client.get("/x", soon())):
             assert (len(answered.body), answered.is_complete) == (client_module.MAX_ERROR_BYTES, False)
 
-    async def test_what_a_server_says_of_itself_has_bounds(
+    async def test_the_size_of_a_get_response_is_bounded(
         self, server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(client_module, "MAX_CARD_BYTES", 1000)

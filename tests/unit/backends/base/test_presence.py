@@ -81,7 +81,7 @@ async def test_one_that_is_away_goes_at_once(server: Server, presence: Presence)
     assert server.admitted == 1
 
 
-async def test_one_that_comes_back_as_another_says_so(
+async def test_a_server_that_returns_with_another_model_is_logged(
     server: Server, presence: Presence, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The new reason is logged once, however long the server was unreachable."""

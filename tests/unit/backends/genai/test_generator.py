@@ -129,7 +129,7 @@ class TestAnswers:
         for narrow in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"min_p": 0.99}):
             assert model.answer(PROMPT, **(GREEDY | {"temperature": 2.0} | narrow)) == greedy
 
-    def test_penalties_change_what_is_said(self, model: Model) -> None:
+    def test_penalties_change_the_answer(self, model: Model) -> None:
         """A greedy answer that repeats itself does so less."""
         plain = model.answer(PROMPT, **(GREEDY | {"max_tokens": 100}))
         for penalty in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 1.8}):
@@ -158,7 +158,7 @@ class TestAnswers:
 
 
 class TestEnds:
-    def test_the_length_that_was_asked_for(self, model: Model) -> None:
+    def test_the_requested_length(self, model: Model) -> None:
         """An answer that goes on is cut at max_tokens, and says so."""
         ids, last = model.run(answer(model.generator, PROMPT, **(GREEDY | {"max_tokens": 3})))
         assert (len(ids), last.finish_reason) == (3, "length")
@@ -423,7 +423,7 @@ class TestLife:
         await made.aclose()
         assert [type(error) for error in errors] == [Crashed]
 
-    async def test_one_that_died_before_anybody_asked(self) -> None:
+    async def test_a_process_that_died_before_the_first_request(self) -> None:
         """Who asks to be told of it is told at the next turn of the loop, once."""
         made = await start_generator(IR, name="early", options=EXACT)
         os.kill(made.pid, signal.SIGKILL)

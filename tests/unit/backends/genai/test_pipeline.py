@@ -35,7 +35,7 @@ def openvino() -> Any:
         (GenaiOptions(kv_cache_precision="f32", dynamic_quantization="off"), "float32", False),
     ],
 )
-def test_what_the_compiled_model_says(
+def test_properties_of_the_compiled_model(
     openvino: Any, options: GenaiOptions, precision: str, rounded: bool | None
 ) -> None:
     """The file asks for f16, and the library's own default is u8: neither decides."""

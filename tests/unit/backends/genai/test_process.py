@@ -129,7 +129,7 @@ class TestWaiting:
         assert buffered < 20_000
         assert len(worker._outbox) < 200
 
-    async def test_what_is_said_is_sent_in_turn(self) -> None:
+    async def test_messages_are_sent_in_order(self) -> None:
         """Messages, a word at a time, in the order in which they were said."""
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)

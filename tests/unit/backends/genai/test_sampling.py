@@ -41,7 +41,7 @@ def test_every_parameter_is_a_field() -> None:
     assert set(Sampling.__struct_fields__) >= PARAMETERS
 
 
-def test_nothing_asked_is_what_the_model_does() -> None:
+def test_the_models_defaults_apply_without_fields() -> None:
     """Its own settings stay, one answer is made, as long as there is room for."""
     made = configured({"do_sample": True, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1})
     assert (made.do_sample, made.temperature, made.top_k, made.repetition_penalty) == (True, 0.6, 50, 1.1)
@@ -83,7 +83,7 @@ def test_stop_tokens_join_the_models_own() -> None:
 
 
 @given(upper=st.none() | st.integers(1, 10**6), lower=st.none() | st.integers(0, 10**6), space=st.integers(1, 10**5))
-def test_lengths_fit_into_the_room(upper: int | None, lower: int | None, space: int) -> None:
+def test_lengths_fit_into_the_limit(upper: int | None, lower: int | None, space: int) -> None:
     """However much is asked for: 1 <= most <= room, and the least is no more than the most."""
     made = configured(space=space, max_tokens=upper, min_tokens=lower)
     assert 1 <= made.max_new_tokens <= space

@@ -83,7 +83,7 @@ def test_one_that_has_more_to_say_is_watched_on() -> None:
     run_virtual(main)
 
 
-def test_nothing_is_owed_by_one_that_was_told_nothing() -> None:
+def test_an_idle_process_owes_no_answer() -> None:
     """Idle for an hour, and closed in the middle."""
 
     async def main() -> None:

@@ -174,7 +174,7 @@ class TestAnswers:
         events = run(Library({(1,): [[5], [6], [99, STOP]]}), ends, start(1, 1, logprobs=0))
         assert [pair for each in events for pair in each.logprobs] == [(b"five", -1.0), (b"\xff", -1.0), (b"", -1.0)]
 
-    def test_a_cancelled_one_is_told_no_more(self, ends: tuple[socket.socket, MessageSocket]) -> None:
+    def test_a_cancelled_answer_gets_no_more_events(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """Its place is free at the next step, and the end of another one is no error."""
         library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
         events = run(library, ends, start(1, 1), Cancel(id=1), Cancel(id=77), start(2, 3))
@@ -293,7 +293,7 @@ class TestProcess:
         assert made(events, 1) == ([5], 2, "stop")
         assert codes == [0]
 
-    def test_every_turn_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_message_gets_an_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A ping, a Cancel of what is over and a step without a word are answered by an empty list."""
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[], [STOP]]})))
         with ours:

@@ -85,7 +85,7 @@ async def test_a_variant_serves_with_its_parity_shown(
     assert ("must be embedded again" in lines[0]) == (precision == "int8")
 
 
-async def test_what_a_variant_costs_a_classifier_is_told(
+async def test_the_accuracy_of_a_classifiers_variant_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its scores have no cosine, and there is no index of them."""
@@ -123,7 +123,7 @@ async def test_the_space_of_int8_has_its_engine(tmp_path: Path, folder: str, eng
     assert local.facts.space == compute_space(stored, "int8", engine) != compute_space(stored, "int8")
 
 
-async def test_a_full_disk_is_said(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_reported(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do, and half of a variant is not left behind."""
 
     def full(*_: Any, **__: Any) -> None:

@@ -208,7 +208,7 @@ class Openings:
         return SimpleNamespace(facts=facts, aclose=engine.aclose, ready=engine.ready)
 
 
-async def test_a_local_model_says_what_it_is(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_facts_of_a_local_model(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the manifest and the engine; what the precision check found is kept for the next start."""
     stored = await asyncio.to_thread(stored_model, store)
     openings = Openings(monkeypatch, stored, stored)
@@ -241,7 +241,7 @@ def scoring(store: Store, address: str = "hf:org/mini", weights: str = "ab") -> 
     return StoredModel(stored.path, msgspec.structs.replace(stored.manifest, **changes))
 
 
-async def test_a_model_that_scores_says_so(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_facts_of_a_model_that_scores(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels and tasks; no space, no dimension. Its precision is judged by scores, and that is kept as well."""
     stored = await asyncio.to_thread(scoring, store)
     openings = Openings(monkeypatch, stored, stored)

@@ -150,9 +150,7 @@ async def test_what_was_stored_is_opened_again(tmp_path: Path, folder: Path, mon
     ("settings", "message"),
     [({"precision": "int8"}, "is for models of texts alone"), ({"precision": "fp16"}, "is for models of texts alone")],
 )
-async def test_what_cannot_be_loaded_says_why(
-    tmp_path: Path, folder: Path, settings: dict[str, Any], message: str
-) -> None:
+async def test_a_failed_load_has_a_reason(tmp_path: Path, folder: Path, settings: dict[str, Any], message: str) -> None:
     """By name, with what to do."""
     async with opened(tmp_path, f"m=file:{folder}", **settings) as gateway:
         error = gateway.model("m").error

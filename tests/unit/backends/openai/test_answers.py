@@ -69,7 +69,7 @@ class TestStreams:
         assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [("b", None), ("", "stop"), ("", None)]
         assert server.requests[0].json["prompt"] == "a"
 
-    async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
+    async def test_fields_of_the_operator(self, server: FakeUpstream) -> None:
         runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"stream_options"}), defaults={"top_k": 4}))
         server.on("/chat/completions", stream(delta("", finish="stop"), DONE))
         await chunks_of(runner, typed())
@@ -138,7 +138,7 @@ class TestStreams:
 
 
 class TestReading:
-    def test_choices_are_told_apart(self) -> None:
+    def test_choices_are_separate(self) -> None:
         reader = AnswerReader()
         assert read(choice(1, content="b"), choice(0, content="a"), reader=reader) == [
             Chunk(index=1, text="b"),
@@ -303,7 +303,7 @@ class TestReading:
         whole = {"message": {"content": None, "function_call": {"name": "f", "arguments": "{}"}}}
         assert [(tool.name, tool.arguments) for tool in read(whole)[0].tools] == [("f", "{}")]
 
-    def test_a_call_that_is_told_in_both_ways(self) -> None:
+    def test_a_call_in_both_formats(self) -> None:
         function = {"name": "f", "arguments": "{}"}
         calls = [{"id": "c1", "function": function}]
         tools = read({"message": {"function_call": function, "tool_calls": calls}})[0].tools
@@ -340,7 +340,7 @@ class TestReading:
         parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         assert read(choice(content=parts)) == [Chunk(text="ab")]
 
-    def test_a_refusal_is_what_the_model_says(self) -> None:
+    def test_a_refusal_is_text(self) -> None:
         assert read(choice(refusal="no")) == [Chunk(text="no")]
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":3}', b'{"choices":[{"delta":{"content":3}}]}', b"\xff"])

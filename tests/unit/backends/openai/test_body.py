@@ -65,7 +65,7 @@ class TestRequests:
         body = b'{"model":"up","stream_options":{"include_usage": true},"stream":true}'
         assert written(body) == body
 
-    def test_defaults_are_for_what_is_not_said(self) -> None:
+    def test_defaults_fill_missing_fields(self) -> None:
         body = b'{"model":"m","temperature":0.0,"top_p":null}'
         assert json.loads(written(body, temperature=0.7, top_p=0.5, top_k=4)) == {
             "model": "up",

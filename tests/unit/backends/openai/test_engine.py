@@ -133,7 +133,7 @@ class TestBatches:
         assert engine.reports_tokens
 
     @pytest.mark.parametrize(("count", "tokens"), [(10**30, 2**53), (10**400, 2**53), (-9, 2)])
-    async def test_counts_that_are_none(
+    async def test_invalid_token_counts(
         self, server: FakeUpstream, engine: UpstreamEngine, count: int, tokens: int
     ) -> None:
         """Invalid token counts do not fail the request and are never negative; a missing count is estimated."""
@@ -174,7 +174,7 @@ class TestBatches:
         assert [len(request.json["input"]) for request in server.requests] == [5, 2, 2, 1]
         assert engine.facts.max_batch_size == 2
 
-    async def test_ids_and_texts_are_called_apart(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
+    async def test_ids_and_texts_are_separate_calls(self, server: FakeUpstream, engine: UpstreamEngine) -> None:
         """OpenAI accepts lists of one kind; rows and tokens return to their inputs."""
         inputs = batch(*("a" * 8, "ids", "b" * 8))
         inputs["text"][1] = [1, 2, 3]
@@ -417,5 +417,5 @@ class TestNumbers:
             ("", None),
         ],
     )
-    def test_the_limit_that_a_refusal_tells(self, words: str, limit: int | None) -> None:
+    def test_the_limit_in_a_refusal(self, words: str, limit: int | None) -> None:
         assert parse_batch_limit(words) == limit

@@ -178,5 +178,5 @@ class TestWhatIsMissing:
             (make_answer(500, openai("model not found")), False, False),
         ],
     )
-    def test_told_apart(self, answer: Answer, model: bool, route: bool) -> None:
+    def test_errors_are_classified(self, answer: Answer, model: bool, route: bool) -> None:
         assert (lacks_model(answer), lacks_route(answer)) == (model, route)

@@ -72,7 +72,7 @@ class TestPicking:
         with pytest.raises(Unavailable, match="no server of the model"):
             fleet.pick(fleet.replicas)
 
-    async def test_one_that_is_gone_is_left_alone(self, fleet: ServerPool, clock: Clock) -> None:
+    async def test_an_unreachable_server_is_paused(self, fleet: ServerPool, clock: Clock) -> None:
         """An unreachable server pauses for one second, then two, up to five; after each pause one request at a time
         tries it."""
         one = fleet.replicas[0]
@@ -221,7 +221,7 @@ class TestFailingOver:
             assert passed_on(await chunks_of(runner, make_task())) == b'{"choices": [1]}'
         await runner.aclose()
 
-    async def test_the_last_refusal_is_told(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
+    async def test_the_last_refusal_is_raised(self, pair: tuple[FakeUpstream, FakeUpstream]) -> None:
         runner = runner_of(*pair)
         for server in pair:
             server.on("/chat/completions", answer({"error": "busy"}, 503, retry_after="2"))
@@ -320,7 +320,9 @@ class TestWatching:
             assert fleet.replicas[0].ejected_until == 0.0
             await runner.aclose()
 
-    async def test_one_that_a_request_finds_gone_is_checked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_server_that_a_request_finds_unreachable_is_checked_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A server that a request finds unreachable is checked at once, not at its next interval."""
         monkeypatch.setattr(replicas_module, "LOOK_S", 3600.0)
         async with FakeUpstream() as server:

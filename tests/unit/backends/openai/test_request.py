@@ -29,7 +29,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 class TestChat:
-    def test_what_is_not_said_is_not_there(self) -> None:
+    def test_unset_fields_are_omitted(self) -> None:
         assert body() == {}
 
     def test_a_stream_asks_for_its_usage(self) -> None:
@@ -94,7 +94,7 @@ class TestChat:
     def test_other_fields(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
         assert body(**fields) == expected
 
-    def test_what_the_task_says_wins_over_extras_and_defaults(self) -> None:
+    def test_the_task_wins_over_extras_and_defaults(self) -> None:
         extras = {"temperature": msgspec.Raw(b"2"), "user": msgspec.Raw(b'"u"')}
         task = Generate(model="m", messages=HI, sampling=Sampling(temperature=0.5), extras=extras)
         _, data = build_request(
@@ -136,7 +136,7 @@ class TestSampling:
             ({"logprobs": 4}, {"logprobs": True, "top_logprobs": 4}),
         ],
     )
-    def test_others_have_names_of_the_wire(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    def test_other_fields_have_their_wire_names(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
         assert body(sampling=Sampling(**fields)) == expected
 
     def test_every_field_is_known(self) -> None:

@@ -62,7 +62,7 @@ async def test_a_base_without_a_version(server: FakeUpstream) -> None:
         (answer(b"<html>hello</html>", content_type="text/html"), False),
     ],
 )
-async def test_what_an_answer_says(server: FakeUpstream, client: Client, script: Script, there: bool) -> None:
+async def test_what_an_answer_means(server: FakeUpstream, client: Client, script: Script, there: bool) -> None:
     server.on("/rerank", script)
     routes, unsure = await find_score_routes(client, "m", ("rerank",), 5.0)
     assert routes == ([Route("rerank", "/rerank")] if there else [])

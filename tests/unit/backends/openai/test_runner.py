@@ -106,7 +106,7 @@ class TestRequests:
         await chunks_of(runner, make_task({"model": "mine", "messages": sent}, messages=read))
         assert server.requests[0].json["messages"] == sent
 
-    async def test_what_the_operator_says(self, server: FakeUpstream) -> None:
+    async def test_fields_of_the_operator(self, server: FakeUpstream) -> None:
         """Fields are removed, and defaults added where the client has none; the Responses API has other fields."""
         runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"priority"}), defaults={"top_k": 4}))
         for path in ("/chat/completions", "/responses"):
@@ -139,7 +139,7 @@ class TestRequests:
         with pytest.raises(InvalidValue, match="no adapter 'other'; it has lora"):
             await chunks_of(runner, make_task({"model": "mine:other"}, adapter="other"))
 
-    async def test_what_cannot_be_asked(self, runner: UpstreamRunner) -> None:
+    async def test_unsupported_requests(self, runner: UpstreamRunner) -> None:
         with pytest.raises(Malformed):
             await chunks_of(runner, typed(raw=("openai.chat", b"[]")))
         with pytest.raises(Unsupported, match="does nothing else"):
@@ -185,7 +185,7 @@ class TestWholeAnswers:
 
     @pytest.mark.parametrize("body", [b"{}", b'"hello"', b"[1]", b'{"choices":[]}', b'{"choices":null}'])
     @pytest.mark.parametrize("task", [make_task(), typed(stream=False)])
-    async def test_an_answer_that_says_nothing(
+    async def test_an_empty_answer(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, body: bytes
     ) -> None:
         """An empty answer is the server's failure whatever its status, and the error says what to check."""
@@ -246,15 +246,13 @@ class TestStreams:
         got = passed_on(await chunks_of(runner, streaming()))
         assert got == delta(model="mine") + delta("b", "mine", finish="stop") + DONE
 
-    async def test_usage_is_told_once_at_the_end(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+    async def test_usage_is_reported_once_at_the_end(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", stream(delta(usage=None), delta("", finish="stop", usage=None), last(), DONE))
         chunks = await chunks_of(runner, streaming(stream_options={"include_usage": True}))
         assert [chunk.usage for chunk in chunks if chunk.usage] == [Usage(prompt_tokens=5, completion_tokens=2)]
 
     @pytest.mark.parametrize("ends", [[DONE], []])
-    async def test_usage_that_is_told_all_along(
-        self, server: FakeUpstream, runner: UpstreamRunner, ends: list[bytes]
-    ) -> None:
+    async def test_continuous_usage(self, server: FakeUpstream, runner: UpstreamRunner, ends: list[bytes]) -> None:
         """With vLLM's continuous_usage_stats the last usage counts."""
         counts = [{"prompt_tokens": 5, "completion_tokens": n} for n in (1, 2, 3)]
         events = [delta(usage=count, finish="stop") for count in counts]
@@ -347,7 +345,7 @@ class TestStreams:
         assert not runner._fleet.replicas[0].is_usable(time.monotonic())
 
     @pytest.mark.parametrize("task", [streaming(), typed(), make_task(RESPONSE, dialect="openai.responses")])
-    async def test_an_answer_is_over_when_it_says_so(
+    async def test_an_answer_ends_with_its_last_event(
         self, server: FakeUpstream, runner: UpstreamRunner, task: Generate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The answer ends with its last event, whatever the server does with the connection."""
@@ -481,7 +479,7 @@ class TestErrors:
 
 
 class TestServersWithoutResponses:
-    async def test_the_task_is_asked_for_by_chat(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+    async def test_responses_fall_back_to_chat(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         """A server without the Responses API gets the task as chat, and the next one at once."""
         choice = {"index": 0, "message": {"content": "hey"}, "finish_reason": "stop"}
         server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))

@@ -43,7 +43,7 @@ async def scored(body: Any, items: Sequence[Any] = PAIRS) -> tuple[list[list[flo
 
 
 class TestPairs:
-    def test_what_is_asked(self) -> None:
+    def test_requests_for_scores(self) -> None:
         calls = ScoreCalls("/score")
         assert calls.body("m", PAIRS) == {"model": "m", "text_1": ["q", "q"], "text_2": ["one", "two"]}
         more = calls.body("m", PAIRS, raw_scores=True, truncate=True, truncation_direction="left")
@@ -52,7 +52,7 @@ class TestPairs:
         assert calls.group(PAIRS[0]) == calls.group(("other", "x"))
         assert calls.group("text") is None
 
-    def test_what_is_asked_of_rerankers(self) -> None:
+    def test_requests_for_rerankers(self) -> None:
         """A rerank request asks for all documents without their texts, and for raw scores by both known fields."""
         calls = RerankCalls("/rerank")
         request = {"model": "m", "query": "q", "documents": ["one", "two"], "top_n": 2, "return_documents": False}

@@ -84,7 +84,7 @@ class TestSplitting:
         assert [payload(event).decode() for event in events if has_data(event)] == ["🐟", "b"]
         assert rest.strip() == b""
 
-    def test_an_event_is_told_at_once(self) -> None:
+    def test_an_event_is_emitted_at_once(self) -> None:
         """An event is emitted before the LF of its last CRLF arrives; that LF then starts the next one."""
         splitter = EventSplitter()
         assert splitter.push(b"data: a\r\n\r") == [b"data: a\r\n\r"]
@@ -121,13 +121,13 @@ class TestSplitting:
 
 class TestEvents:
     @pytest.mark.parametrize("event", [b": ping\n\n", b":\r\n\r\n", b"\n\n", b"event: ping\n\n", b"id: data:\n\n"])
-    def test_nothing_said(self, event: bytes) -> None:
+    def test_events_without_data(self, event: bytes) -> None:
         assert not has_data(event)
 
     @pytest.mark.parametrize(
         "event", [b"data: x\n\n", b"data\n\n", b": c\ndata:x\n\n", b"id: 1\rdata: x\r\r", b"\ndata: x\n\n"]
     )
-    def test_something_said(self, event: bytes) -> None:
+    def test_events_with_data(self, event: bytes) -> None:
         assert has_data(event)
 
     @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class TestEnds:
         assert [chunk.usage for chunk in chunks if chunk.usage] == [Usage(prompt_tokens=4, completion_tokens=6)]
         assert isinstance(passed([[CREATED, text]], RESPONSES)[1], TransportFailed)
 
-    def test_usage_is_told_even_where_it_is_cut_off(self) -> None:
+    def test_usage_of_a_truncated_stream(self) -> None:
         chunks, error = passed([[delta(usage=USAGE)]])
         assert chunks[-1].usage == Usage(prompt_tokens=5, completion_tokens=2)
         assert isinstance(error, TransportFailed)

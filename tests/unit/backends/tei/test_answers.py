@@ -157,7 +157,7 @@ class TestCalls:
         body = json.loads(build_body(route, ["a"], {"normalize": True, "dimensions": 8, "truncate": None}))
         assert body == {"inputs": ["a"]}
 
-    def test_scores_are_asked_for_raw_and_never_as_one_pair(self) -> None:
+    def test_scores_are_requested_raw_and_never_as_one_pair(self) -> None:
         body = json.loads(build_body("/predict", ["a", ("b", "c")], {"truncate": True, "normalize": True}))
         assert body == {"inputs": [["a"], ["b", "c"]], "truncate": True, "raw_scores": True}
         assert json.loads(build_body("/predict", ["a", "b"], {}))["inputs"] == [["a"], ["b"]]

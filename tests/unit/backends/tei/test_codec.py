@@ -68,7 +68,7 @@ async def test_offsets_behind_a_prompt_that_is_not_known_here(codec: TeiCodec) -
     assert await spans(codec, "für dich", "query") == [("find", 0, 4), ("für", 5, 8), ("dich", 9, 13)]
 
 
-async def test_many_texts_are_asked_for_in_parts(server: FakeTei, codec: TeiCodec) -> None:
+async def test_many_texts_are_split_into_calls(server: FakeTei, codec: TeiCodec) -> None:
     rows = await codec.tokenize(list("abcde"), add_special_tokens=False, prompt_name=None)
     assert [row[0].text for row in rows] == list("abcde")
     assert [len(call.inputs) for call in server.calls] == [2, 2, 1]
@@ -116,6 +116,6 @@ def test_any_slices_of_any_text(text: str, data: st.DataObject) -> None:
 
 
 @given(CHARACTERS, st.lists(st.tuples(st.text(max_size=3), st.integers(-5, 50), st.integers(-5, 50)), max_size=5))
-def test_whatever_it_says_is_no_crash(text: str, tokens: list[tuple[str, int, int]]) -> None:
+def test_any_answer_is_handled(text: str, tokens: list[tuple[str, int, int]]) -> None:
     row = [TokenWire(1, word, False, start, stop) for word, start, stop in tokens]
     assert len(to_tokens(text, row)) == len(row)

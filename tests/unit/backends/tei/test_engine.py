@@ -167,7 +167,7 @@ class TestLimits:
         assert (SLOTS, engine.facts.slots) == (2, 2)
 
     @ERAS
-    async def test_a_server_that_takes_fewer_than_it_says(self, era: str, admission: FakeAdmission) -> None:
+    async def test_a_server_that_accepts_fewer_than_stated(self, era: str, admission: FakeAdmission) -> None:
         """The refusal states the limit: the batch is split, and the planner makes smaller ones."""
         async with FakeTei(Script(era=era)) as server:
             engine = await engine_of(server, admission)

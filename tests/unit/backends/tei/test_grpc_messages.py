@@ -145,7 +145,7 @@ async def test_whatever_the_bytes_it_is_an_array_or_an_error(data: bytes) -> Non
             continue
 
 
-def test_counts_are_told_or_guessed() -> None:
+def test_counts_are_read_or_estimated() -> None:
     replies = [pb.EmbedResponse(metadata=pb.Metadata(compute_tokens=7)), pb.EmbedResponse(), pb.EmbedResponse()]
     assert messages.count_tokens(replies, ["a", "a" * 20, [1, 2, 3]]) == [7, 6, 4]
 
@@ -171,7 +171,7 @@ def largest(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", messages.STREAMS)
-def test_whatever_was_asked_for_fits(name: str) -> None:
+def test_every_valid_answer_fits(name: str) -> None:
     size = len(largest(name).SerializeToString())
     assert size <= messages.max_message_bytes(name, SHAPE) <= size + 2**20
 

@@ -68,14 +68,14 @@ def test_kinds_of_models(model_type: Any, kind: str, tasks: Any, vectors: Any, l
     assert info.embeds is ("embed" in tasks)
 
 
-def test_an_older_server_says_less() -> None:
+def test_an_older_server_states_less() -> None:
     old = {"model_id": "m", "model_type": CARD["model_type"], "max_input_length": 128, "max_client_batch_size": 4}
     info = parse_info(Answer(200, {}, json.dumps(old).encode()), WHERE)
     assert (info.max_client_batch_size, info.max_concurrent_requests, info.served_name) == (4, 512, "")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_one_that_is_starting_is_asked_again(status: int) -> None:
+def test_a_starting_server_is_retried(status: int) -> None:
     with pytest.raises(UpstreamFailed, match=f"status {status}.*it may be starting"):
         parse_info(card(status), WHERE)
 

@@ -41,7 +41,7 @@ def test_every_field_is_that_of_the_public_protocol() -> None:
         assert own[name][0] == theirs[name][0]  # type: ignore[index]
 
 
-def test_the_types_are_told_to_who_checks_them() -> None:
+def test_the_type_stub_is_complete() -> None:
     """The type stub has every message."""
     stub = OURS.with_name("tei_pb2.pyi").read_text()
     for message in compiled(OURS).message_type:

@@ -84,12 +84,12 @@ def test_sparse_vectors_fit() -> None:
         ),
     ],
 )
-def test_more_than_was_asked_for_is_refused(limit: ResponseLimit, body: bytes) -> None:
+def test_larger_answers_are_refused(limit: ResponseLimit, body: bytes) -> None:
     with pytest.raises(UpstreamFailed, match="more rows, or numbers, than it was asked for"):
         limit.check(body, WHERE)
 
 
-def test_no_room_is_larger_than_what_is_read() -> None:
+def test_no_limit_exceeds_the_largest_answer() -> None:
     for limit in (
         ResponseLimit.of_vectors(10**6, 4096),
         ResponseLimit.of_tokens(512, 8192, None),

@@ -258,7 +258,7 @@ class TestCards:
             ("classifier", 1, ("reranker", ("LABEL_0",))),
         ],
     )
-    async def test_what_the_card_lacks_is_asked_of_the_model(
+    async def test_values_missing_from_the_card_are_probed(
         self, kind: Any, labels: int, expected: tuple[str, tuple[str, ...]]
     ) -> None:
         """The model is probed once: the next check finds the same info."""

@@ -134,7 +134,7 @@ def test_bf16_takes_the_even_neighbour_of_a_tie(value: float, bits: int) -> None
     assert codec.to_bf16(np.array(value, np.float32)).item() == bits
 
 
-def test_numbers_are_converted_to_the_datatype_asked_for() -> None:
+def test_numbers_are_converted_to_the_requested_datatype() -> None:
     ids = np.array([[1, 2], [3, 4]], np.int64)
     assert codec.to_raw("INT32", ids) == ids.astype("<i4").tobytes()
     assert codec.to_raw("UINT64", ids) == ids.tobytes()

@@ -58,7 +58,7 @@ async def control(triton: FakeTriton, pauses: Pauses) -> AsyncIterator[Control]:
 FILES = {"1/model.py": b"\x00code"}
 
 
-async def test_the_index_tells_state_version_and_reason(triton: FakeTriton, control: Control) -> None:
+async def test_the_index_has_state_version_and_reason(triton: FakeTriton, control: Control) -> None:
     triton.add(FakeModel("bad", loaded=False, state="UNAVAILABLE", reason="no such file"))
     assert await control.index(deadline=soon()) == [
         IndexEntry(name="emb", version="1", state="READY"),
@@ -99,7 +99,7 @@ async def test_load_keeps_looking_while_the_server_is_slow(
     assert pauses.slept == [0.01, 0.02, 0.02, 0.02]
 
 
-async def test_a_load_that_turns_bad_while_waiting_says_why(
+async def test_a_load_that_fails_while_waiting_has_a_reason(
     triton: FakeTriton, control: Control, pauses: Pauses
 ) -> None:
     model = triton.add(FakeModel("slow", loaded=False, loading=True))
@@ -120,7 +120,7 @@ async def test_a_load_that_takes_too_long(triton: FakeTriton, control: Control, 
     assert pauses.slept == []
 
 
-async def test_a_failed_load_tells_the_indexs_reason(triton: FakeTriton, control: Control) -> None:
+async def test_a_failed_load_has_the_reason_of_the_index(triton: FakeTriton, control: Control) -> None:
     """The call itself says only that no version is available."""
     triton.add(FakeModel("bad", loaded=False, load_error="Internal: ImportError: no module named 'x'\n  At: model.py"))
     with pytest.raises(ModelFailed, match=r"'bad': Internal: ImportError: no module named 'x' At: model.py"):
@@ -129,7 +129,7 @@ async def test_a_failed_load_tells_the_indexs_reason(triton: FakeTriton, control
     assert await control.is_ready("emb", deadline=soon())
 
 
-async def test_a_model_whose_process_died_is_ready_until_asked_and_heals_by_loading(
+async def test_a_model_whose_process_died_is_ready_until_a_request_and_recovers_by_a_load(
     triton: FakeTriton, control: Control
 ) -> None:
     triton.models["emb"].broken = True
@@ -148,7 +148,7 @@ async def test_files_that_are_not_accepted_are_no_missing_model(triton: FakeTrit
         await control.load("ghost", config=embedder("other"), deadline=soon())
 
 
-async def test_a_failed_load_without_a_reason_tells_what_the_call_said(triton: FakeTriton, control: Control) -> None:
+async def test_a_failed_load_without_a_reason_has_the_error_of_the_call(triton: FakeTriton, control: Control) -> None:
     triton.add(FakeModel("bad", loaded=False, load_error="unloaded"))
     with pytest.raises(ModelFailed, match="no version is available"):
         await control.load("bad", deadline=soon())
@@ -160,7 +160,7 @@ async def test_a_model_that_is_not_in_the_repository(control: Control) -> None:
 
 
 @pytest.mark.parametrize("mode", ["poll", "none"])
-async def test_a_server_in_another_mode_is_told_how_to_start(triton: FakeTriton, control: Control, mode: str) -> None:
+async def test_the_error_of_another_mode_says_how_to_start(triton: FakeTriton, control: Control, mode: str) -> None:
     triton.mode = mode
     with pytest.raises(SetupError, match="--model-control-mode=explicit"):
         await control.load("idle", deadline=soon())

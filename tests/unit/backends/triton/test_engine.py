@@ -451,7 +451,7 @@ class TestClosing:
 
 
 class TestTarget:
-    async def test_the_server_is_asked_to_load_what_is_not(self, triton: FakeTriton, target: Endpoint) -> None:
+    async def test_an_unloaded_model_is_loaded(self, triton: FakeTriton, target: Endpoint) -> None:
         triton.models["emb"].state = ""
         assert (await target.find()).style == "text"
         assert triton.calls["RepositoryModelLoad"] == 1

@@ -73,7 +73,7 @@ class TestWritten:
         assert image.dynamic_batching == text.dynamic_batching
         assert "1/model.py" in pictures(tmp_path, options=options).files
 
-    def test_what_it_says_of_itself(self, tmp_path: Path) -> None:
+    def test_parameters_of_both_parts(self, tmp_path: Path) -> None:
         """Both say how pictures are made; the one that reads them says nothing of texts."""
         image, text = map(parameters, triton_models(towers(tmp_path)))
         assert image["shoal_image"] == text["shoal_image"] == msgspec.json.encode(IMAGE).decode()

@@ -55,7 +55,7 @@ def test_a_program_that_is_no_python(tmp_path: Path) -> None:
     assert query_interpreter(str(tmp_path / "none")) is None
 
 
-def test_shoal_s_own_interpreter_is_asked_first() -> None:
+def test_shoal_s_own_interpreter_is_tried_first() -> None:
     """Then the others of this machine, each once."""
     found = find_candidates()
     assert found[0] == sys.executable
@@ -67,7 +67,7 @@ def test_shoal_s_own_interpreter_is_asked_first() -> None:
     [(DEBIAN, MULTIARCH), (PYENV, Path("/opt/py/lib/libpython3.12.so.1.0"))],
     ids=["Debian", "pyenv"],
 )
-def test_libpython_where_the_interpreter_says(answers: InterpreterInfo, there: Path) -> None:
+def test_libpython_from_the_interpreters_configuration(answers: InterpreterInfo, there: Path) -> None:
     """LIBDIR, with the machine's own folder in it as on Debian."""
     assert find_libpython(answers, is_file=lambda path: path == there, cached=nothing) == there
 
@@ -107,7 +107,7 @@ def test_the_first_that_fits_is_taken() -> None:
     assert found == Interpreter("/opt/py/bin/python3.12", "3.12", there["3.12"])
 
 
-def test_without_libpython_it_says_what_to_install() -> None:
+def test_the_error_without_libpython_says_what_to_install() -> None:
     """What was looked at, and the way out on Debian, with pyenv and with uv."""
     known = {"new": InterpreterInfo("3.14", "/new"), "static": InterpreterInfo("3.11", "/static")}
     with pytest.raises(SetupError) as caught:

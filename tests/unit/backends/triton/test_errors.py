@@ -94,7 +94,7 @@ def test_a_status_without_words_is_named(code: grpc.StatusCode, details: str | N
     assert code.name in rpc_error(failure(code, details)).message
 
 
-def test_every_row_is_reached_and_says_something_before_the_servers_words() -> None:
+def test_every_row_is_reached_and_its_message_precedes_the_servers() -> None:
     made = [to_error(code, details) for code, details, _ in OBSERVED]
     messages = {row.message for row in ERROR_TABLE if any(error.message.startswith(row.message) for error in made)}
     assert messages == {row.message for row in ERROR_TABLE}
@@ -111,13 +111,13 @@ def test_an_engine_raises_only_what_its_seam_allows(
     assert type(error) is (kind if issubclass(kind, allowed) else UpstreamFailed)
 
 
-def test_the_next_step_is_said() -> None:
+def test_errors_name_the_next_step() -> None:
     assert "--model-control-mode=explicit" in to_error(Code.UNAVAILABLE, "model load / unload is not allowed").message
     assert "triton_metadata" in to_error(Code.UNAVAILABLE, "This protocol is restricted, expecting 'x'").message
     assert "triton_ca_file" in to_error(Code.UNAVAILABLE, "CERTIFICATE_VERIFY_FAILED").message
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+def test_a_full_queue_has_a_retry_time() -> None:
     assert to_error(Code.UNAVAILABLE, "Exceeds maximum queue size").retry_after == 0.1
     assert to_error(Code.UNAVAILABLE, "gone").retry_after is None
 

@@ -170,7 +170,7 @@ class TestRequests:
         assert model.script.requests[0]["lora_task_id"] == 7
         assert requests_of(bench.triton, "ModelStreamInfer")[0].model_version == "1"
 
-    async def test_what_cannot_be_asked_reaches_nobody(self, bench: Bench) -> None:
+    async def test_unsupported_requests_are_not_sent(self, bench: Bench) -> None:
         generator = await bench.open(talker("ensemble"))
         assert generator.facts.top_logprobs == 0
         with pytest.raises(InvalidValue):
@@ -315,7 +315,7 @@ class TestLeaving:
         await asyncio.gather(*infer_stream._ENDING)
         assert bench.triton.cancelled == 0
 
-    async def test_an_ensembles_engine_is_told(self, bench: Bench) -> None:
+    async def test_an_ensembles_engine_gets_the_stop(self, bench: Bench) -> None:
         """Triton cancels no running step of an ensemble: the part that ends generations by their id is asked to."""
         model = talker("ensemble", Script(["a"], hold=1))
         for part in ("preprocessing", "gone", "tensorrt_llm"):
@@ -355,7 +355,7 @@ class TestLeaving:
         await until(lambda: model.script.cancelled == (model.script.ids if kind == "llmapi" else []))
 
     @pytest.mark.parametrize("kind", ["tokens", "llmapi"])
-    async def test_nobody_is_told_of_what_is_over(self, bench: Bench, kind: Kind) -> None:
+    async def test_a_finished_answer_is_not_stopped(self, bench: Bench, kind: Kind) -> None:
         model = talker(kind, Script([65, 66] if kind == "tokens" else ["a", "ab"]))
         generator = await bench.open(model)
         await collect(generator)

@@ -114,7 +114,7 @@ class TestDeltas:
             answer("vllm").read(say("a", finish_reason=texts(reason)))
 
     @pytest.mark.parametrize(("tokens", "expected"), [(1, "stop"), (2, "length"), (3, "length")])
-    def test_who_tells_no_reason_is_read_by_its_counts(self, tokens: int, expected: str) -> None:
+    def test_without_a_reason_the_counts_decide(self, tokens: int, expected: str) -> None:
         found = pieces(answer("ensemble", max_tokens=2), say("a", num_output_tokens=np.array([[tokens]], np.int32)))
         assert [each.finish_reason for each in found] == [None, expected]
 
@@ -189,7 +189,7 @@ class TestCumulative:
         found = pieces(answer("llmapi"), say("a" + REPLACED), say("a東"))
         assert [each.text for each in found] == ["a", "a東", "a東"]
 
-    def test_what_never_gets_its_rest_is_told_at_the_end(self) -> None:
+    def test_incomplete_characters_are_flushed_at_the_end(self) -> None:
         assert pieces(answer("llmapi"), say("a" + REPLACED))[-1] == Piece(text="a" + REPLACED, finish_reason="stop")
         last = say("a" + REPLACED, finish_reason=texts("length"))
         assert pieces(answer("llmapi"), last) == [Piece(text="a" + REPLACED, finish_reason="length")]
@@ -280,7 +280,7 @@ class TestLogprobs:
         with pytest.raises(UpstreamFailed, match="cannot be read"):
             answer("vllm", logprobs=0).read(say("a", logprobs=texts(value)))
 
-    def test_only_where_asked_for(self) -> None:
+    def test_only_on_request(self) -> None:
         made = say("a", output_log_probs=np.full((1, 1), -0.5, np.float32))
         assert pieces(answer("ensemble"), made)[0].logprobs == ()
 

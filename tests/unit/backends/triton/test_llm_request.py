@@ -230,7 +230,7 @@ class TestTensorRtLlm:
         assert (found["stop_words"], found["bad_words"], found["max_tokens"]) == (["a", "b"], "", 3)
         assert (found["random_seed"], found["min_length"]) == (1, 2)
 
-    def test_streaming_is_asked_for_only_where_it_can_be(self) -> None:
+    def test_streaming_is_requested_only_where_supported(self) -> None:
         """A model that is not decoupled calls it an error."""
         assert sent("ensemble", stream=True)["stream"] is True
         assert sent("ensemble", stream=False)["stream"] is False
@@ -249,7 +249,7 @@ class TestTensorRtLlm:
             ({"logprobs": 0, "top_k": 4}, {"top_k": 4}),
         ],
     )
-    def test_a_temperature_means_what_it_says(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    def test_a_temperature_enables_sampling(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
         """Without top_k or top_p the likeliest token is taken whatever it is; and 0 is not taken everywhere."""
         found = sent("ensemble", **fields)
         assert {name: found[name] for name in ("temperature", "top_k", "top_p") if name in found} == pytest.approx(
@@ -397,7 +397,7 @@ class TestOthers:
         made = RequestBuilder(found, "llm").build_generation(request)
         assert [list(each.shape) for each in made.inputs if each.name == "max_tokens"] == [[]]
 
-    def test_who_cannot_be_told_to_stop(self) -> None:
+    def test_models_without_a_stop_input(self) -> None:
         assert RequestBuilder(schema("vllm"), "llm").build_cancellation("i") is None
 
     @pytest.mark.parametrize(

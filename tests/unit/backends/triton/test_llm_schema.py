@@ -160,7 +160,7 @@ class TestDetails:
             ("max_tokens_in_paged_kv_cache", "2560", None),
         ],
     )
-    def test_the_context_where_the_configuration_says_it(self, key: str, value: str, expected: int | None) -> None:
+    def test_the_context_from_the_configuration(self, key: str, value: str, expected: int | None) -> None:
         config = talker_config("ensemble")
         config.parameters[key].string_value = value
         schema = detect_llm(config, metadata(config))

@@ -94,7 +94,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     ]
 
 
-def test_without_the_python_backend_nothing_is_said_to_it(tmp_path: Path) -> None:
+def test_without_the_python_backend_it_gets_no_options(tmp_path: Path) -> None:
     """A timeout below a second is rounded up: 0 would mean to wait for nothing."""
     there = distribution(tmp_path, "onnxruntime")
     command = Command(there, None, Path("/models"), Ports(1, 2, 3), 0.1).arguments("mine_")

@@ -107,7 +107,7 @@ def test_the_tokenizer_agrees_for_any_text(
     same(model.execute([ask(texts)])[0], piped(tmp_path, spec.text, texts))
 
 
-def test_the_tokenizer_gives_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_tokenizer_returns_the_requested_outputs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One output of several."""
     spec = entry(tmp_path, text=text_spec(), options={"text_in": True})
     save(KINDS["wordpiece"](), tmp_path)

@@ -57,7 +57,7 @@ def umask() -> int:
     return value
 
 
-def test_the_listing_tells_whose_a_model_is(repository: Repository, tmp_path: Path) -> None:
+def test_the_listing_shows_who_made_a_model(repository: Repository, tmp_path: Path) -> None:
     """Shoal's with their parts as one, others under the served name that leads to them or else their own."""
     repository.write(entry(tmp_path / "store", options=TEXT_IN))
     for name in ("bert", "acme~bert", "my model"):
@@ -250,7 +250,7 @@ def test_a_missing_source_leaves_nothing(repository: Repository, tmp_path: Path)
     assert not repository.folder.exists()
 
 
-def test_a_disk_that_says_no_is_named(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_errors_name_the_setting(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the setting to look at; the folder is as it was."""
 
     def full(*_: Any) -> None:

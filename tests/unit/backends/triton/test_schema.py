@@ -160,7 +160,7 @@ class TestTokenModels:
     @pytest.mark.parametrize(
         ("size", "dims", "length"), [(8, [128], 128), (8, [-1], 0), (0, [-1, 64], 64), (0, [32], 32)]
     )
-    def test_a_fixed_length_is_told(self, size: int, dims: list[int], length: int) -> None:
+    def test_a_fixed_length_is_reported(self, size: int, dims: list[int], length: int) -> None:
         """A TensorRT plan may take one length only."""
         out = [8] if size or len(dims) == 1 else [-1, 8]
         embedder = found([("input_ids", "INT32", dims)], [("output", "FP32", out)], size=size)

@@ -39,7 +39,7 @@ def test_a_plain_checkpoint_is_its_own_encoder() -> None:
     assert find_parts(spec(dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid"))) == PartsSpec()
 
 
-def test_the_spec_says_what_stands_around_the_encoder() -> None:
+def test_the_spec_lists_the_modules_around_the_encoder() -> None:
     parts = PartsSpec(encoder="0_T", after=(DENSE, LayerSpec(kind="normalize")))
     assert find_parts(spec("dense:tanh", "normalize", parts=parts)) is parts
 
@@ -70,7 +70,7 @@ def test_parts_that_nobody_read_are_refused(unsaid: TextSpec) -> None:
         (partial(m3, kind="bert"), 1),
     ],
 )
-def test_what_the_contract_read_is_what_the_spec_says(tmp_path: Path, make: Callable[..., Any], modules: int) -> None:
+def test_the_spec_matches_the_contract(tmp_path: Path, make: Callable[..., Any], modules: int) -> None:
     """Of every kind of head: nothing is left for a second reading."""
     folder = make(tmp_path / "model")
     contract = read_contract(folder)

@@ -84,13 +84,13 @@ class TestWhatItCanDo:
         requests = [one.json for one in server.requests if one.path == "/v1/chat/completions"]
         assert requests == [{"model": "up/model", "messages": [], "max_tokens": 0}]
 
-    async def test_the_table_says_it(self, server: FakeUpstream, opened: Open) -> None:
+    async def test_tasks_from_the_table(self, server: FakeUpstream, opened: Open) -> None:
         """With tasks in the table, the server is only checked for reachability."""
         runner = await opened(tasks=("generate",))
         assert runner.facts.tasks == ("generate",)
         assert [one.path for one in server.requests] == ["/v1/models"]
 
-    async def test_a_server_says_it(self, server: FakeUpstream, opened: Open) -> None:
+    async def test_tasks_from_the_server(self, server: FakeUpstream, opened: Open) -> None:
         """Another Shoal lists the tasks of its models."""
         server.models[0] |= {"tasks": ["generate", "draw"], "context_tokens": 512}
         facts = (await opened()).facts
@@ -232,7 +232,7 @@ class TestEmbeddings:
 
 
 class TestGeneration:
-    async def test_what_the_operator_says(self, server: FakeUpstream, opened: Open, tmp_path: Path) -> None:
+    async def test_fields_of_the_operator(self, server: FakeUpstream, opened: Open, tmp_path: Path) -> None:
         settings = Settings(home=str(tmp_path), strip_parameters=("priority",), default_max_tokens=9)
         runner = await opened(tasks=("generate",), settings=settings, sampling={"top_k": 4})
         await chat(runner, raw=("openai.chat", b'{"model":"m","messages":[1],"priority":2}'))
@@ -330,7 +330,7 @@ class TestWaiting:
         server.on("/embeddings", answer({"error": "this model does not embed"}, 500))
         assert (await opened()).facts.tasks == ("generate",)
 
-    async def test_not_where_the_table_says_it(self, server: FakeUpstream, opened: Open) -> None:
+    async def test_not_with_tasks_from_the_table(self, server: FakeUpstream, opened: Open) -> None:
         server.on("/chat/completions", answer({"error": "busy"}, 503))
         assert (await opened(tasks=("embed",))).facts.tasks == ("embed",)
 

@@ -129,7 +129,7 @@ class TestRanking:
         assert np.allclose(found.scores, [probability_of("a"), probability_of(pair)], atol=1e-6)
         assert runner.facts.labels == (LABELS[0],)
 
-    async def test_the_table_says_it(self, scores: FakeUpstream, opened: Open) -> None:
+    async def test_tasks_from_the_table(self, scores: FakeUpstream, opened: Open) -> None:
         """With tasks in the table, embedding and chat are not probed."""
         scores.on("/rerank", reranks())
         runner = await opened(scores, tasks=("rerank",))
@@ -137,13 +137,13 @@ class TestRanking:
         assert {one.path for one in scores.requests} >= {"/v1/models", "/v1/score", "/score", "/v1/rerank"}
         assert not {one.path for one in scores.requests} & {"/v1/embeddings", "/v1/chat/completions"}
 
-    async def test_a_model_that_embeds_is_not_asked(self, server: FakeUpstream, opened: Open) -> None:
+    async def test_a_model_that_embeds_is_not_probed_for_scores(self, server: FakeUpstream, opened: Open) -> None:
         """A model that embeds ranks by its vectors."""
         server.on("/score", vllm_score())
         assert (await opened()).facts.tasks == ("embed", "generate")
         assert not [one for one in server.requests if "score" in one.path]
 
-    async def test_the_table_says_both(self, server: FakeUpstream, opened: Open) -> None:
+    async def test_two_tasks_from_the_table(self, server: FakeUpstream, opened: Open) -> None:
         server.on("/score", vllm_score())
         runner = await opened(tasks=("embed", "rerank"))
         assert runner.facts.tasks == ("embed", "rerank", "classify")
@@ -151,7 +151,7 @@ class TestRanking:
         assert np.allclose((await embed(runner, "a", normalize=False)).vectors, [vector_of("a")])
         assert np.allclose((await rerank(runner, "q", "a")).scores, expected("q", "a"), atol=1e-6)
 
-    async def test_questions_cost_nothing(self, scores: FakeUpstream, opened: Open) -> None:
+    async def test_probes_cost_nothing(self, scores: FakeUpstream, opened: Open) -> None:
         """Probes score no text until a route is found."""
         scores.on("/rerank", NO_TASK)
         with pytest.raises(ConfigError, match="neither embeds, scores nor chats"):

@@ -90,7 +90,7 @@ class TestTheSameName:
             server.script = before
             await until(runner.ready)
 
-    async def test_one_input_at_a_time_is_asked(self, opened: Open) -> None:
+    async def test_one_input_is_probed_at_a_time(self, opened: Open) -> None:
         for kind, inputs in (("embedding", TEXTS), ("reranker", PAIRS)):
             async with FakeTei(Script(kind=kind)) as server:  # type: ignore[arg-type]
                 await opened(server)

@@ -248,7 +248,7 @@ class TestStarting:
             # The sparse vectors of the fake count words, whatever its seed.
             assert len({answers for _, answers in reports}) == (3 if kind == "embedding" else 2)
 
-    async def test_scores_are_told_by_nothing(self, opened: Open) -> None:
+    async def test_scores_have_no_digest(self, opened: Open) -> None:
         async with FakeTei(Script(kind="reranker")) as server:
             assert (await opened(server)).facts.answers == ""
 

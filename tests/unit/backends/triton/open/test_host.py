@@ -118,7 +118,7 @@ class TestPublishing:
         assert triton.calls["RepositoryModelLoad"] == loads + 1
 
     @pytest.mark.parametrize("platform", ["auto", "onnxruntime"])
-    async def test_a_backend_that_was_asked_for_is_not_replaced(
+    async def test_a_requested_backend_is_not_replaced(
         self,
         writing: Settings,
         tritons: TritonConnections,
@@ -391,7 +391,7 @@ class TestEntry:
             build_entry_spec(NAME, other, Settings(triton_text_in=True))
         assert caught.value.param == "triton_text_in"
 
-    def test_what_was_asked_with_the_load_wins(self, stored: StoredModel) -> None:
+    def test_options_of_the_load_win(self, stored: StoredModel) -> None:
         settings = Settings(triton_text_in=True)
         assert [
             build_entry_spec(NAME, stored, settings, text_in=each).options.text_in for each in (None, False, True)

@@ -215,7 +215,7 @@ class TestTokenModels:
         raw = await opened("raw", table=ModelTable(tokenizer=str(source)))
         pipeline_of(raw).check(Embed(model="m", inputs=["a"], normalize=False))
 
-    async def test_without_a_tokenizer_it_says_what_to_set(self, triton: FakeTriton, opened: Open) -> None:
+    async def test_the_error_without_a_tokenizer_names_the_setting(self, triton: FakeTriton, opened: Open) -> None:
         triton.add(token_model("tok"))
         with pytest.raises(ConfigError, match=r'set `tokenizer` in \[models."m"\] of shoal.toml'):
             await opened("tok")

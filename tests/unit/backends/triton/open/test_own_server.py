@@ -147,7 +147,7 @@ class TestItsOwnServer:
         ("error", "raised"),
         [(SetupError("no Triton for this machine"), SetupError), (ZeroDivisionError("a bug"), InternalError)],
     )
-    async def test_every_load_says_why_it_cannot_start(
+    async def test_every_load_gets_the_reason_of_a_failed_start(
         self, own: FakeRunTriton, alone: Settings, tritons: TritonConnections, error: Exception, raised: type[Exception]
     ) -> None:
         """Shoal goes on without it."""

@@ -64,7 +64,7 @@ class TestReplicas:
         await until(lambda: reason in stranger.reason)
         assert (stranger.ready(), runner.ready()) == (False, True)
 
-    async def test_a_dimension_that_only_an_answer_tells(
+    async def test_a_dimension_known_only_from_an_answer(
         self, triton: FakeTriton, second: FakeTriton, opened: Open
     ) -> None:
         """The schemas are alike: it is the probe that finds out."""

@@ -150,7 +150,7 @@ class TestEntries:
         assert runner.lane.pipeline.spec == spec
         assert facts.verified == f"4 {'pairs' if name == 'cross' else 'texts'} answered, all finite"
 
-    async def test_only_what_is_asked_for_is_fetched(
+    async def test_only_requested_outputs_are_fetched(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
         """A vector a token is much to carry."""
