@@ -12,7 +12,7 @@ def answer(sent: float, *arrivals: float, counted: int | None = None, prompt: in
     return Answer(sent, arrivals[-1], list(arrivals), counted, prompt)
 
 
-def test_each_row_is_what_its_name_says() -> None:
+def test_each_row_matches_its_name() -> None:
     """Two answers of three and of five tokens; a piece may hold several tokens."""
     answers = [answer(10.0, 10.1, 10.2, 10.4, counted=3, prompt=7), answer(20.0, 20.3, 20.5, counted=5, prompt=9)]
     found = compute_level(answers, concurrency=2, seconds=4.0, cpu_s=0.0008)

@@ -81,7 +81,7 @@ async def talking() -> AsyncIterator[Talker]:
         await listener.wait_closed()
 
 
-async def test_streams_are_asked_and_timed() -> None:
+async def test_streams_are_requested_and_timed() -> None:
     """Two levels; no more requests in flight than said; every prompt is another; the server's counts are used."""
     async with talking() as talker:
         plan = ChatPlan(concurrency=(1, 3), requests=7, input_tokens=12, output_tokens=5)
@@ -172,7 +172,7 @@ class Scripted:
         return Answer(0.0, 1.0, [0.5, 1.0], error="broken" if 1 < self.calls <= 1 + self.wrong else "")
 
 
-async def test_so_many_are_in_flight_as_was_said() -> None:
+async def test_the_concurrency_is_kept() -> None:
     """Three callers meet at a gate that opens for three: fewer would wait for ever, more are counted."""
     gate, now, peak = asyncio.Barrier(3), 0, 0
 
@@ -206,7 +206,7 @@ async def test_without_a_number_each_stream_asks_four_times() -> None:
     assert asks.calls == 60
 
 
-async def test_the_server_s_processor_time_is_told() -> None:
+async def test_the_server_s_processor_time_is_reported() -> None:
     """Of the process that is named: this one."""
     (found,) = await run_levels(Scripted(), ChatPlan(server_pid=os.getpid()), seed=1)
     assert found.server_cpu_us is not None

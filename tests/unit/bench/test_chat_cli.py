@@ -92,7 +92,7 @@ class TestHttp:
         assert found["client_machine"]["versions"]["shoal"]
         assert "secret" not in result.output
 
-    def test_a_server_that_counts_nothing_is_said_to(self, url: str) -> None:
+    def test_a_server_without_token_counts_is_reported(self, url: str) -> None:
         """Chunks are then what is counted."""
         result = run(url, "--requests", "2", "--model", "silent")
         assert "the server does not count tokens" in result.stdout
@@ -103,7 +103,7 @@ class TestHttp:
         assert (result.exit_code, result.stdout) == (1, "")
         assert "no model nobody" in result.stderr
 
-    def test_no_server_says_how_to_start_one(self) -> None:
+    def test_the_error_without_a_server_says_how_to_start_one(self) -> None:
         """A connection that is refused ends with the next step."""
         result = run("http://127.0.0.1:9")
         assert result.exit_code == 1

@@ -107,14 +107,14 @@ def test_a_refused_first_request_ends_with_the_server_s_words(url: str) -> None:
     assert "closed" not in output
 
 
-def test_a_model_that_is_named_is_the_one_that_is_asked(url: str) -> None:
+def test_the_named_model_is_used(url: str) -> None:
     """Without a name the server's first model is asked; with one, that one."""
     code, output = run(url, "--model", "org/other")
     assert code == 1
     assert "no model org/other" in output
 
 
-def test_no_server_says_how_to_start_one() -> None:
+def test_the_error_without_a_server_says_how_to_start_one() -> None:
     """A connection that is refused ends with the next step."""
     code, output = run("http://127.0.0.1:9")
     assert code == 1

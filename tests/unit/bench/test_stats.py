@@ -61,6 +61,6 @@ def test_a_summary_divides_by_the_time_of_the_run() -> None:
     assert summary.queue_ms["max"] == 3
 
 
-def test_a_server_that_says_nothing_of_batches() -> None:
+def test_a_server_without_batch_statistics() -> None:
     """Without headers there is no batch size, rather than a zero."""
     assert summarize(Record(latency=[0.1], texts=1, seconds=1.0)).batch_size is None
