@@ -49,7 +49,7 @@ async def metrics(app: App, model: str) -> dict[str, float]:
     return found
 
 
-async def test_off_unless_it_is_asked_for() -> None:
+async def test_off_by_default() -> None:
     """The header is there and says zero; the metrics have no series."""
     async with serving(load({}, {}), "fake:") as app:
         for _ in range(2):
@@ -59,7 +59,7 @@ async def test_off_unless_it_is_asked_for() -> None:
         assert "shoal_cache_hits_total" in await rendered(app)
 
 
-async def test_hits_are_told() -> None:
+async def test_hits_are_reported() -> None:
     """In the header of each answer, in the metrics and in the model's statistics."""
     async with serving(load({"cache_mb": "1"}, {}), "fake:") as app:
         first = await post(app, "/v1/embeddings", {"input": ["a", "b"]})
@@ -121,7 +121,7 @@ def test_sizes_are_checked(value: str) -> None:
         load({"cache_disk_mb": value}, {})
 
 
-async def test_the_gateway_says_it_too() -> None:
+async def test_the_gateway_reports_it_too() -> None:
     """Facts of a result, for who asks in this process."""
     async with serving(load({"cache_mb": "1"}, {}), "fake:") as app:
         ctx = Context(id="r", deadline=time.monotonic() + 10)

@@ -351,7 +351,7 @@ def test_a_segment_that_another_process_writes_is_left_to_it(make: Make, writer:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_says_no_ends_the_writing(
+def test_disk_errors_stop_the_writer(
     make: Make,
     writer: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
@@ -387,7 +387,7 @@ def test_a_folder_that_cannot_be_made(make: Make, tmp_path: Path, caplog: pytest
     assert "rows are no longer cached" in caplog.text
 
 
-def test_a_bug_ends_the_writing_and_says_so(
+def test_a_bug_stops_the_writer_and_is_logged(
     make: Make, writer: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> bytes:
