@@ -59,7 +59,7 @@ def raw_server(words: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", [["embed", "a"], ["chat", "a"], ["ps"]])
-def test_a_proxy_is_not_asked_for_this_machine(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_are_not_used_for_this_machine(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its loopback address is another one: what is told is what this machine answers."""
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)

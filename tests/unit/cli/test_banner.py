@@ -54,7 +54,7 @@ def test_a_failed_model_is_listed() -> None:
     assert "try" not in found
 
 
-def test_a_model_that_waits_says_for_what() -> None:
+def test_a_waiting_model_shows_the_reason() -> None:
     """Its server may come at any time."""
     found = banner(Settings(), card(state="loading", facts=None, note="waiting for triton://far:8001: refused"))
     assert found["model"] == "org/name  loading: waiting for triton://far:8001: refused"
@@ -65,7 +65,7 @@ def test_a_model_that_found_no_room_sleeps() -> None:
     assert banner(Settings(), card(state="unloaded", facts=None, sleeping=True))["model"] == "org/name  sleeping"
 
 
-def test_without_a_model_the_next_step_is_said() -> None:
+def test_without_a_model_the_next_step_is_shown() -> None:
     """Clients may load what they want."""
     found = banner(Settings())
     assert found["model"] == "none yet: shoal load NAME --url http://127.0.0.1:8080"
@@ -88,7 +88,7 @@ def test_keys_are_counted_and_never_shown() -> None:
     assert "s3cret" not in str(found)
 
 
-def test_an_open_server_is_said_loudly() -> None:
+def test_an_insecure_server_is_warned_about() -> None:
     """Only --insecure leads here."""
     assert banner(Settings(host="0.0.0.0", insecure=True))["auth"] == "OFF, and others can connect (--insecure)"
 

@@ -162,7 +162,7 @@ class TestArguments:
 
 
 class TestThere:
-    def test_a_server_is_asked(self, upstream: Upstream) -> None:
+    def test_a_server_answers(self, upstream: Upstream) -> None:
         """Its first model that generates, with the key of the settings; only the answer is printed."""
         arguments = ["chat", "--url", upstream.url, "ready?", "--system", "be brief", "--temperature", "0.5", "--stats"]
         result = runner.invoke(app, arguments, env={"SHOAL_API_KEY": "k1 bulk"})
@@ -324,7 +324,7 @@ class TestOpened:
             pytest.fail("it was opened")
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
 
-    def test_what_is_waited_for_is_said_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_reason_of_a_wait_is_printed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that is not there yet is no reason to look like a hang."""
         monkeypatch.setattr("shoal.cli._talking.POLL_INTERVAL_S", 0.001)
         app = Scripted()

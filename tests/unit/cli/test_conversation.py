@@ -13,7 +13,7 @@ PLAIN = st.text(st.characters(exclude_characters='\n"', exclude_categories=["Cs"
 
 
 class TestConversation:
-    def test_what_was_said_goes_before_the_question(self) -> None:
+    def test_the_history_precedes_the_question(self) -> None:
         """The system message first; a question is no turn until it is answered."""
         talk = Conversation("be brief")
         assert [(one.role, one.content) for one in talk.build_messages("a?")] == [

@@ -193,7 +193,7 @@ class TestHere:
 
 
 class TestThere:
-    def test_a_server_is_asked(self, upstream: Upstream) -> None:
+    def test_a_server_answers(self, upstream: Upstream) -> None:
         """With the key of the settings, in chunks, floats as base64."""
         place = f"http://127.0.0.1:{upstream.server_port}/"
         texts = ["x" * (1 + number % 7) for number in range(700)]
@@ -207,7 +207,7 @@ class TestThere:
         assert upstream.requests[0]["input_type"] == "query"
         assert "dimensions" not in upstream.requests[0]
 
-    def test_without_a_model_the_first_one_is_asked(self, upstream: Upstream) -> None:
+    def test_without_a_model_the_first_one_is_used(self, upstream: Upstream) -> None:
         """The server's own list says which that is; every request carries the bare key, without its class."""
         place = f"http://127.0.0.1:{upstream.server_port}"
         result = runner.invoke(app, ["embed", "--url", place, "ab"], env={"SHOAL_API_KEY": "k1 bulk"})

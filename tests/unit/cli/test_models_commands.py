@@ -163,7 +163,7 @@ def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[...,
     assert (facts["dimension"], facts["max_tokens"], facts["verified"]) == (8, 16, "the graph agrees")
 
 
-def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
+def test_show_of_a_model_that_scores(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """Its labels and what is put over them, and nothing of vectors."""
     score = ScoreSpec(labels=("no", "yes"), activation="softmax")
     put("org/judge", spec=msgspec.structs.replace(SPEC, dimension=0, score=score))
@@ -172,7 +172,7 @@ def test_show_says_what_a_model_scores(shoal: Shoal, put: Callable[..., StoredMo
     assert not {"dimension", "pooling", "similarity"} & set(facts)
 
 
-def test_show_says_what_a_model_of_two_towers_takes(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
+def test_show_of_a_dual_encoder(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """Texts and pictures, how both are compared, and both verdicts."""
     seen = ImagePart(
         graph="image.onnx", spec=ImageSpec(size=(224, 320), dimension=8), verification=Verdict("pictures agree", 1.0)
@@ -184,7 +184,7 @@ def test_show_says_what_a_model_of_two_towers_takes(shoal: Shoal, put: Callable[
     assert facts["verified"] == "texts agree; pictures agree"
 
 
-def test_show_says_what_a_classifier_of_pictures_takes(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
+def test_show_of_a_picture_classifier(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """No texts, no vectors."""
     score = ScoreSpec(labels=("cat", "dog"), activation="softmax", pairs=False)
     image = ImagePart(graph="model.onnx", spec=ImageSpec(size=(32, 32), dimension=0, score=score))
@@ -194,7 +194,7 @@ def test_show_says_what_a_classifier_of_pictures_takes(shoal: Shoal, put: Callab
     assert not {"dimension", "max_tokens", "compared_by"} & set(facts)
 
 
-def test_show_tells_variants(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
+def test_show_lists_variants(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
     """What was made of the graph on this machine: bytes, and parity and speed where these were measured."""
     stored = put("org/tiny")
     assert json.loads(shoal("show", "org/tiny", "--json").stdout)["variants"] == {}

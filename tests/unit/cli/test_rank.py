@@ -115,7 +115,7 @@ class TestHere:
 
 class TestThere:
     @pytest.mark.parametrize(("model", "named"), [([], {}), (["--model", "m"], {"model": "m"})])
-    def test_a_server_is_asked(self, upstream: Upstream, model: list[str], named: dict[str, str]) -> None:
+    def test_a_server_answers(self, upstream: Upstream, model: list[str], named: dict[str, str]) -> None:
         """It is sent the file itself; what it answers is put in order."""
         rows = [
             {"index": place, "text": text, "cosine": 0.5, "score": score}

@@ -196,7 +196,7 @@ class TestLoad:
         assert RunningServer(stub.url).load("m", {}, seen)
         assert seen.calls == [("model.onnx", 5, 10), ("more", 1, None), ("convert", 0.25), ("warming up",)]
 
-    def test_leaving_says_that_the_server_goes_on(self, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interrupt_says_that_the_server_continues(self, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C ends the watching and not the work."""
 
         def interrupted(seconds: float) -> None:
@@ -211,7 +211,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("name", ["", "/", "/etc/passwd", "//"])
     @pytest.mark.parametrize("verb", [("load",), ("unload",), ("rm", "--url", "http://localhost:1")])
-    def test_what_names_nothing_is_not_asked_for(self, shoal: Shoal, stub: Stub, verb: list[str], name: str) -> None:
+    def test_empty_names_are_not_sent(self, shoal: Shoal, stub: Stub, verb: list[str], name: str) -> None:
         """It would be another path of the server."""
         result = shoal(*verb, name)
         assert result.exit_code == 1
@@ -304,7 +304,7 @@ class TestServer:
         assert shoal("ps", **environ).exit_code == 0
         assert stub.keys == {key}
 
-    def test_a_proxy_is_not_asked_for_this_machine(
+    def test_proxies_are_not_used_for_this_machine(
         self, shoal: Shoal, stub: Stub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its loopback address is another one."""

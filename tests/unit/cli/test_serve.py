@@ -60,7 +60,7 @@ async def looks() -> None:
         await asyncio.sleep(0)
 
 
-async def test_all_of_it_at_once(announcements: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+async def test_models_are_announced_together(announcements: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is announced while a model loads; a failed model is logged as an error."""
     fake_app = FakeApp(LOADING, WAITING)
     task = announcing(fake_app)
@@ -91,7 +91,7 @@ def test_a_failure_is_the_last_line_of_the_log(form: str, tmp_path: Path) -> Non
         assert lines[-1].startswith("error: bad: file:")
 
 
-async def test_failures_are_told_once_beside_what_waits(
+async def test_failures_are_logged_once_beside_waiting_models(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failure is logged once although the announcement is repeated."""
@@ -115,7 +115,7 @@ async def test_failures_are_told_once_beside_what_waits(
     ],
     ids=["of nobody", "of a model", "of one that can be loaded", "for clients to load"],
 )
-async def test_a_table_that_changes_nothing_is_told(
+async def test_a_table_without_effect_is_logged(
     announcements: list[list[str]],
     caplog: pytest.LogCaptureFixture,
     table: str,
@@ -163,7 +163,7 @@ async def test_a_server_whose_models_are_not_known_yet(
     assert announcements == [[]]
 
 
-async def test_when_every_model_failed_it_gives_up(announcements: list[list[str]]) -> None:
+async def test_the_command_exits_when_every_model_failed(announcements: list[list[str]]) -> None:
     """The command exits with the reasons of all failures."""
     fake_app = FakeApp(FAILED, replace(FAILED, name="worse", error="not a model"))
     fake_app.over.set()
@@ -172,7 +172,7 @@ async def test_when_every_model_failed_it_gives_up(announcements: list[list[str]
     assert announcements == []
 
 
-async def test_a_model_that_waits_holds_nothing_up(
+async def test_a_waiting_model_does_not_delay_others(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other models are announced, the wait is logged once, and everything is announced again when the server is
@@ -189,7 +189,7 @@ async def test_a_model_that_waits_holds_nothing_up(
     assert announcements == [["good", "far"]] * 2
 
 
-async def test_a_model_that_waits_outlives_failures(announcements: list[list[str]]) -> None:
+async def test_the_server_runs_on_for_a_waiting_model(announcements: list[list[str]]) -> None:
     """The server keeps running for a model that is still waiting."""
     fake_app = FakeApp(FAILED, WAITING)
     task = announcing(fake_app)
@@ -200,7 +200,7 @@ async def test_a_model_that_waits_outlives_failures(announcements: list[list[str
         await task
 
 
-async def test_leaving_ends_the_waiting(announcements: list[list[str]]) -> None:
+async def test_stopping_cancels_the_announcement(announcements: list[list[str]]) -> None:
     """No task is left when the server stops first."""
     before = asyncio.all_tasks()
     task = announcing(FakeApp(LOADING))

@@ -186,7 +186,7 @@ def test_logs_follow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stdout == "one\ntwo\nthree\n"
 
 
-def test_up_says_where_it_is(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_up_prints_the_address(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The flags become options; a server that ran already is told as such."""
     folder = server(home)
     state = folder.read()
