@@ -378,7 +378,7 @@ class TestModels:
         assert shown["dimension"] == {"value": 384, "source": str(loaded.file)}
         assert "aliases" not in shown
 
-    def test_a_model_says_where_and_how_it_runs_in_triton(self, tmp_path: Path) -> None:
+    def test_a_models_triton_options(self, tmp_path: Path) -> None:
         """Options of the conversion stand in the model's table like every setting of one model."""
         loaded = config.load({}, {}, write(tmp_path, '[models."m"]\nbackend = "triton"\ntriton_instances = 2\n'))
         assert (loaded.for_model("m").backend, loaded.for_model("m").triton_instances) == ("triton", 2)

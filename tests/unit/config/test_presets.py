@@ -320,7 +320,7 @@ class TestTritonOpenAI:
 
     @pytest.mark.parametrize("value", ["True", "1", "yes"])
     @pytest.mark.parametrize("denied", ["False", "0", ""])
-    def test_verbose_means_what_it_says(self, value: str, denied: str) -> None:
+    def test_verbose_sets_the_log_level(self, value: str, denied: str) -> None:
         """In the original `--verbose False` is true."""
         assert flagged(self.NAME, "--verbose", value).settings.log_level == "debug"
         assert flagged(self.NAME, "--verbose", denied).settings.log_level == "info"
@@ -458,7 +458,7 @@ class TestOllama:
         assert found.settings.kv_cache_precision == "auto"
         assert found.warnings == ("OLLAMA_KV_CACHE_TYPE: q4_0 is not supported; use f32, f16, q8_0",)
 
-    def test_what_means_nothing_here_is_said(self) -> None:
+    def test_options_without_effect_are_logged(self) -> None:
         """One warning each, with the reason, and nothing else changes."""
         names = ["OLLAMA_FLASH_ATTENTION", "OLLAMA_GPU_OVERHEAD", "OLLAMA_SCHED_SPREAD"]
         found = loaded(self.NAME, **dict.fromkeys(names, "1"))
@@ -478,7 +478,7 @@ class TestOllama:
         """A truth or a number."""
         assert loaded(self.NAME, OLLAMA_DEBUG=text).settings.log_level == level
 
-    def test_what_is_not_used_is_said(self) -> None:
+    def test_unused_options_are_logged(self) -> None:
         """Patterns would let every page on the web in; the files are not Shoal's."""
         found = loaded(self.NAME, OLLAMA_ORIGINS="*,https://a.example,app://*", OLLAMA_MODELS="/models")
         assert found.settings.cors_origins == ("https://a.example",)

@@ -89,7 +89,7 @@ def test_keys_of_a_model_say_what_they_must_be(key: str, value: object, wording:
         ("keep_alive_s", ["0", 1.5], ["-1", "nan"]),
     ],
 )
-def test_bounds_of_what_triton_is_told(name: str, good: list[object], bad: list[object]) -> None:
+def test_bounds_of_triton_options(name: str, good: list[object], bad: list[object]) -> None:
     """An address without a path, metadata as gRPC takes it, at least one instance."""
     row = BY_NAME[name]
     for value in good:

@@ -147,7 +147,7 @@ def test_an_open_address_asks_for_a_key() -> None:
         ({"HUGGINGFACE_HUB_CACHE": "/data"}, "HUGGINGFACE_HUB_CACHE means nothing here: models are kept in `home`"),
     ],
 )
-def test_what_is_not_used_is_said(environ: dict[str, str], message: str) -> None:
+def test_unused_variables_are_logged(environ: dict[str, str], message: str) -> None:
     """One warning, that begins with the name."""
     (warning,) = loaded(**environ).warnings
     assert warning.startswith(message)
