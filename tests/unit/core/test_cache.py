@@ -35,7 +35,7 @@ def one_entry(numbers: int = 4) -> int:
     return entry_size(("k", 0), [np.zeros(numbers, np.float32)])
 
 
-def test_what_was_put_comes_back() -> None:
+def test_stored_rows_come_back() -> None:
     """Row and tokens are returned for an equal key that is another object."""
     cache = MemoryCache(10_000)
     cache.put((b"ids", 0, (None, True)), CountedRow(row(1, 2), 7))
@@ -60,7 +60,7 @@ def test_it_keeps_copies_that_nobody_can_change() -> None:
         found.row[0] = 1
 
 
-def test_every_kind_of_vector_is_kept() -> None:
+def test_every_kind_of_vector_is_stored() -> None:
     """All arrays of an input come back bit for bit, and read-only."""
     cache = MemoryCache(10_000)
     cache.put("k", CountedRow(every_kind(), 3))
@@ -75,7 +75,7 @@ def test_every_kind_of_vector_is_kept() -> None:
         assert not one.flags.writeable
 
 
-def test_a_kind_that_was_not_asked_for_stays_away() -> None:
+def test_missing_kinds_stay_none() -> None:
     """None is not an empty array."""
     cache = MemoryCache(10_000)
     cache.put("k", CountedRow(VectorSet(dense=row(1)), 1))
@@ -86,7 +86,7 @@ def test_a_kind_that_was_not_asked_for_stays_away() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_no_number_is_not_kept(bad: float) -> None:
+def test_rows_with_nan_are_not_stored(bad: float) -> None:
     """A row with NaN in any of its arrays is not stored; an earlier row under that key stays."""
     cache = MemoryCache(10_000)
     cache.put("k", CountedRow(row(1), 1))
@@ -99,7 +99,7 @@ def test_a_row_that_is_no_number_is_not_kept(bad: float) -> None:
     assert cache.get("s") is None
 
 
-def test_the_one_not_asked_for_longest_goes_first() -> None:
+def test_the_least_recently_used_is_evicted() -> None:
     """The least recently used row is evicted first; reads and writes count as use."""
     cache = MemoryCache(3 * one_entry())
     for name in "abc":
@@ -111,7 +111,7 @@ def test_the_one_not_asked_for_longest_goes_first() -> None:
     assert cache.counts() == CacheCounts(hits=4, misses=1, evicted=1, memory_bytes=3 * one_entry())
 
 
-def test_what_is_larger_than_all_of_it_is_not_kept() -> None:
+def test_rows_larger_than_the_cache_are_not_stored() -> None:
     """A row larger than the cache is not stored and evicts nothing."""
     cache = MemoryCache(2 * one_entry())
     cache.put(("a", 0), CountedRow(row(0, 0, 0, 0), 1))

@@ -72,7 +72,7 @@ def test_inputs_of_one_kind_are_one_lanes(virtual: Run[None], inputs: list[Item]
     virtual(main)
 
 
-def test_what_only_texts_have_is_not_asked_of_pictures(virtual: Run[None]) -> None:
+def test_text_options_do_not_apply_to_pictures(virtual: Run[None]) -> None:
     """Prompt, role and truncation apply to the texts, not to the pictures beside them."""
 
     async def main() -> None:
@@ -112,7 +112,7 @@ def test_errors_name_the_input_of_the_whole_request(virtual: Run[None], inputs: 
     virtual(main)
 
 
-def test_what_is_wrong_with_the_request_names_no_input(virtual: Run[None]) -> None:
+def test_errors_of_the_request_name_no_input(virtual: Run[None]) -> None:
     """An error of the whole request names no input, even if a lane has only one."""
 
     async def main() -> None:

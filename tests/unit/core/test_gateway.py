@@ -159,7 +159,7 @@ async def test_bugs_become_internal_errors(task: TaskKind) -> None:
 
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
-async def test_a_cancelled_request_is_told_as_such(task: TaskKind) -> None:
+async def test_a_cancelled_request_is_reported_as_such(task: TaskKind) -> None:
     """A request whose caller leaves is reported as cancelled."""
     runner = Embedder(("embed", "generate"), release=asyncio.Event())
     gate, recorder = gateway(runner)
@@ -182,7 +182,7 @@ async def test_a_past_deadline_starts_nothing(task: TaskKind) -> None:
     assert (await recorder.settled_calls())[1:] == [("finished", "m0", task, "deadline", None)]
 
 
-async def test_a_model_is_asked_only_for_what_it_can() -> None:
+async def test_unsupported_tasks_are_refused() -> None:
     """A model refuses a task it does not support and names the ones it does."""
     gate, recorder = gateway(Embedder(("embed",)), Embedder(("generate",)))
     with pytest.raises(Unsupported, match="'m0' cannot generate; it can: embed") as caught:
@@ -207,7 +207,7 @@ async def test_no_input_is_an_error() -> None:
     ]
 
 
-async def test_a_loading_model_says_so() -> None:
+async def test_a_loading_model_is_not_ready() -> None:
     """Requests for a loading model are counted for that model, with the reason."""
     gate, recorder = gateway(None)
     with pytest.raises(ModelNotReady):
@@ -227,7 +227,7 @@ async def test_a_stream_passes_every_chunk() -> None:
     ]
 
 
-async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
+async def test_closing_a_stream_stops_it_and_frees_its_slot() -> None:
     """When a reader leaves after one chunk, the runner's stream closes at once and its slot is free again."""
     runner = Embedder(("generate",))
     gate, recorder = gateway(runner, max_streams=1)
@@ -238,7 +238,7 @@ async def test_closing_a_stream_stops_it_and_frees_its_place() -> None:
     assert await text_of(gate, generate(), soon()) == "a b c"
 
 
-async def test_a_stream_that_waits_for_a_place_can_time_out_or_be_cancelled() -> None:
+async def test_a_stream_that_waits_for_a_slot_can_time_out_or_be_cancelled() -> None:
     """A stream over the limit waits without starting, ends at its deadline or on cancellation, and the next one gets
     the slot."""
     runner = Embedder(("generate",), release=asyncio.Event())
@@ -274,7 +274,7 @@ async def test_the_codec_is_that_of_the_model() -> None:
     assert [model.inflight for model in gate.registry] == [0, 0, 0]
 
 
-async def test_what_leaves_the_registry_is_counted_no_longer() -> None:
+async def test_removed_models_are_not_counted() -> None:
     """A model that is later loaded under the same name starts at zero."""
     registry, model = Registry(), Model("m0")
     gate = Gateway(registry, Counts())
@@ -353,7 +353,7 @@ async def test_an_observer_is_optional() -> None:
     assert await Gateway(registry).run(embed(), soon()) is runner.answer
 
 
-async def test_too_many_that_wait_for_a_place_are_refused() -> None:
+async def test_too_many_waiting_streams_are_refused() -> None:
     """Streams over max_queued_streams, or over half of it for one client, are refused; those that wait keep their
     places."""
     runner = Embedder(("generate",), release=asyncio.Event())
@@ -380,7 +380,7 @@ async def test_too_many_that_wait_for_a_place_are_refused() -> None:
     assert gate._get_stream_limit(model).waiting == 0
 
 
-async def test_observers_hear_what_a_generation_used() -> None:
+async def test_observers_get_the_usage_of_generations() -> None:
     """The observer gets the token counts and the time to the first chunk, also of a stream whose reader left early."""
 
     class GenerationRecorder(Observer):
@@ -408,7 +408,7 @@ async def test_observers_hear_what_a_generation_used() -> None:
     assert (second.completion_tokens, second.first_seconds) == (0, None)
 
 
-def test_a_silent_model_is_given_up(virtual: Run[None]) -> None:
+def test_a_silent_model_times_out(virtual: Run[None]) -> None:
     """A silent model times out if the client streams; an unstreamed answer may use the whole deadline."""
 
     async def main() -> None:
@@ -455,7 +455,7 @@ async def test_names_of_clients_mean_models_and_adapters() -> None:
     assert gate.resolve("m0") == ("m0", "")
 
 
-def test_generations_can_be_broken_off(virtual: Run[None]) -> None:
+def test_generations_can_be_aborted(virtual: Run[None]) -> None:
     """Each reader gets the chunks so far and then an error that asks to retry; no generation keeps running."""
 
     async def main() -> None:
@@ -483,7 +483,7 @@ def test_generations_can_be_broken_off(virtual: Run[None]) -> None:
     virtual(main)
 
 
-async def test_what_is_wrong_is_said_without_a_place() -> None:
+async def test_invalid_requests_do_not_wait_for_a_slot() -> None:
     """A request that the runner can refuse at once does not wait for a slot."""
     gate, _ = gateway(talking(), max_streams=1)
     model = gate.registry.find("m0")
@@ -517,7 +517,7 @@ async def test_inputs_that_a_model_does_not_take(
     assert not runner.begun
 
 
-async def test_what_a_model_takes_is_asked_before_it_is_fetched() -> None:
+async def test_modalities_are_checked_before_a_download() -> None:
     """Inputs are checked before a download where the model's inputs are known; a loading model's are not."""
     runner = Embedder()
     front, recorder = gateway(runner, None)

@@ -108,7 +108,7 @@ def test_every_kind_of_vector_comes_with_its_text(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_the_gateway_tells_what_was_asked(virtual: Run[None]) -> None:
+def test_the_gateway_reports_the_task(virtual: Run[None]) -> None:
     async def main() -> None:
         served, recorder = gateway(embedder=FakeScript(), ranker=FakeScript(labels=1), judge=FakeScript(labels=3))
         ranked = await served.run(rerank(*DOCUMENTS), context())

@@ -241,7 +241,7 @@ async def test_some_of_the_texts() -> None:
 
 
 @pytest.mark.parametrize(("items", "max_batch_size"), [(PAIRS, 64), (TEXTS, 3)])
-async def test_scores_are_asked_for_raw(items: Sequence[Any], max_batch_size: int) -> None:
+async def test_scores_are_requested_raw(items: Sequence[Any], max_batch_size: int) -> None:
     model = OfKind(SCORES, max_batch_size=max_batch_size)
     found = await probe_scores(model, model, soon(), items)
     assert np.array_equal(found.scores, np.stack(SCORES))

@@ -209,7 +209,7 @@ def test_what_a_model_waits_for_is_in_its_refusal_and_card() -> None:
     assert model.card().note == ""
 
 
-def test_a_sleeper_keeps_its_facts() -> None:
+def test_a_sleeping_model_keeps_its_facts() -> None:
     """A sleeping model stays the default of the tasks it supports, and of no others."""
     sleeper, talks = ready("sleeper"), ready("talks", talks=True)
     for happening in ("unload", "closed"):
@@ -240,7 +240,7 @@ def test_a_model_that_never_loaded_keeps_no_place() -> None:
     assert [model.name for model in names] == ["serving", "late"]
 
 
-def test_a_sleeper_says_that_it_sleeps() -> None:
+def test_a_sleeping_model_is_reported() -> None:
     """A sleeping model reports sleep until it wakes, then the reason of the wait."""
     model = Model("m")
     assert model.card().status_text == "loading"
@@ -274,7 +274,7 @@ def scoring(name: str, tasks: tuple[TaskKind, ...], *, default_for: tuple[TaskKi
     return model
 
 
-def test_who_asks_for_labels_means_a_classifier() -> None:
+def test_classification_prefers_a_classifier() -> None:
     """A reranker classifies only if no model is known to, or if it is the configured default."""
     ranker, judge = scoring("ranker", ("rerank", "classify")), scoring("judge", ("classify",))
     names = registry(Model("late"), ranker, judge)
@@ -290,7 +290,7 @@ def test_exact_names_are_got_without_a_hint() -> None:
     assert [names.get(name) for name in ("m", "al", "x", "")] == [model, model, None, None]
 
 
-def test_the_last_request_that_leaves_tells() -> None:
+def test_the_last_request_calls_idle() -> None:
     """Only the last request that leaves calls `idle`."""
     idle: list[int] = []
     model = Model("m", idle=lambda model: idle.append(model.inflight))

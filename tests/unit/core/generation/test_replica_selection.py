@@ -34,7 +34,7 @@ def test_the_fewest_in_flight_and_ties_in_turn(clock: Clock) -> None:
     assert selector.pick([1]) == 1
 
 
-def test_one_that_says_nothing_is_left_alone_and_tried_again(clock: Clock) -> None:
+def test_a_silent_replica_is_paused_and_tried_again(clock: Clock) -> None:
     """A silent replica is tried with one request at a time after growing pauses; a first chunk restores it."""
     selector = ReplicaSelector(2, 10, clock)
     spend(selector, clock, 0, 9, answered=False)
@@ -64,7 +64,7 @@ def test_pauses_have_an_end(clock: Clock) -> None:
     assert selector.pick([0, 1]) == 0
 
 
-def test_the_last_one_is_asked_whatever_it_did(clock: Clock) -> None:
+def test_the_last_replica_is_always_used(clock: Clock) -> None:
     """The last replica is always used: an error is better than no answer."""
     selector = ReplicaSelector(2, 1, clock)
     for at in (0, 1):

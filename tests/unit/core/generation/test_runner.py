@@ -285,7 +285,7 @@ def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None], cap
     virtual(main)
 
 
-def test_the_models_own_defaults_fill_what_is_not_said(virtual: Run[None]) -> None:
+def test_the_models_defaults_fill_missing_fields(virtual: Run[None]) -> None:
     """Fields of the request take precedence over the model's defaults."""
 
     async def main() -> None:
@@ -370,7 +370,7 @@ def test_the_best_of_many_by_their_probability(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_the_best_cannot_be_told_without_probabilities(virtual: Run[None]) -> None:
+def test_best_of_requires_probabilities(virtual: Run[None]) -> None:
     """best_of above n is refused; best_of equal to n needs no choice."""
 
     async def main() -> None:
@@ -450,7 +450,7 @@ def test_the_backends_count_of_a_prompt_goes_before_ours(virtual: Run[None]) -> 
     virtual(main)
 
 
-def test_left_out_messages_are_told_once(virtual: Run[None]) -> None:
+def test_dropped_messages_are_reported_once(virtual: Run[None]) -> None:
     """Dropped messages are reported on the first chunk."""
 
     async def main() -> None:
@@ -460,7 +460,7 @@ def test_left_out_messages_are_told_once(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_what_is_wrong_with_the_task_is_said_before_any_work(virtual: Run[None]) -> None:
+def test_an_invalid_task_is_refused_before_any_work(virtual: Run[None]) -> None:
     """The pipeline's own error is raised."""
 
     async def main() -> None:
@@ -563,7 +563,7 @@ async def test_fields_that_exclude_each_other(fields: dict[str, Any], param: str
         await anext(runner.stream(ask(**fields), soon()))
 
 
-def test_a_replica_that_hangs_is_asked_last(virtual: Run[None]) -> None:
+def test_a_replica_that_hangs_is_used_last(virtual: Run[None]) -> None:
     """A replica that held a request too long comes last; the others keep working."""
 
     async def main() -> None:
@@ -585,7 +585,7 @@ def test_a_replica_that_hangs_is_asked_last(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_more_likely_tokens_than_the_engine_tells(virtual: Run[None]) -> None:
+def test_more_top_logprobs_than_supported(virtual: Run[None]) -> None:
     """Too many top logprobs are refused by the client's field name before any work, or reduced if so configured."""
 
     async def main() -> None:

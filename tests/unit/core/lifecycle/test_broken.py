@@ -82,7 +82,7 @@ def test_a_lane_that_dies_breaks_its_model(virtual: Run[None], monkeypatch: pyte
     virtual(main)
 
 
-def test_a_broken_model_says_so_and_is_loaded_anew(virtual: Run[None]) -> None:
+def test_a_broken_model_is_reported_and_loaded_again(virtual: Run[None]) -> None:
     """Card, event and readiness report it; a load closes the old runner and opens a new one."""
 
     async def main() -> None:
@@ -175,7 +175,7 @@ def test_a_broken_model_can_be_unloaded(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_a_broken_model_keeps_no_room_from_others(virtual: Run[None]) -> None:
+def test_a_broken_model_can_be_evicted(virtual: Run[None]) -> None:
     """A broken model can be evicted and woken; loading it again does not count it twice."""
 
     async def main() -> None:

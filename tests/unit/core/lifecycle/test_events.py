@@ -71,7 +71,7 @@ async def test_a_reader_that_is_too_far_behind_is_cut_off() -> None:
     assert not events._watchers
 
 
-def test_a_life_is_told(virtual: Run[None]) -> None:
+def test_every_status_is_an_event(virtual: Run[None]) -> None:
     """Every status is an event, with the reason of a failure, and downloads report progress."""
 
     async def main() -> None:

@@ -27,7 +27,7 @@ def resident(
     return LoadedModel(name, size, use, last_used)
 
 
-def test_what_fits_drives_nobody_out() -> None:
+def test_a_model_that_fits_evicts_none() -> None:
     """Nothing is evicted without a limit, or below it."""
     there = [resident("a"), resident("b")]
     assert choose_evictions(there, 5, MemoryLimits()) is None
@@ -43,7 +43,7 @@ def test_the_least_recently_used_goes_and_no_more_than_needed() -> None:
     assert choose_evictions(there, 2, MemoryLimits(bytes=3)) == ["old", "new"]
 
 
-def test_nobody_goes_in_vain() -> None:
+def test_no_model_is_evicted_in_vain() -> None:
     """If evicting all idle models is not enough, or leaving models free enough, the load only waits."""
     there = [resident("idle"), resident("busy", "busy", size=9)]
     assert choose_evictions(there, 5, MemoryLimits(bytes=10)) == []
@@ -52,7 +52,7 @@ def test_nobody_goes_in_vain() -> None:
 
 
 @given(loaded_models, st.integers(0, 60), bounds)
-def test_room_is_made_or_waited_for(there: list[LoadedModel], size: int, bound: MemoryLimits) -> None:
+def test_a_load_evicts_or_waits(there: list[LoadedModel], size: int, bound: MemoryLimits) -> None:
     """Evicted models were idle; without them and the leaving ones the model fits, and with one less it would not."""
     out = choose_evictions(there, size, bound)
     if out is None:

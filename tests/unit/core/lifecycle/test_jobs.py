@@ -8,7 +8,7 @@ from shoal.core.lifecycle.jobs import MAX_ENDED_JOBS, Job, Jobs
 from shoal.errors import JobNotFound, SourceError
 
 
-async def test_a_job_ends_once_and_tells_everybody() -> None:
+async def test_a_job_ends_once_for_all_waiters() -> None:
     """A caller that waits after the end gets the same result."""
     job = Job("load", "m")
     assert re.fullmatch(r"job_[0-9a-f]{16}", job.id)

@@ -35,7 +35,7 @@ def test_a_tokenizer_wakes_its_model_and_keeps_it_awake(virtual: Run[None]) -> N
     virtual(main)
 
 
-def test_who_finds_no_room_until_the_deadline_hears_why(virtual: Run[None]) -> None:
+def test_a_load_without_memory_fails_at_its_deadline(virtual: Run[None]) -> None:
     """If all loaded models stay busy, the request fails with the reason, and the next one tries again."""
 
     async def main() -> None:

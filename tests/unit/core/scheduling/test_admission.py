@@ -33,7 +33,7 @@ def admission(max_items: int = 16) -> tuple[Admission, Clock]:
         (500, "interactive", "interactive"),
     ],
 )
-def test_size_decides_the_class_unless_it_is_told(items: int, traffic: TrafficClass | None, expected: str) -> None:
+def test_size_decides_the_class_unless_set(items: int, traffic: TrafficClass | None, expected: str) -> None:
     """More than BULK_ABOVE inputs are bulk, unless the key or a header sets the class."""
     context = Context(id="r", deadline=0.0, traffic=traffic)
     assert classify_traffic(context, items) == expected
@@ -44,7 +44,7 @@ def test_generation_is_interactive() -> None:
     assert classify_traffic(Context(id="r", deadline=0.0), 1) == "interactive"
 
 
-def test_bulk_is_told_the_setting_and_what_it_leaves_free() -> None:
+def test_the_error_for_bulk_names_the_setting_and_the_reserve() -> None:
     """The error for bulk names the setting and the limit that applies to bulk."""
     gate, _ = admission(8)
     gate.admit("a", "bulk", 6, 60)
@@ -100,7 +100,7 @@ def test_empty_queue_admits_any_size(traffic: TrafficClass) -> None:
     assert gate.items == 2048
 
 
-def test_permit_is_given_back_once() -> None:
+def test_permit_is_released_once() -> None:
     """A second release has no effect, whatever it says."""
     gate, _ = admission(16)
     first = gate.admit("a", "interactive", 3, 30)
@@ -156,7 +156,7 @@ def test_old_departures_are_forgotten() -> None:
     assert caught.value.retry_after == 1.0
 
 
-def test_share_refusal_says_when_too() -> None:
+def test_share_refusals_have_a_retry_time() -> None:
     """The retry time of a client over its share is its own excess divided by the drain rate."""
     gate, clock = admission(16)
     for _ in range(4):
@@ -177,7 +177,7 @@ def test_share_refusal_says_when_too() -> None:
         max_size=60,
     )
 )
-def test_counts_are_those_of_the_permits_held(steps: list[tuple[str, TrafficClass, int] | int]) -> None:
+def test_counts_are_the_sum_of_the_permits(steps: list[tuple[str, TrafficClass, int] | int]) -> None:
     """The count is always the sum of the permits, and exceeds the limit only for a single oversized request."""
     gate, _ = admission(16)
     permits: list[Permit] = []

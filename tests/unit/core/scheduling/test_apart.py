@@ -48,7 +48,7 @@ class Merging(FakeEngine):
 
 @pytest.mark.parametrize("slots", [2, 4])
 @pytest.mark.parametrize("poisoned", [{0}, {20}, {3, 17, 40}])
-def test_only_the_culprits_fail(virtual: Run[None], slots: int, poisoned: set[int]) -> None:
+def test_only_the_bad_items_fail(virtual: Run[None], slots: int, poisoned: set[int]) -> None:
     async def main() -> None:
         script = FakeScript(delay_ms=10, slots=slots, max_batch_size=16)
         lane = make_lane(script)
@@ -102,7 +102,7 @@ def test_others_wait_no_longer_than_for_the_parts(virtual: Run[None]) -> None:
         (InputRejected("x"), 1, True, True, "fail"),
     ],
 )
-def test_when_it_may_be_another_s_fault(
+def test_when_another_item_may_be_the_cause(
     error: ShoalError, items: int, shared: bool, merges: bool, expected: str
 ) -> None:
     step = next_step(error, items, RetryState(4), replica_ready=True, shared=shared, merges=merges)

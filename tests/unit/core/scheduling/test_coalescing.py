@@ -17,7 +17,7 @@ from tests.unit.core.scheduling.test_lane import idle
 SLOW = FakeScript(delay_ms=20, max_batch_size=8)
 
 
-def test_nobody_waits_in_anothers_queue(virtual: Run[None]) -> None:
+def test_no_request_waits_in_another_clients_queue(virtual: Run[None]) -> None:
     """A text deep in another client's backlog is answered as soon as one that is not."""
 
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_the_first_to_leave_the_queue_answers_them_all(virtual: Run[None]) -> No
     virtual(main)
 
 
-def test_who_joined_stays_when_the_first_one_leaves(virtual: Run[None]) -> None:
+def test_joined_requests_survive_the_first_one(virtual: Run[None]) -> None:
     """The first caller may leave before or after the item left the queue."""
 
     async def main() -> None:
@@ -122,7 +122,7 @@ def test_a_retried_item_shares_again(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_tries_are_counted_together(virtual: Run[None]) -> None:
+def test_attempts_are_counted_together(virtual: Run[None]) -> None:
     """An item that takes over a failed one does not get two more attempts."""
 
     async def main() -> None:
@@ -142,7 +142,7 @@ def test_tries_are_counted_together(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_times_are_those_of_the_one_who_asked(virtual: Run[None]) -> None:
+def test_times_are_those_of_each_request(virtual: Run[None]) -> None:
     """A request that joins a running batch has no queue time, and its engine time starts when it arrives."""
 
     async def main() -> None:

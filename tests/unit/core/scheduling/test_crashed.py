@@ -58,7 +58,7 @@ class Mortal(FakeEngine):
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("first", [True, False])
-def test_only_the_culprit_fails(virtual: Run[None], slots: int, first: bool) -> None:
+def test_only_the_lethal_item_fails(virtual: Run[None], slots: int, first: bool) -> None:
     """All other items are answered, and the process crashes at most twice."""
 
     async def main() -> None:
@@ -85,7 +85,7 @@ def test_only_the_culprit_fails(virtual: Run[None], slots: int, first: bool) -> 
     ("items", "shared", "expected"),
     [(1, False, "fail"), (1, True, "singles"), (3, False, "singles"), (3, True, "singles")],
 )
-def test_who_is_to_blame(items: int, shared: bool, expected: str) -> None:
+def test_which_item_is_to_blame(items: int, shared: bool, expected: str) -> None:
     """Only an item that ran alone on a replica is certain to be the cause."""
     assert next_step(Crashed("x"), items, RetryState(0), replica_ready=False, shared=shared) == expected
 

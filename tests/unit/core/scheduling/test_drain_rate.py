@@ -31,7 +31,7 @@ def test_nothing_is_known_before_some_batches_ended_under_load() -> None:
     assert rate.is_known
 
 
-def test_as_the_cost_model_says_in_full_batches() -> None:
+def test_the_cost_of_full_batches() -> None:
     """40 ms hold 300 tokens, or 6 texts of 50: 80 items take 13.3 batches."""
     rate = DrainRate(Limits())
     drained(rate, COST.seconds(200))
@@ -49,7 +49,7 @@ def test_lone_requests_do_not_make_the_lane_look_slow() -> None:
     assert rate.seconds(4000, 80, [FACTS]) == pytest.approx(4000 / 300 * 0.04)
 
 
-def test_what_really_took_longer_takes_longer() -> None:
+def test_slower_batches_raise_the_prediction() -> None:
     """Batches that take half as long again raise the prediction by half; full batches of fewer items count."""
     rate = DrainRate(Limits())
     drained(rate, 1.5 * COST.seconds(200))

@@ -55,7 +55,7 @@ def test_each_failure_has_its_step(error: ShoalError, items: int, calls: int, re
 
 
 @pytest.mark.parametrize(("items", "calls"), [(1, 0), (2, 4), (3, 6), (4, 6), (64, 14), (65, 16)])
-def test_a_trial_allows_two_calls_a_halving_and_two_more(items: int, calls: int) -> None:
+def test_a_search_may_use_two_calls_per_halving_and_two_more(items: int, calls: int) -> None:
     """A search may use 2 log2(n) + 2 calls; one item needs none."""
     assert RetryState.of(items).calls == calls
 

@@ -157,9 +157,7 @@ def test_cancelled_while_queued_never_runs(virtual: Run[None]) -> None:
 
 
 @pytest.mark.parametrize("leave", ["cancelled", "late"])
-def test_what_was_prepared_is_freed_when_nobody_needs_it(
-    virtual: Run[None], monkeypatch: pytest.MonkeyPatch, leave: str
-) -> None:
+def test_unneeded_prepared_items_are_freed(virtual: Run[None], monkeypatch: pytest.MonkeyPatch, leave: str) -> None:
     """Prepared inputs are freed at once, not with the lane's next work: pictures hold memory that other models wait
     for."""
 
@@ -246,7 +244,7 @@ def test_a_lane_holds_no_more_than_its_pipeline_allows(
     virtual(main)
 
 
-def test_an_engine_that_hangs_holds_as_much_and_no_more(virtual: Run[None]) -> None:
+def test_a_hanging_engine_does_not_exceed_the_limit(virtual: Run[None]) -> None:
     """Nothing more is prepared until a prepared item is answered or given up."""
 
     async def main() -> None:
@@ -405,7 +403,7 @@ def test_lost_replica_hands_its_work_to_another(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_no_replica_at_all_is_said_at_once_and_ends(virtual: Run[None]) -> None:
+def test_without_a_replica_requests_fail_at_once(virtual: Run[None]) -> None:
     """Without a live replica new work is refused, and queued work fails after one retry."""
 
     async def main() -> None:
@@ -446,7 +444,7 @@ def test_queue_is_bounded_and_one_client_gets_half(virtual: Run[None]) -> None:
 
 
 @pytest.mark.parametrize("method", ["add", "take"])
-def test_driver_that_dies_fails_everybody_and_says_so(
+def test_a_planner_bug_fails_all_requests_and_readiness(
     virtual: Run[None], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """A bug in the planner fails all waiting requests and turns readiness off; nothing hangs."""
@@ -590,7 +588,7 @@ async def _chaos(lane: Lane, random_: random.Random) -> None:
         victim.online = True
 
 
-def test_a_queue_that_has_nothing_for_anybody_waits_for_the_next_item(
+def test_a_queue_without_runnable_items_waits_for_the_next_one(
     virtual: Run[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No timer runs for such a queue: the next item wakes the lane."""

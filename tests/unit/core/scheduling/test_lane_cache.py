@@ -95,7 +95,7 @@ def test_other_options_are_another_row(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_twins_are_kept_once_and_answered_all(virtual: Run[None]) -> None:
+def test_identical_items_are_cached_once(virtual: Run[None]) -> None:
     """Identical items in flight are computed once; later ones are hits."""
 
     async def main() -> None:
@@ -113,7 +113,7 @@ def test_twins_are_kept_once_and_answered_all(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_what_was_cut_is_counted_as_cut_again(virtual: Run[None]) -> None:
+def test_truncated_hits_count_as_truncated(virtual: Run[None]) -> None:
     """`truncated` and usage belong to the request, whether its rows are computed or cached."""
 
     async def main() -> None:
@@ -148,7 +148,7 @@ def test_a_cancelled_request_leaves_the_rows_that_came(virtual: Run[None]) -> No
     virtual(main)
 
 
-def test_a_request_of_hits_frees_its_place_in_the_intake(virtual: Run[None]) -> None:
+def test_a_request_of_hits_leaves_the_preparer(virtual: Run[None]) -> None:
     """A request with far more hits than the prepare-ahead limit ends and leaves no state."""
 
     async def main() -> None:
@@ -167,7 +167,7 @@ def test_a_request_of_hits_frees_its_place_in_the_intake(virtual: Run[None]) -> 
 @pytest.mark.parametrize(
     ("word", "kind"), [("nan-item", NotFinite), ("poison-item", EngineFailed), ("reject-item", InputRejected)]
 )
-def test_failures_are_not_kept(virtual: Run[None], word: str, kind: type[ShoalError]) -> None:
+def test_failures_are_not_cached(virtual: Run[None], word: str, kind: type[ShoalError]) -> None:
     """A failing input is retried each time; the other rows are cached."""
 
     async def main() -> None:
@@ -208,7 +208,7 @@ class _Counting(FakePipeline):
         ]
 
 
-def test_tokens_that_the_model_told_are_kept(virtual: Run[None]) -> None:
+def test_token_counts_of_the_model_are_cached(virtual: Run[None]) -> None:
     """The usage of a hit is the count of the answer, not the estimate."""
 
     async def main() -> None:

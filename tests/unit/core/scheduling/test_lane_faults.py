@@ -133,7 +133,7 @@ def test_rows_that_do_not_fit_together_fail_their_batch(virtual: Run[None], monk
     virtual(main)
 
 
-def test_engine_that_turns_cancellation_into_an_error_harms_nobody(virtual: Run[None]) -> None:
+def test_engine_that_turns_cancellation_into_an_error_has_no_effect(virtual: Run[None]) -> None:
     """When every caller has left, an error of the cancelled call has no effect and its slot is free."""
 
     async def main() -> None:
@@ -210,7 +210,7 @@ class RecordingEngine(FakeEngine):
         return await super().infer(inputs, outputs, params, deadline)
 
 
-def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> None:
+def test_a_batch_requests_the_union_of_outputs(virtual: Run[None]) -> None:
     """A batch requests the union of its items' outputs, each once."""
 
     async def main() -> None:
@@ -231,7 +231,7 @@ def test_a_batch_asks_for_what_any_of_its_items_needs(virtual: Run[None]) -> Non
     virtual(main)
 
 
-def test_close_forgets_the_look_that_was_planned(virtual: Run[None]) -> None:
+def test_close_cancels_the_timer(virtual: Run[None]) -> None:
     """Closing a lane that lingers cancels its timer."""
 
     async def main() -> None:
@@ -248,7 +248,7 @@ def test_close_forgets_the_look_that_was_planned(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_a_crowd_that_gave_up_does_not_stall_the_lane(virtual: Run[None]) -> None:
+def test_hundreds_of_cancelled_items_do_not_stall_the_lane(virtual: Run[None]) -> None:
     """When hundreds leave the queue, the next item runs as soon as the slot is free."""
 
     async def main() -> None:
@@ -294,7 +294,7 @@ def test_a_replica_is_tried_again_while_another_one_works(virtual: Run[None]) ->
 
 
 @pytest.mark.parametrize("parallel", [0, 1])
-def test_dear_calls_do_not_make_batches_of_one(parallel: int) -> None:
+def test_expensive_calls_do_not_make_batches_of_one(parallel: int) -> None:
     """Two hundred texts run in a few batches, whether a call costs less or more than max_batch_ms (40)."""
 
     async def main() -> float:
@@ -338,7 +338,7 @@ class Finishing(FakePipeline):
         return super().finish(outputs, batch)
 
 
-def test_an_answer_that_cannot_be_made_is_its_own_requests(virtual: Run[None]) -> None:
+def test_a_bug_in_finish_fails_only_its_item(virtual: Run[None]) -> None:
     """A bug in finish fails only its item; the others of the batch get their rows without another call."""
 
     async def main() -> None:
@@ -362,7 +362,7 @@ def test_an_answer_that_cannot_be_made_is_its_own_requests(virtual: Run[None]) -
     virtual(main)
 
 
-def test_an_answer_that_is_refused_is_looked_for_as_before(virtual: Run[None]) -> None:
+def test_an_error_raised_in_finish_is_searched(virtual: Run[None]) -> None:
     """An error that the pipeline raises on purpose fails the batch, which is halved."""
 
     async def main() -> None:

@@ -103,7 +103,7 @@ def test_another_replica_takes_over(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_a_search_for_the_culprit_goes_on_after_a_refusal(virtual: Run[None]) -> None:
+def test_a_search_continues_after_a_refusal(virtual: Run[None]) -> None:
     """The half that a full queue refused runs again unchanged: the bad item is found, and the others are answered."""
 
     async def main() -> None:
@@ -168,7 +168,7 @@ class Late(FakePipeline):
         ]
 
 
-def test_tokens_that_only_the_answer_tells_are_counted(virtual: Run[None]) -> None:
+def test_tokens_known_only_from_the_answer_are_counted(virtual: Run[None]) -> None:
     """Such tokens count in usage and admission; a failed input is still an error."""
 
     async def main() -> None:
@@ -185,7 +185,7 @@ def test_tokens_that_only_the_answer_tells_are_counted(virtual: Run[None]) -> No
     virtual(main)
 
 
-def test_an_engine_hears_the_params_of_its_batch(virtual: Run[None]) -> None:
+def test_an_engine_gets_the_params_of_its_batch(virtual: Run[None]) -> None:
     """Items with different params never share a batch."""
 
     async def main() -> None:
@@ -218,7 +218,7 @@ def test_tokens_are_estimated_once(virtual: Run[None]) -> None:
     virtual(main)
 
 
-def test_a_batch_pumps_once(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_schedules_once(virtual: Run[None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a batch looks for more work exactly once."""
 
     async def main() -> None:

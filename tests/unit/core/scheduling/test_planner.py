@@ -116,7 +116,7 @@ def test_groups_never_mix() -> None:
     assert [{entry.group for entry in taken(queue).entries} for _ in range(2)] == [{0}, {1}]
 
 
-def test_alone_means_alone() -> None:
+def test_isolated_items_run_alone() -> None:
     """An isolated item shares its batch with no other item, in either order."""
     queue = planner()
     queue.add(Work(request=1), 0.0)
@@ -269,7 +269,7 @@ def test_slots_that_share_a_core_share_the_time_of_bulk_batches() -> None:
     assert sizes == [10, 10, 5]
 
 
-def test_bulk_batches_stay_long_where_calls_are_dear() -> None:
+def test_bulk_batches_stay_long_where_calls_are_expensive() -> None:
     """On a shared lane the cost of a call is at most an eighth of a bulk batch, within max_batch_ms."""
     sizes = []
     for fixed in (0.0005, 0.001, 0.004):
@@ -284,7 +284,7 @@ def test_bulk_batches_stay_long_where_calls_are_dear() -> None:
 
 
 @pytest.mark.parametrize("used", ["interactive", "bulk"])
-def test_idle_moments_wipe_the_slate_between_classes(used: TrafficClass) -> None:
+def test_idle_moments_reset_the_shares_of_classes(used: TrafficClass) -> None:
     """After an idle moment both classes get their weighted share, whatever they used before."""
     shares = []
     for history in (0, 5000):
@@ -306,7 +306,7 @@ def flow(key: str, name: str, **fields: Any) -> Work:
 
 
 @pytest.mark.parametrize("key", ["client", "request"])
-def test_idle_moments_wipe_the_slate_between_flows(key: str) -> None:
+def test_idle_moments_reset_the_shares_of_flows(key: str) -> None:
     """The same holds between clients, and between the requests of one client."""
     queue = planner(max_batch_size=1)
     for _ in range(1000):
@@ -320,7 +320,7 @@ def test_idle_moments_wipe_the_slate_between_flows(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["client", "request"])
-def test_a_crowd_that_gave_up_hides_nobody(key: str) -> None:
+def test_hundreds_of_discarded_flows_hide_no_item(key: str) -> None:
     """An item behind hundreds of flows whose items were all discarded is found at once."""
     queue = planner()
     discarded = [flow(key, f"gone {number}", group=number % 2) for number in range(4 * SCAN_LIMIT)]
@@ -378,7 +378,7 @@ def test_batches_are_not_cut_where_cutting_saves_nothing(
         assert full_batch(CostModel(fixed * dearer, per_token), limit, length, traffic, shared, **facts) >= size
 
 
-def test_companions_are_few_under_dear_calls_too() -> None:
+def test_companions_are_few_under_expensive_calls_too() -> None:
     """Bulk items make an interactive call of 48 ms a quarter longer, not twice as long."""
     queue = planner()
     for number in range(50):
@@ -473,19 +473,19 @@ SLOW = EngineFacts(
     ],
     ids=["late", "in time", "some", "all", "alone"],
 )
-def test_what_cannot_be_done_in_time_is_not_begun(deadlines: tuple[float, ...], runs: int, late: list[float]) -> None:
+def test_items_that_would_be_late_are_given_up(deadlines: tuple[float, ...], runs: int, late: list[float]) -> None:
     """An item that cannot finish in time is given up in favor of one that can. If none can, the one with the most time
     runs, since the prediction may be wrong."""
     assert times(planner(), *deadlines) == (runs, late)
 
 
-def test_a_batch_in_front_counts() -> None:
+def test_a_running_batch_counts() -> None:
     """With a free slot but 0.3 s of work before it, no item runs in vain."""
     assert times(planner(), 0.4, 1.0, behind=0.3) == (1, [0.4])
     assert times(planner(), 0.4, behind=0.3) == (0, [0.4])
 
 
-def test_much_in_the_queue_means_full_batches() -> None:
+def test_a_long_queue_means_full_batches() -> None:
     """An item that would be in time in a small batch is given up if a large batch runs."""
     assert times(planner(), 0.15) == (1, [])
     assert times(planner(), 0.15, *([9.0] * 7)) == (2, [0.15])

@@ -194,7 +194,7 @@ async def test_huge_texts_whose_caller_left_are_not_tokenised() -> None:
     assert harness.delivered[1][0] is stays
 
 
-async def test_short_texts_wait_for_no_thread() -> None:
+async def test_short_texts_do_not_wait_for_threads() -> None:
     """While all threads are busy, new short texts are tokenized on the loop, a few per tick."""
     harness = PreparerHarness(count=1)
     harness.add(LONG)
@@ -280,7 +280,7 @@ class Light(Jobs):
         return "light"
 
 
-async def test_turns_do_not_add_up() -> None:
+async def test_turns_do_not_accumulate() -> None:
     """Two bulk requests take turns, also after the engines took much of one at once."""
     harness = PreparerHarness(count=1)
     requests = {"a": harness.add(*bulk("a", 600)), "b": harness.add(*bulk("b", 600))}
@@ -348,7 +348,7 @@ async def test_short_work_beside_busy_threads_is_looked_at_once() -> None:
     await until(lambda: not harness.preparer._is_scheduled)
 
 
-async def test_requests_that_are_over_are_not_prepared() -> None:
+async def test_cancelled_requests_are_not_prepared() -> None:
     """A request whose caller left costs no work."""
     harness = PreparerHarness()
     cancelled, stays = harness.add("gone"), harness.add("stays")
@@ -378,7 +378,7 @@ async def test_a_bug_in_the_pipeline_is_every_items_error(bug: str) -> None:
     assert isinstance(harness.delivered[2][2], Prepared)
 
 
-async def test_a_bug_that_one_request_meets_is_not_its_neighbours() -> None:
+async def test_a_bug_of_one_item_does_not_fail_the_job() -> None:
     """The other items of the job are prepared again, each by itself."""
     harness = PreparerHarness()
 
@@ -455,7 +455,7 @@ class Holding(Heavy):
         return 3
 
 
-async def test_as_many_are_held_as_the_pipeline_allows() -> None:
+async def test_the_pipelines_limit_of_prepared_items_holds() -> None:
     """Items in work count too; the next one starts when one is answered."""
     harness = PreparerHarness(pipeline=Holding())
     harness.add(*bulk("b", 10))
@@ -473,7 +473,7 @@ async def test_as_many_are_held_as_the_pipeline_allows() -> None:
     harness.gate.waiting.pop().cancel()
 
 
-async def test_heavy_requests_that_are_over_are_not_prepared() -> None:
+async def test_cancelled_heavy_requests_are_not_prepared() -> None:
     """Nothing is decoded for a caller that left."""
     harness = PreparerHarness(count=1, pipeline=Heavy())
     harness.add("held")

@@ -64,7 +64,7 @@ def test_batches_that_are_lost_together_are_one_loss() -> None:
     assert one.is_usable(60.0 + 2 * FIRST_PAUSE_S)
 
 
-def test_a_busy_replica_is_left_alone_but_not_given_up() -> None:
+def test_a_busy_replica_is_paused_but_not_lost() -> None:
     """A busy replica pauses for the time it named, else 0.1 s; requests are still admitted, and it is tried again
     afterwards."""
     one, engine = replica(slots=2)
@@ -86,7 +86,7 @@ def test_a_busy_replica_is_left_alone_but_not_given_up() -> None:
 
 
 @pytest.mark.parametrize(("parallel", "idle"), [(0, [3, 1, 0]), (1, [1, 0, 0]), (2, [2, 0, 0])])
-def test_idle_cores_are_those_that_compute_side_by_side(parallel: int, idle: list[int]) -> None:
+def test_idle_cores_count_parallel_slots(parallel: int, idle: list[int]) -> None:
     """Slots beyond the parallel ones only queue; the result is never negative."""
     one, _ = replica(slots=3, parallel=parallel)
     seen = []
@@ -96,7 +96,7 @@ def test_idle_cores_are_those_that_compute_side_by_side(parallel: int, idle: lis
     assert seen == idle
 
 
-def test_load_orders_by_who_answers_first() -> None:
+def test_load_orders_by_the_first_answer() -> None:
     """A slower or busier replica comes later."""
     fast, _ = replica(slots=2)
     slow = Replica(FakeEngine(FakeScript(delay_ms=1, token_us=100)))
@@ -118,7 +118,7 @@ def test_a_batch_begins_when_one_before_it_ends(parallel: int, starts: list[floa
     assert one.start(9.5).started == 9.5
 
 
-def test_cost_is_learnt() -> None:
+def test_cost_is_learned() -> None:
     """Facts state the learned cost instead of the engine's own once batches ran."""
     one, engine = replica()
     assert one.facts.cost == engine.facts.cost
@@ -138,7 +138,7 @@ def test_memory_is_remembered_as_half_of_what_failed() -> None:
     assert seen == [500, 200, 100, 1, 1]
 
 
-def test_own_limit_stands_until_memory_runs_out() -> None:
+def test_the_stated_limit_applies_until_memory_runs_out() -> None:
     """The engine's stated limit applies until a failure lowers it."""
     one, engine = replica()
     engine.facts = replace(engine.facts, max_batch_tokens=700)

@@ -51,7 +51,7 @@ async def test_facts_are_those_of_the_largest_batch() -> None:
     assert facts.infer_ms == pytest.approx(500)
 
 
-async def test_a_short_wait_is_told_as_it_was() -> None:
+async def test_a_short_wait_is_not_rounded() -> None:
     """A short wait is not rounded."""
     request = pending(1)
     request.ctx = msgspec.structs.replace(request.ctx, deadline=10.2504)
