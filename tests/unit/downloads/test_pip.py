@@ -72,7 +72,7 @@ def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
     assert seen == [(1516, None), (1516, 3000), (3000, 3000)]
 
 
-def test_a_failure_is_told_in_words(tmp_path: Path, index: Path) -> None:
+def test_failures_are_explained(tmp_path: Path, index: Path) -> None:
     """A package that the index lacks."""
     with pytest.raises(SourceError, match=r"tiny things: the package index has no wheel"):
         pip(tmp_path, index)[0].run("download", f"--dest={tmp_path}", "other")
@@ -121,7 +121,7 @@ def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypat
         ("", "no output"),
     ],
 )
-def test_what_pip_says(output: str, message: str) -> None:
+def test_messages_for_pips_errors(output: str, message: str) -> None:
     """Each way of pip to fail becomes one sentence with the next step."""
     error = Advice().error(output, "Triton")
     assert message in error.message

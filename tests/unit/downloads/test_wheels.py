@@ -34,7 +34,7 @@ def unpacked(wheel: Path, into: Path, check: Callable[[], None] = lambda: None) 
     return seen
 
 
-def test_files_get_the_names_that_are_asked_for(wheel: Path, tmp_path: Path) -> None:
+def test_files_get_the_requested_names(wheel: Path, tmp_path: Path) -> None:
     """And the report ends at their size, having come there in pieces."""
     into = tmp_path / "into"
     seen = unpacked(wheel, into)
@@ -82,7 +82,7 @@ def test_nothing_is_overwritten(wheel: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "not a zip", "flipped"])
-def test_a_broken_wheel_says_so(wheel: Path, tmp_path: Path, damage: str) -> None:
+def test_a_broken_wheel_is_reported(wheel: Path, tmp_path: Path, damage: str) -> None:
     """Whether it shows when the archive is opened or when a file of it is read."""
     content = bytearray(wheel.read_bytes())
     if damage == "cut":
