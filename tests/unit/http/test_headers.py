@@ -65,7 +65,7 @@ def test_hosts_that_are_none(host: bytes) -> None:
 
 
 @given(address=st.ip_addresses())
-def test_loopback_is_what_the_standard_says(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+def test_loopback_as_in_the_standard(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     text = f"[{address}]" if address.version == 6 else str(address)
     assert is_loopback(text.encode()) is address.is_loopback
 

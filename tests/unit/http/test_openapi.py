@@ -150,7 +150,7 @@ def test_headers_with_one_text_are_written_once() -> None:
     validate(made)
 
 
-def test_request_headers_are_told_where_they_count() -> None:
+def test_request_headers_are_documented_where_they_apply() -> None:
     """A body's operation takes an id and a timeout; one that is batched also takes a class; a plain GET nothing."""
     made = build_document({"pets": [ADD, operation(path="/count", method="GET", response=int), operation(path="/x")]})
     names = [each["$ref"].rpartition("/")[2] for each in made["paths"]["/pets"]["post"]["parameters"]]

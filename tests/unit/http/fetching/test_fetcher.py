@@ -96,7 +96,7 @@ class TestRequest:
 
 
 class TestAddresses:
-    async def test_a_name_that_changes_is_asked_once(self, server: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_changing_name_is_resolved_once(self, server: Web, monkeypatch: pytest.MonkeyPatch) -> None:
         """Global when it is checked, inside when it would be asked again: the connection goes where the check was."""
         connections, names = Connections(monkeypatch), Names([GLOBAL], ["127.0.0.1"])
         made = Fetcher(FetchPolicy.parse("public"), resolver=names)
@@ -212,7 +212,7 @@ class TestTls:
         serving.load_cert_chain(folder / "cert", folder / "key")
         return serving, ssl.create_default_context(cadata=CA.decode())
 
-    async def test_the_name_of_the_url_is_asked_for_and_verified(self, tmp_path: Path) -> None:
+    async def test_the_name_of_the_url_is_sent_and_verified(self, tmp_path: Path) -> None:
         serving, knowing = self.contexts(tmp_path)
         async with web(tls=serving) as server:
             allowed = FetchPolicy.parse(f"localhost:{server.port},images.test:{server.port}")
@@ -233,7 +233,7 @@ class TestTls:
                 await made.get(f"https://localhost:{server.port}/", deadline=soon())
             assert server.requests == []
 
-    async def test_no_tls_where_it_is_asked_for(self) -> None:
+    async def test_a_server_without_tls(self) -> None:
         async def plain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             writer.close()
@@ -321,7 +321,7 @@ class TestAnswers:
             await fetcher(server).get(url(server), deadline=soon())
         assert "OpenSSH" not in caught.value.message
 
-    async def test_more_than_the_length_says(self, server: Web) -> None:
+    async def test_more_than_the_stated_length(self, server: Web) -> None:
         """As the connection is to be closed, what comes after the body breaks the protocol."""
         server.answer = http(b"picture and more", length=7, headers=["connection: close"])
         with pytest.raises(InvalidValue, match="does not speak HTTP"):
