@@ -230,7 +230,7 @@ def test_a_model_is_called_by_its_source_unless_named(text: str, name: str) -> N
         ("org/a,", "hf:org/name"),
     ],
 )
-def test_what_needs_a_name_says_so(text: str, advice: str) -> None:
+def test_addresses_that_need_a_name(text: str, advice: str) -> None:
     """Where no single good name can be derived, the message shows how to give one."""
     with pytest.raises(AddressError) as caught:
         parse_served(text)

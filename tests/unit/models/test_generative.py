@@ -186,7 +186,7 @@ class TestPrepare:
         assert made.manifest.parameters == 49312
         assert (made.path / "tokenizer_config.json").is_file()
 
-    def test_what_embeds_is_asked_of_it_in_vain(self, ir: Path, store: Store) -> None:
+    def test_it_does_not_embed(self, ir: Path, store: Store) -> None:
         """A language model has no embedder's spec, and says what it is."""
         with pytest.raises(ModelFileError, match="language model"):
             _ = stored(store, ir).manifest.text_spec

@@ -102,7 +102,7 @@ def test_a_damaged_model_is_fetched_anew(hub: Hub, store: Store, conversions: li
     assert len(conversions) == 2
 
 
-def test_damage_is_told_once(
+def test_damage_is_reported_once(
     hub: Hub, store: Store, conversions: list[Path], recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the error when nothing else can be had, else by one note that it was made anew; never by the log as well."""

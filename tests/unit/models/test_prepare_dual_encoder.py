@@ -108,7 +108,7 @@ def test_towers_of_open_clip_are_exported(tmp_path: Path, store: Store) -> None:
 
 
 @pytest.mark.parametrize("library", ["timm", "open_clip"])
-def test_without_the_extra_it_says_which(tmp_path: Path, store: Store, library: str) -> None:
+def test_the_error_without_the_extra_names_it(tmp_path: Path, store: Store, library: str) -> None:
     """What is missing, and how it is installed."""
     if library == "timm":
         address = timm(tmp_path / "m")

@@ -160,14 +160,14 @@ class TestWholeModels:
 
 
 class TestBareTokenizers:
-    def test_the_rest_is_taken_for_granted_and_said(self, bare: Path, store: Store) -> None:
+    def test_missing_values_are_assumed_and_reported(self, bare: Path, store: Store) -> None:
         """Mean pooling and 512 tokens; the padding id is the tokenizer's own."""
         found = spec_of(bare, store, dimension=8)
         assert [note.rpartition("set ")[2] for note in found.notes] == ["`pooling`", "`max_tokens`"]
         assert (found.spec.pooling, found.spec.max_tokens, found.spec.dimension) == ("mean", 512, 8)
         assert found.spec.pad_id == checkpoints.vocabulary("roberta")["<pad>"] == 1
 
-    def test_nothing_is_taken_for_granted_when_all_is_said(self, bare: Path, store: Store) -> None:
+    def test_nothing_is_assumed_if_all_is_stated(self, bare: Path, store: Store) -> None:
         """No notes then."""
         found = spec_of(bare, store, overrides=Overrides(pooling="lasttoken", max_tokens=77))
         assert found.notes == ()
@@ -198,7 +198,7 @@ class TestBareTokenizers:
 
 
 class TestFetching:
-    def test_the_hub_is_asked_once_and_never_for_weights(self, folder: Path, hub: Hub, store: Store) -> None:
+    def test_the_hub_is_requested_once_and_never_for_weights(self, folder: Path, hub: Hub, store: Store) -> None:
         """The second time nothing is asked, even with the hub away."""
         hub.files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
         hub.files |= {"model.safetensors": b"weights", "onnx/model.onnx": b"graph"}
@@ -251,7 +251,7 @@ class TestFetching:
         with pytest.raises(SourceError, match=r"tokenizer\.json has not the content"):
             fetch(address, tmp_path / "into", access=Access(hub=hub.url), weights=False)
 
-    def test_what_is_not_there_is_said(self, store: Store, tmp_path: Path) -> None:
+    def test_missing_tokenizers_are_errors(self, store: Store, tmp_path: Path) -> None:
         """A source that cannot be fetched, and one that is none."""
         with pytest.raises(SourceError, match="offline"):
             tokenizer_folder("org/tiny", store=store, access=OFFLINE)

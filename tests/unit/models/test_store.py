@@ -270,7 +270,7 @@ def test_a_store_that_cannot_be_written_stays_as_it_is(store: Store) -> None:
     assert aside(stored).exists()
 
 
-def test_a_home_that_is_no_folder_is_said_in_a_line(tmp_path: Path) -> None:
+def test_a_home_that_is_no_folder_is_a_one_line_error(tmp_path: Path) -> None:
     """Reading and writing name the place and the way out."""
     home = tmp_path / "file"
     home.write_text("")
@@ -283,7 +283,7 @@ def test_a_home_that_is_no_folder_is_said_in_a_line(tmp_path: Path) -> None:
         pytest.fail("work in a file")
 
 
-def test_models_that_are_no_folder_are_said_in_a_line(tmp_path: Path) -> None:
+def test_models_that_are_no_folder_are_a_one_line_error(tmp_path: Path) -> None:
     """Locks may be had, and still there is no place to work in."""
     (tmp_path / "models").write_text("")
     with pytest.raises(SourceError, match=r"cannot be written"), Store(tmp_path).working(TINY):
@@ -341,7 +341,7 @@ def test_removing_what_somebody_else_removed_is_no_error(store: Store) -> None:
     assert store.entries() == []
 
 
-def test_what_cannot_be_removed_is_said_in_a_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_removal_is_a_one_line_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rights that are missing are named, with the way out."""
     stored = put(store, TINY)
 

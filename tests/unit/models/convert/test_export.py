@@ -45,7 +45,7 @@ def run(tmp_path: Path, **options: object) -> ExportResult:
     return export(tmp_path / "model", tmp_path / "into", **options)  # type: ignore[arg-type]
 
 
-def test_progress_and_the_outcome_are_heard(tmp_path: Path, set_program: SetProgram) -> None:
+def test_progress_and_the_outcome_are_reported(tmp_path: Path, set_program: SetProgram) -> None:
     """Lines of ours in order, on the caller's thread; what libraries print between them is passed over."""
     set_program(
         f"""print('{{"stage": "load", "fraction": 0.5}}')

@@ -43,7 +43,7 @@ def set_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(module, "can_export_towers", lambda: True)
 
 
-def test_what_it_makes_is_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_outcome_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its specs come back as they were; it is told the folders and whose model it is."""
     line = msgspec.json.encode(Line(done=DONE)).decode()
     set_program(

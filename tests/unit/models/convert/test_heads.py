@@ -129,7 +129,7 @@ def test_another_size_of_vectors_fails(tmp_path: Path) -> None:
     assert f"gives {WIDTH - 1} dimensions, but the model's files say {WIDTH}" in found.text
 
 
-def test_what_a_spec_says(tmp_path: Path) -> None:
+def test_the_spec_of_each_kind(tmp_path: Path) -> None:
     """Of each kind, what the pipelines go by."""
     static_spec = converted(static(tmp_path / "static"))[0].spec
     assert (static_spec.frame_tokens, static_spec.kinds) == (False, ("dense",))
@@ -182,7 +182,7 @@ def test_a_shipped_splade_is_compared_with_itself(tmp_path: Path) -> None:
         ((), ""),
     ],
 )
-def test_heads_that_are_pickles_are_left_out_and_told(tmp_path: Path, pickles: tuple[str, ...], message: str) -> None:
+def test_pickled_heads_are_omitted_and_reported(tmp_path: Path, pickles: tuple[str, ...], message: str) -> None:
     """The model serves its dense vectors, and the conversion's text says what would read the rest."""
     folder = m3(tmp_path, sparse="sparse_linear" not in pickles, multi=not pickles)
     for name in pickles:

@@ -236,7 +236,7 @@ class TestFrames:
         else:
             assert "tells 2 segments apart" in refused(folder).message
 
-    def test_no_segments_are_told_where_the_model_knows_none(self, tmp_path: Path) -> None:
+    def test_no_segments_where_the_model_has_none(self, tmp_path: Path) -> None:
         """Whatever a RoBERTa's tokenizer calls them."""
         folder = classifier(tmp_path, "roberta")
         framed("<s> $A </s>", "<s> $A </s> $B:1 </s>:1", ("<s>", 0), ("</s>", 2))(folder)

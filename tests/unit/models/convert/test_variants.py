@@ -290,7 +290,7 @@ def test_empty_weights_and_those_beyond_numbers_stay(tmp_path: Path, variant: Va
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 100, b"{}", b"\x08\x08"])
-def test_a_file_that_is_no_graph_is_said(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_no_graph_is_reported(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.onnx").write_bytes(data)
     with pytest.raises(ModelFileError, match=r"model\.onnx: .*use precision auto"):
         write_variant(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8")
@@ -399,7 +399,7 @@ def test_every_kind_of_vector_is_compared() -> None:
         require(late, "int8")
 
 
-def test_tokens_that_are_pooled_are_told_and_not_judged() -> None:
+def test_pooled_token_vectors_are_reported_and_not_judged() -> None:
     found = of_every_kind(tokens=np.array([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]))
     assert found.mean_cosine == pytest.approx(1.0)
     assert found.means["tokens"] == pytest.approx(2 / 3)

@@ -81,7 +81,7 @@ def test_modules_that_cannot_be_read(model_folder: Path, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_clone_without_its_large_files_is_told(model_folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_clone_without_its_large_files_is_reported(model_folder: Path, tmp_path: Path, name: str) -> None:
     """Git LFS leaves pointers in their place: fetching it again would bring them again."""
     (model_folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:53aa\nsize 90868376\n")
     with pytest.raises(SourceError, match=f"{name} is a pointer of Git LFS.* `git lfs pull` in {model_folder}"):

@@ -68,7 +68,7 @@ def test_the_token_is_sent_where_one_is_set(hub: Hub, tmp_path: Path) -> None:
     assert "hf_secret" not in repr(access)
 
 
-def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
+def test_a_revision_is_fetched_by_name(hub: Hub, tmp_path: Path) -> None:
     """The listing is of the revision asked for; files then come at the commit that it named."""
     fetch(parse_address("org/tiny@v1"), tmp_path / "into", access=Access(hub=hub.url))
     assert "/api/models/org/tiny/revision/v1" in hub.paths

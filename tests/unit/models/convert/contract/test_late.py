@@ -95,7 +95,7 @@ def test_a_prefix_that_is_no_token_comes_before_the_text(tmp_path: Path) -> None
     assert read_contract(folder).prompts == {"query": "ask: find ", "document": "see: read "}
 
 
-def test_it_is_told_by_any_of_its_files(tmp_path: Path) -> None:
+def test_any_of_its_files_identifies_it(tmp_path: Path) -> None:
     """Old files name no kind of model, and others have no layer of PyLate's."""
     folder = pylate(tmp_path / "old", model_type=None)
     assert read_contract(folder).late is not None

@@ -258,7 +258,7 @@ def test_how_texts_are_cleaned(
     assert (spec.lower_case, spec.cleaning) == (lower_case, cleaning)
 
 
-def test_the_context_is_the_models_whatever_the_tokenizer_says(tmp_path: Path) -> None:
+def test_the_context_is_the_models_not_the_tokenizers(tmp_path: Path) -> None:
     folder = open_clip(tmp_path)
     write_json(folder / "tokenizer_config.json", {"model_max_length": 5})
     assert read_towers(folder).text_spec.max_tokens == CONTEXT
@@ -367,7 +367,7 @@ class TestBothLayouts:
         found = read_towers(folder)
         assert (found.layout, found.text_spec.max_tokens) == ("open_clip", CONTEXT)
 
-    def test_without_any_weights_the_fault_is_told_of_transformers(self, tmp_path: Path) -> None:
+    def test_without_weights_the_error_is_that_of_transformers(self, tmp_path: Path) -> None:
         folder = towers(open_clip(tmp_path))
         for name in ("model.safetensors", WEIGHTS):
             (folder / name).unlink()

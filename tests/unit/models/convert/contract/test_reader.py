@@ -413,7 +413,7 @@ def test_a_model_that_runs_elsewhere_may_be_of_any_kind(tmp_path: Path) -> None:
     assert (contract.dimension, contract.max_tokens, contract.pooling.modes) == (0, 0, ("mean",))
 
 
-def test_what_a_model_elsewhere_says_must_still_agree(tmp_path: Path) -> None:
+def test_a_remote_models_files_must_still_agree(tmp_path: Path) -> None:
     """A Dense that does not take what the pooling gives is refused all the same."""
     checkpoint(tmp_path, after=("Dense",))
     dense(tmp_path, "2_Dense", HIDDEN + 1, 4)

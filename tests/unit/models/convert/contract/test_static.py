@@ -85,7 +85,7 @@ def test_settings_of_model2vec(tmp_path: Path, config: dict[str, Any], tokens: i
     assert (contract.max_tokens, contract.ends_normalized) == (tokens, normalized)
 
 
-def test_with_modules_json_that_says_what_follows(tmp_path: Path) -> None:
+def test_with_modules_json(tmp_path: Path) -> None:
     """model2vec writes the path "." for its own folder."""
     folder = model2vec(tmp_path, config={"normalize": False})
     modules(folder, (f"{ST}StaticEmbedding", "."), (f"{ST}Normalize", "1_Normalize"))

@@ -90,7 +90,7 @@ class TestSentenceTransformers:
             ("tokenizer.json", "0_CLIPModel/tokenizer.json: is missing"),
         ],
     )
-    def test_what_is_missing_there_is_told_with_its_place(self, tmp_path: Path, missing: str, words: str) -> None:
+    def test_missing_files_are_named_with_their_folder(self, tmp_path: Path, missing: str, words: str) -> None:
         towers(tmp_path / "0_CLIPModel")
         modules(tmp_path, (OLD, "0_CLIPModel"))
         (tmp_path / "0_CLIPModel" / missing).unlink()

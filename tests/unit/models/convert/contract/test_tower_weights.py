@@ -84,7 +84,7 @@ def test_sixteen_bits_are_read(tmp_path: Path) -> None:
         ("text_projection", (8, 12), r"has shape \[8, 12\], but the configuration says \[12, 8\]"),
     ],
 )
-def test_what_does_not_fit_is_told_by_the_name_that_is_stored(
+def test_mismatches_name_the_stored_tensor(
     tmp_path: Path, name: str, shape: tuple[int, ...] | None, words: str
 ) -> None:
     folder = open_clip(tmp_path)

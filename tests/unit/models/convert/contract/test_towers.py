@@ -351,7 +351,7 @@ def test_any_processor_is_read_or_refused(tmp_path: Path, changes: dict[str, Any
         assert min(spec.std) > 0
 
 
-def test_the_stored_tokenizer_is_what_it_says(tmp_path: Path) -> None:
+def test_the_stored_tokenizer_is_used(tmp_path: Path) -> None:
     """Padding inside the file decides on nothing: the frame is read without it."""
     towers(tmp_path, "siglip", settings={"add_eos_token": True})
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).padding is not None

@@ -138,7 +138,7 @@ def test_missing_and_odd_tensors_are_refused_by_name(tmp_path: Path, family: str
                 build(folder, model, folder / "out.onnx")
 
 
-def test_big_weights_lie_beside_the_graph_and_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_are_external_and_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, model = made(tmp_path, "clip")
     reports: list[float] = []
     monkeypatch.setattr(builder, "INLINE_BYTES", 10)
