@@ -140,7 +140,7 @@ def test_what_is_never_met_changes_nothing(text: str, places: list[int], gives: 
     assert (plain.tokens, plain.reasoning_tokens) == (watched.tokens, watched.reasoning_tokens)
 
 
-def test_what_can_be_told_is_told_at_once() -> None:
+def test_decodable_text_is_emitted_at_once() -> None:
     one = decoder(stops=["\n\n"])
     assert [chunk.text for chunk in one.push(Piece(text="Hel"))] == ["Hel"]
     assert [chunk.text for chunk in one.push(Piece(text="lo\n"))] == ["lo"]
@@ -371,7 +371,7 @@ class TestCumulative:
             (["", "", "x"], "x"),
         ],
     )
-    def test_what_was_told_stays_and_the_rest_follows_it(self, texts: list[str], expected: str) -> None:
+    def test_emitted_text_stays_and_the_rest_follows_it(self, texts: list[str], expected: str) -> None:
         one = CumulativeText()
         assert "".join(map(one.push, texts)) + one.flush() == expected
 
@@ -399,7 +399,7 @@ class TestLogprobs:
         assert (answer.text, bytes_of(answer)) == ("one two", b"one two")
 
     @given(text=TEXTS, places=PLACES)
-    def test_every_token_is_told_with_its_text(self, text: str, places: list[int]) -> None:
+    def test_every_token_comes_with_its_text(self, text: str, places: list[int]) -> None:
         ids = vocabulary().encode(text, special=False)
         pieces = [Piece(ids=each, logprobs=[logprob(token) for token in each]) for each in cut(ids, places)]
         answer = run(decoder("ids"), pieces)
@@ -407,7 +407,7 @@ class TestLogprobs:
         assert bytes_of(answer) == text.encode()
 
     @given(text=st.text(alphabet="ab STOP東", max_size=30), stop=st.sampled_from(["STOP", "b", "ab", "東"]))
-    def test_no_token_behind_a_stop_text_is_told(self, text: str, stop: str) -> None:
+    def test_no_token_behind_a_stop_text_is_emitted(self, text: str, stop: str) -> None:
         ids = vocabulary().encode(text, special=False)
         pieces = [Piece(ids=[token], logprobs=[logprob(token)]) for token in ids]
         answer = run(decoder("ids", stops=[stop]), pieces)
@@ -442,7 +442,7 @@ class TestLogprobs:
             ("<think>one two", THINKS, ""),
         ],
     )
-    def test_only_those_of_the_content_are_told(
+    def test_only_those_of_the_content_are_emitted(
         self, whole: bool, text: str, reading: AnswerFormat, content: str
     ) -> None:
         ids = vocabulary().encode(text, special=False)
@@ -469,7 +469,7 @@ def test_an_answer_without_anything(make: Callable[[], AnswerDecoder]) -> None:
     assert (one.tokens, one.reasoning_tokens, one.stopped) == (0, 0, True)
 
 
-def test_arguments_are_told_as_they_come() -> None:
+def test_arguments_are_streamed() -> None:
     one = decoder(answer_format=CALLS)
     chunks = [chunk for letter in CALL for chunk in one.push(Piece(text=letter))]
     fragments = [delta.arguments for chunk in chunks for delta in chunk.tools if delta.arguments]

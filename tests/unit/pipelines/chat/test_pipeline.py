@@ -115,7 +115,7 @@ def test_ids_that_are_no_tokens(ids: list[int]) -> None:
         assert caught.value.param == "prompt"
 
 
-def test_what_cannot_be_done_is_said_at_once() -> None:
+def test_unsupported_options_are_refused_at_once() -> None:
     with pytest.raises(Unsupported, match=r"no chat template: use /v1/completions"):
         pipeline(None).check(chat())
     with pytest.raises(Unsupported, match="no chat template"):
@@ -194,7 +194,7 @@ class TestTools:
         assert "<tools>" in only(made, chat(tools=[WEATHER])).text
 
     @pytest.mark.parametrize(("source", "key"), [(QWEN, "arguments"), (LLAMA3, "parameters"), (MISTRAL, "arguments")])
-    def test_what_is_told_to_a_backend_that_can_be_guided(self, source: str, key: str) -> None:
+    def test_guides_for_a_backend_that_supports_them(self, source: str, key: str) -> None:
         guide = pipeline(source).tools_guide(chat(tools=[WEATHER], tool_choice="required"))
         assert guide is not None
         assert guide.kind == "json_schema"
@@ -227,7 +227,7 @@ class TestTools:
 
 
 class TestLength:
-    def test_both_counts_and_the_next_step_are_told(self) -> None:
+    def test_the_error_has_both_counts_and_the_next_step(self) -> None:
         task = chat(*long_talk(3), HI)
         tokens = only(pipeline(), task).tokens or 0
         with pytest.raises(TooLong) as caught:
@@ -240,7 +240,7 @@ class TestLength:
         assert only(pipeline(context_tokens=tokens + 1), task).tokens == tokens
 
     @pytest.mark.parametrize(("max_tokens", "fits"), [(None, 99), (0, 100), (1, 99), (50, 99), (2_147_483_647, 99)])
-    def test_there_is_room_for_one_token_or_none_is_asked_for(self, max_tokens: int | None, fits: int) -> None:
+    def test_one_token_must_fit_unless_none_is_requested(self, max_tokens: int | None, fits: int) -> None:
         """However long an answer may be: it is as long as it goes."""
         made, sampling = pipeline(context_tokens=100), Sampling(max_tokens=max_tokens)
         (prompt,) = made.prompts(Generate(model="m", prompts=[[5] * fits], sampling=sampling))
@@ -267,7 +267,7 @@ class TestLength:
         assert prompt.cut == 200
         assert sum(read) < 300_000
 
-    def test_nothing_is_left_out_unless_the_operator_says_so(self) -> None:
+    def test_nothing_is_dropped_by_default(self) -> None:
         with pytest.raises(TooLong):
             pipeline(context_tokens=150).prompts(chat(*long_talk(20)))
 
@@ -290,14 +290,14 @@ class TestLength:
         more = only(pipeline(), chat(SYSTEM, *messages[1 + prompt.cut - 4 :], sampling=sampling))
         assert (more.tokens or 0) + 16 > context
 
-    def test_room_for_the_answer_is_made_where_nobody_says_how_much(self) -> None:
+    def test_old_turns_are_dropped_for_an_answer_without_a_limit(self) -> None:
         prompt = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
         assert (prompt.tokens or 0) <= 300
         told = only(pipeline(context_tokens=400, truncation="oldest", answer_tokens=1), chat(*long_talk(20)))
         assert 300 < (told.tokens or 0) <= 399
 
     @pytest.mark.parametrize("answer_tokens", [101, 100_000])
-    def test_room_is_made_for_a_quarter_of_the_context_at_most(self, answer_tokens: int) -> None:
+    def test_at_most_a_quarter_of_the_context_is_reserved(self, answer_tokens: int) -> None:
         """Many clients ask for more than anybody needs, and would lose all of the conversation for it."""
         made = pipeline(context_tokens=400, truncation="oldest", answer_tokens=answer_tokens)
         quarter = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
@@ -325,7 +325,7 @@ class TestReasoning:
         (thought, answer) = decoder.push(Piece(text="hm</think>\n\nyes"))
         assert (thought.reasoning, answer.text) == ("hm", "yes")
 
-    def test_only_where_the_operator_says_that_it_thinks(self) -> None:
+    def test_only_if_configured_as_a_reasoning_model(self) -> None:
         made = pipeline(DEEPSEEK)
         prompt = only(made, chat())
         assert not prompt.ends_in_reasoning
@@ -397,7 +397,7 @@ def test_further_variables_and_no_invitation() -> None:
     assert only(pipeline(QWEN), chat(add_generation_prompt=False)).text.endswith("<|im_end|>\n")
 
 
-def test_backends_are_told_of_stop_texts_only_where_they_mean_all_of_the_text() -> None:
+def test_backends_get_stop_texts_only_if_they_apply_to_all_of_the_text() -> None:
     """Not where calls or thoughts are parsed, which they would end; special tokens that calls are told by stay."""
     sampling = Sampling(stop=["END"])
     plain, tools = chat(sampling=sampling), chat(sampling=sampling, tools=[NOW])

@@ -62,7 +62,7 @@ def test_a_longer_stop_that_began_before_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("include", [True, False])
-def test_the_stop_itself_is_passed_on_only_when_asked(include: bool) -> None:
+def test_the_stop_itself_is_passed_on_only_on_request(include: bool) -> None:
     assert run(StopTexts(["\n\n"], include=include), ["one\n", "\ntwo"]) == ("one\n\n" if include else "one", True)
 
 

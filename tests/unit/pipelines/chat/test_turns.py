@@ -15,7 +15,7 @@ def messages_of(roles: list[str]) -> list[Message]:
     return [Message(role=role, content=str(place)) for place, role in enumerate(roles)]
 
 
-def test_a_turn_is_what_a_user_said_and_all_that_followed() -> None:
+def test_a_turn_is_a_user_message_and_all_that_follows() -> None:
     roles = ["system", "user", "assistant", "tool", "assistant", "user", "developer", "assistant", "user"]
     assert split_turns(messages_of(roles)) == [[1, 2, 3, 4], [5, 7], [8]]
 

@@ -27,7 +27,7 @@ from tests.unit.pipelines.tiny_tokenizers import save
         ("bytes_apart", "other", 0),
     ],
 )
-def test_the_decoder_tells_how_tokens_are_spelt(kind: str, form: str, strip: int) -> None:
+def test_the_decoder_defines_the_spelling_of_tokens(kind: str, form: str, strip: int) -> None:
     spelling = vocabulary(kind).spelling
     assert (spelling.form, spelling.strip) == (form, strip)
 
@@ -206,7 +206,7 @@ def test_padding_and_truncation_of_the_file_are_off(tmp_path: Path) -> None:
     assert Vocabulary(tmp_path).count("the " * 40) > 9
 
 
-def test_eos_is_what_the_model_says() -> None:
+def test_eos_is_the_models() -> None:
     assert vocabulary().eos_ids == {tiny_llama.EOS, tiny_llama.IM_END}
 
 

@@ -102,7 +102,7 @@ def test_every_bad_picture_has_its_own_error() -> None:
             assert entry.__context__ is None
 
 
-def test_twins_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_pictures_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one call; a twin that wants another row has another key and the same pixels."""
     pipeline, calls = ImagePipeline(SPEC), list[bytes]()
     real = pipeline._preprocessing.pixels

@@ -40,7 +40,7 @@ def test_every_option_does() -> None:
     assert len(worker.tasks) == 3
 
 
-def test_refusals_are_told_anew() -> None:
+def test_refusals_are_not_cached() -> None:
     known: OptionsCache[str] = OptionsCache()
     worker = Worker()
     for _ in range(2):

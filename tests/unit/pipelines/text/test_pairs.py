@@ -107,7 +107,7 @@ def test_a_graph_without_segments_is_given_none(folder: Path) -> None:
 class TestTruncation:
     PAIR = ("the fox " * 5, "a dog " * 8)
 
-    def test_the_setting_holds_unless_the_task_says_otherwise(self, folder: Path, pipeline: PairPipeline) -> None:
+    def test_the_setting_applies_unless_the_task_overrides_it(self, folder: Path, pipeline: PairPipeline) -> None:
         """None follows it; the error has the exact count of both texts with their special tokens."""
         prepared = one(pipeline, self.PAIR)
         assert (prepared.cost, prepared.tokens, prepared.truncated) == (16, 16, True)
@@ -146,7 +146,7 @@ class TestTruncation:
         assert caught.value.param == "max_tokens_per_doc"
         assert isinstance(fault(pipeline, ("a", "b"), task), InvalidValue)
 
-    def test_far_too_long_texts_are_told_as_such(self, pipeline: PairPipeline) -> None:
+    def test_far_too_long_texts_are_reported(self, pipeline: PairPipeline) -> None:
         """Without reading them to their end."""
         error = fault(pipeline, ("fox " * 10_000, "dog"), rerank(truncate=False))
         assert "at least" in error.message
@@ -195,7 +195,7 @@ class TestKeys:
 class TestScores:
     LOGITS: Array = np.array([[0.5], [-3.0], [np.nan], [7.0]], dtype=np.float32)
 
-    def test_each_item_has_what_it_asked_for(self, pipeline: PairPipeline) -> None:
+    def test_each_item_has_its_own_options(self, pipeline: PairPipeline) -> None:
         """The activation or not, NotFinite for the row that is no number; padding rows are nobody's."""
         tasks = [rerank(), rerank(raw_scores=True), rerank()]
         batch = [one(pipeline, ("a", "b"), task) for task in tasks]

@@ -43,7 +43,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert caught.value.param == "prompt_name"
 
 
-def test_a_model_without_prompts_says_so() -> None:
+def test_a_model_without_prompts() -> None:
     """With no prompts to list, the error says what to do instead."""
     with pytest.raises(InvalidValue, match="has no prompts, so none named 'query': leave it out"):
         resolve_prompt(spec(), "query", None)

@@ -108,7 +108,7 @@ class TestScores:
         assert caught.value.param == "raw_scores"
         assert isinstance(entry(pipeline, ("a", "b"), rerank(raw_scores=True)), Unsupported)
 
-    def test_a_server_may_be_told(self) -> None:
+    def test_a_server_may_get_raw_scores(self) -> None:
         """Then its rows are what was asked for, and raw ones are other calls."""
         for behind in (True, False):
             pipeline = made(raw=behind, passes=frozenset({"raw_scores"}))
@@ -128,7 +128,7 @@ class TestOptions:
         assert left.params == {"truncate": True, "truncation_direction": "left"}
         assert left.group != one(made(passes=TEI), "a").group
 
-    def test_what_only_the_model_knows_cannot_be_asked(self, tokenizer: TextTokenizer) -> None:
+    def test_options_of_the_tokenizer_are_unsupported(self, tokenizer: TextTokenizer) -> None:
         """As for embeddings."""
         for fields in ({"truncate": False}, {"truncation_direction": "left"}):
             with pytest.raises(Unsupported) as caught:

@@ -124,7 +124,7 @@ class TestCheck:
             with pytest.raises(Unsupported, match="leave normalize out"):
                 made(normalized=True, normalize=setting).check(embed(normalize=False))
 
-    def test_what_only_the_model_knows_cannot_be_asked(self, tokenizer: TextTokenizer) -> None:
+    def test_truncation_options_require_a_tokenizer_with_a_limit(self, tokenizer: TextTokenizer) -> None:
         """Whether and where it cuts: told by a tokenizer with a limit, or done by NIM."""
         for fields in ({"truncate": False}, {"truncation_direction": "left"}):
             for pipeline in (made(), made(max_tokens=16), made(tokenizer=tokenizer)):
@@ -146,7 +146,7 @@ class TestVectors:
         return [answer for answer in answers if isinstance(answer, np.ndarray)]
 
     @pytest.mark.parametrize("setting", [None, True])
-    def test_unit_vectors_unless_asked_otherwise(self, setting: bool | None) -> None:
+    def test_unit_vectors_by_default(self, setting: bool | None) -> None:
         """Cut before they are normalised."""
         for dimensions in (None, 3):
             for row in self.finished(made(normalize=setting), dimensions=dimensions):
@@ -342,7 +342,7 @@ class TestPassing:
         assert isinstance(row, np.ndarray)
         assert np.linalg.norm(row) == pytest.approx(1.0)
 
-    def test_the_operators_word_is_told(self) -> None:
+    def test_the_operators_settings_are_sent(self) -> None:
         """Rows that stay raw, and texts that are not cut."""
         pipeline = made(truncate=False, normalize=False, **self.TEI)
         assert one(pipeline, "a").params == {"truncate": False, "normalize": False}

@@ -145,7 +145,7 @@ class TestOutputs:
             assert isinstance(pipeline.prepare([(embed(kind), "a")])[0], Unsupported)
         pipeline.check(embed("sparse"))
 
-    def test_what_is_said_of_dense_vectors_is_no_matter_to_others(self, folder: Path) -> None:
+    def test_options_of_dense_vectors_do_not_affect_others(self, folder: Path) -> None:
         """Neither refused nor part of the key."""
         pipeline = made(folder, **BGE)
         pipeline.check(embed("sparse", dimensions=99))

@@ -184,7 +184,7 @@ class TestPrompts:
         assert ids(one(pipeline, "fox", prompt_name="query")) == ids(one(pipeline, "query: fox"))
         assert ids(one(pipeline, "fox", input_type="document")) == ids(one(pipeline, "passage: fox"))
 
-    def test_the_default_prompt_is_used_when_none_is_asked(self, folder: Path) -> None:
+    def test_the_default_prompt_is_used_without_a_prompt_name(self, folder: Path) -> None:
         """default_prompt_name applies to texts, and not to token ids."""
         pipeline = TextPipeline(folder, spec(prompts=PROMPTS, default_prompt_name="query"), truncate=True)
         assert ids(one(pipeline, "fox")) == ids(one(pipeline, "fox", prompt_name="query"))

@@ -224,7 +224,7 @@ def test_several_tagged_parameters_and_calls() -> None:
     )
 
 
-def test_a_tagged_parameter_is_told_when_it_is_whole() -> None:
+def test_a_tagged_parameter_is_emitted_when_complete() -> None:
     reader = parser("hermes")
     assert reader.push("<tool_call><function=other><parameter=a>\n1") == ("", [])
     assert reader.push("\n</parameter>") == (

@@ -68,7 +68,7 @@ def test_what_python_writes_is_read_as_python_means_it(arguments: dict[str, Any]
 )
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:SyntaxWarning")
-def test_literals_mean_what_python_says(literal: str) -> None:
+def test_literals_are_parsed_as_in_python(literal: str) -> None:
     found = arguments_json(f"(a={literal})")
     assert found is not None
     assert json.loads(found) == {"a": as_json(ast.literal_eval(literal.strip()))}

@@ -78,7 +78,7 @@ def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
     assert parse_all_ways("pythonic", text) == ParsedAnswer(text, [])
 
 
-def test_a_call_is_told_when_it_is_whole() -> None:
+def test_a_call_is_emitted_when_complete() -> None:
     reader = parser("pythonic")
     assert reader.push('[get_weather(city="Paris"') == ("", [])
     assert reader.push("), oth") == (

@@ -87,7 +87,7 @@ def test_what_was_begun_comes_back_or_goes() -> None:
     assert out.take() == ("", [ToolDelta(index=0, id="id0", name="f")])
 
 
-def test_only_the_first_call_is_told_when_calls_are_not_parallel() -> None:
+def test_only_the_first_call_is_emitted_when_calls_are_not_parallel() -> None:
     out = outlet(parallel=False)
     out.begin("f")
     out.arguments("{}")

@@ -57,7 +57,7 @@ PROSE = st.sampled_from(["", "Let me see. ", "\n\n", "Größe 🌊: 5 < 6\n", "S
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150)
 @given(text=PARTS, parallel=st.booleans(), data=st.data())
-def test_any_text_is_heard_the_same_however_it_is_cut(
+def test_any_text_is_parsed_alike_however_it_is_split(
     kind: ParserKind, text: str, parallel: bool, data: st.DataObject
 ) -> None:
     whole = parse(kind, [text], parallel=parallel)

@@ -79,7 +79,7 @@ def test_with_no_tools_only_marked_calls_are_calls() -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(ParserKind))
-def test_marks_are_what_the_format_is_told_by(kind: ParserKind) -> None:
+def test_marks_identify_the_format(kind: ParserKind) -> None:
     found = marks(kind)
     assert len(found) >= 2
     assert all(mark[0] in "<[" and mark[-1] in ">]" for mark in found)
