@@ -418,7 +418,7 @@ class TestLife:
         with pytest.raises(Unavailable, match="closed"):
             s.__enter__()
 
-    def test_a_child_of_its_process_is_told(self) -> None:
+    def test_use_after_a_fork_is_an_error(self) -> None:
         """It has none of the threads, and would wait for ever; the parent goes on, and the child ends by itself."""
         program = (
             "import asyncio, os, sys, shoal\n"
@@ -589,12 +589,12 @@ class TestSettings:
             ({"config": "/nowhere/shoal.toml"}, "cannot be read"),
         ],
     )
-    def test_wrong_ones_are_told_at_once(self, settings: dict[str, Any], words: str) -> None:
+    def test_wrong_arguments_are_refused_at_once(self, settings: dict[str, Any], words: str) -> None:
         """Before anything is started."""
         with pytest.raises(ConfigError, match=words):
             shoal.open("fake:", **settings)
 
-    def test_a_wrong_address_is_told_at_once(self) -> None:
+    def test_a_wrong_address_is_refused_at_once(self) -> None:
         with pytest.raises(AddressError):
             shoal.open("nothing://x")
         with pytest.raises(SetupError, match="unknown option"), shoal.open("fake:no=1"):
@@ -629,7 +629,7 @@ class TestTheModule:
             shoal.nothing_such  # noqa: B018
 
     @pytest.mark.parametrize("name", ["embed", "rerank", "classify"])
-    def test_twins_take_the_same_arguments(self, name: str) -> None:
+    def test_sync_and_async_take_the_same_arguments(self, name: str) -> None:
         """The asynchronous method of each differs by its name alone."""
         one, other = getattr(Shoal, name), getattr(Shoal, f"a{name}")
         assert inspect.signature(one).parameters == inspect.signature(other).parameters
