@@ -254,7 +254,7 @@ class TestOffers:
         assert client.requests == [("POST", "/a", b"x")]
         assert client.wire.is_closing()
 
-    async def test_the_body_is_asked_for_where_it_waits_to_be(self, client: Client) -> None:
+    async def test_100_continue_is_sent_where_expected(self, client: Client) -> None:
         """`Expect: 100-continue`, as curl sends it with large bodies, beside an offer."""
         head = b"POST /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n" + OFFER + b"\r\n"
         await client.send(head)
@@ -398,7 +398,7 @@ class TestAnswers:
 
 
 class TestLeaving:
-    async def test_every_request_under_way_hears_of_it(self, client: Client) -> None:
+    async def test_every_running_request_is_cancelled(self, client: Client) -> None:
         """Also the first of several that came in one go; those behind it do not begin."""
         client.watches = True
         await client.send(GET + b"GET /second HTTP/1.1\r\nhost: a\r\n\r\n")

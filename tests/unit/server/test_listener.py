@@ -128,7 +128,7 @@ class Exhausted:
     ("number", "words"),
     [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "on this machine"), (errno.EPERM, "cannot accept a connection")],
 )
-async def test_connections_wait_and_the_log_says_why_once(
+async def test_connections_wait_and_the_reason_is_logged_once(
     listening: socket.socket,
     clients: list[socket.socket],
     number: int,
