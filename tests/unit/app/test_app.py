@@ -202,7 +202,7 @@ async def test_the_default_model_has_its_short_name_unless_it_was_named(
         assert [card.aliases for card in app.gateway.models()] == [(), ()]
 
 
-async def test_a_loading_model_says_so_and_closing_stops_it(
+async def test_a_loading_model_is_reported_and_closing_stops_it(
     loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests for the loading model are ModelNotReady, other models serve; closing cancels the load."""
@@ -296,7 +296,7 @@ async def test_no_default_model_where_none_is_wanted(tmp_path: Path) -> None:
         assert len(await vector(app, "", "x")) == 8
 
 
-async def test_a_failed_load_by_api_is_told_and_tried_again(
+async def test_a_failed_load_by_api_is_reported_and_retried(
     loaded: LoadedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are prepared first: if that fails, the engines are not opened."""

@@ -581,7 +581,7 @@ class TestProgress:
         assert len(seen.calls) == 103
         assert seen.calls[-1] == ("the mirror was slow",)
 
-    def test_a_loop_that_is_gone_hears_nothing(self, make: Make, notes: Notes) -> None:
+    def test_a_closed_loop_gets_no_progress(self, make: Make, notes: Notes) -> None:
         """A thread that outlives it must not fail for that."""
         loader = make()
 
