@@ -56,7 +56,7 @@ async def test_choices() -> None:
     assert 0 < answer.first_s <= answer.seconds
 
 
-async def test_what_an_upstream_said() -> None:
+async def test_the_answer_of_an_upstream() -> None:
     """Its bytes, put together, with its dialect; and the usage beside them."""
     answer = await answer_of(Chunk(raw=("d", b"{")), Chunk(raw=("d", b"}"), usage=Usage(completion_tokens=3)))
     assert (answer.raw, answer.choices, answer.usage) == (("d", b"{}"), [], Usage(completion_tokens=3))
