@@ -71,7 +71,7 @@ def test_the_examples_can_be_copied(server: str, visitor: Visitor) -> None:
     expect(page.get_by_text(f'base_url="{server}/v1"')).to_have_count(2)
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(locked_server: str, visitor: Visitor) -> None:
+def test_a_key_is_requested_and_stored_in_the_tab(locked_server: str, visitor: Visitor) -> None:
     """Without the key only its entry is shown; a wrong one is refused; the right one is kept for the tab alone."""
     visit = visitor(locked_server, tolerated="401")
     page = visit.open("/")

@@ -30,7 +30,7 @@ def server(processes: Processes) -> Server:
     return made
 
 
-def test_it_says_so_serves_on_and_recovers(server: Server) -> None:
+def test_the_limit_is_logged_and_the_server_recovers(server: Server) -> None:
     """More connections than descriptors: those that were accepted are served, the others wait and are served once
     there is room. One line of the log says what to do; nothing is reset, and models can still open files."""
 

@@ -79,7 +79,7 @@ class TestRanking:
         seen, own = (json_of(server.request("POST", "/rerank", body)) for server in pair)
         assert [each["index"] for each in seen] == [each["index"] for each in own]
 
-    def test_what_it_says_of_itself(self, pair: tuple[Server, Server]) -> None:
+    def test_card_and_labels(self, pair: tuple[Server, Server]) -> None:
         card = card_of(pair[0])
         assert (card["tasks"], card["labels"]) == (["rerank", "classify"], ["LABEL_0"])
         assert card["details"]["routes"] == ["/score", "/classify"]

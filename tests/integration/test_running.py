@@ -80,7 +80,7 @@ def test_refusals_are_one_line(shoal_server: ShoalServer) -> None:
     assert set(listed(server)) == {"fake"}
 
 
-def test_an_admin_key_is_asked_for(shoal_server: ShoalServer, tmp_path: Path) -> None:
+def test_an_admin_key_is_required(shoal_server: ShoalServer, tmp_path: Path) -> None:
     """Whoever may use models may look at them; loading takes the admin key, which the command takes from its
     settings."""
     keys = {"SHOAL_API_KEY": "user", "SHOAL_ADMIN_KEY": "boss"}

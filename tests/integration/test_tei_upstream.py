@@ -76,7 +76,7 @@ class TestJoining:
             fake.change(misbehaves="")
             assert embed(server, ["a", "b"])[0] == 200
 
-    def test_a_queue_that_is_full_says_so(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
+    def test_a_full_queue_is_reported(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
         """3. No queue without bound, nor calls: 429, and never more calls in flight than were asked for."""
         fake.change(delay_ms=200)
         with running(tmp_path, f"m={fake.address}", flags=("--max-queue-items", "8")) as server:
@@ -154,7 +154,7 @@ class TestServing:
             fake.kill()
             eventually(lambda: server.request("GET", "/health/ready")[0] == 503)
 
-    def test_a_wrong_key_says_which_setting(self, tmp_path: Path) -> None:
+    def test_the_error_of_a_wrong_key_names_the_setting(self, tmp_path: Path) -> None:
         with (
             fake_process("--api-key", "sesame") as fake,
             running(tmp_path, f"m={fake.address}", wait=False) as server,

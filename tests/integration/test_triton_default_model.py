@@ -131,7 +131,7 @@ def test_vectors_are_those_of_the_local_engine(server: Server, local: Server) ->
     [{"input": TOKENS}, {"dimensions": 100}, {"input": TEXTS[0]}, {"input": TEXTS[-1]}, {"encoding_format": "base64"}],
     ids=["tokens", "dimensions", "one", "too long", "base64"],
 )
-def test_whatever_a_request_says_is_as_on_the_local_engine(server: Server, local: Server, more: dict[str, Any]) -> None:
+def test_options_work_as_on_the_local_engine(server: Server, local: Server, more: dict[str, Any]) -> None:
     """Usage, truncation, space and vectors."""
     body = {"input": TEXTS[:3]} | more
     status, headers, answer = ask(server, "POST", "/v1/embeddings", {"model": MODEL, **body})

@@ -83,7 +83,7 @@ def test_a_row_that_is_no_number(server: Server) -> None:
     assert "finite" in replies[5][2]["error"]["message"].lower() or "nan" in replies[5][2]["error"]["message"].lower()
 
 
-def test_a_model_that_says_unavailable(server: Server) -> None:
+def test_a_model_that_answers_unavailable(server: Server) -> None:
     """It keeps saying so: the request ends within its deadline, and the model is back in service for others."""
     status, _, answer = embeddings(server, "failing", "unavailable", **{"x-request-timeout": 5})
     assert status in (502, 503, 504), answer

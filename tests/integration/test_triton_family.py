@@ -178,7 +178,7 @@ async def test_many_users_share_calls(family: Shoal, triton: Triton, name: str) 
     assert executions <= USERS // 4
 
 
-def test_what_is_not_asked_for_does_not_travel(family: Shoal, triton: Triton) -> None:
+def test_only_requested_outputs_are_transferred(family: Shoal, triton: Triton) -> None:
     """The entry names every output; one that is not wanted is not answered. Its shapes are those of the graph."""
     _, config = triton.http("GET", "/v2/models/m3/config")
     assert {one["name"]: one["dims"] for one in config["output"]} == {

@@ -112,7 +112,7 @@ def pooled(rows: Any, pooling: str, unit: bool) -> Any:
     return row / np.linalg.norm(row) if unit else row
 
 
-def test_without_a_tokenizer_it_says_what_is_missing(triton: Triton, tmp_path: Path) -> None:
+def test_the_error_without_a_tokenizer_names_what_is_missing(triton: Triton, tmp_path: Path) -> None:
     """The model's failure names the setting; what else is named is served."""
     addresses = [f"triton://{triton.url}#tokens_in", "fake:"]
     triton.load("tokens_in")

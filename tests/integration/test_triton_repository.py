@@ -173,7 +173,7 @@ async def test_texts_go_in_where_an_ensemble_is_written(triton: Triton, control:
     assert {triton.state(name) for name in names} == {"UNAVAILABLE"}
 
 
-async def test_bad_inputs_are_told_from_failures(triton: Triton, control: Control, tmp_path: Path) -> None:
+async def test_bad_inputs_are_not_failures(triton: Triton, control: Control, tmp_path: Path) -> None:
     """Each error is its request's own, and the model goes on."""
     await write(triton, tiny(tmp_path, "bad-inputs", text_in=True))
     await control.load("bad-inputs", deadline=soon())

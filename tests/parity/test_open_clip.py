@@ -109,7 +109,7 @@ def close(got: Array, expected: Array) -> None:
     assert np.abs(got - expected).max() <= 2e-5 * max(1.0, float(np.abs(expected).max()))
 
 
-def test_what_is_read_is_what_transformers_says(pair: Pair) -> None:
+def test_the_configuration_is_read_as_by_transformers(pair: Pair) -> None:
     theirs, ours = pair.theirs.towers, pair.ours
     assert ours.layout == "open_clip"
     # What differs is how torchvision, which open_clip prepares pictures with, rounds the middle of an odd rest.

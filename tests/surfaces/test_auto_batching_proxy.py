@@ -213,7 +213,7 @@ async def test_errors_of_the_model(error: ShoalError, status: int, start: str) -
     assert set(answer.json()) == {"error"}
 
 
-async def test_overloaded_says_when() -> None:
+async def test_overload_names_a_retry_time() -> None:
     answer = await proxy(RecordingRunner(error=Overloaded("full", retry_after=2))).call(
         "POST", "/embed", {"inputs": ["a"]}
     )
@@ -265,7 +265,7 @@ class TestHealth:
 
 
 class TestKeys:
-    async def test_a_key_is_asked_for(self) -> None:
+    async def test_a_key_is_required(self) -> None:
         """In its own form; health is open."""
         server = proxy(api_key=("k",))
         answer = await server.call("POST", "/embed", {"inputs": ["a"]})

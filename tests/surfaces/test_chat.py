@@ -269,7 +269,7 @@ async def test_guides(fields: dict[str, Any], guide: Guide | None) -> None:
     assert server.runner.task.sampling.guide == guide
 
 
-async def test_what_templates_are_told() -> None:
+async def test_template_arguments() -> None:
     """Open WebUI's "continue", and the fields for templates."""
     server = serve_chat()
     fields = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "include_reasoning": False}
@@ -380,7 +380,7 @@ async def test_messages_that_were_left_out(stream: bool) -> None:
     assert "x-shoal-prompt-cut" not in (await serve_chat().call("POST", PATHS[0], ask(stream=stream))).headers
 
 
-async def test_what_an_upstream_says_is_passed_on() -> None:
+async def test_an_upstream_answer_is_passed_on() -> None:
     """Its body byte for byte, and its refusals with status, body, type and time to come back."""
     body = b'{"id":"x", "choices":[]}'
     runner = FakeRunner(reply=lambda task: [Chunk(raw=("openai.chat", body), usage=Usage(completion_tokens=5))])

@@ -151,7 +151,7 @@ async def test_bad_bodies(body: dict[str, Any], param: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [None, ""])
-async def test_an_empty_suffix_says_nothing(suffix: Any) -> None:
+async def test_an_empty_suffix_is_ignored(suffix: Any) -> None:
     """Clients send it without meaning it."""
     assert (await serve_chat().call("POST", PATHS[0], ask(suffix=suffix))).status == 200
 

@@ -230,7 +230,7 @@ async def test_unknown_paths_and_methods(method: str, path: str, status: int) ->
     assert ("allow" in answer.headers) == (status == 405)
 
 
-async def test_errors_are_told_by_the_owner_of_the_path() -> None:
+async def test_errors_are_rendered_by_the_owner_of_the_path() -> None:
     """A wrong method, or a path below a known one, is answered in the dialect that lives there."""
     server = serve()
     answer = await server.call("GET", "/embed")

@@ -302,7 +302,7 @@ async def test_a_server_of_fixed_models() -> None:
     assert (answer.status, "fixed set of models" in answer.json()["detail"]) == (400, True)
 
 
-async def test_a_large_body_that_says_name() -> None:
+async def test_a_large_body_with_a_name() -> None:
     """The other spelling of the model's name counts in large bodies as in small ones, wherever it stands."""
     answer = await serve().call("POST", "/infer_text", {"text": ["a" * 100_000, "b"], "name": MODEL})
     assert answer.status == 200

@@ -89,7 +89,7 @@ async def test_a_model_without_requests_is_idle() -> None:
     assert (idle["stats"]["queue_fraction"], busy["stats"]["queue_fraction"]) == (0.0, 1.0)
 
 
-async def test_health_tells_the_time() -> None:
+async def test_health_returns_the_time() -> None:
     """While it serves; with `Accept: application/json` it is Shoal's own, and 503 says why."""
     async with family(EMBEDDER, **INFINITY) as server:
         for path in ("/health", "/v1/health"):

@@ -58,7 +58,7 @@ async def test_every_action_can_be_left_alone(method: str, path: str, body: Any,
         await life.lifecycle.job(answer.json()["job"]).wait()
 
 
-async def test_a_failed_job_says_why() -> None:
+async def test_a_failed_job_has_a_reason() -> None:
     """The reason, and that it is over."""
     async with living(Scripted(error=SourceError("no such model"))) as life:
         job = (await life.manage("POST", f"{LOAD}?wait=false", BODY)).json()["job"]

@@ -303,7 +303,7 @@ async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
         (Event("model_remove", "m"), {"model": "m", "event": "model_remove"}),
     ],
 )
-def test_how_events_are_told(event: Event, expected: dict[str, Any]) -> None:
+def test_the_format_of_events(event: Event, expected: dict[str, Any]) -> None:
     """In the router's words: it has no state for having failed, and progress by file."""
     piece = _encode_event(event)
     assert piece.startswith(b"data: ")

@@ -122,7 +122,7 @@ class TestModels:
         server, _ = serve_chat()
         assert (await server.call("GET", "/api/ps")).json()["models"][0]["context_length"] == 4096
 
-    async def test_ps_says_when_a_model_falls_asleep(self) -> None:
+    async def test_ps_shows_when_a_model_falls_asleep(self) -> None:
         """As long as the server keeps one that nobody asks."""
         async with living(keep_alive_s=300.0) as life:
             (only,) = (await life.call("GET", "/api/ps")).json()["models"]
@@ -168,7 +168,7 @@ class TestModels:
         assert [int(part) for part in found["version"].split(".")] >= [0, 17, 4]
 
     @pytest.mark.parametrize("version", ["0.17.4", "0.33.0-rc2"])
-    async def test_ollamas_own_client_is_told_its_own_version(self, version: str) -> None:
+    async def test_ollamas_own_client_gets_its_own_version(self, version: str) -> None:
         """It warns of every other one."""
         agent = {"user-agent": f"ollama/{version} (amd64 linux) Go/go1.26.8"}
         assert (await serve().call("GET", "/api/version", headers=agent)).json()["version"] == version
@@ -331,7 +331,7 @@ class TestLife:
             assert answer.status == 503
             assert "loading" in answer.json()["error"]
 
-    async def test_what_lies_on_disk_is_loaded_when_it_is_asked(self) -> None:
+    async def test_a_model_on_disk_is_loaded_on_request(self) -> None:
         """By who may load models; to others it is not there."""
         entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")]
         async with living(Scripted(listed=entries), admin_key=("secret",)) as life:

@@ -62,7 +62,7 @@ async def test_one_model(name: str) -> None:
     assert (answer.status, answer.json()["id"]) == (200, MODEL)
 
 
-async def test_failed_model_says_why() -> None:
+async def test_a_failed_model_has_a_reason() -> None:
     """A model that could not be loaded stays in the list, with its reason; asking it again is no use, and says so."""
     server = serve()
     broken = Model(name="broken")
@@ -152,7 +152,7 @@ async def test_unloading_what_nobody_knows(path: str) -> None:
         ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]}),
     ],
 )
-async def test_an_unloaded_model_is_said_to_be_unloaded(path: str, body: Any) -> None:
+async def test_an_unloaded_model_is_listed_as_unloaded(path: str, body: Any) -> None:
     """In every dialect, also where none is named; a deleted one is forgotten."""
     async with living() as life:
         await life.manage("POST", f"/v1/models/{MODEL}/unload")

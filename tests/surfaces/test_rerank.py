@@ -35,7 +35,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v1/rerank/"])
-async def test_as_jina_tells_it(server: Server, path: str) -> None:
+async def test_the_format_of_jina(server: Server, path: str) -> None:
     """The best first, each with its place, its score and its text; usage, and what older clients of Cohere look for."""
     answer = await server.call("POST", path, ASK)
     reply = answer.json()
@@ -53,7 +53,7 @@ async def test_as_jina_tells_it(server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
 @pytest.mark.parametrize("top_k", [None, 2])
-async def test_as_voyage_tells_it(server: Server, path: str, top_k: int | None) -> None:
+async def test_the_format_of_voyage(server: Server, path: str, top_k: int | None) -> None:
     """Its client sends `top_k` also as null, and that it is there decides; byte for byte in Voyage's order of keys."""
     voyage = {"query": QUERY, "documents": DOCUMENTS, "model": RERANKER, "top_k": top_k, "truncation": True}
     answer = await server.call("POST", path, voyage)
@@ -109,7 +109,7 @@ async def test_many_documents(server: Server) -> None:
         assert scores[0] == pytest.approx(score(results[0]["document"]["text"], query="q"))
 
 
-async def test_ties_are_told_by_place(server: Server) -> None:
+async def test_ties_keep_their_order(server: Server) -> None:
     """Equal documents keep their order here; in text-embeddings-inference the later one comes first."""
     same = ["fish"] * 3
     jina = (await server.call("POST", "/rerank", {"query": QUERY, "documents": same})).json()["results"]
@@ -209,7 +209,7 @@ async def test_where_nobody_reranks() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/ranking", "/ranking"])
-async def test_as_nvidia_tells_it(server: Server, path: str) -> None:
+async def test_the_format_of_nvidia(server: Server, path: str) -> None:
     """Logits of passages, falling: its client does not sort."""
     passages = [{"text": each} for each in DOCUMENTS]
     body = {"model": RERANKER, "query": {"text": QUERY}, "passages": passages, "truncate": "END"}

@@ -49,7 +49,7 @@ async def test_headers(path: str) -> None:
     assert "content-length" not in answer.headers
 
 
-async def test_streaming_is_asked_for_in_the_body() -> None:
+async def test_streaming_is_requested_in_the_body() -> None:
     """OpenAI's clients accept JSON alone and want a stream all the same."""
     server = serve_chat()
     answer = await server.call("POST", CHAT, BODIES[CHAT], headers={"accept": "application/json"})

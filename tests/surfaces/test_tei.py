@@ -268,7 +268,7 @@ async def test_after_the_model_failed() -> None:
         assert "retry-after" not in answer.headers
 
 
-async def test_truncation_is_told() -> None:
+async def test_truncation_is_reported() -> None:
     """The header counts inputs that were cut, on this surface as on the others."""
     answer = await serve(RecordingRunner(truncated=3)).call("POST", "/embed", {"inputs": ["a", "b", "c"]})
     assert answer.headers["x-shoal-truncated"] == "3"

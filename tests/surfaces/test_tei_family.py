@@ -56,7 +56,7 @@ async def test_two_texts_are_a_pair(inputs: Any, items: list[Item], batch: bool)
     close(reply if batch else [reply], [predicted(item) for item in items])
 
 
-async def test_scores_are_the_original_s_whatever_the_model_says() -> None:
+async def test_scores_of_predict_are_the_originals() -> None:
     """A sigmoid of one label, a softmax of several, logits when they are asked for."""
     async with family() as server:
         for model, labels in ((CLASSIFIER, 3), (RERANKER, 1)):

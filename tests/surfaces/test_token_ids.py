@@ -58,7 +58,7 @@ def aliased(**options: Any) -> Server:
 
 
 @pytest.mark.parametrize("inputs", [IDS, [IDS], [IDS, [9906]]])
-async def test_they_are_refused_unless_somebody_says_whose_they_are(inputs: list[Any]) -> None:
+async def test_they_are_refused_without_a_known_tokenizer(inputs: list[Any]) -> None:
     """A wrong vector shows nothing; the refusal says what to send, and what the operator can do."""
     server = serve()
     answer = await ask(server, inputs)

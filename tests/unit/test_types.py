@@ -298,7 +298,7 @@ def test_remaining_counts_down_to_nothing() -> None:
 
 
 @given(batches=st.lists(st.dictionaries(st.text(max_size=3), vectors, max_size=3), max_size=3))
-def test_a_digest_tells_batches_apart(batches: list[dict[str, Any]]) -> None:
+def test_digests_of_batches_differ(batches: list[dict[str, Any]]) -> None:
     """Not by the order of the names; by every byte, shape and type, and by the number of batches."""
     digest = compute_digest(batches)
     assert digest == compute_digest([dict(reversed(batch.items())) for batch in batches])

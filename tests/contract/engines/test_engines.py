@@ -46,7 +46,7 @@ async def test_it_computes_the_model(subject: Subject) -> None:
         await is_right(subject, batch(*lengths))
 
 
-async def test_it_returns_exactly_what_was_asked(subject: Subject) -> None:
+async def test_only_the_requested_outputs_are_returned(subject: Subject) -> None:
     """One output, the other, or both in any order: those and no more."""
     inputs = batch(4, 2)
     for outputs in (["pooled"], ["sentence_embedding"], ["pooled", "sentence_embedding"]):

@@ -72,7 +72,7 @@ async def test_it_computes_the_model(subject: Subject) -> None:
         await is_right(subject, [" ".join(f"w{at}" for at in range(length)) for length in lengths])
 
 
-async def test_it_returns_exactly_what_was_asked(subject: Subject) -> None:
+async def test_only_the_requested_outputs_are_returned(subject: Subject) -> None:
     expected: list[list[str]] = [["token_count"], ["embedding"], ["tokens", "embedding"], list(reversed(OUTPUTS))]
     for outputs in expected:
         assert list(await infer(subject, ["a", "b"], outputs)) == outputs
