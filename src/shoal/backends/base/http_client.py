@@ -111,7 +111,9 @@ class Response:
         content = self._response.content
         while len(body) <= max_bytes and not content.at_eof():
             body += await self.read_piece()
-        return Answer(self.status, self.headers, bytes(body[:max_bytes]), is_complete=len(body) <= max_bytes, key=self.key)
+        return Answer(
+            self.status, self.headers, bytes(body[:max_bytes]), is_complete=len(body) <= max_bytes, key=self.key
+        )
 
     def finish(self) -> None:
         """Mark the body as complete. Its end is then read in the background, without delaying the caller."""

@@ -44,7 +44,7 @@ class Preparer:
     """Calls `deliver` with one outcome for every item of every added request, in no guaranteed order.
 
     `count_held` returns the number of items delivered but not answered, for a pipeline that limits them
-    (BoundedPipeline). Call `resume` when that number decreases.
+    (BoundedPipeline). Call `resume` when that number decreases, if the `large_queue` holds requests.
     """
 
     def __init__(

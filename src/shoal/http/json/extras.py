@@ -149,7 +149,7 @@ def check_pieces(raw: bytes, name: str) -> None:
 
 
 def _too_complex_error(name: str, limit: int) -> InvalidValue:
-    return InvalidValue(f"'{name}' has more than {most} objects, lists and commas; shorten it.", param=name)
+    return InvalidValue(f"'{name}' has more than {limit} objects, lists and commas; shorten it.", param=name)
 
 
 class ArgumentsLimit:
