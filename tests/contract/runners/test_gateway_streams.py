@@ -128,7 +128,7 @@ def test_waiting_for_a_place_ends_at_the_deadline(virtual: Run[None]) -> None:
         late = talk.gateway.stream(
             Generate(model="m", prompts=["x"]), Context(id="r", deadline=deadline, client="late")
         )
-        with pytest.raises(DeadlineExceeded, match="place"):
+        with pytest.raises(DeadlineExceeded, match="stream slot"):
             await anext(late)
         holder.cancel()
         await gathered(holder)
