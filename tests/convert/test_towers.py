@@ -238,7 +238,7 @@ def test_pickled_weights_of_open_clip(tmp_path: Path) -> None:
         ("model_args.pretrained_strict", False, r"model_args\.pretrained_strict: is not supported"),
         ("model_args.features_only", True, r"model_args\.features_only: is not supported"),
         ("model_args.num_classes", 5, "5 is not 3, the num_classes"),
-        ("label_names", ["one", "two"], "2 labels do not go with 3 scores"),
+        ("label_names", ["one", "two"], "2 labels do not match 3 scores"),
         ("architecture", "nothing_of_timm", "Unknown model"),
     ],
 )
@@ -251,5 +251,5 @@ def test_what_timm_cannot_have(tmp_path: Path, path: str, value: Any, message: s
 
 def test_a_map_of_features_is_no_vector(tmp_path: Path) -> None:
     folder = timm_folder("test_resnet", tmp_path / "model", num_classes=0, global_pool="")
-    with pytest.raises(ModelFileError, match="neither one vector nor one score a label"):
+    with pytest.raises(ModelFileError, match="neither one vector nor one score per label"):
         exported(folder, tmp_path / "into")

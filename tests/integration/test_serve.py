@@ -111,7 +111,7 @@ def test_a_wrong_address_is_found_before_the_port_is_taken(processes: Processes)
         process, log = processes("-m", "shoal", "serve", "fake:", "pip:foo", "--port", str(holder.getsockname()[1]))
         assert process.wait(30) == 2
     (line,) = log.read_text().splitlines()
-    assert line.startswith("error: pip:foo: 'pip' is not a scheme")
+    assert line.startswith("error: pip:foo: 'pip' is not a known scheme")
 
 
 def test_an_open_address_without_keys_is_refused(processes: Processes) -> None:

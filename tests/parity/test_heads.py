@@ -302,6 +302,6 @@ def test_routers_are_refused_by_name(tmp_path: Path) -> None:
     parts = [reference(made.write_static(tmp_path / side)) for side in ("query", "document")]
     router = Router.for_query_document(query_modules=list(parts[0]), document_modules=list(parts[1]))
     SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "model"), create_model_card=False)
-    with pytest.raises(ModelFileError, match="serve the two under two names") as caught:
+    with pytest.raises(ModelFileError, match="serve them under two names") as caught:
         serve(tmp_path / "model", tmp_path / "served")
     assert (caught.value.file, caught.value.key) == ("modules.json", "[0].type")

@@ -166,7 +166,7 @@ def test_loading_and_running_contacts_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("score", [False, True])
 async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: bool) -> None:
     """What a GPU does at load: fp16 or bf16 as long as the samples agree with f32, an outcome that is kept, and f32 for
-    a model that does not survive them; a checkpoint of 16 bits runs as it was published."""
+    a model that loses too much accuracy them; a checkpoint of 16 bits runs as it was published."""
     from shoal.backends.local.torch import engine as module
 
     monkeypatch.setattr(module._Device, "cuda", property(lambda self: True))

@@ -135,7 +135,7 @@ class Grammar:
             return ServedModel(name=name, addresses=addresses, name_only=bare)
         ids = {address.id for address in addresses}
         if len(ids) > 1:
-            raise AddressError(f"{text}: these addresses have different ids; name them as one model: NAME={text}")
+            raise AddressError(f"{text}: these addresses have different model ids; give them one name: NAME={text}")
         return ServedModel(name=_own_name(addresses[0]), addresses=addresses, name_only=bare)
 
     def parse_model_address(self, text: str) -> Address:
@@ -143,7 +143,7 @@ class Grammar:
         if not text:
             raise AddressError("an empty address: write hf:org/name, pypi:package or file:path")
         if any(ord(char) < 32 or ord(char) == 127 for char in text):
-            raise AddressError(f"{text!r} holds control characters: no address does")
+            raise AddressError(f"{text!r} contains control characters, which addresses cannot have")
         match = _SCHEME.fullmatch(text)
         if match is None:
             name = text.partition("#")[0]
@@ -155,8 +155,8 @@ class Grammar:
         scheme, rest = match.groups()
         if scheme not in self._names:
             close = difflib.get_close_matches(scheme, self._names, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}:?" if close else f"known are {', '.join(self._names)}"
-            raise AddressError(f"{text}: {scheme!r} is not a scheme that models come from; {hint}")
+            hint = f"did you mean {close[0]}:?" if close else f"known schemes: {', '.join(self._names)}"
+            raise AddressError(f"{text}: {scheme!r} is not a known scheme for models; {hint}")
         return self._scheme(scheme).parse(scheme, rest)
 
 
@@ -167,13 +167,13 @@ def _own_name(address: Address) -> str:
     try:
         return check_name(address.id)
     except AddressError as error:
-        raise AddressError(f"{error.message}; or give it another one: NAME={address}") from None
+        raise AddressError(f"{error.message}; or choose another name: NAME={address}") from None
 
 
 def _parse_hub(scheme: str, text: str) -> Address:
     repository, at, revision = text.partition("@")
     if not is_name(repository):
-        raise AddressError(f"{text!r} is not a model of the hub: write org/name or org/name@revision")
+        raise AddressError(f"{text!r} is not a model on the hub: write org/name or org/name@revision")
     if at and not (len(revision) <= 96 and all(map(is_part, revision.split("/")))):
         raise AddressError(f"{text!r}: {revision!r} is not a revision: write a branch, a tag or a commit after the '@'")
     return Address(scheme=scheme, target=repository, revision=revision)

@@ -135,14 +135,14 @@ def check_ir(folder: Path) -> int:
         raise ModelFileError(f"is not readable ({error}); fetch the model again", file=graph) from None
     if not {"input_ids", "logits"} <= names:
         raise ModelFileError(
-            "is no language model's: it lacks input_ids or logits. Of an embedder name the original repository, which "
-            "has safetensors or ONNX",
+            "is not a language model: it lacks input_ids or logits. For an embedding model, name the original "
+            "repository, which has safetensors or ONNX",
             file=graph,
         )
     if "ReadValue" not in kinds:
-        raise ModelFileError("keeps no state: export it again with `optimum-cli export openvino`", file=graph)
+        raise ModelFileError("is not stateful: export it again with `optimum-cli export openvino`", file=graph)
     if needed > size:
-        raise ModelFileError(f"is cut short: it has {size} of {needed} bytes; fetch it again", file=weights)
+        raise ModelFileError(f"is truncated: it has {size} of {needed} bytes; fetch it again", file=weights)
     return parameters
 
 
@@ -176,7 +176,7 @@ def _stops(folder: Path) -> tuple[int, ...]:
         ids = value if isinstance(value, list) else [value]
         found = tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool) and one >= 0)
         if config is not None and found and max(found) > _MOST_TOKENS:
-            why = f"{max(found)} is no token's id: take the model's own {name}, or correct it"
+            why = f"{max(found)} is not a token id: use the model's own {name}, or correct it"
             raise config.refuse("eos_token_id", why)
         if found:
             return found

@@ -111,7 +111,7 @@ def read_gguf(path: Path) -> Gguf:
             try:
                 return _Reader(path.name, data).read()
             except (struct.error, UnicodeDecodeError, OverflowError) as error:
-                raise ModelFileError(f"is cut short or broken ({error}); fetch it again", file=path.name) from None
+                raise ModelFileError(f"is truncated or broken ({error}); fetch it again", file=path.name) from None
 
 
 class _Reader:
@@ -123,7 +123,7 @@ class _Reader:
     def read(self) -> Gguf:
         version = self._scalar("I")
         if version not in (2, 3):
-            raise self._refuse(f"is of version {version} of the format, and 2 and 3 are read")
+            raise self._refuse(f"has format version {version}; only 2 and 3 are supported")
         tensors, pairs = (self._check_length(self._scalar("Q"), _MOST_ENTRIES) for _ in range(2))
         metadata = {}
         for _ in range(pairs):
@@ -133,7 +133,7 @@ class _Reader:
         if made.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise made.refuse(
-                f"{_shorten(made.architecture)} is not run from GGUF, only {known}: use a model with "
+                f"{_shorten(made.architecture)} is not supported as GGUF, only {known}: use a model with "
                 f"openvino_model.xml",
                 "general.architecture",
             )
@@ -141,7 +141,9 @@ class _Reader:
         if isinstance(parts, bool) or not isinstance(parts, int):
             raise made.refuse(f"must be a whole number, not {_shorten(parts)}; fetch it again", "split.count")
         if parts > 1:
-            raise made.refuse("is a part of a model: join the parts with `llama-gguf-split --merge`", "split.count")
+            raise made.refuse(
+                "is one part of a split model: join the parts with `llama-gguf-split --merge`", "split.count"
+            )
         return made
 
     def _tensors(self, count: int, metadata: dict[str, Any]) -> tuple[int, int, tuple[TensorInfo, ...]]:
@@ -154,7 +156,7 @@ class _Reader:
             shape = self._shape(name)
             kind, offset = self._scalar("I"), self._scalar("Q")
             if kind not in BLOCKS:
-                why = f"has weights of kind {kind}: take the file in Q4_0, Q4_1, Q4_K_M, Q6_K, Q8_0 or F16"
+                why = f"has weights of type {kind}: use the file in Q4_0, Q4_1, Q4_K_M, Q6_K, Q8_0 or F16"
                 raise self._refuse(why, name[:_SHOWN])
             weights, size = BLOCKS[kind]
             parameters += prod(shape)
@@ -165,13 +167,13 @@ class _Reader:
         step = self._alignment(metadata)
         begin = -(-self._offset // step) * step
         if begin + needed > len(self._data):
-            raise self._refuse(f"is cut short: it has {len(self._data)} of {begin + needed} bytes; fetch it again")
+            raise self._refuse(f"is truncated: it has {len(self._data)} of {begin + needed} bytes; fetch it again")
         return parameters, vocabulary, tuple(found)
 
     def _shape(self, name: str) -> list[int]:
         count = self._scalar("I")
         if not 1 <= count <= _MOST_DIMENSIONS:
-            why = f"has {count} dimensions, and a tensor has 1 to {_MOST_DIMENSIONS}; fetch it again"
+            why = f"has {count} dimensions instead of 1 to {_MOST_DIMENSIONS}; fetch it again"
             raise self._refuse(why, name[:_SHOWN])
         shape = [self._scalar("Q") for _ in range(count)]
         if 0 in shape:
@@ -202,7 +204,7 @@ class _Reader:
 
     def _kind(self, kind: int) -> str:
         if kind not in _SCALARS:
-            raise self._refuse(f"has a value of the unknown kind {kind}; fetch it again")
+            raise self._refuse(f"has a value of the unknown type {kind}; fetch it again")
         return _SCALARS[kind]
 
     def _scalar(self, code: str) -> Any:
@@ -213,7 +215,7 @@ class _Reader:
     def _text(self) -> str:
         length = self._check_length(self._scalar("Q"), _MOST_BYTES)
         if self._offset + length > len(self._data):
-            raise struct.error("a text ends behind the file")
+            raise struct.error("a string ends beyond the file")
         text = self._data[self._offset : self._offset + length].decode()
         self._offset += length
         return text
@@ -270,14 +272,14 @@ def _tokenizer(model: Gguf, tokens: list[str], kinds: list[int], bos: str | None
     """Build tokenizer.json as the `tokenizers` library reads it."""
     if model.metadata.get("tokenizer.ggml.model") != "gpt2":
         raise model.refuse(
-            'only vocabularies of bytes as letters are run from GGUF ("gpt2"): choose a repository with '
+            'only byte-level BPE vocabularies ("gpt2") are supported in GGUF: choose a repository with '
             "openvino_model.xml",
             "tokenizer.ggml.model",
         )
     way = str(model.metadata.get("tokenizer.ggml.pre", "default"))
     if way not in _SPLITS:
         raise model.refuse(
-            f"{_shorten(way)} does not say how texts are split: put tokenizer.json and tokenizer_config.json "
+            f"{_shorten(way)} does not define how texts are split: put tokenizer.json and tokenizer_config.json "
             "of the original model into the folder",
             "tokenizer.ggml.pre",
         )
@@ -337,7 +339,7 @@ def _bos_processor(bos: str, tokens: list[str]) -> dict[str, Any]:
 def _strings(model: Gguf, key: str) -> list[str]:
     value = model.metadata.get(key)
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise model.refuse("is missing; take another file of the model", key)
+        raise model.refuse("is missing; use another file of the model", key)
     return value
 
 
@@ -363,7 +365,7 @@ def _merges(model: Gguf, vocabulary: Container[str]) -> list[list[str]]:
     pairs = [merge.split(" ", 1) for merge in _strings(model, key)]
     for pair in pairs:
         if len(pair) != 2 or not all(part in vocabulary for part in (*pair, "".join(pair))):
-            raise model.refuse(f"{_shorten(' '.join(pair))} joins no two known tokens; take another file", key)
+            raise model.refuse(f"{_shorten(' '.join(pair))} does not join two known tokens; use another file", key)
     return pairs
 
 

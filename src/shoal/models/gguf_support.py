@@ -58,7 +58,7 @@ def check(model: Gguf) -> None:
     """Raises ModelFileError for a model that the library would compute differently, or not at all."""
     kind = model.metadata.get("general.type", "model")
     if kind != "model":
-        raise model.refuse(f"{kind!r} is not a model that can be served by itself; name the model", "general.type")
+        raise model.refuse(f"{kind!r} cannot be served on its own; name the model", "general.type")
     _check_keys(model)
     _check_tensors(model)
     _check_file_type(model)
@@ -78,7 +78,7 @@ def _check_keys(model: Gguf) -> None:
         if name == key or name in _READ or name in _DESCRIPTIVE:
             continue
         if name not in neutral or not neutral[name](value):
-            raise model.refuse(f"the engine ignores this key, so that answers would differ: {INSTEAD}", key)
+            raise model.refuse(f"the engine ignores this key, so answers would differ: {INSTEAD}", key)
 
 
 def _neutral(model: Gguf, width: int) -> dict[str, Callable[[Any], bool]]:
@@ -116,10 +116,10 @@ def _check_tensors(model: Gguf) -> None:
         layer = int(block[1]) if block else -1
         kinds = of_block.get(block[2]) if block else allowed.get(tensor.name)
         if kinds is None or (block and layer >= layers):
-            raise model.refuse(f"the engine ignores this tensor, so that answers would differ: {INSTEAD}", tensor.name)
+            raise model.refuse(f"the engine ignores this tensor, so answers would differ: {INSTEAD}", tensor.name)
         if tensor.kind not in kinds:
             names = ", ".join(KINDS[kind] for kind in sorted(kinds))
-            why = f"is in {KINDS[tensor.kind]}, and the engine takes it in {names} only; take a file in Q8_0 or F16"
+            why = f"is in {KINDS[tensor.kind]}, but the engine supports only {names}; use a file in Q8_0 or F16"
             raise model.refuse(why, tensor.name)
         if tensor.shape[0] % BLOCKS[tensor.kind][0]:
             raise model.refuse("has rows that are not whole blocks; fetch it again", tensor.name)
@@ -129,7 +129,7 @@ def _check_tensors(model: Gguf) -> None:
     for layer, names_found in found.items():
         required |= {f"blk.{layer}.{name}" for name in needed - names_found}
     if required:
-        raise model.refuse("this tensor is missing; take another file of the model", min(required))
+        raise model.refuse("this tensor is missing; use another file of the model", min(required))
 
 
 def _block_tensors(architecture: str) -> dict[str, frozenset[int]]:
@@ -149,11 +149,11 @@ def _check_file_type(model: Gguf) -> None:
     key = "general.file_type"
     kind = model.metadata.get(key)
     if isinstance(kind, bool) or not isinstance(kind, int):
-        raise model.refuse("must be a whole number; take another file of the model", key)
+        raise model.refuse("must be a whole number; use another file of the model", key)
     quantized = next((tensor for tensor in model.tensors if BLOCKS[tensor.kind][0] > 1), None)
     if kind in _PLAIN_TYPES and quantized is not None:
         raise ModelFileError(
-            f"is {kind}, for unquantized weights, but {quantized.name} is {KINDS[quantized.kind]}; take another file",
+            f"is {kind}, for unquantized weights, but {quantized.name} is {KINDS[quantized.kind]}; use another file",
             file=model.name,
             key=key,
         )

@@ -105,10 +105,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def text_spec(self) -> TextSpec:
         """Return `text` of a model that embeds or scores texts. Raises ModelFileError for any other."""
         if self.text is None and self.image is not None:
-            raise ModelFileError("is the graph of a model that takes pictures alone", file=self.graph)
+            raise ModelFileError("is the graph of a model that accepts only images", file=self.graph)
         if self.text is None:
             raise ModelFileError(
-                "is a language model's, which generates text and neither embeds nor scores it", file=self.graph
+                "is a language model, which generates text and cannot embed or score it", file=self.graph
             )
         return self.text
 
@@ -155,20 +155,22 @@ def read_manifest(folder: Path) -> Manifest:
         version = _FORMAT.decode(data).format
         if version != FORMAT:
             raise ModelFileError(
-                f"is {version}, this Shoal reads {FORMAT}; pull the model again", file=MANIFEST, key="format"
+                f"is {version}, but this version of Shoal reads {FORMAT}; pull the model again",
+                file=MANIFEST,
+                key="format",
             )
         manifest = _MANIFEST.decode(data)
     except msgspec.MsgspecError as error:
         raise ModelFileError(f"is broken ({error}); pull the model again", file=MANIFEST) from error
     spec, image = manifest.generation or manifest.text, manifest.image
     if spec is None and image is None:
-        raise ModelFileError("does not say what the model does; pull the model again", file=MANIFEST, key="text")
+        raise ModelFileError("does not state the model's task; pull the model again", file=MANIFEST, key="text")
     named = [spec.tokenizer] if spec is not None else []
     named += [image.graph] if image is not None else []
     for name in (*manifest.files, manifest.graph, *named):
         if not is_inside(name):
             raise ModelFileError(
-                "leads out of the model's folder; remove the model and pull it again", file=MANIFEST, key=name
+                "is outside the model's folder; remove the model and pull it again", file=MANIFEST, key=name
             )
     return manifest
 

@@ -68,7 +68,7 @@ def without_end(tokenizer: Tokenizer, token: str, id_in_its_place: int) -> Token
         frame["sep"] = [token, id_in_its_place]
     else:
         raise ModelFileError(
-            f"texts do not end in {token!r} in a way that is known here; save the tokenizer again with transformers",
+            f"texts do not end in {token!r} in a supported way; save the tokenizer again with transformers",
             file="tokenizer.json",
             key="post_processor",
         )
@@ -83,7 +83,7 @@ def check_options(options: JsonFile) -> str:
             raise options.refuse(name, f"{value!r} is not supported; Shoal knows clean and strip_sep_token")
     clean = options.data.get("clean", "")
     if clean and clean not in CLEANS:
-        raise options.refuse("clean", f"{clean!r} is none of {', '.join(CLEANS)}")
+        raise options.refuse("clean", f"{clean!r} is not one of {', '.join(CLEANS)}")
     return str(clean)
 
 

@@ -81,7 +81,7 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
     """
     progress, stop = progress or Progress(), stop or Stop()
     if not address.local:
-        raise AddressError(f"{address} names a model of another server: there is nothing to fetch; serve it instead")
+        raise AddressError(f"{address} is a model on another server: there is nothing to download; serve it instead")
     if address.scheme == "file":
         address = resolve(address)
     if not refresh and (ready := _find_ready(store, address, engine, ways, [])):
@@ -104,7 +104,7 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
             stop.check()
             stored = store.commit(partial, address, _describe(address, fetched, partial, made))
             for line in damage:
-                progress.report_note(f"{line}: it was made anew")
+                progress.report_note(f"{line}: rebuilt")
             return stored
     except OSError as error:
         raise disk_error(error, str(address)) from error
@@ -172,8 +172,8 @@ def _prepare_generative(fetched: FetchedModel, target: Path, steps: _Steps) -> _
     if not find_graph(fetched.folder):
         if is_causal(fetched.folder) and not (fetched.folder / "onnx").is_dir():
             raise ModelFileError(
-                "names a language model, and there is neither openvino_model.xml nor a .gguf file: convert it with "
-                f"`optimum-cli export openvino --model MODEL FOLDER`, then {SERVE_FOLDER}",
+                "names a language model, but the folder has neither openvino_model.xml nor a .gguf file: convert it "
+                f"with `optimum-cli export openvino --model MODEL FOLDER`, then {SERVE_FOLDER}",
                 file="config.json",
                 key="architectures",
             )
@@ -211,7 +211,7 @@ def _make_graph(
             raise ModelFileError(
                 f"{error.message.removeprefix(where)}, or {CONVERT}", file=error.file, key=error.key
             ) from None
-        steps.note("Shoal has no graph for this architecture: PyTorch exports it, which may take minutes")
+        steps.note("Shoal does not build this architecture: PyTorch exports it, which may take minutes")
     with tempfile.TemporaryDirectory(dir=target, prefix=".export-") as place:
         found = ways.export(folder, Path(place), steps, steps.stop, graph=True)
         converted, verdict = _convert(Path(place), target, engine, steps)
@@ -289,7 +289,7 @@ def _make_image_model(
         return _build_towers(folder, target, engine, steps)
     if ways.towers is None:
         raise reason
-    steps.note("Shoal has no graph for these towers: PyTorch exports them, which may take minutes")
+    steps.note("Shoal does not build these towers: PyTorch exports them, which may take minutes")
     found = ways.towers(folder, target, steps, steps.stop)
     return _GraphResult(
         graph=found.graph or found.image_graph,
@@ -311,7 +311,7 @@ def _unsupported_error(folder: Path) -> ModelFileError | None:
 
     library = library_of(folder)
     if library == "timm":
-        message = f"is a model of timm's, which Shoal has no graph for: {CONVERT_IMAGES}"
+        message = f"is a timm model, which Shoal does not build: {CONVERT_IMAGES}"
         return ModelFileError(message, file=TIMM_CONFIG, key="architecture")
     try:
         read_towers(folder)
@@ -355,7 +355,7 @@ def _describe(address: Address, fetched: FetchedModel, target: Path, made: _Grap
     prefix = f"{SOURCE}/"
     published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}
     if any(map(is_pickle, fetched.published_hashes)):
-        text = f"{made.conversion}; PyTorch turned its pickles into safetensors"
+        text = f"{made.conversion}; PyTorch converted its pickles to safetensors"
         made = msgspec.structs.replace(made, conversion=text)
     return Manifest(
         **msgspec.structs.asdict(made),

@@ -38,4 +38,4 @@ class Stop:
     def check(self) -> None:
         """Raise Cancelled if the request has been made."""
         if self._event.is_set():
-            raise Cancelled("the work on the model was stopped; what was half done is removed")
+            raise Cancelled("the job was stopped; its partial results are removed")

@@ -93,10 +93,12 @@ def foreign_spec(
     notes: list[str] = []
     contract = _apply_overrides(contract, overrides, pooled)
     if pooled == TOKENS and not overrides.pooling and not (folder / SOURCE / "modules.json").is_file():
-        notes.append(f"no modules.json says how token vectors are pooled: {DEFAULT_POOLING} is taken; set `pooling`")
+        notes.append(f"no modules.json defines the pooling of token vectors: using {DEFAULT_POOLING}; set `pooling`")
     if not contract.max_tokens:
         contract = msgspec.structs.replace(contract, max_tokens=DEFAULT_MAX_TOKENS)
-        notes.append(f"no file says how long a text may be: {DEFAULT_MAX_TOKENS} tokens are taken; set `max_tokens`")
+        notes.append(
+            f"no file defines the maximum length of a text: using {DEFAULT_MAX_TOKENS} tokens; set `max_tokens`"
+        )
     spec = text_spec(_with_pad(folder, contract), tokenizer=TOKENIZER, inputs=inputs, pooled=pooled)
     return ForeignModel(folder, _with_prompts(_set_dimension(spec, dimension, str(source)), overrides), tuple(notes))
 
@@ -143,7 +145,7 @@ def spec_from_parameters(text: str) -> TextSpec:
         return _SPEC.decode(text)
     except msgspec.MsgspecError as error:
         raise ModelFileError(
-            f"is not readable ({error}); load the model through Shoal again", file="config.pbtxt", key="shoal_text"
+            f"is not readable ({error}); load the model with Shoal again", file="config.pbtxt", key="shoal_text"
         ) from None
 
 
@@ -160,7 +162,7 @@ def _parse(source: Address | str) -> Address:
         return source
     scheme, _, rest = source.partition(":")
     if rest.startswith("//") and scheme not in LOCAL_SCHEMES:
-        raise AddressError(f"{source} names a model of another server: there are no files to fetch; serve it instead")
+        raise AddressError(f"{source} is a model on another server: there are no files to download; serve it instead")
     return parse_source(f"file:{source}" if source.startswith(("/", ".", "~")) else source)
 
 
@@ -200,12 +202,12 @@ def _check(contract: Contract, inputs: Sequence[str], pooled: str) -> None:
     if pooled == TOKENS and weighted:
         raise ModelFileError(
             f"a {type(weighted[0]).__name__} follows the pooling, but the served graph ends in token vectors: serve "
-            "one that gives sentence_embedding",
+            "one that returns sentence_embedding",
             file="modules.json",
         )
     if "position_ids" in inputs and contract.encoder is not None and contract.encoder.position_offset:
         raise ModelFileError(
-            f"positions of this family do not begin at 0 but at {contract.encoder.position_offset}: export the graph "
+            f"positions of this family start at {contract.encoder.position_offset}, not at 0: export the graph "
             "without its position_ids input",
             file=contract.file("config.json"),
             key="model_type",
@@ -257,8 +259,8 @@ def _set_dimension(spec: TextSpec, dimension: int, source: str) -> TextSpec:
         dimension *= len(spec.pooling.split("+"))
     if spec.dimension not in (0, dimension):
         raise ConfigError(
-            f"the tokenizer's source {source} is of a model of {spec.dimension} dimensions, but the served one gives "
-            f"{dimension}: name the model that it was made from in `tokenizer`"
+            f"the tokenizer's source {source} belongs to a model with {spec.dimension} dimensions, but the served "
+            f"model returns {dimension}: set `tokenizer` to the model that it was made from"
         )
     return msgspec.structs.replace(spec, dimension=dimension)
 

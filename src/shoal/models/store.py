@@ -182,12 +182,12 @@ class Store:
             or not _FOLDER.fullmatch(folder.name)
             or not _FOLDER.fullmatch(stored.path.name)
         ):
-            raise SourceError(f"{stored.path} is not a model of the store at {self._home}: it was left as it is")
+            raise SourceError(f"{stored.path} is not a model in the store at {self._home}: it was not changed")
         if folder.is_symlink() or stored.path.is_symlink():
-            raise SourceError(f"{stored.path} leads out of the store through a link: remove the link yourself")
+            raise SourceError(f"{stored.path} leads out of the store through a link: remove the link manually")
         with self._lock_file(folder.name) as lock:
             if not try_lock(lock):
-                raise SourceError(f"{stored.manifest.id} is being pulled by another process: stop that one first")
+                raise SourceError(f"{stored.manifest.id} is being pulled by another process: stop that process first")
             try:
                 _put_back(folder)
                 _discard(stored.path)
@@ -215,7 +215,7 @@ class Store:
                     os.replace(place, stored.path / NOTES)
             _sweep_notes(stored.path)
         except OSError as error:
-            _log.debug("%s cannot be noted for %s: %s", key, stored.path, error)
+            _log.debug("cannot record %s for %s: %s", key, stored.path, error)
 
     def _tidy_others(self, own: Path) -> None:
         """Delete leftovers of killed pulls of other models, which may never be pulled again."""
@@ -340,7 +340,7 @@ def _entries(folder: Path, complaints: list[str]) -> list[StoredModel]:
         try:
             found.append(StoredModel(path, read_manifest(path)))
         except ModelFileError as error:
-            complaints.append(f"{path} is passed over: {error.message}")
+            complaints.append(f"skipping {path}: {error.message}")
     return found
 
 
@@ -349,7 +349,7 @@ def _load_entry(address: Address, folder: Path, complaints: list[str]) -> Stored
         if not _matches(stored.manifest, address):
             continue
         if wrong := check_files(stored.path, stored.manifest):
-            complaints.append(f"{address} in the store is damaged ({'; '.join(wrong)}) and is not used")
+            complaints.append(f"{address} in the store is corrupt ({'; '.join(wrong)}) and is not used")
             continue
         return stored
     return None
@@ -417,5 +417,6 @@ def _remove_if_empty(folder: Path) -> None:
 
 def _unusable_error(path: Path, done: str, error: OSError) -> SourceError:
     return SourceError(
-        f"{path} cannot be {done} ({error.strerror}): set SHOAL_HOME to a folder of yours, or correct its rights"
+        f"{path} cannot be {done} ({error.strerror}): set SHOAL_HOME to a folder that you own, or correct its "
+        "permissions"
     )

@@ -90,8 +90,8 @@ def _build(folder: Path, contract: Contract, kind: str, config: JsonFile) -> Tok
     if kind == "RobertaTokenizer" and is_there(folder, merges):
         return _byte_level(folder, contract.file("vocab.json"), merges, config)
     raise ModelFileError(
-        "is missing and cannot be built exactly from the files there are; "
-        "load the tokenizer with transformers and save it again, which writes this file",
+        "is missing and cannot be built exactly from the other files; load "
+        "the tokenizer with transformers and save it again, which writes this file",
         file=contract.file(TOKENIZER),
     )
 
@@ -121,7 +121,7 @@ def _byte_level(folder: Path, name: str, merges: str, config: JsonFile) -> Token
 
     vocabulary = read_object(folder, name)
     if vocabulary is None:
-        raise ModelFileError(f"is missing, but {merges} is there; fetch the model again", file=name)
+        raise ModelFileError(f"is missing, but {merges} exists; fetch the model again", file=name)
     lines = [line for line in read_lines(folder, merges) if line and not line.startswith("#version")]
     pairs = [tuple(line.split(" ", 1)) for line in lines]
     if odd := next((line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2), None):
@@ -138,7 +138,7 @@ def _byte_level(folder: Path, name: str, merges: str, config: JsonFile) -> Token
         )
     except Exception as error:  # the library raises various errors for invalid ids and for merges of unknown tokens
         raise ModelFileError(
-            f"and {merges} are no vocabulary ({_line(error)}); fetch the model again", file=name
+            f"and {merges} are not a valid vocabulary ({_line(error)}); fetch the model again", file=name
         ) from None
     spaced = config.boolean("add_prefix_space", False)
     tokenizer = Tokenizer(model)
@@ -184,7 +184,7 @@ def _check(folder: Path, target: Path, source: str, contract: Contract) -> None:
     size = contract.encoder.vocab_size if contract.encoder else contract.table.ids if contract.table else None
     largest = max(tokenizer.get_vocab(with_added_tokens=contract.table is not None).values(), default=0)
     if size is not None and largest >= size:
-        raise ModelFileError(f"has token id {largest}, but the model's table ends at {size - 1}", file=source)
+        raise ModelFileError(f"has token id {largest}, but the model's embeddings end at {size - 1}", file=source)
     if contract.table is None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -215,13 +215,13 @@ def _check_frame(tokenizer: Tokenizer, source: str, size: int, segments: int, co
         largest, segment = max(read.ids, default=0), max(read.type_ids, default=0)
         if size and largest >= size:
             raise ModelFileError(
-                f"puts token id {largest} around texts, but the model's table ends at {size - 1}",
+                f"adds token id {largest} to texts, but the model's embeddings end at {size - 1}",
                 file=source,
                 key="post_processor",
             )
         if segments and segment >= segments:
             raise ModelFileError(
-                f"gives the segment id {segment}, but the model tells {segments} segments apart",
+                f"uses the segment id {segment}, but the model has {segments} segments",
                 file=source,
                 key="post_processor",
             )
@@ -246,7 +246,8 @@ def _check_room(tokenizer: Tokenizer, contract: Contract) -> None:
     for length, need in needs:
         if length.tokens < need:
             raise ModelFileError(
-                f"{length.tokens} tokens leave no room for a text beside its special tokens: {need} are the least",
+                f"{length.tokens} tokens leave no room for a text besides its special tokens: at least {need} are "
+                "needed",
                 file=length.file,
                 key=length.key,
             )

@@ -59,7 +59,7 @@ class TestNames:
             ("a/b/c", "cannot name a model"),
             ("load", "reserved"),
             ("hf:load", "reserved"),
-            ("ftp:x", "not a scheme"),
+            ("ftp:x", "not a known scheme"),
             ("org/name@..", "not a revision"),
             (
                 "file:/etc",

@@ -120,7 +120,7 @@ def test_pull_errors_are_one_line_with_the_next_step(shoal: Shoal, home: Path) -
     failed = shoal("pull", "--offline", "org/tiny")
     assert failed.exit_code == 1
     assert failed.stdout == ""
-    assert failed.stderr.startswith("error: the store has no hf:org/tiny that can be used, and `offline` is set")
+    assert failed.stderr.startswith("error: the store has no usable hf:org/tiny, and `offline` is set")
     assert failed.stderr.count("\n") == 1
     wrong = shoal("pull", "a/b/c")
     assert wrong.exit_code == 2

@@ -153,7 +153,7 @@ def test_addresses_of_every_scheme(text: str, address: Address) -> None:
         ("./tiny", "file:./tiny"),
         ("http://host/v1", "did you mean"),
         ("pipy:name", "did you mean pypi:"),
-        ("s3:bucket", "known are"),
+        ("s3:bucket", "known schemes"),
         ("a/b/c", "org/name"),
         ("org/name@", "revision"),
         ("org/name@a..b/../c", "revision"),

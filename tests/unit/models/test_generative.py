@@ -123,10 +123,10 @@ class TestChoice:
     def test_folders_without_config(self, gguf: Path, tmp_path: Path) -> None:
         """A GGUF is a model by itself; an empty folder is none."""
         assert resolve(parse_address(f"file:{gguf}")).target == str(gguf)
-        with pytest.raises(SourceError, match="holds neither"):
+        with pytest.raises(SourceError, match="contains neither"):
             resolve(parse_address(f"file:{gguf}"), weights=False)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(SourceError, match="holds neither"):
+        with pytest.raises(SourceError, match="contains neither"):
             resolve(parse_address(f"file:{tmp_path / 'empty'}"))
 
 
@@ -215,15 +215,15 @@ class TestGraphs:
     def test_a_download_that_was_cut_short(self, ir: Path, store: Store) -> None:
         """It is noticed before it is served."""
         (ir / "openvino_model.bin").write_bytes((IR / "openvino_model.bin").read_bytes()[:-10])
-        with pytest.raises(ModelFileError, match=r"openvino_model\.bin: is cut short"):
+        with pytest.raises(ModelFileError, match=r"openvino_model\.bin: is truncated"):
             stored(store, ir)
 
     @pytest.mark.parametrize(
         ("old", "new", "match"),
         [
-            ('names="logits"', 'names="last_hidden_state"', "no language model's"),
-            ('names="input_ids"', 'names="pixel_values"', "no language model's"),
-            ('type="ReadValue"', 'type="Other"', "keeps no state"),
+            ('names="logits"', 'names="last_hidden_state"', "not a language model"),
+            ('names="input_ids"', 'names="pixel_values"', "not a language model"),
+            ('type="ReadValue"', 'type="Other"', "is not stateful"),
             ("<net", "<<net", "not readable"),
             ('offset="', 'offset="x', "not readable"),
             ('offset="', f'offset="{"9" * 5000}', "not readable"),
@@ -282,8 +282,8 @@ class TestGraphs:
     @pytest.mark.parametrize(
         ("name", "content", "match"),
         [
-            ("generation_config.json", {"eos_token_id": [2, 10**20]}, r"eos_token_id: 1000.* is no token's id"),
-            ("generation_config.json", {"eos_token_id": 2**31}, r"eos_token_id: 2147483648 is no token's id"),
+            ("generation_config.json", {"eos_token_id": [2, 10**20]}, r"eos_token_id: 1000.* is not a token id"),
+            ("generation_config.json", {"eos_token_id": 2**31}, r"eos_token_id: 2147483648 is not a token id"),
             ("config.json", {"vocab_size": 10**20}, r"vocab_size: must be at most 2147483647"),
         ],
     )
@@ -299,7 +299,7 @@ class TestGraphs:
     def test_brackets_without_end(self, ir: Path, tmp_path: Path, name: str) -> None:
         """A file that nests deeper than it can be read is not readable."""
         (ir / name).write_text("[" * 100_000)
-        with pytest.raises(ModelFileError, match=rf"{name}: is not readable as JSON") as caught:
+        with pytest.raises(ModelFileError, match=rf"{name}: is not valid JSON") as caught:
             prepare_generative(ir, tmp_path)
         assert caught.value.file == name
 

@@ -97,7 +97,7 @@ def test_keys_that_the_engine_ignores(tmp_path: Path, key: str, value: Any) -> N
 def test_files_that_are_no_model(tmp_path: Path, kind: Any) -> None:
     model = tiny_gguf.model()
     model.metadata["general.type"] = kind
-    assert f"general.type: {kind!r} is not a model" in refused(model, tmp_path)
+    assert f"general.type: {kind!r} cannot be served on its own" in refused(model, tmp_path)
 
 
 @pytest.mark.parametrize(

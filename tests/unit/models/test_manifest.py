@@ -126,7 +126,7 @@ def test_digest_follows_content(folder: Path) -> None:
         (None, "cannot be read"),
         ("{", "is broken"),
         ('{"format": 1}', "is broken"),
-        ('{"format": 99, "unheard": true}', "this Shoal reads 1"),
+        ('{"format": 99, "unheard": true}', "this version of Shoal reads 1"),
     ],
 )
 def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, message: str) -> None:
@@ -151,7 +151,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, path: str) -> No
         manifest({}, image=ImagePart(graph=path, spec=ImageSpec(size=(2, 2), dimension=1))),
     ):
         write_manifest(folder, hostile)
-        with pytest.raises(ModelFileError, match="leads out"):
+        with pytest.raises(ModelFileError, match="is outside the model's folder"):
             read_manifest(folder)
 
 

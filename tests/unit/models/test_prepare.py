@@ -70,7 +70,8 @@ def test_offline_with_a_damaged_model(hub: Hub, store: Store, conversions: list[
     stored = prepare(TINY, store=store, access=Access(hub=hub.url))
     stored.tokenizer.unlink()
     message = (
-        r"^hf:org/tiny in the store is damaged \(.*tokenizer\.json.*\) and is not used; the store has no .*`offline`"
+        r"^hf:org/tiny in the store is corrupt \(.*tokenizer\.json.*\) and is not used; the store has no usable "
+        r".*`offline`"
     )
     with pytest.raises(SourceError, match=message):
         prepare(TINY, store=store, access=Access(hub=hub.url, offline=True))
@@ -110,12 +111,12 @@ def test_damage_is_reported_once(
     prepare(TINY, store=store, access=access).tokenizer.unlink()
     with pytest.raises(SourceError) as caught:
         prepare(TINY, store=store, access=Access(offline=True), progress=recorder)
-    assert caught.value.message.count("is damaged") == 1
+    assert caught.value.message.count("is corrupt") == 1
     assert (recorder.lines, caplog.records) == ([], [])
     prepare(TINY, store=store, access=access, progress=recorder)
     (line,) = recorder.lines
-    assert line.startswith("hf:org/tiny in the store is damaged (")
-    assert line.endswith("is not used: it was made anew")
+    assert line.startswith("hf:org/tiny in the store is corrupt (")
+    assert line.endswith("is not used: rebuilt")
     assert caplog.records == []
 
 

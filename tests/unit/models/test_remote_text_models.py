@@ -134,7 +134,7 @@ class TestWholeModels:
     def test_another_models_tokenizer_is_noticed(self, folder: Path, store: Store) -> None:
         """The dimensions of the files and of the server must agree."""
         for outputs in (TOKENS, SENTENCE):
-            with pytest.raises(ConfigError, match="of 16 dimensions, but the served one gives 384"):
+            with pytest.raises(ConfigError, match="with 16 dimensions, but the served model returns 384"):
                 spec_of(folder, store, outputs=outputs, dimension=384)
 
     def test_positions_that_do_not_begin_at_zero_are_refused(self, tmp_path: Path, store: Store) -> None:
@@ -248,7 +248,7 @@ class TestFetching:
         fetch(address, tmp_path / "into", access=Access(hub=hub.url), weights=False)
         assert not (tmp_path / "into" / "model.safetensors").exists()
         pin.hashes["hf"]["tokenizer.json"] = "0" * 64
-        with pytest.raises(SourceError, match=r"tokenizer\.json has not the content"):
+        with pytest.raises(SourceError, match=r"tokenizer\.json does not have the content"):
             fetch(address, tmp_path / "into", access=Access(hub=hub.url), weights=False)
 
     def test_missing_tokenizers_are_errors(self, store: Store, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_foreign_manifests_are_passed_over(store: Store, caplog: pytest.LogCaptu
     bad = put(store, parse_address("org/other"))
     (bad.path / MANIFEST).write_text('{"format": 99}')
     assert store.entries() == [good]
-    assert "this Shoal reads 1" in caplog.text
+    assert "this version of Shoal reads 1" in caplog.text
 
 
 def test_failed_work_leaves_nothing(store: Store) -> None:
@@ -367,7 +367,7 @@ def test_remove_never_leaves_the_store(store: Store, path: str, tmp_path: Path) 
     stored = put(store, TINY)
     (tmp_path / "outside" / "x").mkdir(parents=True)
     before = everything(tmp_path)
-    with pytest.raises(SourceError, match="not a model of the store"):
+    with pytest.raises(SourceError, match="not a model in the store"):
         store.remove(StoredModel(store.home / path, stored.manifest))
     assert everything(tmp_path) == before
 

@@ -133,7 +133,7 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
 def test_ids_past_the_models_table_are_refused(tmp_path: Path) -> None:
     """A tokenizer of another model would send the engine out of its embedding table."""
     folder = checkpoint(tmp_path, config={"vocab_size": 20})
-    with pytest.raises(ModelFileError, match="ends at 19"):
+    with pytest.raises(ModelFileError, match="embeddings end at 19"):
         written(folder)
 
 

@@ -65,7 +65,7 @@ def verify_published(
     text = f"{engine} {found.text.removeprefix('the graph ')}"
     if not found.passed:
         raise VerificationFailed(
-            f"{text}; serve the model with another engine, and please report this with the model's name"
+            f"{text}; serve the model with another engine, and please report this bug with the model's name"
         )
     return Verdict(text, found.min_cosine)
 

@@ -86,7 +86,7 @@ def convert_and_check(
             raise
         reason = error.message
     converted = convert(folder, target, prefer="built", progress=progress)
-    text = f"{converted.text}, because the model's own graph was refused ({reason})"
+    text = f"{converted.text}, because the model's own graph was rejected ({reason})"
     return msgspec.structs.replace(converted, text=text), check(converted)
 
 
@@ -148,7 +148,7 @@ def _describe_left_out(folder: Path, contract: Contract) -> str:
     ]
     if not pickles:
         return ""
-    return f"; without the vectors of {' and '.join(pickles)}, which are pickles: only the convert extra reads those"
+    return f"; without the vectors of {' and '.join(pickles)}, which are pickles: only the convert extra can load them"
 
 
 def require_onnx() -> None:

@@ -114,7 +114,7 @@ def export(
     process is dead.
     """
     if not can_export():
-        raise MissingExtra("Exporting a model that Shoal has no graph for", "convert")
+        raise MissingExtra("Exporting a model whose architecture Shoal does not build", "convert")
     program = Program(command=[*PROGRAM, str(folder), str(into), str(int(graph))], line=Line[ExportResult])
     return run_program(program, progress=progress, stop=stop, max_memory_mb=max_memory_mb, timeout_s=timeout_s)
 
@@ -151,12 +151,10 @@ def run_program(
                 if progress is not None:
                     progress(line.stage, line.fraction)
             if read_memory(run.pid) > limit:
-                raise to_error(f"exporting it takes more than {limit >> 20} MiB of memory; allow more")
+                raise to_error(f"the export needs more than {limit >> 20} MiB of memory; allow more")
             if time.monotonic() > end:
-                raise to_error(f"exporting it took more than {timeout_s:.0f} s; allow more")
-        raise to_error(
-            f"the process that exports it {_describe_exit(run.wait())}{_read_last_words(words)}; free memory"
-        )
+                raise to_error(f"the export took more than {timeout_s:.0f} s; allow more")
+        raise to_error(f"the export process {_describe_exit(run.wait())}{_read_last_words(words)}; free memory")
 
 
 @contextmanager

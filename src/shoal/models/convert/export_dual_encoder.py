@@ -92,7 +92,7 @@ def export_towers(
     library = library_of(folder)
     if library is None:
         raise ModelFileError(
-            f"is missing, and {TIMM_CONFIG} is none of timm's: this is neither library's model; fetch it again",
+            f"is missing, and {TIMM_CONFIG} is not from timm: this is a model of neither library; fetch it again",
             file=OPEN_CLIP,
         )
     program = Program(

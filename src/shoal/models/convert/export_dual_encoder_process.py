@@ -120,7 +120,9 @@ def from_timm(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
         answer = model(torch.from_numpy(_noise(1, image.size)))
     if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or (labels and answer.shape[1] != len(labels)):
         raise ModelFileError(
-            "the model gives neither one vector nor one score a label for a picture", file=TIMM_CONFIG, key="model_args"
+            "the model returns neither one vector nor one score per label for an image",
+            file=TIMM_CONFIG,
+            key="model_args",
         )
     if not labels:
         image = timm_pictures(stated, dimension=int(answer.shape[1]), labels=(), file=TIMM_CONFIG)
@@ -200,7 +202,7 @@ def _any_length(tower: Any) -> Any:
 def _contrast(model: Any) -> ContrastSpec:
     logarithm, bias = float(model.logit_scale), getattr(model, "logit_bias", None)
     if not logarithm < _MAX_LOGARITHM:
-        raise ModelFileError("is out of all proportion; fetch the model again", file=WEIGHTS, key="logit_scale")
+        raise ModelFileError("is implausible; fetch the model again", file=WEIGHTS, key="logit_scale")
     return ContrastSpec(
         scale=math.exp(logarithm),
         bias=0.0 if bias is None else float(bias),
@@ -227,7 +229,7 @@ def _refuse_open_clip(stated: JsonFile, text: JsonFile) -> None:
         raise text.refuse("tokenizer_mode", f"{mode!r} is not supported; use another model")
     name = stated.object("vision_cfg").get("timm_model_name") or ""
     if ":" in str(name):
-        raise stated.refuse("vision_cfg", f"{name!r} is another repository; only timm's names are read")
+        raise stated.refuse("vision_cfg", f"{name!r} is another repository; only timm's names are supported")
 
 
 def _refuse_timm(config: JsonFile) -> None:
@@ -276,7 +278,7 @@ def _samples(theirs: Any, tokenizer: Any) -> tuple[list[Array], Array]:
     for text, row, right in zip(texts, rows, want, strict=True):
         if not np.array_equal(right[: len(row)], row) or len(set(right[len(row) :].tolist())) > 1:
             raise VerificationFailed(
-                f"the tokenizer does not read {text[:40]!r} as open_clip does: {row[:8].tolist()} and not "
+                f"the tokenizer does not tokenize {text[:40]!r} like open_clip: {row[:8].tolist()} and not "
                 f"{right[:8].tolist()}; use another model, and report this one"
             )
     return rows, want
@@ -305,7 +307,7 @@ def _labels(model: Any) -> tuple[str, ...]:
         names = [str(described.get(name, name)) for name in stated]
     elif stated:
         raise ModelFileError(
-            f"{len(stated)} labels do not go with {count} scores; fetch the model again",
+            f"{len(stated)} labels do not match {count} scores; fetch the model again",
             file=TIMM_CONFIG,
             key="label_names",
         )

@@ -174,7 +174,7 @@ def _convert_pickle(path: Path, target: Path, into: Path) -> str:
     except Exception as error:  # pickle's own errors have no common base
         reason = " ".join(str(error).split())[:200]
         raise ModelFileError(
-            f"is not a pickle of tensors alone ({reason}); use a revision that has safetensors", file=path.name
+            f"is not a pickle of tensors only ({reason}); use a revision that has safetensors", file=path.name
         ) from None
     if not isinstance(state, dict) or not state or not all(isinstance(each, torch.Tensor) for each in state.values()):
         raise ModelFileError("is not a dictionary of tensors; use a revision that has safetensors", file=path.name)
@@ -189,7 +189,7 @@ def _convert_shards(pickled: Path, target: Path, into: Path) -> list[str]:
     listed = read_json(pickled.parent, pickled.name)
     places = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
-        raise ModelFileError("names no shards; fetch the model again", file=pickled.name, key="weight_map")
+        raise ModelFileError("lists no shards; fetch the model again", file=pickled.name, key="weight_map")
     shards = sorted(set(places.values()))
     renamed = {}
     for number, shard in enumerate(shards, 1):
@@ -216,7 +216,7 @@ def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:
     config = transformers.AutoConfig.from_pretrained(folder, **options)
     if getattr(config, "auto_map", None):
         raise ModelFileError(
-            "the model brings its own code, which Shoal never runs", file="config.json", key="auto_map"
+            "the model contains custom code, which Shoal never runs", file="config.json", key="auto_map"
         )
     halved = config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5")
     classes = {

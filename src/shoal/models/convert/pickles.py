@@ -45,7 +45,7 @@ def convert_pickles(
         return fetched
     if export is None:
         raise ModelFileError(
-            "is a pickle, and nothing is there that may read it; fetch the model again", file=pickles[0]
+            "is a pickle and cannot be loaded without the convert extra; fetch the model again", file=pickles[0]
         )
     _refuse_own_code(folder, names)
     hashes = dict(fetched.hashes)
@@ -56,7 +56,7 @@ def convert_pickles(
         found = export(folder, Path(place), progress, stop, graph=False)
         for name in found.converted:
             if not is_inside(name):
-                raise ModelFileError("leads out of the model's folder; report it with the model's name", file=name)
+                raise ModelFileError("is outside the model's folder; report this with the model's name", file=name)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(place) / name, folder / name)
     for name in [*pickles, *filter(is_pickle_index, names)]:
@@ -76,7 +76,7 @@ def _refuse_own_code(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         config = read_object(folder, name) if PurePosixPath(name).name == "config.json" else None
         if config is not None and "auto_map" in config:
-            raise config.refuse("auto_map", "the model brings its own code, which Shoal never runs")
+            raise config.refuse("auto_map", "the model contains custom code, which Shoal never runs")
 
 
 def _names(folder: Path) -> list[str]:

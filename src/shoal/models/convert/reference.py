@@ -81,7 +81,7 @@ def _tokens(folder: Path, contract: Contract, texts: Sequence[Ids]) -> list[Floa
     if contract.encoder is not None:
         return _encode(weights, contract.encoder, texts)
     if contract.table is None:
-        raise ModelFileError("this architecture is not known", file=contract.file("config.json"), key="model_type")
+        raise ModelFileError("unknown architecture", file=contract.file("config.json"), key="model_type")
     return [np.stack([_look_up(weights, contract.table, int(token)) for token in ids]) for ids in texts]
 
 
@@ -139,7 +139,7 @@ def score(
     token belongs to, for models that use it. Raises ModelFileError for a model without a classifier."""
     head = contract.classifier
     if head is None:
-        raise ModelFileError("is of a model without a classifier", file=contract.file("config.json"))
+        raise ModelFileError("belongs to a model without a classifier", file=contract.file("config.json"))
     weights = open_weights(folder, contract.encoder_path)
     first = np.stack([row[0] for row in _encode(weights, encoder, texts, segments if head.segments else None)])
     read = Transformer(weights, encoder)

@@ -141,7 +141,8 @@ def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | N
         opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
         if opset < _DEQUANTIZE_OPSET:
             raise ModelFileError(
-                f"opset {opset} cannot hold {variant} weights, which need {_DEQUANTIZE_OPSET}; use precision auto",
+                f"opset {opset} does not support {variant} weights, which need opset {_DEQUANTIZE_OPSET}; use "
+                "precision auto",
                 file=graph.name,
             )
         _GraphCompressor(model, graph, variant, stop or Stop()).run()
@@ -155,7 +156,7 @@ def write_variant(graph: Path, target: Path, variant: Variant, *, stop: Stop | N
     except (DecodeError, onnx.checker.ValidationError, ValueError, TypeError) as error:  # onnx: invalid graphs
         reason = " ".join(str(error).split())[:200]
         raise ModelFileError(
-            f"is no graph that {variant} weights can be made of ({reason}); use precision auto", file=graph.name
+            f"cannot be converted to {variant} weights ({reason}); use precision auto", file=graph.name
         ) from error
 
 
@@ -182,7 +183,7 @@ class _GraphCompressor:
                 self._keep(tensor)
         if not self._replaced_names:
             raise ModelFileError(
-                f"holds no float32 weights that {self._variant} would make smaller; use precision auto",
+                f"has no float32 weights that {self._variant} would reduce; use precision auto",
                 file=self._file.name,
             )
         widened = [*self._nodes]
@@ -383,7 +384,7 @@ def compare(
     cosines = {name: _cosines(_rows(left, name, spec), _rows(right, name, spec)) for name in names}
     judged = [found for name, found in cosines.items() if name != spec.tokens or len(names) == 1]
     if not all(map(len, judged)):
-        raise VerificationFailed("no sample has a vector to compare with; use precision auto")
+        raise VerificationFailed("no sample has a vector to compare; use precision auto")
     return Parity(
         key=key,
         min_cosine=min(float(found.min()) for found in judged),
@@ -418,13 +419,13 @@ def require(parity: Parity, variant: Variant) -> Parity:
     """Return the parity of a variant that may serve. Raises VerificationFailed for any other."""
     if parity.mean_cosine is not None and not parity.mean_cosine >= LEAST_MEAN[variant]:
         raise VerificationFailed(
-            f"this model does not survive {variant}: mean cosine to f32 {parity.mean_cosine:.4f} < "
+            f"this model loses too much accuracy with {variant}: mean cosine to f32 {parity.mean_cosine:.4f} < "
             f"{LEAST_MEAN[variant]}; use precision auto"
         )
     if parity.max_difference is not None and not parity.max_difference <= 1 - LEAST_MEAN[variant]:
         raise VerificationFailed(
-            f"this model does not survive {variant}: a score moves by {parity.max_difference:.4f} of their range; "
-            "use precision auto"
+            f"this model loses too much accuracy with {variant}: scores change by up to {parity.max_difference:.4f} "
+            "of their range; use precision auto"
         )
     return parity
 

@@ -139,7 +139,9 @@ def _verify_scores(source: Path, contract: Contract, target: Path, spec: TextSpe
         method, words = "itself", "itself, each text alone and in a batch"
     labels = len(contract.classifier.spec.labels) if contract.classifier else 0
     if got.shape != (len(PAIRS), labels):
-        return _failed(f"the graph gives scores of shape {list(got.shape)}, but the files name {labels} labels", method)
+        return _failed(
+            f"the graph returns scores of shape {list(got.shape)}, but the files name {labels} labels", method
+        )
     furthest = float(np.abs(got - expected).max())
     passed = furthest <= MAX_LOGIT_DIFFERENCE * max(float(np.abs(expected).max()), 1.0)  # false for NaN
     outcome = "agrees with" if passed else "does not agree with"
@@ -164,7 +166,7 @@ def require(verification: Verification) -> Verification:
     """Return a passed verification; raise VerificationFailed for any other."""
     if not verification.passed:
         raise VerificationFailed(
-            f"{verification.text}; the model is not served, please report it with the model's name"
+            f"{verification.text}; the model is not served; please report this with the model's name"
         )
     return verification
 
@@ -231,7 +233,7 @@ def _verdict(pairs: Sequence[_Pair], method: str, words: str) -> Verification:
     cosine, difference, wrong = 1.0, 0.0, ""
     for pair in pairs:
         if pair.actual.shape[-1] != pair.width:
-            text = f"the graph gives {pair.actual.shape[-1]} dimensions, but the model's files say {pair.width}"
+            text = f"the graph returns {pair.actual.shape[-1]} dimensions, but the model's files say {pair.width}"
             return _failed(text, method)
         if pair.actual.shape != pair.expected.shape:
             shapes = f"{list(pair.actual.shape)}, not {list(pair.expected.shape)}"

@@ -37,11 +37,9 @@ def fetch(
     """
     access, progress, stop = access or Access(), progress or Progress(), stop or Stop()
     if not address.local:
-        raise AddressError(f"{address} names a model of another server: there are no files to fetch; serve it instead")
+        raise AddressError(f"{address} is a model on another server: there are no files to download; serve it instead")
     if access.offline and address.scheme != "file":
-        raise SourceError(
-            f"the store has no {address} that can be used, and `offline` is set: unset it to fetch the model"
-        )
+        raise SourceError(f"the store has no usable {address}, and `offline` is set: unset it to download the model")
     pin = find_pin(address)
     sources = pin.sources if pin else (address,)
     only = pin.files if pin else None
@@ -57,7 +55,7 @@ def fetch(
         except SourceError as error:
             failures.append(error)
             if following:  # omit the advice, since the next source may still succeed
-                progress.report_note(f"{error.message.partition('; ')[0]}: fetching {following} in its place")
+                progress.report_note(f"{error.message.partition('; ')[0]}: downloading {following} instead")
             continue
         if pin is not None:
             pin.check(fetched, weights=weights)

@@ -62,7 +62,8 @@ class FetchJob:
             raise SourceError(f"{self.address}: {error.message}") from None
         if self.weights and (left := find_pickled_heads(names, chosen)):
             self.progress.report_note(
-                f"{self.address}: {' and '.join(left)} are left out: pickles, which only the 'convert' extra reads"
+                f"{self.address}: {' and '.join(left)} are skipped: they are pickles, which only the 'convert' extra "
+                "can load"
             )
         return chosen if self.only_files is None else [name for name in chosen if name in self.only_files]
 

@@ -37,7 +37,7 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
             if (path / name).exists():  # a pipe in its place would look like a missing file below
                 _check_plain(address, path, name)
         if not any((path / name).is_file() for name in needed) and not (weights and any(path.glob("*.gguf"))):
-            raise SourceError(f"{address} holds neither {' nor '.join(needed)}: name the model's own folder")
+            raise SourceError(f"{address} contains neither {' nor '.join(needed)}: name the model's own folder")
         lines = sorted(_describe(file, path) for file in _walk(path))
     except OSError as error:
         if isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.exists(path):
@@ -99,7 +99,7 @@ def _check(address: Address, folder: Path, name: str) -> None:
         raise _unreadable(address, name, error) from error
     if begins == _POINTER:
         raise SourceError(
-            f"{address}: {name} is a pointer of Git LFS, not the file itself: run `git lfs install` and "
+            f"{address}: {name} is a Git LFS pointer, not the file itself: run `git lfs install` and "
             f"`git lfs pull` in {folder}"
         )
 

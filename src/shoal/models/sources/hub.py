@@ -100,7 +100,9 @@ def _fetch(job: FetchJob, client: HfApi) -> FetchedModel:
         if expected := listing.hashes.get(name):
             fetched.hashes[name] = sha256(path)
             if fetched.hashes[name] != expected:
-                raise SourceError(f"{job.address}: {name} arrived damaged (its SHA-256 differs); try again")
+                raise SourceError(
+                    f"{job.address}: {name} is corrupt after the download (its SHA-256 differs); try again"
+                )
     shutil.rmtree(job.into / ".cache", ignore_errors=True)  # the client's download metadata
     return fetched
 
@@ -158,7 +160,7 @@ def _translate(error: Exception, address: Address) -> SourceError:
     from huggingface_hub import errors
 
     at = f"{address}: "
-    token = "set SHOAL_HF_TOKEN to a token that may read it"
+    token = "set SHOAL_HF_TOKEN to a token with access to it"
     rows: tuple[tuple[type[BaseException], str], ...] = (
         (errors.OfflineModeIsEnabled, f"HF_HUB_OFFLINE is set; unset it, or {_CHECK}"),
         (errors.GatedRepoError, f"the model is gated: accept its terms on its page, then {token}"),
@@ -167,10 +169,13 @@ def _translate(error: Exception, address: Address) -> SourceError:
             f"the hub has no such model, or it is private: check the spelling, or {token}",
         ),
         (errors.RevisionNotFoundError, f"there is no revision {address.revision!r}: check the part after the '@'"),
-        (errors.DisabledRepoError, "the hub has disabled this model; choose another"),
-        (errors.EntryNotFoundError, "a file went away while the model was fetched; try again"),
+        (errors.DisabledRepoError, "the hub has disabled this model; choose another one"),
+        (errors.EntryNotFoundError, "a file was removed during the download; try again"),
         (errors.HFValidationError, "the hub does not accept this name; write org/name"),
-        (errors.FileMetadataError, "the server does not answer as a hub does; check HF_ENDPOINT and the proxy"),
+        (
+            errors.FileMetadataError,
+            "the server does not respond like the Hugging Face hub; check HF_ENDPOINT and the proxy",
+        ),
     )
     absent = {errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError}
     for kind, text in rows:
@@ -191,5 +196,5 @@ def _status_text(status: int, token: str) -> str:
     if status in {401, 403}:
         return f"the hub refused the request ({status}); {token}"
     if status == 429:
-        return "the hub limits this address (429); wait some minutes, or set SHOAL_HF_TOKEN"
+        return "the hub rate-limits this address (429); wait a few minutes, or set SHOAL_HF_TOKEN"
     return f"the hub answered {status}; try again later"

@@ -33,12 +33,15 @@ class Pin:
                 continue
             path = fetched.folder / name
             if not path.is_file():
-                raise SourceError(f"{fetched.address}: {name} is missing there; try again or pull another model")
+                raise SourceError(
+                    f"{fetched.address}: {name} is missing at the source; try again or pull another model"
+                )
             fetched.hashes[name] = sha256(path)
             if fetched.hashes[name] != expected:
                 raise SourceError(
-                    f"{fetched.address}: {name} has not the content that this Shoal knows (SHA-256 "
-                    f"{fetched.hashes[name]}, not {expected}); try again, and distrust the source if it stays so"
+                    f"{fetched.address}: {name} does not have the content that this version of Shoal "
+                    f"expects (SHA-256 {fetched.hashes[name]}, not {expected}); try again, and do not trust the "
+                    "source if this persists"
                 )
 
 

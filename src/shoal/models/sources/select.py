@@ -107,8 +107,8 @@ def find_generative_graph(names: Collection[str]) -> tuple[str, ...]:
     chosen = whole if len(whole) == 1 else [name for name in whole if _GGUF_USUAL.fullmatch(name)]
     if files and len(chosen) != 1:
         raise SourceError(
-            f"there are {len(files)} GGUF files ({', '.join(files[:6])}) and none of them is the only whole one or the "
-            f"only Q4_K_M: put the one to use into a folder of its own, then {SERVE_FOLDER}"
+            f"there are {len(files)} GGUF files ({', '.join(files[:6])}), and neither a single complete one nor a "
+            f"single Q4_K_M: put the one to use into a separate folder, then {SERVE_FOLDER}"
         )
     return tuple(chosen)
 
@@ -153,7 +153,9 @@ def choose_files(
     if not weights:
         chosen = {name for name in chosen if not is_weights(name) and not is_pickle_index(name)}
         if not chosen & {"config.json", "modules.json", OPEN_CLIP, TOKENIZER}:
-            raise SourceError(f"none of {TOKENIZER}, config.json and modules.json is there: this is no model's folder")
+            raise SourceError(
+                f"{TOKENIZER}, config.json and modules.json are all missing: this is not a model's folder"
+            )
         return sorted(chosen)
     if graph := find_generative_graph(known):
         tokenizers = known & set(_IR_TOKENIZERS) if graph == IR else set()
@@ -165,10 +167,10 @@ def choose_files(
         because = f"only {pickled[0]}, a format that can hide code; " if pickled else ""
         turned = f", or {CONVERT}" if any(is_pickle(name) for name in pickled) else ""
         raise SourceError(
-            f"no safetensors or ONNX weights are there: {because}choose a model or revision that has them{turned}"
+            f"there are no safetensors or ONNX weights: {because}choose a model or revision that has them{turned}"
         )
     if not chosen & {"config.json", "modules.json", OPEN_CLIP}:
-        raise SourceError("neither config.json nor modules.json is there: this is not a model's folder")
+        raise SourceError("config.json and modules.json are missing: this is not a model's folder")
     return sorted(chosen)
 
 
@@ -184,9 +186,9 @@ def _refuse_unconverted(chosen: Collection[str]) -> None:
     weights = sorted(name for name in chosen if name.endswith(".safetensors") or is_pickle(name))
     if weights and _GENERATES in chosen and "modules.json" not in chosen and not any("onnx" in name for name in chosen):
         raise SourceError(
-            f"{weights[0]} is a language model's: Shoal runs those as OpenVINO IR or GGUF. Choose a repository with "
-            "openvino_model.xml (hf:OpenVINO/... has many), or convert it: `optimum-cli export openvino --model MODEL "
-            f"FOLDER`, then {SERVE_FOLDER}"
+            f"{weights[0]} belongs to a language model: Shoal runs those as OpenVINO IR or GGUF. Choose a repository "
+            "with openvino_model.xml (hf:OpenVINO/... has many), or convert it: `optimum-cli export openvino --model "
+            f"MODEL FOLDER`, then {SERVE_FOLDER}"
         )
 
 

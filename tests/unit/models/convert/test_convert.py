@@ -115,7 +115,7 @@ def test_a_shipped_graph_that_disagrees_gives_way(tmp_path: Path) -> None:
     ship(folder)
     source, text, verdict = check(folder, out(folder))
     assert source == "built"
-    assert "the model's own graph was refused (the graph does not agree with a numpy forward pass" in text
+    assert "the model's own graph was rejected (the graph does not agree with a numpy forward pass" in text
     assert verdict.startswith("the graph agrees with a numpy forward pass")
 
 
@@ -177,7 +177,7 @@ def test_pickled_weights_name_the_next_step(tmp_path: Path) -> None:
     """A model with pytorch_model.bin alone is refused before anything is built."""
     folder = checkpoint(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelFileError, match="never read") as caught:
+    with pytest.raises(ModelFileError, match="never loaded") as caught:
         convert(folder, out(folder))
     assert caught.value.file == "pytorch_model.bin"
 
@@ -228,5 +228,5 @@ def test_a_pickled_classifier_is_refused(tmp_path: Path) -> None:
     """Its head cannot be read without running code; the way out is named."""
     folder = classifiers.classifier(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelFileError, match=r"pytorch_model.bin: holds pickled weights.*convert"):
+    with pytest.raises(ModelFileError, match=r"pytorch_model.bin: contains pickled weights.*convert"):
         convert(folder, out(folder))

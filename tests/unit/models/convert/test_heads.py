@@ -126,7 +126,7 @@ def test_another_size_of_vectors_fails(tmp_path: Path) -> None:
         return {name: got[..., :-1] for name, got in run(inputs, outputs).items()}
 
     found = verify(folder, made.contract, target, made.spec, narrow)
-    assert f"gives {WIDTH - 1} dimensions, but the model's files say {WIDTH}" in found.text
+    assert f"returns {WIDTH - 1} dimensions, but the model's files say {WIDTH}" in found.text
 
 
 def test_the_spec_of_each_kind(tmp_path: Path) -> None:
@@ -205,6 +205,6 @@ def test_a_model_that_cannot_be_built_is_refused_by_what_is_missing(tmp_path: Pa
 def test_a_tokenizer_that_knows_more_than_the_table(tmp_path: Path) -> None:
     """An id without a row would fail on some text."""
     folder = static(tmp_path, rows=len(vocabulary("bert")) - 1)
-    with pytest.raises(ModelFileError, match="the model's table ends at") as caught:
+    with pytest.raises(ModelFileError, match="the model's embeddings end at") as caught:
         converted(folder)
     assert caught.value.file == "tokenizer.json"

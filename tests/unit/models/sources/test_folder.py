@@ -53,7 +53,7 @@ def test_home_is_expanded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -
         ("gone", "does not exist"),
         ("tiny/config.json/within", "does not exist"),
         ("tiny/config.json", "is a file"),
-        (".", "neither config.json"),
+        (".", "config.json"),
     ],
 )
 def test_what_is_no_model_is_refused(model_folder: Path, path: str, message: str) -> None:
@@ -84,7 +84,7 @@ def test_modules_that_cannot_be_read(model_folder: Path, tmp_path: Path, monkeyp
 def test_a_clone_without_its_large_files_is_reported(model_folder: Path, tmp_path: Path, name: str) -> None:
     """Git LFS leaves pointers in their place: fetching it again would bring them again."""
     (model_folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:53aa\nsize 90868376\n")
-    with pytest.raises(SourceError, match=f"{name} is a pointer of Git LFS.* `git lfs pull` in {model_folder}"):
+    with pytest.raises(SourceError, match=f"{name} is a Git LFS pointer.* `git lfs pull` in {model_folder}"):
         fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
 
 

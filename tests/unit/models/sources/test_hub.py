@@ -119,14 +119,14 @@ def test_a_silent_hub_costs_the_patience_and_no_more(tmp_path: Path) -> None:
 def test_a_damaged_file_is_noticed(hub: Hub, tmp_path: Path) -> None:
     """Weights whose hash is not what the hub lists are refused."""
     hub.damaged = True
-    with pytest.raises(SourceError, match=r"model\.safetensors arrived damaged"):
+    with pytest.raises(SourceError, match=r"model\.safetensors is corrupt after the download"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
 
 
 def test_a_model_of_pickles_is_refused_before_the_download(hub: Hub, tmp_path: Path) -> None:
     """Nothing but the listing is fetched of a model without safe weights."""
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
-    with pytest.raises(SourceError, match=r"hf:org/tiny: no safetensors"):
+    with pytest.raises(SourceError, match=r"hf:org/tiny: there are no safetensors"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
     assert hub.paths == ["/api/models/org/tiny"]
 

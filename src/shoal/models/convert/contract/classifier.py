@@ -65,7 +65,7 @@ def cross_encoder_path(folder: Path) -> str:
         kind = module.get("type") if isinstance(module, dict) else None
         if index or not isinstance(kind, str) or not _is_transformer(kind):
             raise ModelFileError(
-                f"{kind!r} is not supported in a cross-encoder, which is one Transformer alone",
+                f"{kind!r} is not supported in a cross-encoder, which must be a single Transformer",
                 file=MODULES,
                 key=f"[{index}].type",
             )
@@ -91,7 +91,7 @@ def read_classifier(folder: Path, config: JsonFile, encoder: Encoder | None, pre
     if saved is None and not scores:
         return None
     if not scores:
-        raise config.refuse("architectures", f"{architectures[0]!r} is no ...{ARCHITECTURE}, so it has no scores")
+        raise config.refuse("architectures", f"{architectures[0]!r} is not ...{ARCHITECTURE}, so it has no scores")
     labels = read_labels(config)
     spec = ScoreSpec(
         labels=labels,
@@ -125,7 +125,7 @@ def read_labels(config: JsonFile) -> tuple[str, ...]:
     names = tuple(str(labels[index]) for index in indices)
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise config.refuse("id2label", f"names the label {twice!r} twice: nobody could tell their scores apart")
+        raise config.refuse("id2label", f"names the label {twice!r} twice, so their scores cannot be told apart")
     return names
 
 

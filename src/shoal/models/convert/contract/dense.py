@@ -72,4 +72,4 @@ def check_names(config: JsonFile, *, of: str = SENTENCE, unsaid: str = SENTENCE)
     read = config.text("module_input_name", unsaid)
     for key, name in (("module_input_name", read), ("module_output_name", config.text("module_output_name", read))):
         if name != of:
-            raise config.refuse(key, f"only modules that work on {of!r} are supported here")
+            raise config.refuse(key, f"only modules that process {of!r} are supported here")

@@ -58,7 +58,8 @@ def read_encoder(config: JsonFile) -> Encoder:
         known = ", ".join(_KINDS)
         raise config.refuse(
             "model_type",
-            f"{model_type!r} has no graph in Shoal, which builds {known}; use a repository that ships onnx/model.onnx",
+            f"{model_type!r} is not supported: Shoal builds graphs for {known}; use a repository that ships "
+            "onnx/model.onnx",
         )
     _refuse_what_changes_the_vectors(config)
     family, pad_id = kind.family, _pad_id(config, kind)
@@ -108,10 +109,10 @@ def read_activation(config: JsonFile, key: str) -> Activation:
 
 def _refuse_what_changes_the_vectors(config: JsonFile) -> None:
     if "auto_map" in config:
-        raise config.refuse("auto_map", "the model brings its own code, which Shoal never runs")
+        raise config.refuse("auto_map", "the model contains custom code, which Shoal never runs")
     for architecture in config.texts("architectures"):
         if not architecture.startswith(_STEMS):
-            raise config.refuse("architectures", f"{architecture!r} is none of the architectures that Shoal builds")
+            raise config.refuse("architectures", f"{architecture!r} is not an architecture that Shoal builds")
     embedding = config.text("position_embedding_type", "absolute")
     if embedding != "absolute":
         raise config.refuse("position_embedding_type", f"{embedding!r} is not supported, only 'absolute' is")
@@ -119,7 +120,7 @@ def _refuse_what_changes_the_vectors(config: JsonFile) -> None:
         if config.boolean(key, False):
             raise config.refuse(key, "must be false: Shoal builds encoders")
     if "quantization_config" in config:
-        raise config.refuse("quantization_config", "quantised weights cannot be read; use the unquantised model")
+        raise config.refuse("quantization_config", "quantized weights are not supported; use the unquantized model")
     if config.integer("relative_attention_num_buckets", _MPNET_BUCKETS) != _MPNET_BUCKETS:
         raise config.refuse("relative_attention_num_buckets", f"must be {_MPNET_BUCKETS}")
 

@@ -26,16 +26,16 @@ _MOST_BYTES = 200
 """Maximum bytes of a module's path: file systems allow 255 bytes for a name."""
 
 _ROUTES = (
-    "sends queries and documents through different models: save the modules of each route as a model of its own, and "
-    "serve the two under two names"
+    "sends queries and documents through different models: save the modules of each route as a separate model, and "
+    "serve them under two names"
 )
 _REFUSED = {
     "Router": _ROUTES,
     "Asym": _ROUTES,
-    "WeightedLayerPooling": "reads every layer of the encoder, and only the last one's vectors are there to be pooled",
-    "SparseStaticEmbedding": "weighs a query's tokens by a table of its own, which is not supported; serve the model "
-    "that its documents are read with",
-    "SparseAutoEncoder": "makes dense vectors sparse, which is not supported; serve the model without it",
+    "WeightedLayerPooling": "reads every layer of the encoder, but only the last layer's vectors are available",
+    "SparseStaticEmbedding": "weights query tokens with a separate table, which is not supported; serve the model used "
+    "for its documents",
+    "SparseAutoEncoder": "converts dense vectors to sparse ones, which is not supported; serve the model without it",
 }
 """Modules of sentence-transformers that are known but not supported, with advice."""
 
@@ -76,7 +76,7 @@ def module_config(folder: Path, entry: Entry) -> JsonFile:
     name = f"{entry.path}/config.json" if entry.path else "config.json"
     config = read_object(folder, name)
     if config is None:
-        raise ModelFileError(f"is missing, but {MODULES} names this {entry.kind}; fetch the model again", file=name)
+        raise ModelFileError(f"is missing, but {MODULES} lists this {entry.kind}; fetch the model again", file=name)
     return config
 
 
@@ -87,7 +87,7 @@ def _entry(index: int, item: Any) -> Entry:
     package, _, kind = item["type"].rpartition(".")
     library = package.split(".")[0]
     if library != "sentence_transformers" and (library, kind) != ("pylate", "Dense"):
-        raise ModelFileError(f"{item['type']!r} is code of its own, which Shoal never runs", file=MODULES, key=where)
+        raise ModelFileError(f"{item['type']!r} is custom code, which Shoal never runs", file=MODULES, key=where)
     if kind in _REFUSED:
         raise ModelFileError(f"{kind} {_REFUSED[kind]}", file=MODULES, key=where)
     if kind not in KNOWN:
@@ -104,7 +104,7 @@ def inner_path(path: str, index: int) -> str:
     inner = path.rstrip("/")
     inner = "" if inner == "." else inner
     if inner and not is_inside(inner):
-        raise ModelFileError(f"{path!r} leaves the model's folder", file=MODULES, key=f"[{index}].path")
+        raise ModelFileError(f"{path!r} is outside the model's folder", file=MODULES, key=f"[{index}].path")
     if len(inner.encode(errors="surrogatepass")) > _MOST_BYTES:
         raise ModelFileError(
             f"is too long for the path of a folder: {len(inner)} characters", file=MODULES, key=f"[{index}].path"

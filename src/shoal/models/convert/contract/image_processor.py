@@ -70,10 +70,10 @@ def read_image_spec(
     if crop is not None and crop != (size, size):
         raise config.refuse("crop_size", f"{list(crop)} is not the tower's image_size, {size} a side")
     if crop is None and resize != "squash":
-        raise config.refuse("do_center_crop", f"must be true: else not all pictures have {size} pixels a side")
+        raise config.refuse("do_center_crop", f"must be true: otherwise not all images are {size} x {size} pixels")
     resample = config.integer("resample", _BICUBIC)
     if resample >= _FILTERS:
-        raise config.refuse("resample", f"{resample} is none of Pillow's filters, 0 to {_FILTERS - 1}")
+        raise config.refuse("resample", f"{resample} is not one of Pillow's filters, 0 to {_FILTERS - 1}")
     config.boolean("do_convert_rgb", True)  # images are always read as RGB; without it, no others would fit the tower
     normalize = config.boolean("do_normalize", True)
     return ImageSpec(
@@ -96,9 +96,7 @@ def _config(folder: Path, prefix: str) -> JsonFile:
     whole = read_object(folder, prefix + UNIFIED)
     if whole is not None and "image_processor" in whole:
         return JsonFile(whole.name, whole.object("image_processor"))
-    raise ModelFileError(
-        "is missing, so nobody knows how pictures are prepared; fetch the model again", file=prefix + FILE
-    )
+    raise ModelFileError("is missing, so the image preprocessing is unknown; fetch the model again", file=prefix + FILE)
 
 
 def _defaults(config: JsonFile, of_family: dict[str, Any]) -> dict[str, Any]:
@@ -106,17 +104,17 @@ def _defaults(config: JsonFile, of_family: dict[str, Any]) -> dict[str, Any]:
         if key in config:
             name = config.text(key).removesuffix("Fast").removesuffix("Pil")
             if name not in _BY_CLASS:
-                raise config.refuse(key, f"{name!r} is not read here; Shoal knows {', '.join(_BY_CLASS)}")
+                raise config.refuse(key, f"{name!r} is not supported; Shoal knows {', '.join(_BY_CLASS)}")
             return _BY_CLASS[name]
     return of_family
 
 
 def _refuse_unknown(config: JsonFile) -> None:
     if "auto_map" in config:
-        raise config.refuse("auto_map", "the processor brings its own code, which Shoal never runs")
+        raise config.refuse("auto_map", "the processor contains custom code, which Shoal never runs")
     for key in ("do_pad", "pad_size"):
         if config.data.get(key):
-            raise config.refuse(key, "padding of pictures is not supported")
+            raise config.refuse(key, "padding images is not supported")
     config.with_data({key: value for key, value in config.data.items() if value is not None}).only(
         _STEPS | _WITHOUT_EFFECT | {"do_pad", "pad_size"}
     )

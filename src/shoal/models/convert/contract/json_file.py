@@ -93,7 +93,7 @@ class JsonFile:
         if value is None:
             value = default
         if value is None:
-            raise self.refuse(key, "is missing; the model's folder is incomplete or of a kind that Shoal cannot read")
+            raise self.refuse(key, "is missing; the model's folder is incomplete or of an unsupported kind")
         return value
 
 
@@ -104,7 +104,7 @@ def is_there(folder: Path, name: str) -> bool:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        raise ModelFileError("is too long for the name of a file", file=f"{name[:60]}...") from None
+        raise ModelFileError("is too long for a file name", file=f"{name[:60]}...") from None
 
 
 def read_json(folder: Path, name: str) -> Any:
@@ -120,7 +120,7 @@ def read_json(folder: Path, name: str) -> Any:
     try:
         return msgspec.json.decode((folder / name).read_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # brackets nested a thousand levels deep
-        raise ModelFileError(f"is not readable as JSON ({error}); fetch the model again", file=name) from None
+        raise ModelFileError(f"is not valid JSON ({error}); fetch the model again", file=name) from None
 
 
 def read_lines(folder: Path, name: str) -> list[str]:
@@ -130,7 +130,7 @@ def read_lines(folder: Path, name: str) -> list[str]:
         with (folder / name).open(encoding="utf-8") as file:
             return [line.removesuffix("\n") for line in file]
     except UnicodeDecodeError as error:
-        raise ModelFileError(f"is not readable as UTF-8 ({error}); fetch the model again", file=name) from None
+        raise ModelFileError(f"is not valid UTF-8 ({error}); fetch the model again", file=name) from None
 
 
 def read_object(folder: Path, name: str) -> JsonFile | None:

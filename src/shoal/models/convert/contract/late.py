@@ -99,7 +99,9 @@ def read_stanford(folder: Path, width: int) -> LateHead:
     weights = open_weights(folder)
     out, into = weights.table("linear.weight")
     if width and into != width:
-        raise ModelFileError(f"takes {into} dimensions, but {width} come in", file=weights.where, key="linear.weight")
+        raise ModelFileError(
+            f"expects {into} dimensions, but its input has {width}", file=weights.where, key="linear.weight"
+        )
     layer = Dense(path="", in_features=into, out_features=out, bias=False, activation="identity")
     layout = _Layout(
         query_prefix=saved.text("query_token_id", "[unused0]"),
@@ -136,11 +138,14 @@ def _modules(folder: Path, entries: tuple[Entry, ...], native: bool) -> tuple[tu
             normalized = True
         elif entry.kind != "Dropout":
             raise ModelFileError(
-                f"a {entry.kind} cannot stand here in a late-interaction model", file=MODULES, key=entry.where
+                f"a {entry.kind} is not supported at this place in a late-interaction model",
+                file=MODULES,
+                key=entry.where,
             )
     if not normalized:
         raise ModelFileError(
-            "no Normalize of token_embeddings ends the model: MaxSim needs unit vectors; add one and save it again",
+            "the model does not end in a Normalize of token_embeddings: MaxSim needs unit vectors; add one and save "
+            "it again",
             file=MODULES,
         )
     return tuple(layers), mask
@@ -150,7 +155,7 @@ def _check_widths(layers: tuple[Dense, ...], width: int) -> int:
     for layer in layers:
         if width and layer.in_features != width:
             raise ModelFileError(
-                f"takes {layer.in_features} dimensions, but {width} come in",
+                f"expects {layer.in_features} dimensions, but its input has {width}",
                 file=f"{layer.path}/config.json",
                 key="in_features",
             )
@@ -186,12 +191,14 @@ def _native(sentence: JsonFile | None, mask: JsonFile | None) -> _Layout:
     attended, words = False, tuple[str, ...]()
     if "query_expansion" in settings:
         if mask is None:
-            raise settings.refuse("query_expansion", f"needs a MultiVectorMask in {MODULES}, which counts what it adds")
+            raise settings.refuse(
+                "query_expansion", f"needs a MultiVectorMask in {MODULES}, which accounts for the tokens that it adds"
+            )
         query, fill, attended = _expansion(settings.section("query_expansion"))
     if mask is not None:
         mask.only(_MASK_KEYS)
         if "keep_only_token_ids" in mask:
-            raise mask.refuse("keep_only_token_ids", "an allowlist of tokens is not supported, it is for images")
+            raise mask.refuse("keep_only_token_ids", "an allowlist of tokens is only for images and is not supported")
         words = _words(mask, "")
         if words and mask.data.get("skiplist_tasks") not in (None, "document", ["document"]):
             raise mask.refuse("skiplist_tasks", "only documents can have a skiplist")
@@ -272,5 +279,5 @@ def _fill(vocabulary: Vocabulary, token: str | None, file: str) -> int | None:
     candidates = (vocabulary.special("mask"), *map(vocabulary.id, _MASKS), vocabulary.special("eos"))
     found = next((i for i in candidates if i is not None), None)
     if found is None:
-        raise ModelFileError("queries are filled up with a mask token, and there is none", file=vocabulary.name)
+        raise ModelFileError("queries are padded with a mask token, but the tokenizer has none", file=vocabulary.name)
     return found

@@ -84,7 +84,7 @@ def compute_output_width(width: int, modules: tuple[AfterPooling, ...]) -> int:
         )
         if width and takes != width:
             raise ModelFileError(
-                f"takes {takes} dimensions, but {width} come in", file=f"{module.path}/config.json", key=key
+                f"expects {takes} dimensions, but its input has {width}", file=f"{module.path}/config.json", key=key
             )
         width = module.dimension if isinstance(module, LayerNorm) else module.out_features
     return width

@@ -23,9 +23,9 @@ from shoal.specs import ImageSpec
 
 _OTHER_MODELS = {
     "multimodal_cfg": "CoCa",
-    "audio_cfg": "CLAP, a model of sounds,",
+    "audio_cfg": "CLAP, an audio model,",
     "genlip_cfg": "GenLIP",
-    "genlap_cfg": "GenLAP, a model of sounds,",
+    "genlap_cfg": "GenLAP, an audio model,",
 }
 _BLOCKS = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 _Plain: TypeAlias = dict[str, tuple[Any, Any]]
@@ -119,7 +119,7 @@ def read_open_clip(folder: Path, path: str = "") -> Towers:
     family: TowerFamily = "siglip" if "timm_model_name" in vision else "clip"
     image = _timm_tower(vision) if family == "siglip" else _image_tower(vision, quick=quick)
     if family == "siglip" and dimension != image.hidden:
-        raise model.refuse("embed_dim", f"{dimension} is not {image.hidden}, the size of the vectors of pictures")
+        raise model.refuse("embed_dim", f"{dimension} is not {image.hidden}, the dimension of image vectors")
     tower = _text_tower(text, quick=quick, siglip=family == "siglip")
     tokenizer = read_tower_tokenizer(
         folder,
@@ -158,7 +158,7 @@ def _config(folder: Path, path: str) -> JsonFile:
     name = f"{path}/{CONFIG}" if path else CONFIG
     config = read_object(folder, name)
     if config is None:
-        raise ModelFileError("is missing; this is no model of open_clip, or it is incomplete", file=name)
+        raise ModelFileError("is missing; this is not an open_clip model, or it is incomplete", file=name)
     return config
 
 
@@ -203,7 +203,7 @@ def _refuse_variation(section: JsonFile, plain: _Plain) -> None:
 def _foreign_error(section: JsonFile, key: str, what: str) -> ModelFileError:
     return section.refuse(
         key,
-        f"{what} is not built here, where CLIP with a plain ViT and SigLIP are: choose one, or {CONVERT_IMAGES}",
+        f"{what} is not supported; Shoal builds CLIP with a plain ViT and SigLIP: choose one, or {CONVERT_IMAGES}",
     )
 
 
@@ -233,11 +233,11 @@ def _timm_tower(section: JsonFile) -> ImageTower:
     _refuse_unknown_keys(section, _READ_VISION | _PLAIN_TIMM.keys())
     name = section.text("timm_model_name")
     match = _SIGLIP.fullmatch(name)
-    assert match is not None, "of any other the architecture is refused"
+    assert match is not None, "other architectures are rejected"
     trunk, patch, size = _TRUNKS[match[1]], int(match[2]), int(match[3])
     stated = _side(section, "image_size", 224)
     if stated != size or not 0 < patch <= size:
-        raise section.refuse("image_size", f"{stated} does not go with {name}")
+        raise section.refuse("image_size", f"{stated} does not match {name}")
     return ImageTower(
         size=size,
         patch=patch,
@@ -280,7 +280,7 @@ def _side(section: JsonFile, key: str, default: int) -> int:
     stated = section.data.get(key, default)
     if isinstance(stated, list) and len(stated) == 2:
         if stated[0] != stated[1]:
-            raise section.refuse(key, f"{stated!r} is no square, and only squares are read")
+            raise section.refuse(key, f"{stated!r} is not square, and only square images are supported")
         stated = stated[0]
     return section.with_data({key: stated}).integer(key, least=1)
 
@@ -289,7 +289,7 @@ def _inner(section: JsonFile, hidden: int) -> int:
     """Return the inner width, rounded down as in open_clip."""
     ratio = section.number("mlp_ratio", 4.0)
     if not 1 <= hidden * ratio < _MOST:
-        raise section.refuse("mlp_ratio", f"{ratio} is out of all proportion for {hidden} dimensions")
+        raise section.refuse("mlp_ratio", f"{ratio} is implausible for {hidden} dimensions")
     return int(hidden * ratio)
 
 
@@ -304,7 +304,7 @@ def _activation(section: JsonFile, *, quick: bool) -> Activation:
     if not stated or (stated == {"approximate": "none"} and not quick):
         return "quick_gelu" if quick else "gelu"
     if quick or stated != {"approximate": "tanh"}:
-        why = f'{stated!r} is not known; {{"approximate": "tanh"}} is, where quick_gelu is false'
+        why = f'{stated!r} is not supported; use {{"approximate": "tanh"}} with quick_gelu false'
         raise section.refuse("act_kwargs", why)
     return "gelu_tanh"
 
@@ -321,5 +321,5 @@ def _clean(section: JsonFile) -> Clean:
 def _image_spec(section: JsonFile, size: int, dimension: int) -> ImageSpec:
     _refuse_unknown_keys(section, _READ_PICTURES)
     if section.text("mode", "RGB") != "RGB":
-        raise section.refuse("mode", "must be RGB: no other pictures are read")
+        raise section.refuse("mode", "must be RGB: only RGB images are supported")
     return open_clip_pictures(section.data | {"size": size}, dimension=dimension, file=section.name)

@@ -130,7 +130,7 @@ def _config(folder: Path, prefix: str, elsewhere: bool) -> JsonFile:
     name = f"{prefix}config.json"
     config = read_object(folder, name)
     if config is None and not elsewhere:
-        raise ModelFileError("is missing; this is no transformers model, or it is incomplete", file=name)
+        raise ModelFileError("is missing; this is not a transformers model, or it is incomplete", file=name)
     return config or JsonFile(name, {})
 
 
@@ -184,7 +184,7 @@ def _without_effect(config: JsonFile, group: str, known: frozenset[str]) -> None
 
 def _max_tokens(limits: list[Length], config: JsonFile, elsewhere: bool) -> Length:
     if not limits and not elsewhere:
-        raise config.refuse(_POSITIONS, "neither this nor a max_seq_length says how long inputs may be")
+        raise config.refuse(_POSITIONS, "neither this nor max_seq_length sets the maximum input length")
     return shortest(limits) if limits else _UNSAID
 
 

@@ -62,5 +62,5 @@ def _similarity(config: JsonFile, kind: Kind) -> str:
         return _USUAL[kind]
     similarity = config.text("similarity_fn_name", _USUAL[kind])
     if similarity not in SIMILARITIES:
-        raise config.refuse("similarity_fn_name", f"{similarity!r} is none of {', '.join(SIMILARITIES)}")
+        raise config.refuse("similarity_fn_name", f"{similarity!r} is not one of {', '.join(SIMILARITIES)}")
     return similarity

@@ -52,7 +52,9 @@ def read_splade(folder: Path, entries: tuple[Entry, ...], config: JsonFile, sent
     activation = _one_of(pooling, "activation_function", _ACTIVATIONS)
     for key in ("embedding_dimension", "word_embedding_dimension"):
         if key in pooling and pooling.integer(key) != config.integer("vocab_size"):
-            raise pooling.refuse(key, f"{pooling.integer(key)} is not the vocabulary's {config.integer('vocab_size')}")
+            raise pooling.refuse(
+                key, f"{pooling.integer(key)} is not the vocabulary size, {config.integer('vocab_size')}"
+            )
     return Splade(
         strategy=cast(Literal["max", "sum"], strategy),
         activation=cast(Literal["relu", "log1p_relu"], activation),
@@ -93,7 +95,7 @@ def read_token_weights(folder: Path, prefix: str, width: int) -> TokenWeights | 
         return None
     layer = linear_file(folder, name, width, "relu")
     if layer.out_features != 1:
-        raise ModelFileError(f"must give one weight a token, not {layer.out_features}", file=name, key="weight")
+        raise ModelFileError(f"must return one weight per token, not {layer.out_features}", file=name, key="weight")
     vocabulary = Vocabulary(folder, prefix)
     skipped = {vocabulary.special(role) for role in _WITHOUT_WEIGHT} - {None}
     skipped = skipped or {vocabulary.id(token) for token in _XLM_R}
@@ -106,7 +108,7 @@ def linear_file(folder: Path, name: str, width: int, activation: Literal["identi
     weights = open_file(folder, name)
     out, into = weights.table("weight")
     if width and into != width:
-        raise ModelFileError(f"takes {into} dimensions, but {width} come in", file=name, key="weight")
+        raise ModelFileError(f"expects {into} dimensions, but its input has {width}", file=name, key="weight")
     return Dense(
         path="",
         in_features=into,
@@ -121,5 +123,5 @@ def linear_file(folder: Path, name: str, width: int, activation: Literal["identi
 def _one_of(config: JsonFile, key: str, known: tuple[str, ...]) -> str:
     value = config.text(key, known[0])
     if value not in known:
-        raise config.refuse(key, f"{value!r} is none of {', '.join(known)}")
+        raise config.refuse(key, f"{value!r} is not one of {', '.join(known)}")
     return value

@@ -86,7 +86,7 @@ def read_table(folder: Path, path: str) -> Table:
     places = weights.integers("mapping")
     ids = stored if places is None else len(places)
     if places is not None and (not ids or int(places.min()) < 0 or int(places.max()) >= stored):
-        raise ModelFileError(f"must name rows of {tensor}, which has {stored}", file=weights.where, key="mapping")
+        raise ModelFileError(f"must refer to rows of {tensor}, which has {stored}", file=weights.where, key="mapping")
     factors = "weights" if weights.has("weights") else ""
     if factors:
         weights.check(factors, (ids,))

@@ -68,15 +68,17 @@ def read_tower_tokenizer(
     prefix = f"{path}/" if path else ""
     settings = read_object(folder, prefix + SETTINGS) or JsonFile(prefix + SETTINGS, {})
     if "auto_map" in settings:
-        raise settings.refuse("auto_map", "the tokenizer brings its own code, which Shoal never runs")
+        raise settings.refuse("auto_map", "the tokenizer contains custom code, which Shoal never runs")
     tokenizer = _open(folder, prefix, family)
     limit = read_tokenizer_limit(settings) if clean is None else None
     most = min(limit.tokens, positions) if limit is not None else positions
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     if size > vocab_size:
-        raise ModelFileError(f"has {size} tokens, but the model {vocab_size}", file=prefix + FILE, key="model.vocab")
+        raise ModelFileError(
+            f"has {size} tokens, but the model has {vocab_size}", file=prefix + FILE, key="model.vocab"
+        )
     if tokenizer.num_special_tokens_to_add(False) >= most:
-        raise settings.refuse("model_max_length", f"{most} tokens leave no room for a text beside its special tokens")
+        raise settings.refuse("model_max_length", f"{most} tokens leave no room for a text besides its special tokens")
     cleaned = tokenizer.normalizer.normalize_str(_PROBE) if tokenizer.normalizer else _PROBE
     cased, stops = cleaned != cleaned.lower(), "," in cleaned
     if clean is not None:
@@ -93,7 +95,7 @@ def read_tower_tokenizer(
     pad = _token(folder, settings, "pad_token", _PADS[kind])
     pad_id = tokenizer.token_to_id(pad)
     if pad_id is None:
-        raise settings.refuse("pad_token", f"{pad!r} is no token of {FILE}; fetch the tokenizer's files again")
+        raise settings.refuse("pad_token", f"{pad!r} is not a token in {FILE}; fetch the tokenizer's files again")
     _check_frame(folder, settings, tokenizer, kind)
     return TowerTokenizer(FILE, most, pad_id=pad_id, lower_case=lower, cleaning=cleaning)
 
@@ -116,11 +118,11 @@ def _open(folder: Path, prefix: str, family: Literal["clip", "siglip"]) -> Token
         if family == "clip" and all(is_there(folder, prefix + each) for each in (VOCABULARY, MERGES)):
             return _build(folder, prefix)
         raise ModelFileError(
-            f"is missing, and {VOCABULARY} and {MERGES} are not both there; use a revision that has them, or put those "
-            "of openai/clip-vit-base-patch32 into the folder: all models with CLIP's own vocabulary share them"
+            f"is missing, and so is {VOCABULARY} or {MERGES}; use a revision that has them, or copy those of "
+            "openai/clip-vit-base-patch32 into the folder: all models with CLIP's own vocabulary share them"
             if family == "clip"
-            else "is missing, and a sentencepiece model or a vocabulary alone is not read; use a revision that has it, "
-            "or save the tokenizer with transformers' AutoTokenizer(..., use_fast=True).save_pretrained",
+            else "is missing, and a sentencepiece model or vocabulary alone is not supported; use a revision that has "
+            "it, or save the tokenizer with transformers' AutoTokenizer(..., use_fast=True).save_pretrained",
             file=name,
         )
     try:
@@ -147,7 +149,9 @@ def _build(folder: Path, prefix: str) -> Tokenizer:
             str(folder / name), str(folder / merges), unk_token=unknown, end_of_word_suffix="</w>"
         )
     except Exception as error:  # bare Exception for anything wrong in either file
-        raise ModelFileError(f"and {merges} are no vocabulary ({error}); fetch the model again", file=name) from None
+        raise ModelFileError(
+            f"and {merges} are not a valid vocabulary ({error}); fetch the model again", file=name
+        ) from None
     tokenizer = Tokenizer(model)
     ids = {token: found for token in (start, end) if (found := tokenizer.token_to_id(token)) is not None}
     if len(ids) < len({start, end}):
@@ -176,7 +180,7 @@ def _kind(settings: JsonFile, tokenizer: Tokenizer, known: Collection[str]) -> s
     if kind in ("PreTrainedTokenizer", "TokenizersBackend"):
         return _CANONICAL if tokenizer.token_to_id(_PADS[_GEMMA[0]]) is None else _GEMMA[0]
     if kind not in known:
-        raise settings.refuse("tokenizer_class", f"{kind!r} is not read here; Shoal knows {', '.join(sorted(known))}")
+        raise settings.refuse("tokenizer_class", f"{kind!r} is not supported; Shoal knows {', '.join(sorted(known))}")
     return kind
 
 
@@ -186,8 +190,8 @@ def _check_padding_side(settings: JsonFile, kind: str) -> None:
     if settings.text("padding_side", "left" if kind in _GEMMA else "right") != "right":
         raise settings.refuse(
             "padding_side",
-            "texts are filled on the right here, and these files fill them on the left; if the model was trained on "
-            'the right, as SigLIP 2 was, state "padding_side": "right"',
+            "Shoal pads texts on the right, but these files pad on the left; if the model was trained with right "
+            'padding, like SigLIP 2, set "padding_side": "right"',
         )
 
 
@@ -202,7 +206,7 @@ def _check_frame(folder: Path, settings: JsonFile, tokenizer: Tokenizer, kind: s
             continue
         token = tokenizer.token_to_id(_token(folder, settings, name, default))
         if settings.boolean(key) != (found == [token]):
-            raise settings.refuse(key, f"{FILE} does otherwise; save the tokenizer again with transformers")
+            raise settings.refuse(key, f"{FILE} differs; save the tokenizer again with transformers")
 
 
 def _check_end(tokenizer: Tokenizer, eos_id: int | None, file: str) -> None:
@@ -211,8 +215,8 @@ def _check_end(tokenizer: Tokenizer, eos_id: int | None, file: str) -> None:
     end = max(ids, default=None) if eos_id is None else eos_id
     if not ids or ids[-1] != end or ids.index(ids[-1]) != len(ids) - 1:
         raise ModelFileError(
-            f"a text does not end in the token {end}, at which the model reads it; save the tokenizer again with "
-            "transformers, or correct the end's id in the model's settings",
+            f"texts do not end in the token {end}, whose vector the model uses; save the tokenizer again with "
+            "transformers, or correct the id of the end token in the model's settings",
             file=file,
             key="post_processor",
         )

@@ -53,7 +53,7 @@ def open_tower_weights(folder: Path, towers: Towers) -> Weights:
     name = prefix + OPEN_CLIP_WEIGHTS
     if not is_there(folder, name) and is_there(folder, prefix + _PICKLE):
         raise ModelFileError(
-            f"holds pickled weights, which can run code and are never read here; use a revision with "
+            f"contains pickled weights, which can run code and are never loaded; use a revision with "
             f"{OPEN_CLIP_WEIGHTS}, or save the model again with open_clip's push_to_hf_hub",
             file=prefix + _PICKLE,
         )
@@ -76,7 +76,7 @@ def read_contrast(folder: Path, towers: Towers) -> ContrastSpec:
     biased = towers.family == "siglip" or (towers.layout == "open_clip" and "logit_bias" in weights)
     bias = weights.number("logit_bias") if biased else 0.0
     if not math.isfinite(scale) or not math.isfinite(bias):
-        raise ModelFileError("is out of all proportion; fetch the model again", file=weights.where, key="logit_scale")
+        raise ModelFileError("is implausible; fetch the model again", file=weights.where, key="logit_scale")
     return ContrastSpec(scale=scale, bias=bias, activation="sigmoid" if biased else "softmax")
 
 

@@ -60,12 +60,12 @@ _NEWER = "Transformer"
 
 _ARCHITECTURES = {"clip": ("CLIPModel",), "siglip": ("SiglipModel",)}
 _INSTEAD = {
-    "siglip2": "reads pictures of any shape (NaFlex); use a SigLIP 2 of a fixed resolution, such as "
+    "siglip2": "accepts images of any shape (NaFlex); use a SigLIP 2 with a fixed resolution, such as "
     "google/siglip2-base-patch16-224, whose model_type is 'siglip'",
-    "clip_text_model": "is the text tower alone; use the repository of the whole model",
-    "clip_vision_model": "is the image tower alone; use the repository of the whole model",
-    "siglip_text_model": "is the text tower alone; use the repository of the whole model",
-    "siglip_vision_model": "is the image tower alone; use the repository of the whole model",
+    "clip_text_model": "is only the text tower; use the repository of the whole model",
+    "clip_vision_model": "is only the image tower; use the repository of the whole model",
+    "siglip_text_model": "is only the text tower; use the repository of the whole model",
+    "siglip_vision_model": "is only the image tower; use the repository of the whole model",
 }
 
 
@@ -99,7 +99,7 @@ def read_towers(folder: Path) -> Towers:
         return read_open_clip(folder, path)
     if config is None:
         raise ModelFileError(
-            "is missing; this is no transformers model, or it is incomplete", file=_prefix(path) + CONFIG
+            "is missing; this is not a transformers model, or it is incomplete", file=_prefix(path) + CONFIG
         )
     family = _family(config)
     text_config, image_config = _section(config, family, _TEXT), _section(config, family, _VISION)
@@ -169,17 +169,17 @@ def _family(config: JsonFile) -> TowerFamily:
     if model_type not in ("clip", "siglip"):
         raise config.refuse(
             "model_type",
-            f"{model_type!r} has no image tower in Shoal, which builds {' and '.join(_DEFAULTS)}; use a repository of "
-            "one of these in transformers' format",
+            f"{model_type!r} is not supported as an image tower: Shoal builds {' and '.join(_DEFAULTS)}; use a "
+            "repository of one of these in transformers' format",
         )
     if "auto_map" in config:
-        raise config.refuse("auto_map", "the model brings its own code, which Shoal never runs")
+        raise config.refuse("auto_map", "the model contains custom code, which Shoal never runs")
     if "quantization_config" in config:
-        raise config.refuse("quantization_config", "quantised weights cannot be read; use the unquantised model")
+        raise config.refuse("quantization_config", "quantized weights are not supported; use the unquantized model")
     known = _ARCHITECTURES[model_type]
     for architecture in config.texts("architectures"):
         if architecture not in known:
-            raise config.refuse("architectures", f"{architecture!r} is not {known[0]}, the whole model of two towers")
+            raise config.refuse("architectures", f"{architecture!r} is not {known[0]}, the model with both towers")
     return "clip" if model_type == "clip" else "siglip"
 
 
@@ -213,11 +213,11 @@ def _image_tower(family: TowerFamily, section: JsonFile) -> ImageTower:
         patch=section.integer("patch_size", least=1),
     )
     if section.integer("num_channels") != 3:
-        raise section.refuse("num_channels", "must be 3: pictures are read in RGB")
+        raise section.refuse("num_channels", "must be 3: images are decoded as RGB")
     if tower.patch > tower.size:
         raise section.refuse("patch_size", f"{tower.patch} is larger than the image_size, {tower.size}")
     if family == "siglip" and not section.boolean("vision_use_head"):
-        raise section.refuse("vision_use_head", "must be true: without the head a picture has no vector")
+        raise section.refuse("vision_use_head", "must be true: without the head, an image has no vector")
     return tower
 
 
@@ -243,6 +243,6 @@ def _dimension(family: TowerFamily, config: JsonFile, text_config: JsonFile, tex
     dimension = text_config.integer("projection_size", text.hidden, least=1)
     if dimension != image.hidden:
         raise text_config.refuse(
-            "projection_size", f"{dimension} is not {image.hidden}, the size of the vectors of pictures"
+            "projection_size", f"{dimension} is not {image.hidden}, the dimension of image vectors"
         )
     return dimension

@@ -39,7 +39,7 @@ def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) 
     if resize not in ("shortest", "squash"):
         raise config.refuse(
             "resize_mode",
-            f"{resize!r} is not supported, since it fills pictures up; a model with shortest or squash is",
+            f"{resize!r} is not supported because it pads images; use a model with shortest or squash",
         )
     return _spec(
         config,
@@ -62,12 +62,12 @@ def timm_pictures(stated: Mapping[str, Any], *, dimension: int, labels: tuple[st
     part = config.number("crop_pct", 0.875)
     mode = config.text("crop_mode", "center")
     if mode not in ("center", "squash"):
-        raise config.refuse("crop_mode", f"{mode!r} is not supported, since it fills pictures up; center is")
+        raise config.refuse("crop_mode", f"{mode!r} is not supported because it pads images; use center")
     scaled = tuple(math.floor(side / part) for side in size)
     if mode == "squash" and scaled != size:
-        raise config.refuse("crop_pct", f"{part} of a squashed picture is not supported; 1.0 is")
+        raise config.refuse("crop_pct", f"{part} of a squashed image is not supported; use 1.0")
     if min(scaled) < min(size):
-        raise config.refuse("crop_pct", f"{part} is above 1: pictures would be filled up, which is not supported")
+        raise config.refuse("crop_pct", f"{part} is above 1: images would be padded, which is not supported")
     return _spec(
         config,
         size=size,
@@ -90,7 +90,7 @@ def _spec(
     labels: tuple[str, ...] = (),
 ) -> ImageSpec:
     if resize == "shortest" and size[0] != size[1]:
-        raise config.refuse("size", f"{list(size)} is no square, which is only supported for squashed pictures")
+        raise config.refuse("size", f"{list(size)} is not square, which is supported only for squashed images")
     colours = config.with_data({key: _to_triple(value) for key, value in config.data.items()})
     squash = resize == "squash"
     return ImageSpec(
@@ -135,5 +135,5 @@ def _size(config: JsonFile, key: str) -> tuple[int, int]:
 def _filter(config: JsonFile, known: Mapping[str, int]) -> int:
     name = config.text("interpolation", "bicubic")
     if name not in known:
-        raise config.refuse("interpolation", f"{name!r} is none of {', '.join(known)}")
+        raise config.refuse("interpolation", f"{name!r} is not one of {', '.join(known)}")
     return known[name]

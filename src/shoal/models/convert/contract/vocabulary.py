@@ -71,7 +71,7 @@ class Vocabulary:
         except (KeyError, TypeError):
             sound = False
         if not sound:
-            raise ModelFileError("is no tokenizer of the tokenizers library; fetch the model again", file=file.name)
+            raise ModelFileError("is not a tokenizer of the tokenizers library; fetch the model again", file=file.name)
 
 
 def _is_id(number: object) -> TypeGuard[int]:

@@ -178,14 +178,14 @@ class Weights:
             raise ModelFileError("this tensor is missing", file=self.where, key=name)
         if tensor.data is None:
             known = ", ".join(_DTYPES)
-            why = f"is of the type {tensor.dtype}, and only these are read: {known}; save the model again in float32"
+            why = f"has the unsupported type {tensor.dtype}; supported types: {known}; save the model again in float32"
             raise self._refuse(name, why)
         return tensor.data, tensor.dtype
 
     def _get_floats(self, name: str, shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], str]:
         data, dtype = self._get_any(name)
         if not _is_float(dtype):
-            raise ModelFileError("holds integers, which are no weights", file=self.where, key=name)
+            raise ModelFileError("contains integers, which are not weights", file=self.where, key=name)
         if data.shape != shape:
             raise self._refuse(name, f"has shape {list(data.shape)}, but the configuration says {list(shape)}")
         return data, dtype
@@ -211,13 +211,13 @@ def open_weights(folder: Path, path: str = "") -> Weights:
     for name in PICKLES:
         if is_there(folder, prefix + name):
             raise ModelFileError(
-                "holds pickled weights, which can run code and are never read here; use a revision with "
+                "contains pickled weights, which can run code and are never loaded; use a revision with "
                 "model.safetensors, save the model again with safe_serialization=True, or install the 'convert' extra",
                 file=prefix + name,
             )
     raise ModelFileError(
-        "is missing; fetch the model again, or where its author published only pickled weights (.bin), which are never "
-        "read, use a revision with safetensors",
+        "is missing; fetch the model again, or use a revision with safetensors if the author published only pickled "
+        "weights (.bin), which are never loaded",
         file=prefix + WEIGHTS,
     )
 
@@ -235,7 +235,7 @@ def _read_shards(folder: Path, prefix: str, places: dict[str, Any], where: str) 
         if "/" in shard or "\\" in shard:
             raise ModelFileError(f"{shard!r} is not a file of this folder", file=where, key="weight_map")
         if not is_there(folder, prefix + shard):
-            raise ModelFileError(f"is missing, but {where} names it; fetch the model again", file=prefix + shard)
+            raise ModelFileError(f"is missing, but {where} lists it; fetch the model again", file=prefix + shard)
         tensors |= _read_file(folder, prefix + shard)
     for name in places:
         if name not in tensors:
@@ -255,13 +255,13 @@ def read_header(path: Path, name: str) -> Header:
         if not 2 <= length <= size - 8:
             raise broken
         if length > _MAX_HEADER:
-            raise ModelFileError(f"has a header of {length} bytes, at most {_MAX_HEADER} are read", file=name)
+            raise ModelFileError(f"has a header of {length} bytes, more than the limit of {_MAX_HEADER}", file=name)
         text = file.read(length)
     try:
         raw = _HEADER.decode(text)
         raw.pop(_METADATA, None)
         if len(raw) > _MAX_TENSORS:
-            raise ModelFileError(f"has {len(raw)} tensors, at most {_MAX_TENSORS} are read", file=name)
+            raise ModelFileError(f"has {len(raw)} tensors, more than the limit of {_MAX_TENSORS}", file=name)
         entries = {key: _ENTRY.decode(value) for key, value in raw.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise broken from None

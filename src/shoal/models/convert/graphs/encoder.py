@@ -66,7 +66,7 @@ def tensor_prefix(encoder: Encoder, weights: Weights) -> str:
         if f"{prefix}embeddings.word_embeddings.weight" in weights:
             return prefix
     raise ModelFileError(
-        f"no encoder of the {encoder.family} family is in here",
+        f"Shoal has no encoder of the {encoder.family} family",
         file=weights.where,
         key="embeddings.word_embeddings.weight",
     )

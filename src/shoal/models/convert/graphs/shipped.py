@@ -137,9 +137,9 @@ class _Adapter:
         for port in self._shape.inputs:
             name = "token_type_ids" if port.name in SEGMENTS else port.name
             if name not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
-                raise self._refuse("is an input that no text embedding model has", port.name)
+                raise self._refuse("is an input that text embedding models do not have", port.name)
             if name == "position_ids" and (encoder is None or encoder.position_offset):
-                raise self._refuse("positions of this family are not known to start at 0", port.name)
+                raise self._refuse("positions of this family may not start at 0", port.name)
             if port.type not in _INTEGERS:
                 raise self._refuse("must be of integers", port.name)
             if any(port.shape):
@@ -169,7 +169,9 @@ class _Adapter:
         floats, output, labels = self._shape.floats, classifier.spec.output, len(classifier.spec.labels)
         scores = self._shape.find(output) or (floats[0] if len(floats) == 1 else None)
         if scores is None or scores.name in (*TOKEN_LEVEL, "pooler_output"):
-            raise self._refuse(f"gives {self._shape.output_names}, but a classifier gives {output}; export it again")
+            raise self._refuse(
+                f"returns {self._shape.output_names}, but a classifier must return {output}; export it again"
+            )
         if scores.shape and (len(scores.shape) != 2 or scores.shape[1] not in (None, labels)):
             why = f"has the shape {list(scores.shape)}, but the configuration names {labels} labels"
             raise self._refuse(why, scores.name)
@@ -180,11 +182,11 @@ class _Adapter:
         """Append SPLADE's pooling after the logits of a masked language model [b, l, vocabulary]."""
         logits, size = self._shape.find("logits"), self._contract.vocab_size
         if logits is None or (logits.shape and len(logits.shape) != 3):
-            why = f"gives {self._shape.output_names}, but a SPLADE model needs the logits of every token"
+            why = f"returns {self._shape.output_names}, but a SPLADE model needs the logits of every token"
             raise self._refuse(why)
         words = logits.shape[2] if logits.shape else None
         if size and words not in (None, size):
-            raise self._refuse(f"has {words} words, but the configuration {size}", "logits")
+            raise self._refuse(f"has {words} entries, but the configuration says {size}", "logits")
         self._free(SPARSE)
         append_splade(self.graph, splade, self._as_float(logits))
         return _GraphOutputs("sparse", ((SPARSE, (words,)),))
@@ -193,11 +195,11 @@ class _Adapter:
         """Append the late-interaction layers after the encoder's token vectors."""
         tokens = self._shape.find(*TOKEN_LEVEL)
         if tokens is None:
-            raise self._refuse(f"gives {self._shape.output_names}, but no token vectors ({' or '.join(TOKEN_LEVEL)})")
+            raise self._refuse(f"returns {self._shape.output_names}, but no token vectors ({' or '.join(TOKEN_LEVEL)})")
         width = tokens.shape[2] if len(tokens.shape) == 3 else None
         if width is not None and late.layers and width != late.layers[0].in_features:
             first = late.layers[0]
-            why = f"has {width} dimensions, but {first.path or 'the projection'} takes {first.in_features}"
+            why = f"has {width} dimensions, but {first.path or 'the projection'} expects {first.in_features}"
             raise self._refuse(why, tokens.name)
         return _GraphOutputs("multi", self._token_heads(self._as_float(tokens)))
 
@@ -207,11 +209,11 @@ class _Adapter:
         if tokens is not None and not contract.pooling.include_prompt:
             sentence = None  # its own pooling cannot exclude a prompt, Shoal's can
         if sentence is not None and not contract.pooling.include_prompt:
-            raise self._refuse("pools by itself and cannot leave prompts out, as include_prompt asks")
+            raise self._refuse("includes the pooling and cannot exclude prompts, as include_prompt requires")
         if sentence is None and tokens is None:
             raise self._refuse(
-                f"gives {self._shape.output_names}, but neither {SENTENCE} nor token vectors "
-                f"({' or '.join(TOKEN_LEVEL)}); remove it and Shoal builds the graph where it knows the architecture",
+                f"returns {self._shape.output_names}, but neither {SENTENCE} nor token vectors "
+                f"({' or '.join(TOKEN_LEVEL)}); remove it so that Shoal builds the graph if it knows the architecture",
                 "outputs",
             )
         self._free(POOLED)
@@ -232,7 +234,7 @@ class _Adapter:
             outputs.extend(self._token_heads(TOKENS))
         elif contract.late is not None or contract.token_weights is not None:
             raise self._refuse(
-                f"gives no token vectors ({' or '.join(TOKEN_LEVEL)}), which the sparse and multi vectors are made of; "
+                f"returns no token vectors ({' or '.join(TOKEN_LEVEL)}), which sparse and multi vectors require; "
                 "export it again with them"
             )
         kind: Kind = "token-level" if sentence is None else "pooled"
@@ -301,7 +303,7 @@ def _inline(constant: Any, folder: Path, name: str) -> None:
     for location in _locations(constant):
         _check_location(folder, location, name)
         if (folder / location).stat().st_size > _MOST_INLINE:
-            raise ModelFileError(f"its constant {location} is too large to be one; export it again", file=name)
+            raise ModelFileError(f"its constant {location} is too large; export it again", file=name)
     try:
         external_data_helper.load_external_data_for_tensor(constant, str(folder))
     except (ValueError, checker.ValidationError) as error:
@@ -398,7 +400,7 @@ def _copy_data(
 
 def _check_location(folder: Path, location: str, name: str) -> None:
     if not is_inside(location) or "/" in location or location.endswith((".json", ".onnx")):
-        raise ModelFileError(f"{location!r} is no place for weights: a file beside the graph is", file=name)
+        raise ModelFileError(f"{location!r} is not a valid path for weights: use a file beside the graph", file=name)
     if not (folder / location).is_file():
         raise ModelFileError(f"its weights {location} are missing; fetch the model again", file=name)
 

@@ -229,7 +229,7 @@ class TestTokenModels:
         checkpoints.tokenizer("roberta").save(str(bare / "tokenizer.json"))
         triton.add(token_model("tok", pooled=False))
         await opened("tok", table=ModelTable(tokenizer=str(bare)))
-        assert "m: no modules.json says how token vectors are pooled: mean is taken" in caplog.text
+        assert "m: no modules.json defines the pooling of token vectors: using mean" in caplog.text
 
     async def test_what_shoal_wrote_into_the_entry_is_enough(
         self, triton: FakeTriton, opened: Open, source: Path

@@ -20,10 +20,10 @@ from tests.unit.models.head_checkpoints import edit, modules
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [
-        ("Router", "serve the two under two names"),
-        ("Asym", "serve the two under two names"),
+        ("Router", "serve them under two names"),
+        ("Asym", "serve them under two names"),
         ("WeightedLayerPooling", "reads every layer of the encoder"),
-        ("SparseStaticEmbedding", "serve the model that its documents are read with"),
+        ("SparseStaticEmbedding", "serve the model used for its documents"),
         ("SparseAutoEncoder", "serve the model without it"),
     ],
 )

@@ -156,7 +156,7 @@ def test_code_of_pylate_is_refused(tmp_path: Path) -> None:
     """Only its Dense is known."""
     folder = pylate(tmp_path)
     modules(folder, (f"{ST}Transformer", ""), ("pylate.models.Other.Other", "1_Dense"))
-    assert "code of its own" in refused(folder).message
+    assert "custom code" in refused(folder).message
 
 
 def test_what_sentence_transformers_saves(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_vectors_that_are_not_normalised_are_refused(tmp_path: Path) -> None:
     """MaxSim here is of unit vectors; a Normalize of something else is none."""
     folder = native(tmp_path)
     modules(folder, (f"{ST}Transformer", ""), (f"{ST}Dense", "1_Dense"), (f"{ST}MultiVectorMask", "2_MultiVectorMask"))
-    assert "no Normalize" in refused(folder).message
+    assert "the model does not end in a Normalize" in refused(folder).message
     folder = native(tmp_path / "other")
     write_json(folder / "3_Normalize" / "config.json", {"module_input_name": "sentence_embedding"})
     assert refused(folder).key == "module_input_name"

@@ -139,7 +139,7 @@ def test_colours_that_are_stated_once_or_as_nothing(tmp_path: Path) -> None:
     [
         ({"resize_mode": "longest"}, "resize_mode: 'longest' is not supported"),
         ({"mode": "L"}, "mode: must be RGB"),
-        ({"interpolation": "lanczos"}, "interpolation: 'lanczos' is none of bicubic, bilinear, random"),
+        ({"interpolation": "lanczos"}, "interpolation: 'lanczos' is not one of bicubic, bilinear, random"),
         ({"mean": [1, 2]}, "mean: must hold three numbers"),
         ({"std": [1, 2, 0]}, "std: must hold numbers above 0"),
         ({"sharpen": True}, "sharpen: unknown key"),
@@ -198,10 +198,10 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path, model: dict[str
         ({"vision_cfg": {"depth": 3}}, "vision_cfg.depth: unknown key"),
         ({"text_cfg": {"depth": 3}}, "text_cfg.depth: unknown key"),
         ({"vision_cfg": {"width": 60}}, "vision_cfg.head_width: 64 does not divide 60"),
-        ({"vision_cfg": {"image_size": [8, 16]}}, "vision_cfg.image_size: [8, 16] is no square"),
+        ({"vision_cfg": {"image_size": [8, 16]}}, "vision_cfg.image_size: [8, 16] is not square"),
         ({"vision_cfg": {"image_size": 8}}, "vision_cfg.patch_size: 16 is larger than the image_size, 8"),
-        ({"vision_cfg": {"mlp_ratio": 0.0001}}, "vision_cfg.mlp_ratio: 0.0001 is out of all proportion"),
-        ({"text_cfg": {"mlp_ratio": 1e308}}, "text_cfg.mlp_ratio: 1e+308 is out of all proportion for 512 dimensions"),
+        ({"vision_cfg": {"mlp_ratio": 0.0001}}, "vision_cfg.mlp_ratio: 0.0001 is implausible"),
+        ({"text_cfg": {"mlp_ratio": 1e308}}, "text_cfg.mlp_ratio: 1e+308 is implausible for 512 dimensions"),
         (
             {"vision_cfg": {"norm_kwargs": {"elementwise_affine": False}}},
             "vision_cfg.norm_kwargs.elementwise_affine: unk",
@@ -306,17 +306,17 @@ def test_the_names_of_timm_stand_for_numbers(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"vision": {"image_size": 12}}, "vision_cfg.image_size: 12 does not go with vit_base_patch4_siglip_10"),
-        ({"vision": {"timm_proj": "linear"}}, "vision_cfg.timm_proj: 'linear' is not built here"),
-        ({"vision": {"timm_pool": "avg"}}, "vision_cfg.timm_pool: 'avg' is not built here"),
+        ({"vision": {"image_size": 12}}, "vision_cfg.image_size: 12 does not match vit_base_patch4_siglip_10"),
+        ({"vision": {"timm_proj": "linear"}}, "vision_cfg.timm_proj: 'linear' is not supported; Shoal builds"),
+        ({"vision": {"timm_pool": "avg"}}, "vision_cfg.timm_pool: 'avg' is not supported; Shoal builds"),
         (
             {"vision": {"timm_model_kwargs": {"reg_tokens": 1}}},
             "vision_cfg.timm_model_kwargs: {'reg_tokens': 1} is not",
         ),
-        ({"text": {"no_causal_mask": False}}, "text_cfg.no_causal_mask: False is not built here"),
-        ({"text": {"proj_bias": False}}, "text_cfg.proj_bias: False is not built here"),
-        ({"text": {"pool_type": "argmax"}}, "text_cfg.pool_type: 'argmax' is not built here"),
-        ({"model": {"embed_dim": 8}}, "embed_dim: 8 is not 16, the size of the vectors of pictures"),
+        ({"text": {"no_causal_mask": False}}, "text_cfg.no_causal_mask: False is not supported; Shoal builds"),
+        ({"text": {"proj_bias": False}}, "text_cfg.proj_bias: False is not supported; Shoal builds"),
+        ({"text": {"pool_type": "argmax"}}, "text_cfg.pool_type: 'argmax' is not supported; Shoal builds"),
+        ({"model": {"embed_dim": 8}}, "embed_dim: 8 is not 16, the dimension of image vectors"),
     ],
 )
 def test_a_siglip_of_another_kind_is_refused(
@@ -331,16 +331,16 @@ def test_siglips_padding_is_its_tokenizers_and_on_the_right(tmp_path: Path, monk
     spec = read_towers(siglip(tmp_path, monkeypatch, tokens=stated)).text_spec
     assert (spec.pad_id, spec.lower_case) == (1, True)
     assert refused(siglip(tmp_path, monkeypatch, tokens={"pad_token": "<none>"})).startswith(
-        "tokenizer_config.json: pad_token: '<none>' is no token"
+        "tokenizer_config.json: pad_token: '<none>' is not a token"
     )
     assert refused(siglip(tmp_path, monkeypatch, tokens={"tokenizer_class": "BertTokenizer"})).startswith(
-        "tokenizer_config.json: tokenizer_class: 'BertTokenizer' is not read here; Shoal knows GemmaTokenizer, "
+        "tokenizer_config.json: tokenizer_class: 'BertTokenizer' is not supported; Shoal knows GemmaTokenizer, "
     )
 
 
 def test_transformers_does_not_take_the_class_of_open_clip(tmp_path: Path) -> None:
     folder = towers(tmp_path, "siglip", settings={"tokenizer_class": "T5Tokenizer"})
-    with pytest.raises(ModelFileError, match="'T5Tokenizer' is not read here"):
+    with pytest.raises(ModelFileError, match="'T5Tokenizer' is not supported"):
         read_towers(folder)
 
 
@@ -384,7 +384,7 @@ class TestBothLayouts:
     def test_a_config_that_is_no_json_is_refused(self, tmp_path: Path) -> None:
         (open_clip(tmp_path) / CONFIG).write_text("{")
         assert has_towers(tmp_path)
-        with pytest.raises(ModelFileError, match=rf"^{CONFIG}: is not readable as JSON"):
+        with pytest.raises(ModelFileError, match=rf"^{CONFIG}: is not valid JSON"):
             read_towers(tmp_path)
         with pytest.raises(ModelFileError, match=rf"^nowhere/{CONFIG}: is missing"):
             unsupported_error(tmp_path, "nowhere")

@@ -104,8 +104,8 @@ def test_an_unknown_token_of_a_unigram_tokenizer(tmp_path: Path) -> None:
 BROKEN: list[tuple[dict[str, Array], str, str]] = [
     ({}, "embeddings", "missing"),
     ({"embeddings": normal(SIZE)}, "embeddings", "must be a matrix"),
-    ({"embeddings": normal(3, 2), "mapping": np.arange(4)}, "mapping", "must name rows of embeddings, which has 3"),
-    ({"embeddings": normal(3, 2), "mapping": np.array([-1])}, "mapping", "must name rows"),
+    ({"embeddings": normal(3, 2), "mapping": np.arange(4)}, "mapping", "must refer to rows of embeddings, which has 3"),
+    ({"embeddings": normal(3, 2), "mapping": np.array([-1])}, "mapping", "must refer to rows"),
     ({"embeddings": normal(3, 2), "weights": normal(2)}, "weights", "has shape [2]"),
 ]
 

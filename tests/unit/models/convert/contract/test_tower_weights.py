@@ -111,6 +111,6 @@ def test_without_safetensors(tmp_path: Path, pickled: bool) -> None:
     (folder / WEIGHTS).unlink()
     if pickled:
         (folder / "open_clip_pytorch_model.bin").write_bytes(b"x")
-    words = "open_clip_pytorch_model.bin: holds pickled weights" if pickled else f"{WEIGHTS}: is missing"
+    words = "open_clip_pytorch_model.bin: contains pickled weights" if pickled else f"{WEIGHTS}: is missing"
     with pytest.raises(ModelFileError, match=f"^{words}"):
         open_tower_weights(folder, model)

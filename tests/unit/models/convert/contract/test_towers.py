@@ -166,22 +166,25 @@ class TestSiglip:
     @pytest.mark.parametrize("side", ["left", None])
     def test_padding_on_the_left_is_refused(self, tmp_path: Path, side: str | None) -> None:
         """It is what transformers does with Gemma's tokenizer where nothing is stated."""
-        with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: padding_side: .*state"):
+        with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: padding_side: .*set"):
             read_towers(towers(tmp_path, "siglip", settings={"padding_side": side}))
 
     @pytest.mark.parametrize(("key", "value"), [("add_eos_token", False), ("add_bos_token", True)])
     def test_a_frame_that_the_two_files_disagree_on_is_refused(self, tmp_path: Path, key: str, value: bool) -> None:
         read_towers(towers(tmp_path, "siglip", settings={key: not value}))
-        with pytest.raises(ModelFileError, match=rf"tokenizer_config\.json: {key}: tokenizer\.json does otherwise"):
+        with pytest.raises(ModelFileError, match=rf"tokenizer_config\.json: {key}: tokenizer\.json differs"):
             read_towers(towers(tmp_path, "siglip", settings={key: value}))
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"model_type": "siglip2"}, "model_type: 'siglip2' reads pictures of any shape"),
-        ({"model_type": "altclip"}, "model_type: 'altclip' has no image tower in Shoal, which builds clip and siglip"),
-        ({"model_type": "clip_text_model"}, "model_type: 'clip_text_model' is the text tower alone"),
+        ({"model_type": "siglip2"}, "model_type: 'siglip2' accepts images of any shape"),
+        (
+            {"model_type": "altclip"},
+            "model_type: 'altclip' is not supported as an image tower: Shoal builds clip and siglip",
+        ),
+        ({"model_type": "clip_text_model"}, "model_type: 'clip_text_model' is only the text tower"),
         ({"model_type": None}, "model_type: is missing"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),

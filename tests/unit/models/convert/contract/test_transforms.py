@@ -76,8 +76,8 @@ def test_squashed_whole() -> None:
     ("changes", "message"),
     [
         ({"resize_mode": "longest"}, r"f\.json: preprocess_cfg\.resize_mode: 'longest' is not supported"),
-        ({"interpolation": "lanczos"}, r"preprocess_cfg\.interpolation: 'lanczos' is none of bicubic"),
-        ({"size": [64, 96]}, r"preprocess_cfg\.size: \[64, 96\] is no square"),
+        ({"interpolation": "lanczos"}, r"preprocess_cfg\.interpolation: 'lanczos' is not one of bicubic"),
+        ({"size": [64, 96]}, r"preprocess_cfg\.size: \[64, 96\] is not square"),
         ({"size": [1, 2, 3]}, r"preprocess_cfg\.size: must be a height and a width"),
         ({"size": 0}, r"preprocess_cfg\.size: must be a whole number of at least 1"),
         ({"size": None}, r"preprocess_cfg\.size: must be a height and a width"),
@@ -94,12 +94,12 @@ def test_what_open_clip_cannot_have(changes: dict[str, Any], message: str) -> No
     ("changes", "message"),
     [
         ({"crop_mode": "border"}, r"f\.json: pretrained_cfg\.crop_mode: 'border' is not supported"),
-        ({"crop_mode": "squash"}, r"pretrained_cfg\.crop_pct: 0\.875 of a squashed picture"),
+        ({"crop_mode": "squash"}, r"pretrained_cfg\.crop_pct: 0\.875 of a squashed image"),
         ({"crop_pct": 1.2}, r"pretrained_cfg\.crop_pct: 1\.2 is above 1"),
-        ({"interpolation": "magic"}, r"pretrained_cfg\.interpolation: 'magic' is none of nearest"),
+        ({"interpolation": "magic"}, r"pretrained_cfg\.interpolation: 'magic' is not one of nearest"),
         ({"input_size": (1, 28, 28)}, r"pretrained_cfg\.input_size: must hold 3 channels"),
         ({"input_size": 224}, r"pretrained_cfg\.input_size: must hold 3 channels"),
-        ({"input_size": (3, 64, 96)}, r"pretrained_cfg\.size: \[64, 96\] is no square"),
+        ({"input_size": (3, 64, 96)}, r"pretrained_cfg\.size: \[64, 96\] is not square"),
         ({"std": True}, r"pretrained_cfg\.std: must hold three numbers"),
     ],
 )

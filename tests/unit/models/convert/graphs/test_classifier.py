@@ -142,9 +142,9 @@ def test_a_shipped_graph_gives_its_logits(tmp_path: Path, name: str, kind: int, 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"outputs": ("last_hidden_state",)}, "gives last_hidden_state, but a classifier gives logits"),
-        ({"outputs": ("one_more", "another")}, "gives one_more, another"),
-        ({"kind": TensorProto.INT64}, "gives logits, but"),
+        ({"outputs": ("last_hidden_state",)}, "returns last_hidden_state, but a classifier must return logits"),
+        ({"outputs": ("one_more", "another")}, "returns one_more, another"),
+        ({"kind": TensorProto.INT64}, "returns logits, but"),
         ({"axes": ("b", 3)}, r"logits: has the shape \[None, 3\], but the configuration names 2 labels"),
         ({"axes": ("b",)}, "logits: has the shape"),
     ],

@@ -254,7 +254,7 @@ def test_heads_need_token_vectors(tmp_path: Path) -> None:
     """A shipped graph that pools by itself has none."""
     folder = m3(tmp_path, "bert")
     ship(folder, outputs=("sentence_embedding",))
-    with pytest.raises(ModelFileError, match="gives no token vectors"):
+    with pytest.raises(ModelFileError, match="returns no token vectors"):
         taken(folder)
 
 
@@ -277,7 +277,7 @@ def test_shipped_vectors_that_were_projected_already_are_refused(tmp_path: Path)
     dense(folder, "1_Dense", HIDDEN * 2, WIDTH, activation="Identity", bias=False)
     edit(folder / "config.json", model_type="modernbert", hidden_size=HIDDEN * 2)
     ship(folder)
-    with pytest.raises(ModelFileError, match="but 1_Dense takes 32"):
+    with pytest.raises(ModelFileError, match="but 1_Dense expects 32"):
         taken(folder)
     ship(folder, outputs=("sentence_embedding",))
     with pytest.raises(ModelFileError, match="but no token vectors"):

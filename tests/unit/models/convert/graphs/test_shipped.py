@@ -231,7 +231,7 @@ def test_prompts_left_out_need_token_vectors(tmp_path: Path) -> None:
     got = onnxruntime_run(target)(inputs, ("sentence_embedding",))["sentence_embedding"]
     assert np.abs(got - unit(mean(IDS, mask))).max() < 1e-6
     ship(folder, outputs=("sentence_embedding",))
-    with pytest.raises(ModelFileError, match="cannot leave prompts out"):
+    with pytest.raises(ModelFileError, match="cannot exclude prompts"):
         take(folder)
 
 
