@@ -95,7 +95,7 @@ class TestTritonGrpcProxy:
         """The original ignores it in silence; here it is said on standard error."""
         misspelt = {"TRITON_SERVER_PORT_GRPC": "9001"}
         server = shoal_server(["fake:"], "--as", "triton-grpc-proxy", env=misspelt)
-        assert "TRITON_SERVER_PORT_GRPC is not read" in server.log.read_text()
+        assert "TRITON_SERVER_PORT_GRPC is ignored" in server.log.read_text()
 
 
 @pytest.fixture

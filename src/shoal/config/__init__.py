@@ -200,7 +200,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
         if keys
     }
     if (values["triton_cert_file"] is None) != (values["triton_key_file"] is None):
-        raise ConfigError("triton_cert_file and triton_key_file go together: give both", param="triton_cert_file")
+        raise ConfigError("triton_cert_file and triton_key_file must be set together", param="triton_cert_file")
     served, sources[MODELS] = _choose_served(
         flags, environ, models, file=file, preset=(found.served, _preset_source(chosen))
     )
@@ -235,8 +235,8 @@ def check_bind(settings: Settings) -> None:
     if settings.insecure or settings.api_key or is_loopback(settings.host):
         return
     raise ConfigError(
-        f"host {settings.host} can be reached by others and no API key is set: set one with --api-key-file FILE"
-        " (or SHOAL_API_KEY), or say --insecure to serve everybody",
+        f"host {settings.host} is reachable from other machines and no API key is set: set one with --api-key-file "
+        "FILE (or SHOAL_API_KEY), or use --insecure to serve everyone",
         param="host",
     )
 
@@ -324,15 +324,15 @@ def _hint(known: Mapping[str, Setting], key: str, value: Any) -> str:
     if key in known:
         return f"did you mean {key}?"
     if at_top and key in MODEL_KEYS:
-        return 'it is a key of one model: put it into its table, [models."name"]'
+        return 'it is a setting of a model: move it to the table of the model, [models."name"]'
     if not at_top and key in BY_NAME:
-        return "it is a setting of the whole server: put it above all tables"
+        return "it is a server setting: move it above all tables"
     near = find_similar(key, [*known, MODELS, AS] if at_top else known)
     if near:
         return f"did you mean {near}?"
     if at_top and isinstance(value, dict):
-        return 'the only tables are those of models, [models."name"]; settings stand above them'
-    return "docs/settings.md lists them all"
+        return 'only tables of models, [models."name"], are allowed; put settings above them'
+    return "see docs/settings.md"
 
 
 def _choose_preset(flag: str | None, environ: Mapping[str, str], key: Any, file: Path | None) -> Preset | None:
@@ -399,8 +399,8 @@ def _choose_served(
     if flags.get(MODELS):
         if found and found.is_exclusive and label.startswith("--"):
             raise ConfigError(
-                f"{label} names the model, and so does {flags[MODELS][0]!r}: give one of them, and to a flag beside it "
-                "the value that it takes",
+                f"{label} names the model, and so does {flags[MODELS][0]!r}: use only one of them, and give each other "
+                "flag its value",
                 param=label,
             )
         return tuple(flags[MODELS]), Source("flag", "arguments")
@@ -437,7 +437,7 @@ def _read_keys(file: Path, setting: Setting, warnings: list[str]) -> tuple[str, 
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         # An empty key file must not leave the server without authentication.
-        raise ConfigError(f"{setting.name}_file: {file} holds no key", param=f"{setting.name}_file")
+        raise ConfigError(f"{setting.name}_file: {file} contains no key", param=f"{setting.name}_file")
     _warn_if_readable(file, warnings)
     found: tuple[str, ...] = convert(setting, keys, f"{setting.name}_file: {file}")
     return found
@@ -445,7 +445,7 @@ def _read_keys(file: Path, setting: Setting, warnings: list[str]) -> tuple[str, 
 
 def _warn_if_readable(file: Path, warnings: list[str]) -> None:
     if file.stat().st_mode & 0o077:
-        warnings.append(f"{file} holds secrets and others can read it: chmod 600 {file}")
+        warnings.append(f"{file} contains secrets but other users can read it: chmod 600 {file}")
 
 
 def _merge_sources(keys: Source, file: Source, path: str) -> Source:

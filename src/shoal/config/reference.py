@@ -57,20 +57,21 @@ def _preset_page(one: Preset) -> str:
 _INTRODUCTION = """\
 # Settings
 
-Made from the table in `src/shoal/config/settings.py` by `python -m shoal.config`; edit it there.
+Generated from `src/shoal/config/settings.py` by `python -m shoal.config`; edit it there.
 
 Each setting has one name: `max_batch_size` in `shoal.toml`, `--max-batch-size` on the command line and
-`SHOAL_MAX_BATCH_SIZE` in the environment. A flag wins over the environment, the environment over the file, the file
-over the default. The file is the one that `--config` or `SHOAL_CONFIG` names, else `shoal.toml` in the current folder.
-A list is a repeated flag on the command line, commas in the environment, `["a", "b"]` in the file. A switch is turned
-off by `--no-...`. An empty variable counts as not set. `shoal config` shows what is in effect, and why."""
+`SHOAL_MAX_BATCH_SIZE` in the environment. Flags override the environment, the environment overrides the file, and the
+file overrides the default. The file is the one named by `--config` or `SHOAL_CONFIG`, else `shoal.toml` in the current
+folder. Write a list as a repeated flag on the command line, with commas in the environment and as `["a", "b"]` in the
+file. Turn a switch off with `--no-...`. An empty variable counts as not set. `shoal config` shows the effective values
+and their sources."""
 
 _MODELS_SECTION = """\
 ## Models
 
-What to serve is given as arguments (`shoal serve ADDRESS ...`), else as `SHOAL_MODELS` (separated by spaces), else by
-the tables of the file that have `backends`, else it is the default model (none with `--no-default-model`). A table also
-applies to a model of its name that was given as an argument; flags and environment win over it.
+Shoal serves the models given as arguments (`shoal serve ADDRESS ...`), else those in `SHOAL_MODELS` (separated by
+spaces), else the tables of the file that have `backends`, else the default model (none with `--no-default-model`). A
+table also applies to a model of its name given as an argument; flags and the environment override it.
 
 ```toml
 [models."small"]
@@ -92,10 +93,10 @@ input_names = {{input_ids = "ids", attention_mask = "mask"}}
 _PRESETS_SECTION = """\
 ## Presets
 
-`shoal serve --as NAME` (or `SHOAL_AS`, or `as = "NAME"` in the file) takes the place of another server: with its port,
-its environment names and its flags, so that what starts it today starts Shoal. A flag, also one of the other server,
-wins over Shoal's own variables, these over the other server's, these over the file, the file over the preset's
-defaults. The other server's names are read under its preset alone. `shoal config --as NAME` shows what they come to.
+`shoal serve --as NAME` (or `SHOAL_AS`, or `as = "NAME"` in the file) replaces another server: Shoal uses its port, its
+environment variables and its flags, so that the same command line starts Shoal. Precedence, highest first: flags,
+including the other server's; Shoal's own variables; the other server's variables; the file; the preset's defaults. The
+other server's names are read only under its preset. `shoal config --as NAME` shows the resulting settings.
 
-The originals listen on every address, and ask for no key. Shoal does so when told: `--host 0.0.0.0 --insecure`, or with
-a key `--host 0.0.0.0 --api-key-file FILE`."""
+The originals listen on every address and require no key. For the same in Shoal, use `--host 0.0.0.0 --insecure`, or
+with a key `--host 0.0.0.0 --api-key-file FILE`."""

@@ -367,7 +367,7 @@ def _load_config(
     for name in settings:
         if name not in BY_NAME:
             near = find_similar(name, BY_NAME)
-            hint = f"did you mean {near}?" if near else "docs/settings.md lists them all"
+            hint = f"did you mean {near}?" if near else "see docs/settings.md"
             raise ConfigError(f"{name} is not a setting: {hint}", param=name)
         if BY_NAME[name].section in _SERVER_SECTIONS:
             raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)

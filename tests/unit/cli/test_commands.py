@@ -160,7 +160,7 @@ class TestConfig:
         result = runner.invoke(app, ["serve", "--as", "nothing-like-it"])
         assert result.exit_code == 2
         assert result.stderr == (
-            "error: --as: 'nothing-like-it' is not a preset: there are triton-grpc-proxy, inference-server, "
+            "error: --as: 'nothing-like-it' is not a preset: use one of triton-grpc-proxy, inference-server, "
             "triton-openai, ollama, tei, auto-batching-proxy, infinity\n"
         )
 

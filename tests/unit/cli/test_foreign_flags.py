@@ -39,7 +39,7 @@ def test_without_the_preset_the_error_names_it(flag: str) -> None:
     """The command line is at fault: exit code 2."""
     result = runner.invoke(app, ["config", flag, "1"])
     assert result.exit_code == 2
-    assert f"{flag} is a flag of {FLAGS[flag].name}: say --as {FLAGS[flag].name}" in " ".join(result.output.split())
+    assert f"{flag} is a flag of {FLAGS[flag].name}: add --as {FLAGS[flag].name}" in " ".join(result.output.split())
 
 
 def test_the_help_is_about_shoal_s_own() -> None:

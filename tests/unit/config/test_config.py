@@ -129,8 +129,8 @@ class TestRefused:
             ({}, {"SHOAL_TRUNCATE": "perhaps"}, "SHOAL_TRUNCATE: must be true or false, got 'perhaps'"),
             ({"precision": "fp8"}, {}, "--precision: must be one of auto, bf16, f32, fp16, int8, got 'fp8'"),
             ({}, {"SHOAL_EMBED_TIMEOUT_S": "inf"}, "SHOAL_EMBED_TIMEOUT_S: must be a number above 0, got 'inf'"),
-            ({}, {"SHOAL_CORS_ORIGINS": "example.com"}, "each an exact origin as https://app.example.org"),
-            ({"cors_origins": ["*"]}, {}, "(* would let every page on the web use this server), got ['*']"),
+            ({}, {"SHOAL_CORS_ORIGINS": "example.com"}, "each an exact origin such as https://app.example.org"),
+            ({"cors_origins": ["*"]}, {}, "(* would let every web page use this server), got ['*']"),
             ({"cors_origins": ["https://*.example"]}, {}, "--cors-origins: must be a list, each an exact origin"),
             (
                 {"cors_origins": ["https://app.example/path"]},
@@ -313,9 +313,9 @@ class TestModels:
                 '[models."a"]\nbackendss = ["x"]',
                 'shoal.toml: [models."a"]: backendss is not a setting here: did you mean backends?',
             ),
-            ('[models."a"]\nport = 1', "port is not a setting here: it is a setting of the whole server"),
+            ('[models."a"]\nport = 1', "port is not a setting here: it is a server setting"),
             ('[models."a"]\nmax_batch = 1', "max_batch is not a setting here: did you mean max_batch_"),
-            ('[models."a"]\nnonsense = {a = 1}', "nonsense is not a setting here: docs/settings.md lists them all"),
+            ('[models."a"]\nnonsense = {a = 1}', "nonsense is not a setting here: see docs/settings.md"),
             (
                 '[models."a"]\ndefault_for = ["sing"]',
                 "default_for: must be a list, each one of classify, embed, generate, ",
@@ -336,14 +336,14 @@ class TestModels:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ('default = "x"', "default is not a setting here: docs/settings.md lists them all"),
-            ("timeout = 5", "timeout is not a setting here: docs/settings.md lists them all"),
-            ("[defaults]\nport = 1", "defaults is not a setting here: the only tables are those of models"),
-            ("[server]\nport = 1", "server is not a setting here: the only tables are those of models"),
+            ('default = "x"', "default is not a setting here: see docs/settings.md"),
+            ("timeout = 5", "timeout is not a setting here: see docs/settings.md"),
+            ("[defaults]\nport = 1", "defaults is not a setting here: only tables of models"),
+            ("[server]\nport = 1", "server is not a setting here: only tables of models"),
             ('[model."a"]\nbackends = ["fake:"]', "model is not a setting here: did you mean models?"),
-            ('tokenizer = "x"', "tokenizer is not a setting here: it is a key of one model"),
-            ('default_for = ["embed"]', "default_for is not a setting here: it is a key of one model"),
-            ("default-for = []", "default-for is not a setting here: it is a key of one model"),
+            ('tokenizer = "x"', "tokenizer is not a setting here: it is a setting of a model"),
+            ('default_for = ["embed"]', "default_for is not a setting here: it is a setting of a model"),
+            ("default-for = []", "default-for is not a setting here: it is a setting of a model"),
             ("prot = 1", "prot is not a setting here: did you mean port?"),
         ],
     )
@@ -427,7 +427,12 @@ class TestPresets:
                 "",
                 "--as: 'inference-serve' is not a preset: did you mean inference-server?",
             ),
-            ({}, {"SHOAL_AS": "x"}, "", "SHOAL_AS: 'x' is not a preset: there are triton-grpc-proxy, inference-server"),
+            (
+                {},
+                {"SHOAL_AS": "x"},
+                "",
+                "SHOAL_AS: 'x' is not a preset: use one of triton-grpc-proxy, inference-server",
+            ),
             ({"as": "inference-server"}, {}, "as = 3", "shoal.toml: as: '3' is not a preset"),
         ],
     )
@@ -491,7 +496,7 @@ class TestPaths:
     @pytest.mark.parametrize("one", ["triton_cert_file", "triton_key_file"])
     def test_a_certificate_needs_its_key(self, one: str) -> None:
         """Neither is of any use without the other."""
-        with pytest.raises(ConfigError, match="triton_cert_file and triton_key_file go together"):
+        with pytest.raises(ConfigError, match="triton_cert_file and triton_key_file must be set together"):
             config.load({one: "some.pem"}, {})
 
     def test_a_path_in_the_file_starts_where_the_file_lies(self, tmp_path: Path) -> None:

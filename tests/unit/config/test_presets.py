@@ -58,7 +58,7 @@ def test_flags_of_others_are_refused(name: str) -> None:
         for preset in {name, None} - {owner.name}:
             with pytest.raises(ConfigError) as caught:
                 load({"as": preset, "foreign": {flag: "1"}}, {})
-            assert caught.value.message == f"{flag} is a flag of {owner.name}: say --as {owner.name} with it"
+            assert caught.value.message == f"{flag} is a flag of {owner.name}: add --as {owner.name}"
             assert caught.value.param == flag
 
 
@@ -160,7 +160,7 @@ class TestTritonGrpcProxy:
     def test_the_misspelt_port_of_the_compose_file_is_warned_about(self) -> None:
         """The original ignores it in silence."""
         (warning,) = loaded(self.NAME, TRITON_SERVER_PORT_GRPC="9001").warnings
-        assert "TRITON_SERVER_PORT_GRPC is not read" in warning
+        assert "TRITON_SERVER_PORT_GRPC is ignored" in warning
         assert "TRITON_SERVER_GRPC_PORT" in warning
         both = loaded(self.NAME, TRITON_SERVER_PORT_GRPC="9001", TRITON_SERVER_GRPC_PORT="9002")
         assert both.warnings == ()
@@ -227,7 +227,7 @@ class TestInferenceServer:
     def test_what_needs_a_gpu_is_refused_without_one(self, variable: str, kind: str) -> None:
         """As the original does when it starts; switched off it may stand there."""
         error = refusal(self.NAME, INSTANCE_KIND=kind, **{variable: "true"})
-        assert error.message.startswith(f"{variable}: set INSTANCE_KIND=KIND_GPU")
+        assert error.message.startswith(f"{variable}: also set INSTANCE_KIND=KIND_GPU")
         assert error.param == variable
         assert loaded(self.NAME, **{variable: "false"}).sources["triton_fp16"].layer == "default"
 
@@ -235,7 +235,7 @@ class TestInferenceServer:
         """The original writes neither into the model's configuration otherwise; 0 is its word for that."""
         found = loaded(self.NAME, MODEL_INSTANCES="3")
         assert found.settings.triton_instances == 1
-        assert found.warnings == ("MODEL_INSTANCES counts only together with INSTANCE_KIND: set KIND_CPU or KIND_GPU",)
+        assert found.warnings == ("MODEL_INSTANCES requires INSTANCE_KIND: set KIND_CPU or KIND_GPU",)
         none = loaded(self.NAME, MODEL_INSTANCES="0", INSTANCE_KIND="KIND_CPU")
         assert (none.settings.triton_instances, none.settings.triton_kind, none.warnings) == (1, "cpu", ())
 
@@ -328,7 +328,7 @@ class TestTritonOpenAI:
     def test_another_http_port_is_warned_about(self) -> None:
         """It says which port is used, and how another is named."""
         (warning,) = flagged(self.NAME, "--triton_http_port", "9000", "--triton_http_host", "h").warnings
-        assert "--triton_http_port is not used" in warning
+        assert "--triton_http_port is ignored" in warning
         assert "8001" in warning
         assert warning.endswith("shoal serve --as triton-openai triton://h:PORT")
 
@@ -356,7 +356,7 @@ class TestTritonOpenAI:
             (tmp_path / "config.json").write_text(text)
         error = refusal(self.NAME, "--engine_dir", str(tmp_path))
         assert error.message.startswith(f"--engine_dir: {tmp_path / 'config.json'} ")
-        assert error.message.endswith("leave the flag out, and set context_tokens in the model's table of shoal.toml")
+        assert error.message.endswith("omit the flag, and set context_tokens in the model's table in shoal.toml")
         assert error.param == "--engine_dir"
 
     @pytest.mark.parametrize(
@@ -364,8 +364,8 @@ class TestTritonOpenAI:
         [
             ("--triton_http_proto", "grpc", "http or https"),
             ("--triton_http_host", "h:8000", "a host without a port"),
-            ("--tokenizer_dir", "/nowhere/at/all", "a folder that is there"),
-            ("--engine_dir", "/nowhere/at/all", "a folder that is there"),
+            ("--tokenizer_dir", "/nowhere/at/all", "an existing folder"),
+            ("--engine_dir", "/nowhere/at/all", "an existing folder"),
             ("--default_max_tokens", "many", "a whole number"),
             ("--verbose", "very", "true or false"),
         ],
@@ -462,7 +462,7 @@ class TestOllama:
         """One warning each, with the reason, and nothing else changes."""
         names = ["OLLAMA_FLASH_ATTENTION", "OLLAMA_GPU_OVERHEAD", "OLLAMA_SCHED_SPREAD"]
         found = loaded(self.NAME, **dict.fromkeys(names, "1"))
-        assert [one.partition(" means nothing here: ")[0] for one in found.warnings] == names
+        assert [one.partition(" has no effect: ")[0] for one in found.warnings] == names
         assert all(one.partition(": ")[2] for one in found.warnings)
         assert found.settings == loaded(self.NAME).settings
 
@@ -483,8 +483,8 @@ class TestOllama:
         found = loaded(self.NAME, OLLAMA_ORIGINS="*,https://a.example,app://*", OLLAMA_MODELS="/models")
         assert found.settings.cors_origins == ("https://a.example",)
         origins, models = found.warnings
-        assert origins.startswith("OLLAMA_ORIGINS: *, app://* is not used")
-        assert models.startswith("OLLAMA_MODELS is not read")
+        assert origins.startswith("OLLAMA_ORIGINS: *, app://* is ignored")
+        assert models.startswith("OLLAMA_MODELS is ignored")
 
     @pytest.mark.parametrize(
         ("variable", "text", "rule"),
@@ -493,9 +493,9 @@ class TestOllama:
             ("OLLAMA_HOST", "::1:11434", HOST_RULE),
             ("OLLAMA_HOST", "[::1", HOST_RULE),
             ("OLLAMA_HOST", "[1]:80", HOST_RULE),
-            ("OLLAMA_LOAD_TIMEOUT", "soon", "seconds, or a duration as 5m; 0 or less is for ever"),
-            ("OLLAMA_HOST", "https://h", "without https: Shoal speaks HTTP, behind a proxy for TLS"),
-            ("OLLAMA_KEEP_ALIVE", "soon", "seconds, or a duration as 5m; below 0 is for ever"),
+            ("OLLAMA_LOAD_TIMEOUT", "soon", "seconds, or a duration such as 5m; 0 or less means forever"),
+            ("OLLAMA_HOST", "https://h", "without https: Shoal serves HTTP, with TLS in a proxy"),
+            ("OLLAMA_KEEP_ALIVE", "soon", "seconds, or a duration such as 5m; below 0 means forever"),
             ("OLLAMA_MAX_QUEUE", "-1", "a whole number"),
             ("OLLAMA_CONTEXT_LENGTH", "4k", "a whole number"),
         ],

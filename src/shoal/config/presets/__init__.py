@@ -39,7 +39,7 @@ def preset(name: str, where: str) -> Preset:
     found = PRESETS.get(name)
     if found is None:
         near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(PRESETS)}"
         raise ConfigError(f"{where}: {name!r} is not a preset: {hint}", param=where)
     return found
 
@@ -51,9 +51,7 @@ def read(chosen: Preset | None, environ: Environ, flags: Environ) -> PresetSetti
     """
     for flag in flags:
         if chosen is None or flag not in chosen.flags:
-            raise ConfigError(
-                f"{flag} is a flag of {FLAGS[flag].name}: say --as {FLAGS[flag].name} with it", param=flag
-            )
+            raise ConfigError(f"{flag} is a flag of {FLAGS[flag].name}: add --as {FLAGS[flag].name}", param=flag)
     if chosen is None:
         return PresetSettings()
     return chosen.read_settings(

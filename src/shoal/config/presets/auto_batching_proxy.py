@@ -33,14 +33,12 @@ def _read(environ: Environ) -> PresetSettings:
     warnings = []
     if _INTERVAL in environ:
         _read_positive(_INTERVAL, environ)
-        warnings.append(
-            f"{_INTERVAL} means nothing here: nobody looks for batches that are due, they leave by themselves"
-        )
+        warnings.append(f"{_INTERVAL} has no effect: batches are sent without polling")
     if level := environ.get(_LOG, "").lower():
         if level in RUST_LEVELS:
             settings["log_level"] = PresetValue(RUST_LEVELS[level], (_LOG,))
         else:
-            warnings.append(f"{_LOG}: only a level alone is read, one of {', '.join(RUST_LEVELS)}, not {level!r}")
+            warnings.append(f"{_LOG}: only a plain level is supported, one of {', '.join(RUST_LEVELS)}, not {level!r}")
     return PresetSettings(settings=settings, served=_read_served(environ), warnings=tuple(warnings))
 
 
@@ -64,7 +62,7 @@ def _read_positive(flag: str, environ: Environ) -> int:
 
 AUTO_BATCHING_PROXY = Preset(
     name="auto-batching-proxy",
-    product="sitetester/auto-batching-proxy: requests of many users in one call of text-embeddings-inference",
+    product="sitetester/auto-batching-proxy: batches requests of many users for text-embeddings-inference",
     defaults={
         "port": 3000,
         "max_wait_time_ms": 500.0,
@@ -72,13 +70,13 @@ AUTO_BATCHING_PROXY = Preset(
         "max_inputs": 32,
         "embed_dialect": "auto-batching-proxy",
     },
-    variables={_LOG: "`log_level`, where it is a level alone"},
+    variables={_LOG: "`log_level`, if it is a plain level"},
     flags={
-        _URL: "the server to serve, default `http://127.0.0.1:8080/embed`; all of its routes are used",
-        _TIMEOUT: "`embed_timeout_s`: of a whole request",
+        _URL: "the upstream server, default `http://127.0.0.1:8080/embed`; all of its routes are used",
+        _TIMEOUT: "`embed_timeout_s`, for a whole request",
         _INPUTS: "`max_inputs`",
         _INFO: "`batch_info`: `true` or `false`",
-        _INTERVAL: "nothing, and a warning says so",
+        _INTERVAL: "ignored with a warning",
     },
     spellings={"log_level": {"normal": "info", "critical": "error", "off": "error"}},
     read_settings=_read,

@@ -95,8 +95,8 @@ def read_origins(variable: str, environ: Environ) -> tuple[list[str], list[str]]
     origins = [origin.strip() for origin in environ[variable].split(",") if origin.strip()]
     exact = [origin for origin in origins if _ORIGIN.fullmatch(origin)]
     others = ", ".join(origin for origin in origins if origin not in exact)
-    full = "name every origin in full, as https://app.example.org"
-    return exact, [f"{variable}: {others} is not used: {full}"] if others else []
+    full = "write each origin in full, such as https://app.example.org"
+    return exact, [f"{variable}: {others} is ignored: {full}"] if others else []
 
 
 def invalid_value_error(variable: str, rule: str, environ: Environ) -> ConfigError:

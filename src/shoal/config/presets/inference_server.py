@@ -43,10 +43,10 @@ def _read(environ: Environ) -> PresetSettings:
     ):
         if variable in environ and read_switch(variable, environ):
             if kind != "KIND_GPU":
-                raise ConfigError(f"{variable}: set INSTANCE_KIND=KIND_GPU with it, or leave it out", param=variable)
+                raise ConfigError(f"{variable}: also set INSTANCE_KIND=KIND_GPU, or omit it", param=variable)
             settings[setting] = PresetValue(on, (variable,))
     warned = instances and not kind
-    warnings = ("MODEL_INSTANCES counts only together with INSTANCE_KIND: set KIND_CPU or KIND_GPU",) if warned else ()
+    warnings = ("MODEL_INSTANCES requires INSTANCE_KIND: set KIND_CPU or KIND_GPU",) if warned else ()
     return PresetSettings(settings=settings, warnings=warnings)
 
 
@@ -57,7 +57,7 @@ def _triton_url(text: str) -> str:
 
 INFERENCE_SERVER = Preset(
     name="inference-server",
-    product="OwenPendrighElliott/inference_server: models loaded, used and deleted over `infer`'s routes",
+    product="OwenPendrighElliott/inference_server: loads, runs and deletes models with the routes of `infer`",
     defaults={
         "port": 8686,
         "backend": "triton",
@@ -74,9 +74,9 @@ INFERENCE_SERVER = Preset(
         "MAX_BATCH_SIZE": "`max_batch_size`",
         "DYNAMIC_BATCHING": "`triton_dynamic_batching`",
         "INSTANCE_KIND": "`triton_kind`: KIND_CPU or KIND_GPU",
-        "MODEL_INSTANCES": "`triton_instances`; needs INSTANCE_KIND, 0 leaves it to Triton",
-        "TENSORRT_ENABLED": "`triton_accelerator`; needs KIND_GPU",
-        "FP16_ENABLED": "`triton_fp16`; needs KIND_GPU",
+        "MODEL_INSTANCES": "`triton_instances`; requires INSTANCE_KIND, 0 lets Triton choose",
+        "TENSORRT_ENABLED": "`triton_accelerator`; requires KIND_GPU",
+        "FP16_ENABLED": "`triton_fp16`; requires KIND_GPU",
     },
     read_settings=_read,
 )

@@ -28,13 +28,13 @@ _LEVELS = {
     "trace": "debug",
 }
 _NO_EFFECT = {
-    "INFINITY_ENGINE": "`engine` chooses",
-    "INFINITY_DEVICE": "`engine` chooses",
-    "INFINITY_DTYPE": "`precision` chooses",
-    "INFINITY_EMBEDDING_DTYPE": "requests choose, by `output_dtype`",
-    "INFINITY_POOLING_METHOD": "a model's files tell its pooling",
-    "INFINITY_VECTOR_DISK_CACHE": "`cache_disk_mb` keeps vectors",
-    "INFINITY_REDIRECT_SLASH": "/ is the start page",
+    "INFINITY_ENGINE": "`engine` selects it",
+    "INFINITY_DEVICE": "`engine` selects it",
+    "INFINITY_DTYPE": "`precision` selects it",
+    "INFINITY_EMBEDDING_DTYPE": "requests select it with `output_dtype`",
+    "INFINITY_POOLING_METHOD": "a model's files define its pooling",
+    "INFINITY_VECTOR_DISK_CACHE": "`cache_disk_mb` stores vectors",
+    "INFINITY_REDIRECT_SLASH": "/ shows the start page",
 }
 """Variables of Infinity that a user may rely on, and why they have no effect here."""
 
@@ -55,12 +55,10 @@ def _read(environ: Environ) -> PresetSettings:
         if (level := environ[_LOG].lower()) not in _LEVELS:
             raise invalid_value_error(_LOG, f"one of {', '.join(_LEVELS)}", environ)
         settings["log_level"] = PresetValue(_LEVELS[level], (_LOG,))
-    warnings = [f"{name} means nothing here: {why}" for name, why in _NO_EFFECT.items() if name in environ]
+    warnings = [f"{name} has no effect: {why}" for name, why in _NO_EFFECT.items() if name in environ]
     if environ.get(_PREFIX, "/").rstrip("/") not in ("", "/v1"):
         warnings.append(f"{_PREFIX}: routes are at the root and under /v1, not under {environ[_PREFIX]}")
-    warnings += [
-        f"{name} counts only together with {_MODELS}" for name in (_NAMES, _REVISIONS) if _alone(name, environ)
-    ]
+    warnings += [f"{name} requires {_MODELS}" for name in (_NAMES, _REVISIONS) if _alone(name, environ)]
     return PresetSettings(settings=settings, served=_read_served(environ), warnings=tuple(warnings))
 
 
@@ -84,7 +82,7 @@ def _read_served(environ: Environ) -> PresetValue | None:
         return None
     for variable in (_NAMES, _REVISIONS):
         if len(_split(variable, environ)) > len(models):
-            raise ConfigError(f"{variable}: it has more entries than {_MODELS}", param=variable)
+            raise ConfigError(f"{variable}: has more entries than {_MODELS}", param=variable)
     addresses = []
     for model, name, revision in zip_longest(
         models, _split(_NAMES, environ), _split(_REVISIONS, environ), fillvalue=""
@@ -100,18 +98,18 @@ INFINITY = Preset(
     product="Infinity: several models, OpenAI's embeddings, /rerank and /classify",
     defaults={"port": 7997, "max_batch_size": 32, "max_queue_items": 32_000, "status_dialect": "infinity"},
     variables={
-        _MODELS: "the models to serve, with semicolons between them: names on the Hub, or addresses of Shoal's",
-        _NAMES: "the names that they are served under, in the same order",
+        _MODELS: "the models to serve, separated by semicolons: names on the Hub, or addresses",
+        _NAMES: "their served names, in the same order",
         _REVISIONS: "their revisions, in the same order",
         "INFINITY_PORT": "`port`",
         _HOST: "`host`",
         _KEY: "`api_key`",
-        _BATCH: "`max_batch_size`, the largest of several",
+        _BATCH: "`max_batch_size`; of several values, the largest",
         "INFINITY_QUEUE_SIZE": "`max_queue_items`",
         "INFINITY_MAX_CLIENT_BATCH_SIZE": "`max_inputs`",
         _LOG: "`log_level`",
-        _PREFIX: "nothing; routes are at the root and under /v1, and a warning tells of other prefixes",
-        **{name: f"nothing, and a warning says so: {why}" for name, why in _NO_EFFECT.items()},
+        _PREFIX: "ignored: routes are at the root and under /v1; other prefixes cause a warning",
+        **{name: f"ignored with a warning: {why}" for name, why in _NO_EFFECT.items()},
     },
     read_settings=_read,
 )

@@ -30,14 +30,14 @@ _SOON_S = 1.0
 _ENDLESS_S = 365 * 86400.0
 
 _NO_EFFECT = {
-    "OLLAMA_FLASH_ATTENTION": "the engine chooses its own way",
-    "OLLAMA_GPU_OVERHEAD": "models on this machine run on the processor",
-    "OLLAMA_SCHED_SPREAD": "models on this machine run on the processor",
-    "OLLAMA_LLM_LIBRARY": "there is one engine for each kind of model",
-    "OLLAMA_NEW_ENGINE": "there is one engine for each kind of model",
+    "OLLAMA_FLASH_ATTENTION": "the engine chooses",
+    "OLLAMA_GPU_OVERHEAD": "models on this machine run on the CPU",
+    "OLLAMA_SCHED_SPREAD": "models on this machine run on the CPU",
+    "OLLAMA_LLM_LIBRARY": "each kind of model has one engine",
+    "OLLAMA_NEW_ENGINE": "each kind of model has one engine",
     "OLLAMA_MULTIUSER_CACHE": "prefixes are shared between users (`prefix_caching`)",
-    "OLLAMA_NOPRUNE": "nothing is pruned at the start",
-    "OLLAMA_REMOTES": "no request is passed on to another host",
+    "OLLAMA_NOPRUNE": "nothing is pruned at startup",
+    "OLLAMA_REMOTES": "requests are not forwarded to other hosts",
 }
 """Variables of Ollama that a user may rely on, and why they have no effect here."""
 
@@ -69,9 +69,9 @@ def _read(environ: Environ) -> PresetSettings:
         settings["log_level"] = PresetValue("debug", ("OLLAMA_DEBUG",))
     if "OLLAMA_MODELS" in environ:
         warnings.append(
-            "OLLAMA_MODELS is not read: the files in it are Ollama's own; Shoal keeps models in `home` (SHOAL_HOME)"
+            "OLLAMA_MODELS is ignored: its files are in Ollama's own format; Shoal keeps models in `home` (SHOAL_HOME)"
         )
-    warnings += [f"{name} means nothing here: {why}" for name, why in _NO_EFFECT.items() if name in environ]
+    warnings += [f"{name} has no effect: {why}" for name, why in _NO_EFFECT.items() if name in environ]
     return PresetSettings(settings=settings, language_models=_context(environ), warnings=tuple(warnings))
 
 
@@ -92,7 +92,7 @@ def _address(environ: Environ) -> dict[str, PresetValue]:
             "OLLAMA_HOST", "host, host:port or :port, with [brackets] around IPv6 before a port", environ
         )
     if (found[1] or "").lower() == "https":
-        raise invalid_value_error("OLLAMA_HOST", "without https: Shoal speaks HTTP, behind a proxy for TLS", environ)
+        raise invalid_value_error("OLLAMA_HOST", "without https: Shoal serves HTTP, with TLS in a proxy", environ)
     settings = {}
     if found[2]:
         settings["host"] = PresetValue(found[2].strip("[]"), ("OLLAMA_HOST",))
@@ -125,7 +125,7 @@ def _seconds(variable: str, environ: Environ) -> float:
     seconds = float(text) if re.fullmatch("[+-]?[0-9]{1,9}", text) else parse_duration(text)
     if seconds is None:
         for_ever = "below 0" if variable == "OLLAMA_KEEP_ALIVE" else "0 or less"
-        raise invalid_value_error(variable, f"seconds, or a duration as 5m; {for_ever} is for ever", environ)
+        raise invalid_value_error(variable, f"seconds, or a duration such as 5m; {for_ever} means forever", environ)
     return seconds
 
 
@@ -136,7 +136,7 @@ def _context(environ: Environ) -> dict[str, PresetValue]:
 
 OLLAMA = Preset(
     name="ollama",
-    product="Ollama: its API under /api, models got by `pull`",
+    product="Ollama: its API under /api, models from `pull`",
     defaults={
         "port": 11434,
         "default_model": False,
@@ -145,17 +145,18 @@ OLLAMA = Preset(
     },
     variables={
         "OLLAMA_HOST": "`host` and `port`",
-        "OLLAMA_KEEP_ALIVE": "`keep_alive_s`: seconds or 5m; below 0 is for ever, 0 one second",
+        "OLLAMA_KEEP_ALIVE": "`keep_alive_s`: seconds or 5m; below 0 means forever, 0 means one second",
         "OLLAMA_MAX_LOADED_MODELS": "`max_loaded_models`",
         "OLLAMA_MAX_QUEUE": "`max_queued_streams`",
-        "OLLAMA_NUM_PARALLEL": "`max_streams`; 0 leaves it",
-        "OLLAMA_CONTEXT_LENGTH": "most `context_tokens` of language models without one in their table; 0 leaves it",
-        "OLLAMA_ORIGINS": "`cors_origins`, those that are written in full",
+        "OLLAMA_NUM_PARALLEL": "`max_streams`; 0 keeps the default",
+        "OLLAMA_CONTEXT_LENGTH": "maximum `context_tokens` of language models that set none in their table; 0 keeps "
+        "the default",
+        "OLLAMA_ORIGINS": "`cors_origins`, only origins written in full",
         "OLLAMA_DEBUG": "`log_level` debug",
-        "OLLAMA_LOAD_TIMEOUT": "`load_timeout_s`, download included: seconds or 5m; 0 and less is a year",
+        "OLLAMA_LOAD_TIMEOUT": "`load_timeout_s`, download included: seconds or 5m; 0 or less means a year",
         "OLLAMA_KV_CACHE_TYPE": "`kv_cache_precision`: f32, f16, or q8_0 as u8; a warning for others",
-        "OLLAMA_MODELS": "nothing, and a warning says so: `home` is Shoal's folder",
-        **{name: f"nothing, and a warning says so: {why}" for name, why in _NO_EFFECT.items()},
+        "OLLAMA_MODELS": "ignored with a warning: `home` is Shoal's folder",
+        **{name: f"ignored with a warning: {why}" for name, why in _NO_EFFECT.items()},
     },
     read_settings=_read,
 )

@@ -35,12 +35,12 @@ _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "auto"}
 _POOLINGS = ("cls", "mean", "splade", "last-token")
 
 _NO_EFFECT = {
-    "TOKENIZATION_WORKERS": "texts are tokenised together, in two threads",
-    "DENSE_PATH": "a model's modules.json names its modules",
+    "TOKENIZATION_WORKERS": "texts are tokenized together, in two threads",
+    "DENSE_PATH": "a model's modules.json lists its modules",
     "UDS_PATH": "models run in this process",
     "HUGGINGFACE_HUB_CACHE": "models are kept in `home` (SHOAL_HOME)",
-    "DISABLE_SPANS": "there are no spans in the log",
-    "OTLP_ENDPOINT": "no traces are sent; `/metrics` and the `server-timing` header tell the times",
+    "DISABLE_SPANS": "the log contains no spans",
+    "OTLP_ENDPOINT": "no traces are sent; see `/metrics` and the `server-timing` header",
     "OTLP_SERVICE_NAME": "no traces are sent",
     "PROMETHEUS_PORT": "`/metrics` is on the server's own port",
 }
@@ -50,27 +50,27 @@ _OWN = ("PORT", "MAX_BATCH_TOKENS", "API_KEY", "HF_TOKEN")
 _SWITCHES = ("AUTO_TRUNCATE", "JSON_OUTPUT", "DISABLE_SPANS")
 
 _MEANINGS = {
-    "MODEL_ID": "the model to serve: a name on the Hugging Face hub, a folder, or any address of Shoal's",
-    "REVISION": "its revision; needs MODEL_ID",
-    "SERVED_MODEL_NAME": "the name that it is served under; needs MODEL_ID",
-    "DTYPE": "`precision`: `float32`, `bfloat16`; `float16` leaves it `auto`",
-    "POOLING": "nothing, and a warning says so: a model's files tell its pooling",
-    "DEFAULT_PROMPT_NAME": "`default_prompt_name` of the one model served",
-    "DEFAULT_PROMPT": "`prompts.default` and `default_prompt_name` of the one model served",
+    "MODEL_ID": "the model to serve: a name on the Hugging Face hub, a folder, or any address",
+    "REVISION": "its revision; requires MODEL_ID",
+    "SERVED_MODEL_NAME": "its served name; requires MODEL_ID",
+    "DTYPE": "`precision`: `float32`, `bfloat16`; `float16` keeps `auto`",
+    "POOLING": "ignored with a warning: a model's files define its pooling",
+    "DEFAULT_PROMPT_NAME": "`default_prompt_name` of the served model",
+    "DEFAULT_PROMPT": "`prompts.default` and `default_prompt_name` of the served model",
     "AUTO_TRUNCATE": "`truncate`",
-    "HOSTNAME": "`host`, where it is an IP address",
+    "HOSTNAME": "`host`, if it is an IP address",
     "PORT": "`port`",
     "API_KEY": "`api_key`",
     "HF_TOKEN": "`hf_token`",
-    "HF_API_TOKEN": "`hf_token`, where HF_TOKEN is not set",
+    "HF_API_TOKEN": "`hf_token`, if HF_TOKEN is not set",
     "MAX_CONCURRENT_REQUESTS": "`max_queue_items`",
     "MAX_BATCH_TOKENS": "`max_batch_tokens`",
     "MAX_BATCH_REQUESTS": "`max_batch_size`",
     "MAX_CLIENT_BATCH_SIZE": "`max_inputs`",
     "PAYLOAD_LIMIT": "`max_body_bytes`",
     "JSON_OUTPUT": "`log_format` json",
-    "CORS_ALLOW_ORIGIN": "`cors_origins`, those that are written in full, with commas between them",
-    **{name: f"nothing, and a warning says so: {why}" for name, why in _NO_EFFECT.items()},
+    "CORS_ALLOW_ORIGIN": "`cors_origins`, only origins written in full, with commas between them",
+    **{name: f"ignored with a warning: {why}" for name, why in _NO_EFFECT.items()},
 }
 
 
@@ -162,7 +162,7 @@ def _host(inputs: _Inputs) -> dict[str, PresetValue]:
 def _prompts(inputs: _Inputs) -> dict[str, PresetValue]:
     if "DEFAULT_PROMPT" in inputs and "DEFAULT_PROMPT_NAME" in inputs:
         name = inputs.name("DEFAULT_PROMPT")
-        raise ConfigError(f"{name}: {inputs.name('DEFAULT_PROMPT_NAME')} is given, too: choose one of them", param=name)
+        raise ConfigError(f"{name}: {inputs.name('DEFAULT_PROMPT_NAME')} is also set: use only one of them", param=name)
     if "DEFAULT_PROMPT_NAME" in inputs:
         return {"default_prompt_name": inputs.to_value("DEFAULT_PROMPT_NAME", inputs.text("DEFAULT_PROMPT_NAME"))}
     if "DEFAULT_PROMPT" in inputs:
@@ -176,18 +176,18 @@ def _prompts(inputs: _Inputs) -> dict[str, PresetValue]:
 def _warnings(inputs: _Inputs) -> Iterator[str]:
     for variable in ("REVISION", "SERVED_MODEL_NAME"):
         if variable in inputs and "MODEL_ID" not in inputs:
-            yield f"{inputs.name(variable)} counts only together with {_flag('MODEL_ID')}, or MODEL_ID"
+            yield f"{inputs.name(variable)} requires {_flag('MODEL_ID')} or MODEL_ID"
     if "POOLING" in inputs:
         if inputs.text("POOLING") not in _POOLINGS:
             raise invalid_value_error(inputs.name("POOLING"), f"one of {', '.join(_POOLINGS)}", inputs.environ)
-        yield f"{inputs.name('POOLING')} is not used: a model's files tell its pooling, and /info shows it"
+        yield f"{inputs.name('POOLING')} is ignored: a model's files define its pooling, and /info shows it"
     if "DTYPE" in inputs and inputs.text("DTYPE") == "float16":
         yield f"{inputs.name('DTYPE')}: float16 is left to the engine (`precision` auto)"
     if "CORS_ALLOW_ORIGIN" in inputs:
         yield from read_origins(inputs.name("CORS_ALLOW_ORIGIN"), inputs.environ)[1]
     for variable, why in _NO_EFFECT.items():
         if variable in inputs:
-            yield f"{inputs.name(variable)} means nothing here: {why}"
+            yield f"{inputs.name(variable)} has no effect: {why}"
 
 
 TEI = Preset(

@@ -73,7 +73,7 @@ def _tensor_names(usual: str, variable: str, default: str, environ: Environ) -> 
 def _warn_misspelt(environ: Environ) -> tuple[str, ...]:
     if _MISSPELT_PORT not in environ or "TRITON_SERVER_GRPC_PORT" in environ:
         return ()
-    return (f"{_MISSPELT_PORT} is not read, as in triton-grpc-proxy: the port is TRITON_SERVER_GRPC_PORT (now 8001)",)
+    return (f"{_MISSPELT_PORT} is ignored, as in triton-grpc-proxy: the port is TRITON_SERVER_GRPC_PORT (now 8001)",)
 
 
 def _level(directives: str) -> str | None:
@@ -86,17 +86,17 @@ def _level(directives: str) -> str | None:
 
 TRITON_GRPC_PROXY = Preset(
     name="triton-grpc-proxy",
-    product="kozistr/triton-grpc-proxy-rs: `POST /v1/embedding` over one model of a Triton",
+    product="kozistr/triton-grpc-proxy-rs: `POST /v1/embedding` for one model on Triton",
     defaults={"port": 8080, "proxy_metrics": True},
     variables={
         "SERVER_PORT": "`port`",
-        "TRITON_SERVER_URL": "the Triton's host, default `http://triton-server`; `https://` is TLS",
+        "TRITON_SERVER_URL": "Triton's host, default `http://triton-server`; `https://` uses TLS",
         "TRITON_SERVER_GRPC_PORT": "its gRPC port, default 8001",
-        "MODEL_NAME": "the model, there and here, default `model`",
+        "MODEL_NAME": "the model's name on Triton and in Shoal, default `model`",
         "MODEL_VERSION": "its version, default 1",
         "INPUT_NAME": "`input_names.text`, default `text`",
         "OUTPUT_NAME": "`output_names.embedding`, default `embedding`",
-        "EMBEDDING_SIZE": "`dimension`, where it is given",
+        "EMBEDDING_SIZE": "`dimension`, if set",
         "RUST_LOG": "`log_level`",
     },
     read_settings=_read,

@@ -60,45 +60,45 @@ def _port(environ: Environ, place: str) -> tuple[str, ...]:
         return ()
     named = place.removesuffix(_GRPC_PORT) + "PORT"
     return (
-        f"{_PORT} is not used: Shoal speaks gRPC with Triton, on port {_GRPC_PORT}; where that is another one, name "
-        f"the server as an address: shoal serve --as triton-openai {named}",
+        f"{_PORT} is ignored: Shoal uses gRPC with Triton, on port {_GRPC_PORT}; for another port, give the server "
+        f"as an address: shoal serve --as triton-openai {named}",
     )
 
 
 def _folder(flag: str, environ: Environ) -> Path:
     folder = Path(environ[flag]).expanduser().absolute()
     if not folder.is_dir():
-        raise invalid_value_error(flag, "a folder that is there", environ)
+        raise invalid_value_error(flag, "an existing folder", environ)
     return folder
 
 
 def _context(file: Path) -> int:
     """Return the maximum length of prompt and answer together that a TensorRT-LLM engine was built for."""
-    instead = "leave the flag out, and set context_tokens in the model's table of shoal.toml"
+    instead = "omit the flag, and set context_tokens in the model's table in shoal.toml"
     try:
         found: Any = json.loads(file.read_bytes())["build_config"]
         whole_length, parts = found.get("max_seq_len"), (found.get("max_input_len"), found.get("max_output_len"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no engine's configuration"
+        reason = getattr(error, "strerror", None) or "it is not an engine configuration"
         raise ConfigError(f"{_ENGINE}: {file} cannot be read ({reason}): {instead}", param=_ENGINE) from None
     if isinstance(whole_length, int) and whole_length > 0:
         return whole_length
     if all(isinstance(part, int) and part > 0 for part in parts):
         return sum(parts)
-    raise ConfigError(f"{_ENGINE}: {file} does not tell max_seq_len: {instead}", param=_ENGINE)
+    raise ConfigError(f"{_ENGINE}: {file} does not set max_seq_len: {instead}", param=_ENGINE)
 
 
 TRITON_OPENAI = Preset(
     name="triton-openai",
-    product="visitsb/triton-inference-server-openai-api: OpenAI's chat over the language models of a Triton",
+    product="visitsb/triton-inference-server-openai-api: OpenAI's chat API for the language models on Triton",
     defaults={"port": 11434, "ignore_parameters": _DROPPED},
     variables={},
     flags={
-        _PROTO: "`https`: TLS to Triton",
-        _HOST: "the Triton's host, default 127.0.0.1; its models are served, over gRPC on port 8001",
-        _PORT: "nothing, and a warning says so where it is not 8000",
-        _TOKENIZER: "`tokenizer` of language models that name none; embedders and rerankers keep their own",
-        _ENGINE: "`context_tokens` of language models that tell none, from `config.json` in it",
+        _PROTO: "`https`: use TLS to Triton",
+        _HOST: "Triton's host, default 127.0.0.1; its models are served over gRPC on port 8001",
+        _PORT: "ignored with a warning where it is not 8000",
+        _TOKENIZER: "`tokenizer` of language models that set none; embedders and rerankers keep their own",
+        _ENGINE: "`context_tokens` of language models that report none, from the folder's `config.json`",
         _TOKENS: "`default_max_tokens`",
         _VERBOSE: "`log_level` debug; `False` is false",
     },

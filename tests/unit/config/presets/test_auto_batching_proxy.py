@@ -49,7 +49,7 @@ def test_every_flag() -> None:
     assert found.sources["max_inputs"].label == "--max-inference-inputs"
     assert found.sources["models"].label == "--inference-url"
     (warning,) = found.warnings
-    assert "--batch-check-interval-ms means nothing here" in warning
+    assert "--batch-check-interval-ms has no effect" in warning
 
 
 @pytest.mark.parametrize("flag", ["--batch-check-interval-ms", "--inference-timeout-secs", "--max-inference-inputs"])

@@ -137,14 +137,14 @@ def test_an_open_address_asks_for_a_key() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"POOLING": "cls"}, "POOLING is not used: a model's files tell its pooling, and /info shows it"),
+        ({"POOLING": "cls"}, "POOLING is ignored: a model's files define its pooling, and /info shows it"),
         ({"DTYPE": "float16"}, "DTYPE: float16 is left to the engine (`precision` auto)"),
-        ({"REVISION": "main"}, "REVISION counts only together with --model-id, or MODEL_ID"),
-        ({"SERVED_MODEL_NAME": "m"}, "SERVED_MODEL_NAME counts only together with --model-id, or MODEL_ID"),
-        ({"CORS_ALLOW_ORIGIN": "*"}, "CORS_ALLOW_ORIGIN: * is not used: name every origin in full"),
-        ({"OTLP_ENDPOINT": "http://o:4317"}, "OTLP_ENDPOINT means nothing here: no traces are sent"),
-        ({"TOKENIZATION_WORKERS": "4"}, "TOKENIZATION_WORKERS means nothing here"),
-        ({"HUGGINGFACE_HUB_CACHE": "/data"}, "HUGGINGFACE_HUB_CACHE means nothing here: models are kept in `home`"),
+        ({"REVISION": "main"}, "REVISION requires --model-id or MODEL_ID"),
+        ({"SERVED_MODEL_NAME": "m"}, "SERVED_MODEL_NAME requires --model-id or MODEL_ID"),
+        ({"CORS_ALLOW_ORIGIN": "*"}, "CORS_ALLOW_ORIGIN: * is ignored: write each origin in full"),
+        ({"OTLP_ENDPOINT": "http://o:4317"}, "OTLP_ENDPOINT has no effect: no traces are sent"),
+        ({"TOKENIZATION_WORKERS": "4"}, "TOKENIZATION_WORKERS has no effect"),
+        ({"HUGGINGFACE_HUB_CACHE": "/data"}, "HUGGINGFACE_HUB_CACHE has no effect: models are kept in `home`"),
     ],
 )
 def test_unused_variables_are_logged(environ: dict[str, str], message: str) -> None:
@@ -161,7 +161,7 @@ def test_unused_variables_are_logged(environ: dict[str, str], message: str) -> N
         ({"DTYPE": "int8"}, "DTYPE: must be one of float32, bfloat16, float16, got 'int8'"),
         ({"POOLING": "max"}, "POOLING: must be one of cls, mean, splade, last-token, got 'max'"),
         ({"PORT": "70000"}, "PORT: must be a whole number from 0 to 65535, got 70000"),
-        ({"DEFAULT_PROMPT": "a", "DEFAULT_PROMPT_NAME": "b"}, "DEFAULT_PROMPT: DEFAULT_PROMPT_NAME is given, too"),
+        ({"DEFAULT_PROMPT": "a", "DEFAULT_PROMPT_NAME": "b"}, "DEFAULT_PROMPT: DEFAULT_PROMPT_NAME is also set"),
     ],
 )
 def test_wrong_values(environ: dict[str, str], message: str) -> None:
