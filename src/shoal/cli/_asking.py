@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_S = 3600.0
 
 # Appended to a 401: the server's message speaks of headers, which a command line cannot set.
-_KEYS = " (the key is that of SHOAL_API_KEY, for `ps`, `load` and the like SHOAL_ADMIN_KEY, or of shoal.toml)"
+_KEYS = (
+    " (the key comes from SHOAL_API_KEY, or SHOAL_ADMIN_KEY for `ps`, `load` and similar commands, or from shoal.toml)"
+)
 
 
 class ServerClient:
@@ -54,7 +56,7 @@ class ServerClient:
             listed = self.ask("/v1/models")["data"]
             return str(next(one["id"] for one in listed if task in one.get("tasks", [task])))
         except (LookupError, TypeError, AttributeError, StopIteration):
-            raise SetupError(f"{self.url} lists no model that can {task}: name one with --model") from None
+            raise SetupError(f"{self.url} has no model that can {task}: name one with --model") from None
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None) -> dict[str, Any]:
         """POST `body` as JSON, or GET if it is None, and return the decoded JSON object."""
@@ -62,9 +64,9 @@ class ServerClient:
             try:
                 found = json.loads(reply.read())
             except ValueError:
-                raise TransportFailed(f"{self.url} does not answer in JSON: is that a Shoal server?") from None
+                raise TransportFailed(f"{self.url} does not return JSON: is it a Shoal server?") from None
         if not isinstance(found, dict):
-            raise TransportFailed(f"{self.url} answers something else than Shoal would: is that a Shoal server?")
+            raise TransportFailed(f"{self.url} does not respond like Shoal: is it a Shoal server?")
         return found
 
     def open(
@@ -94,7 +96,7 @@ class ServerClient:
                     message = f"{self.url}{path} answered {error.code}: {extract_reason(error.read())}"
                 raise SetupError(message + (_KEYS if error.code == 401 else "")) from None
             except ValueError as error:  # characters not allowed in a host, path or header
-                raise ConfigError(f"{self.url} cannot be asked: check --url and the key ({error})") from None
+                raise ConfigError(f"{self.url} cannot be reached: check --url and the key ({error})") from None
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -105,7 +107,7 @@ class ServerClient:
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise TransportFailed(
-                f"nothing answers at {self.url} ({reason}): is a server running there? `shoal serve` starts one"
+                f"no response from {self.url} ({reason}): is a server running there? `shoal serve` starts one"
             ) from None
 
 

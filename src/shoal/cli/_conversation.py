@@ -10,12 +10,12 @@ from shoal.types import Chunk, Message, Usage
 
 QUOTES = '"""'
 COMMANDS = {
-    "clear": "forget the conversation (not the system message)",
-    "system": "TEXT: say what the model is to be; without a text, nothing",
-    "undo": "forget the last question and its answer",
+    "clear": "clear the conversation (not the system message)",
+    "system": "TEXT: set the system message; without TEXT, clear it",
+    "undo": "remove the last question and its answer",
     "stats": "tokens, speed and time to first token of the last reply",
-    "help": "this list",
-    "exit": "leave, as Ctrl-D does",
+    "help": "show this list",
+    "exit": "leave (or press Ctrl-D)",
 }
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.S)
 _CONTROL_CODES = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -113,13 +113,13 @@ class Reply:
     def stats(self) -> str:
         """Return one line of statistics. The speed counts the tokens after the first; a reply of one token has none."""
         if self.first is None:
-            return "there was no reply yet"
+            return "no reply yet"
         counted = self.usage is not None and self.usage.completion_tokens > 0
         tokens = self.usage.completion_tokens if self.usage is not None and counted else self.pieces
         parts = [f"{tokens} {'token' if counted else 'piece'}{'s' if tokens > 1 else ''}"]
         if tokens > 1 and self.last > self.first:
-            parts.append(f"{(tokens - 1) / (self.last - self.first):,.1f} a second")
-        parts.append(f"the first after {self.first - self.sent_at:.2f} s")
+            parts.append(f"{(tokens - 1) / (self.last - self.first):,.1f} per second")
+        parts.append(f"first token after {self.first - self.sent_at:.2f} s")
         if self.usage is not None and self.usage.prompt_tokens:
             parts.append(f"prompt {self.usage.prompt_tokens} tokens")
         return ", ".join(parts)

@@ -25,7 +25,7 @@ As = Annotated[
     typer.Option(
         "--as",
         metavar="|".join(PRESETS),
-        help="Take the place of this server: its port, environment names, flags and their defaults (env SHOAL_AS).",
+        help="Replace this server: use its port, environment variables, flags and defaults (env SHOAL_AS).",
     ),
 ]
 

@@ -20,7 +20,7 @@ Input: TypeAlias = str | Path | Image
 """A text, an image file not read yet, or an image that can be read only once (standard input)."""
 
 # How code that does not know file names refers to an image in an error: unnumbered or numbered.
-_UNNAMED = re.compile(r"(?:(?:input|picture) ([0-9]+): )?(?=the picture )")
+_UNNAMED = re.compile(r"(?:(?:input|image) ([0-9]+): )?(?=the image (?:cannot|has|is) )")
 
 
 def check_images(names: Sequence[str]) -> list[Path | Image]:
@@ -58,7 +58,7 @@ def name_in_errors(names: Sequence[str]) -> Iterator[None]:
 
 def _standard_input() -> Image:
     if sys.stdin.isatty():
-        raise InvalidValue("standard input is a terminal: pipe a picture in, or name its file")
+        raise InvalidValue("standard input is a terminal: pipe an image in, or name its file")
     data = sys.stdin.buffer.read()
     check_head(data, "standard input")
     return Image(data)

@@ -37,7 +37,7 @@ class RunningServer:
         Raises ConfigError if there is no URL and the port is 0.
         """
         if not url and not settings.port:
-            raise ConfigError("port 0 says nothing about where the server is: give --url", param="--url")
+            raise ConfigError("port 0 does not identify the server: use --url", param="--url")
         from shoal.cli.banner import browser_url as url_of
 
         place = url or url_of(settings.host, settings.port)
@@ -47,7 +47,7 @@ class RunningServer:
         """Return every model that the server knows, served or not, as GET /models lists them."""
         found = self._server.ask("/models").get("data")
         if not isinstance(found, list):
-            raise TransportFailed(f"{self.url} lists no models: is that a Shoal server?")
+            raise TransportFailed(f"{self.url} lists no models: is it a Shoal server?")
         return found
 
     def get_last_used(self) -> Mapping[str, float]:
@@ -80,7 +80,7 @@ class RunningServer:
     def _run_job(self, method: str, path: str, body: Mapping[str, Any] | None, progress: Progress) -> bool:
         job = self._server.ask(f"{path}?wait=false", body, method=method)
         if "job" not in job:
-            raise TransportFailed(f"{self.url} has not begun a job: is that a Shoal server of this version?")
+            raise TransportFailed(f"{self.url} did not start a job: is it a Shoal server of this version?")
         last_stage = ""
         try:
             while job["state"] == "running":
@@ -88,7 +88,7 @@ class RunningServer:
                 time.sleep(POLL_S)
                 job = self._server.ask(f"/jobs/{quote(job['job'], safe='')}")
         except KeyboardInterrupt:
-            progress.report_note("the server goes on with it: `shoal ps` shows how far it is")
+            progress.report_note("the server continues the job: `shoal ps` shows its progress")
             raise
         if job["state"] != "done":
             raise SetupError(job.get("error") or f"{job['action']} of {job['model']} was {job['state']}")
@@ -99,7 +99,7 @@ def check_model_name(name: str) -> str:
     """Return `name` for use in a path. Raises SetupError if it is empty or begins with a slash, which is another
     path."""
     if not name.strip("/") or name.startswith("/"):
-        raise SetupError(f"{name!r} names no model: `shoal ps --all` lists them")
+        raise SetupError(f"{name!r} is not a model: `shoal ps --all` lists them")
     return name
 
 

@@ -119,8 +119,8 @@ async def _wait_until_loaded(app: App, stopping: asyncio.Future[Any], noted: Cal
     try:
         while not (loading.done() or stopping.done()):
             await asyncio.wait({loading, stopping}, timeout=POLL_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
-            waits = [f"{card.name} is not there yet: {card.note}" for card in app.gateway.models() if ": " in card.note]
-            waits += [f"{place} is not there yet: {reason}" for place, reason in app.gateway.pending_sources.items()]
+            waits = [f"{card.name} is not ready yet: {card.note}" for card in app.gateway.models() if ": " in card.note]
+            waits += [f"{place} is not ready yet: {reason}" for place, reason in app.gateway.pending_sources.items()]
             for line in waits:
                 if line not in seen and not loading.done():
                     seen.add(line)
@@ -135,7 +135,7 @@ def _check(app: App) -> None:
     if cards and all(card.state == "failed" for card in cards):
         raise SetupError("; ".join(f"{card.name}: {card.error}" for card in cards))
     if all(card.facts is not None and "generate" not in card.facts.tasks for card in cards):
-        names = ", ".join(card.name for card in cards) or "what is served"
+        names = ", ".join(card.name for card in cards) or "the served models"
         raise SetupError(f"{names} does not generate text: name a language model")
 
 
@@ -166,7 +166,7 @@ class RemoteChat:
                     ended = ended or chunk.finish_reason is not None
                     yield chunk
         if not ended:
-            raise TransportFailed(f"{self._server.url} broke off its answer: ask again")
+            raise TransportFailed(f"{self._server.url} ended its answer early: try again")
 
     def _read(self, reply: Any) -> bytes:
         from http.client import HTTPException
@@ -175,7 +175,7 @@ class RemoteChat:
             part: bytes = reply.read1(1 << 16)
             return part
         except (OSError, HTTPException) as error:
-            raise TransportFailed(f"{self._server.url} broke off its answer ({error!r}): ask again") from None
+            raise TransportFailed(f"{self._server.url} ended its answer early ({error!r}): try again") from None
 
 
 def _parse_chunk(data: bytes) -> Chunk:
@@ -183,7 +183,7 @@ def _parse_chunk(data: bytes) -> Chunk:
     try:
         event = decode_event(data)
     except msgspec.MsgspecError as error:
-        raise EngineFailed(f"the server sent what is no chunk of a chat ({error})") from None
+        raise EngineFailed(f"the server sent an invalid chat chunk ({error})") from None
     if event.error:
         raise EngineFailed(extract_reason(data))
     choice = event.choices[0] if event.choices else Choice()

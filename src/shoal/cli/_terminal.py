@@ -16,7 +16,7 @@ from shoal.types import Message, Sampling
 PROMPT = ">>> "
 CONTINUATION_PROMPT = "... "
 STOPPED = "(stopped)"
-CUT = "(cut: the answer has reached its most tokens)"
+CUT = "(truncated at --max-tokens)"
 
 
 class Terminal:
@@ -112,20 +112,20 @@ class Terminal:
         conversation = self._conversation
         if name == "clear":
             conversation.clear()
-            self._note("the conversation begins anew")
+            self._note("conversation cleared")
         elif name == "system":
             conversation.system = rest
-            self._note("from now on the system message is that" if rest else "there is no system message now")
+            self._note("system message set" if rest else "system message cleared")
         elif name == "undo":
-            self._note("the last question is forgotten" if conversation.undo() else "there is nothing to forget")
+            self._note("last question removed" if conversation.undo() else "nothing to remove")
         elif name == "stats":
-            self._note(self._last_reply.stats() if self._last_reply else "there was no reply yet")
+            self._note(self._last_reply.stats() if self._last_reply else "no reply yet")
         else:
             if name != "help":
-                self._note(f"/{name} is no command")
+                self._note(f"unknown command /{name}")
             for each, what in COMMANDS.items():
                 self._note(f"/{each:<8}{what}")
-            self._note('"""      begins and ends a message of several lines')
+            self._note('"""      starts and ends a message of several lines')
 
     def _write(self, text: str) -> None:
         self._out.write(text)

@@ -78,7 +78,7 @@ class GrpcChatClient:
         inputs = {tensor.name: tensor.datatype for tensor in facts.inputs}
         has = {tensor.name for tensor in facts.outputs}
         if TEXT not in inputs or OUTPUT not in has:
-            raise Unsupported(f"{plan.model} has no {TEXT} and {OUTPUT}: name a model that reads and writes text")
+            raise Unsupported(f"{plan.model} has no {TEXT} and {OUTPUT}: name a model that accepts and returns text")
         # TensorRT-LLM has these outputs too, but they count the whole answer so far; only vLLM's count one chunk.
         counts = [name for name in COUNTS if count and name in has and "sampling_parameters" in inputs]
         return cls(client, plan, inputs, [OUTPUT, *counts], rows=config.max_batch_size > 0)

@@ -72,7 +72,7 @@ def _describe_model(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
     parts += [f"alias {alias}" for alias in card.aliases]
     for task in card.default_for:
         first = claimed[task]
-        parts += [f"default for {task}" if first == card.name else f"not default for {task}: {first} is, named first"]
+        parts += [f"default for {task}" if first == card.name else f"not default for {task}: {first} is listed first"]
     return ", ".join(parts)
 
 
@@ -93,7 +93,7 @@ def _describe_auth(settings: Settings) -> str:
         return f"on, {len(settings.api_key)} key{'s' if len(settings.api_key) > 1 else ''}"
     if is_loopback(settings.host):
         return "off, only this machine can connect"
-    return "OFF, and others can connect (--insecure)"
+    return "OFF, and other machines can connect (--insecure)"
 
 
 def _curl(address: str, body: str, *, authorised: bool) -> str:

@@ -18,20 +18,26 @@ if TYPE_CHECKING:
 
 
 def bench(
-    url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8080",
+    url: Annotated[str, typer.Argument(help="URL of the server.")] = "http://127.0.0.1:8080",
     *,
-    model: Annotated[str, typer.Option(help="Model to ask for; empty: the default one.")] = "",
-    clients: Annotated[int, typer.Option(min=1, max=20000, help="Connections, each with one request at a time.")] = 64,
-    duration: Annotated[float, typer.Option(min=0.1, help="Seconds to measure.")] = 10.0,
-    warmup: Annotated[float, typer.Option(min=0, help="Seconds of load before that, not measured.")] = 2.0,
-    tokens: Annotated[int, typer.Option(min=5, max=8192, help="Tokens a text, special tokens included.")] = 16,
-    texts_per_request: Annotated[int, typer.Option(min=1, max=2048, help="Texts in a request.")] = 1,
+    model: Annotated[str, typer.Option(help="Model to request; empty: the default one.")] = "",
+    clients: Annotated[
+        int, typer.Option(min=1, max=20000, help="Concurrent connections, each with one request at a time.")
+    ] = 64,
+    duration: Annotated[float, typer.Option(min=0.1, help="Duration of the measurement in seconds.")] = 10.0,
+    warmup: Annotated[float, typer.Option(min=0, help="Warm-up in seconds, not measured.")] = 2.0,
+    tokens: Annotated[int, typer.Option(min=5, max=8192, help="Tokens per text, special tokens included.")] = 16,
+    texts_per_request: Annotated[int, typer.Option(min=1, max=2048, help="Texts per request.")] = 1,
     rate: Annotated[
-        float | None, typer.Option(min=0.01, help="Requests a second, whatever the answers do (open loop).")
+        float | None, typer.Option(min=0.01, help="Requests per second, whatever the answers do (open loop).")
     ] = None,
-    surface: Annotated[Literal["openai", "tei", "embedding"], typer.Option(help="The API to speak.")] = "openai",
-    encoding: Annotated[Literal["float", "base64"], typer.Option(help="How openai answers vectors.")] = "float",
-    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.", envvar="SHOAL_BENCH_API_KEY")] = None,
+    surface: Annotated[Literal["openai", "tei", "embedding"], typer.Option(help="API to use.")] = "openai",
+    encoding: Annotated[
+        Literal["float", "base64"], typer.Option(help="Encoding of the vectors with openai.")
+    ] = "float",
+    api_key: Annotated[
+        str | None, typer.Option(help="API key, sent as a bearer token.", envvar="SHOAL_BENCH_API_KEY")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure a running server: throughput, latency percentiles and batches. Every text is sent once only."""
@@ -55,7 +61,7 @@ def _text(plan: Plan, summary: Summary, counted: float | None) -> str:
     loop = f"{plan.clients} clients" if plan.rate is None else f"{plan.rate:g} requests/s"
     length = f"{counted:g} tokens (counted by the server)" if counted else f"about {plan.tokens} tokens"
     lines = [
-        f"{plan.url}  {plan.surface}  {loop}, {plan.texts} text(s) a request, {length}, {plan.duration:g} s",
+        f"{plan.url}  {plan.surface}  {loop}, {plan.texts} text(s) per request, {length}, {plan.duration:g} s",
         f"throughput  {summary.texts_per_s:,.1f} texts/s   {summary.requests_per_s:,.1f} requests/s",
         "latency     " + "   ".join(f"{name} {value:,.2f}" for name, value in summary.latency_ms.items()) + "  ms",
     ]

@@ -18,31 +18,33 @@ MAX_STREAMS = 4096
 
 
 def chat(
-    url: Annotated[str, typer.Argument(help="The server: any that speaks OpenAI's API.")] = "http://127.0.0.1:8080",
+    url: Annotated[str, typer.Argument(help="URL of any server with OpenAI's API.")] = "http://127.0.0.1:8080",
     *,
-    model: Annotated[str, typer.Option(help="Model to ask for; empty: the first one that the server lists.")] = "",
-    concurrency: Annotated[str, typer.Option(metavar="N,...", help="Streams at once; each number is a run.")] = "1",
-    requests: Annotated[
-        int, typer.Option(min=0, help="Requests of each run; 0: four for each stream, and at least 20.")
-    ] = 0,
-    warmup: Annotated[int, typer.Option(min=1, help="Requests before that, not measured.")] = 1,
-    input_tokens: Annotated[int, typer.Option(min=3, max=100_000, help="About so many tokens a prompt.")] = 200,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 100,
-    stream: Annotated[bool, typer.Option(help="Read answers as they come; else whole.")] = True,
+    model: Annotated[str, typer.Option(help="Model to request; empty: the first one listed by the server.")] = "",
+    concurrency: Annotated[
+        str, typer.Option(metavar="N,...", help="Concurrent streams; one run for each number.")
+    ] = "1",
+    requests: Annotated[int, typer.Option(min=0, help="Requests per run; 0: four per stream, at least 20.")] = 0,
+    warmup: Annotated[int, typer.Option(min=1, help="Warm-up requests, not measured.")] = 1,
+    input_tokens: Annotated[int, typer.Option(min=3, max=100_000, help="Approximate tokens per prompt.")] = 200,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 100,
+    stream: Annotated[bool, typer.Option(help="Stream the answers; otherwise read them whole.")] = True,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Answers of just that many tokens (ignore_eos), where the server can.")
+        bool, typer.Option("--exact", help="Generate exactly that many tokens (ignore_eos), if the server supports it.")
     ] = False,
-    endpoint: Annotated[Literal["chat", "completions"], typer.Option(help="The path to ask.")] = "chat",
+    endpoint: Annotated[Literal["chat", "completions"], typer.Option(help="Path to request.")] = "chat",
     triton: Annotated[
-        str, typer.Option(metavar="HOST:PORT|PATH", help="Ask this Triton over gRPC, and nothing else; needs --model.")
+        str, typer.Option(metavar="HOST:PORT|PATH", help="Measure this Triton over gRPC instead; requires --model.")
     ] = "",
     server_pid: Annotated[
-        int | None, typer.Option(metavar="PID", help="The server's process here: its processor time a token is told.")
+        int | None, typer.Option(metavar="PID", help="PID of a local server, to report its CPU time per token.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.", envvar="SHOAL_BENCH_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="API key, sent as a bearer token.", envvar="SHOAL_BENCH_API_KEY")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure how a server generates: first token, between tokens, tokens a second. Every prompt is sent once only."""
+    """Measure generation: first token, between tokens, tokens per second. Every prompt is sent only once."""
     from shoal.bench.chat import ChatPlan, measure_http
 
     plan = ChatPlan(
@@ -68,7 +70,7 @@ def _parse_numbers(option: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or not all(0 < number <= MAX_STREAMS for number in found):
-        reason = f"give numbers from 1 to {MAX_STREAMS} with commas between, such as 1,8,64"
+        reason = f"give numbers from 1 to {MAX_STREAMS}, separated by commas, such as 1,8,64"
         raise ConfigError(f"--concurrency {option}: {reason}", param="--concurrency")
     return found
 
@@ -104,9 +106,9 @@ def text(place: str, plan: ChatPlan, found: Level) -> str:
     lines.append(f"{'Output Token Throughput (per s)':32}{found.output_tokens_per_s:>11,.2f}")
     lines.append(f"{'Request Throughput (per s)':32}{found.requests_per_s:>11,.2f}")
     if found.server_cpu_us is not None:
-        lines.append(f"{'Server CPU (us a token)':32}{found.server_cpu_us:>11,.2f}")
+        lines.append(f"{'Server CPU (us per token)':32}{found.server_cpu_us:>11,.2f}")
     if found.tokens_by == "chunks" and plan.stream:
-        lines.append("the server does not count tokens: those above are its chunks")
+        lines.append("the server does not count tokens: the figures above count chunks")
     errors = ", ".join(f"{count} x {name}" for name, count in found.errors.items())
     lines.append(f"errors: {errors or 'none'}")
     return "\n".join(lines)

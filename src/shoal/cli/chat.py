@@ -28,23 +28,26 @@ def chat(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [QUESTION]",
-            help="The model's address, as for serve (with --url or --model there is none here), and a question to"
-            " answer; - stands for what is piped in. Without a question it is a conversation.",
+            help="Address of the model, as for serve (omit it with --url or --model), and a question; - reads it "
+            "from standard input. Without a question, starts a conversation.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there (else the first).")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Model, as for serve; with --url, its name on the server (default: the first one)."
+        ),
     ] = "",
-    url: Annotated[str, typer.Option(help="Ask this server, any that speaks OpenAI's API.")] = "",
-    system: Annotated[str, typer.Option(metavar="TEXT", help="Say what the model is to be.")] = "",
-    temperature: Annotated[float | None, typer.Option(min=0, metavar="NUMBER", help="How freely it chooses.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of an answer.")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and speed after each reply.")] = False,
+    url: Annotated[str, typer.Option(help="Use this server, which can be any with OpenAI's API.")] = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="System prompt.")] = "",
+    temperature: Annotated[float | None, typer.Option(min=0, metavar="NUMBER", help="Sampling temperature.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum tokens to generate.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Show tokens and speed after each reply.")] = False,
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Talk to a language model. /help lists the commands of a conversation.
+    """Chat with a language model. /help lists the commands of a conversation.
 
     With a question, or text piped in, only the answer goes to standard output.
     """
@@ -134,6 +137,6 @@ def _answer_once(
             sys.stdout.write("\n")
             sys.stdout.flush()
     if reply.finish_reason == "length":
-        typer.echo("the answer was cut: it has reached its most tokens (--max-tokens)", err=True)
+        typer.echo("the answer was truncated at --max-tokens", err=True)
     if show_stats:
         typer.echo(reply.stats(), err=True)

@@ -14,11 +14,11 @@ from shoal.config import LoadedConfig
 @with_settings()
 def show(
     addresses: Annotated[list[str] | None, typer.Argument(metavar="ADDRESS", help="As for serve.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Show the settings in effect and where each comes from, also under a preset; keys are masked."""
+    """Show the effective settings and their sources, also under a preset; keys are masked."""
     shown = loaded.describe()
     if as_json:
         typer.echo(json.dumps(shown, indent=2))

@@ -36,7 +36,7 @@ def embed(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Texts, none of them empty; with no picture either, UTF-8 from standard input, one text a line.",
+            help="Non-empty texts; without texts and images, UTF-8 lines from standard input.",
         ),
     ] = None,
     images: Annotated[
@@ -44,26 +44,31 @@ def embed(
         typer.Option(
             "--image",
             metavar="FILE...",
-            help="Pictures, all words up to the next flag or --; a - is standard input.",
+            help="Image files, up to the next flag or --; - is standard input.",
         ),
     ] = None,
     *,
     model: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Model, as for serve; with --url its name there (else the first).")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Model, as for serve; with --url, its name on the server (default: the first one)."
+        ),
     ] = "",
-    url: Annotated[str, typer.Option(help="Ask this server instead of loading the model here.")] = "",
+    url: Annotated[str, typer.Option(help="Use this server instead of loading the model locally.")] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there: .npy or .json.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file: .npy or .json.")
     ] = None,
-    input_type: Annotated[str, typer.Option(metavar="ROLE", help="query or document.")] = "",
-    prompt_name: Annotated[str, typer.Option(metavar="NAME", help="Prompt of the model to put before the texts.")] = "",
-    dimensions: Annotated[int | None, typer.Option(min=1, metavar="N", help="Shorten the vectors to this.")] = None,
+    input_type: Annotated[str, typer.Option(metavar="ROLE", help="Role of the texts: query or document.")] = "",
+    prompt_name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the model's prompt to prepend to the texts.")
+    ] = "",
+    dimensions: Annotated[int | None, typer.Option(min=1, metavar="N", help="Truncate vectors to this length.")] = None,
     loaded: LoadedConfig,
 ) -> None:
-    """Turn texts and pictures into vectors; prints a JSON array: those of the texts, then those of the pictures.
+    """Embed texts and images; prints a JSON array of the vectors, texts first, then images.
 
-    An empty line stops it before it begins: it has no vector, and without one the rows would not be those of the lines.
-    Pictures are read here and sent as bytes, also to a server: shoal embed "a dog" --image *.jpg
+    An empty line is an error: it has no vector, so rows would not match lines. Images are read locally and sent as
+    bytes, also to a server: shoal embed "a dog" --image *.jpg
     """
     if output is not None and output.suffix not in (".npy", ".json"):
         raise ConfigError(f"--output {output}: name a .npy or a .json file", param="--output")
@@ -125,7 +130,7 @@ def _read_lines() -> list[str]:
             reason = f"byte {error.start + 1} is {line[error.start]:#04x}"
             raise SetupError(f"line {number} of standard input is not UTF-8 ({reason}): convert it first") from None
         if not text:
-            raise SetupError(f"line {number} of standard input is empty and has no vector: take it out, or fill it")
+            raise SetupError(f"line {number} of standard input is empty and has no vector: remove it or fill it")
         texts.append(text)
     return texts
 
@@ -133,7 +138,7 @@ def _read_lines() -> list[str]:
 def check_texts(texts: list[str]) -> list[str]:
     for number, text in enumerate(texts, 1):
         if not text:
-            raise ConfigError(f"text {number} is empty and has no vector: leave it out, or fill it", param="--")
+            raise ConfigError(f"text {number} is empty and has no vector: remove it or fill it", param="--")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -166,7 +171,7 @@ def _embed_remote(server: ServerClient, all_inputs: _Inputs, wishes: _RequestFie
         try:
             rows += [_decode_vectors(entry["embedding"]) for entry in reply["data"]]
         except (LookupError, TypeError, ValueError):
-            raise TransportFailed("the server answers otherwise than OpenAI's does: is that a Shoal server?") from None
+            raise TransportFailed("the server does not respond like OpenAI's API: is it a Shoal server?") from None
     return np.stack(rows)
 
 

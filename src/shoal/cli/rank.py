@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @with_settings("Engine", "Model files")
 def rank(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="File of a picture; - is standard input.")],
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts to compare it with, none of them empty.")],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file; - is standard input.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Non-empty texts to compare with the image.")],
     model: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="A model of pictures and texts; with --url its name there.")
+        str, typer.Option(metavar="ADDRESS", help="Image-text model; with --url, its name on the server.")
     ] = "",
-    url: Annotated[str, typer.Option(help="Ask this server instead of loading the model here.")] = "",
+    url: Annotated[str, typer.Option(help="Use this server instead of loading the model locally.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Say which of the texts describes a picture best.
+    """Rank texts by how well they describe an image.
 
     The score is the model's own: of CLIP a probability, so that those of all texts sum to 1; of SigLIP each stands
     alone. The cosine is that of the vectors.
@@ -67,7 +67,7 @@ def _rank_remote(server: ServerClient, picture: Image, texts: Sequence[str], mod
             for each in reply["results"]
         ]
     except (LookupError, TypeError, ValueError):
-        raise TransportFailed("the server answers /rank otherwise than Shoal does: is that a Shoal server?") from None
+        raise TransportFailed("the server does not answer /rank like Shoal: is it a Shoal server?") from None
 
 
 def _show(matches: Sequence[Match], *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from shoal.errors import SetupError, TransportFailed
 
 _CONNECTION_SETTINGS = ("port", "host", "api_key", "api_key_file", "admin_key", "admin_key_file")
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="A model as `shoal ps --all` names it, or org/name.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name from `shoal ps --all`, or org/name.")]
 Url = Annotated[
     str, typer.Option("--url", metavar="URL", help="The server (default: http://127.0.0.1 at the setting `port`).")
 ]
@@ -25,7 +25,7 @@ Url = Annotated[
 
 @with_settings(*_CONNECTION_SETTINGS)
 def ps(
-    everything: Annotated[bool, typer.Option("--all", help="Also those that could be loaded.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also list models that can be loaded.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: Url = "",
     *,
@@ -59,35 +59,35 @@ def ps(
 def load(
     name: _Name,
     backend: Annotated[
-        Literal["local", "triton"] | None, typer.Option(help="Where it is to run (default: as the server is set).")
+        Literal["local", "triton"] | None, typer.Option(help="Where to run it (default: the server's setting).")
     ] = None,
     text_in: Annotated[
         bool | None,
         typer.Option(
-            "--text-in/--no-text-in", help="On Triton: also make a model that takes text.", show_default=False
+            "--text-in/--no-text-in", help="On Triton: also create a model that accepts text.", show_default=False
         ),
     ] = None,
     url: Url = "",
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Load a model into a running server, fetching it first if need be."""
+    """Load a model into a running server, downloading it first if necessary."""
     server = RunningServer.from_settings(loaded.settings, url)
     wishes = {"backend": backend, "text_in": text_in}
     with TerminalProgress() as progress:
         changed = server.load(
             check_model_name(name), {key: value for key, value in wishes.items() if value is not None}, progress
         )
-    typer.echo(f"{name} is loaded" if changed else f"{name} was loaded already")
+    typer.echo(f"{name} is loaded" if changed else f"{name} is already loaded")
 
 
 @with_settings(*_CONNECTION_SETTINGS)
 def unload(name: _Name, url: Url = "", *, loaded: LoadedConfig) -> None:
-    """Take a model out of a running server; what is being answered is finished first."""
+    """Unload a model from a running server; requests in flight finish first."""
     server = RunningServer.from_settings(loaded.settings, url)
     with TerminalProgress() as progress:
         changed = server.unload(check_model_name(name), progress)
-    typer.echo(f"{name} is unloaded" if changed else f"{name} was not loaded")
+    typer.echo(f"{name} is unloaded" if changed else f"{name} is not loaded")
 
 
 def _get_last_used(server: RunningServer) -> dict[str, float]:

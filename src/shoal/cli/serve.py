@@ -147,7 +147,7 @@ def _report_models(app: App, settings: Settings, port: int, logged_failures: set
             logged_failures.add(card.name)
             _log.error("%s cannot be served: %s", card.name, card.error)
     for place, reason in app.gateway.pending_sources.items():
-        _log.warning("%s is not there yet: %s", place, reason)
+        _log.warning("%s is not ready yet: %s", place, reason)
     announce(settings, port, cards)
 
 
@@ -159,8 +159,8 @@ def _warn_unused_tables(tables: Mapping[str, ModelTable], names: Sequence[str]) 
     for name, table in tables.items():
         if names and name not in names and not table.backends:
             _log.warning(
-                '[models."%s"] has no backends and names no model that is served (%s): it counts once one of that name'
-                " is loaded",
+                '[models."%s"] has no backends and matches no served model (%s): it applies once a model of that name '
+                "is loaded",
                 name,
                 ", ".join(names),
             )

@@ -34,7 +34,7 @@ _FOLLOW_INTERVAL_S = 0.2
 
 _Which = Annotated[
     int | None,
-    typer.Option("--grpc-port", metavar="N", help="Which server, by its gRPC port; not needed where one runs."),
+    typer.Option("--grpc-port", metavar="N", help="gRPC port of the server; optional if only one runs."),
 ]
 
 
@@ -42,13 +42,13 @@ _Which = Annotated[
 def up(
     repository: Annotated[
         Path | None,
-        typer.Option(
-            "--repository", metavar="DIR", help="Its model repository (default $SHOAL_HOME/triton/repository)."
-        ),
+        typer.Option("--repository", metavar="DIR", help="Model repository (default $SHOAL_HOME/triton/repository)."),
     ] = None,
     grpc_port: Annotated[
         int,
-        typer.Option(metavar="N", min=0, max=65535, help="Its number, or open gRPC port; 0 takes a free one."),
+        typer.Option(
+            metavar="N", min=0, max=65535, help="Number of the server, or its open gRPC port; 0 chooses a free one."
+        ),
     ] = 8001,
     open_ports: Annotated[
         bool,
@@ -64,28 +64,26 @@ def up(
         int | None, typer.Option(metavar="N", min=0, max=65535, help="Metrics port with --open-ports (default 8002).")
     ] = None,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay until Ctrl-C and stop it then, instead of leaving it running.")
+        bool, typer.Option("--foreground", help="Run in the foreground and stop Triton on Ctrl-C.")
     ] = False,
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Start a Triton and return when it is ready; it is started again when it dies, until `shoal triton down`."""
+    """Start a Triton and return when it is ready; it is restarted if it dies, until `shoal triton down`."""
     from shoal.backends.triton import supervise
     from shoal.cli.progress import TerminalProgress
 
     ports = {"http_port": http_port, "metrics_port": metrics_port}
     given: dict[str, Any] = {name: port for name, port in ports.items() if port is not None}
     if given and not open_ports:
-        raise SetupError(
-            "only a Triton with open ports has HTTP and metrics: add --open-ports, or leave their ports out"
-        )
+        raise SetupError("HTTP and metrics require open ports: add --open-ports, or omit their ports")
     options = _options(loaded, repository=repository, open_ports=open_ports, grpc_port=grpc_port, owner="up", **given)
     with TerminalProgress() as progress:
         if foreground:
             _foreground(options, progress)
             return
         folder, state, started = supervise.start(options, progress)
-    how = "is ready" if started else "was running already"
+    how = "is ready" if started else "is already running"
     typer.echo(f"Triton {state.version} {how} at triton://{state.url}")
     facts = _facts(folder, state, True)
     typer.echo("\n".join(_format_lines({name: facts[name] for name in ("repository", "http", "log")})))
@@ -93,7 +91,7 @@ def up(
 
 @with_settings("Model files")
 def down(grpc_port: _Which = None, *, loaded: LoadedConfig) -> None:
-    """Stop a Triton that `shoal triton up` started, or remove what is left of those that ended without notice."""
+    """Stop a Triton that `shoal triton up` started, or clean up those that ended unexpectedly."""
     from shoal.backends.triton import supervise
 
     options = _options(loaded)
@@ -104,7 +102,7 @@ def down(grpc_port: _Which = None, *, loaded: LoadedConfig) -> None:
         if supervise.stop(folder, state, options):
             typer.echo(f"Triton on port {state.grpc_port} is stopped")
         else:
-            typer.echo(f"Triton on port {state.grpc_port} had ended without notice; its traces are removed")
+            typer.echo(f"Triton on port {state.grpc_port} had already ended; its files are removed")
 
 
 @with_settings("Model files")
@@ -113,7 +111,7 @@ def status(
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """List the Tritons that Shoal runs here, and, as stale, those that ended without notice, until `down` removes what
+    """List the Tritons that Shoal is running, and, as stale, those that ended without notice, until `down` removes what
     is left of them. Exit code 1 when none is ready."""
     from shoal.backends.triton import supervise
 
@@ -121,7 +119,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif not found:
-        typer.echo("no Triton of Shoal's runs here: start one with `shoal triton up`")
+        typer.echo("no Triton started by Shoal is running: start one with `shoal triton up`")
     else:
         typer.echo("\n\n".join("\n".join(_format_lines(facts)) for facts in found))
     if not any(facts["phase"] == "ready" for facts in found):
@@ -130,13 +128,13 @@ def status(
 
 @with_settings("Model files")
 def logs(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many lines of its end.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of last lines to show.")] = 50,
     grpc_port: _Which = None,
     *,
     loaded: LoadedConfig,
 ) -> None:
-    """Show what a Triton wrote."""
+    """Show the log of a Triton."""
     folder, _, _ = _require_single(_find_servers(_options(loaded), grpc_port))
     size = folder.log.stat().st_size if folder.log.exists() else 0
     if tail := folder.tail(lines):
@@ -167,8 +165,8 @@ def _find_servers(options: TritonOptions, port: int | None) -> list[_FoundServer
 
     found = [one for one in supervise.list_servers(options.run) if port in (None, one[1].grpc_port)]
     if not found:
-        where = "runs here" if port is None else f"has the gRPC port {port}"
-        raise SetupError(f"no Triton of Shoal's {where}: `shoal triton status` lists them")
+        where = "is running" if port is None else f"uses the gRPC port {port}"
+        raise SetupError(f"no Triton started by Shoal {where}: `shoal triton status` lists them")
     return [one for one in found if one[2]] or found
 
 
@@ -176,8 +174,8 @@ def _require_single(found: list[_FoundServer]) -> _FoundServer:
     """Return the only server found. Raises SetupError if there are several."""
     if len(found) > 1:
         ports = ", ".join(str(state.grpc_port) for _, state, _ in found)
-        do = "run here" if found[0][2] else "ended here without notice"
-        raise SetupError(f"several Tritons {do}: say which with --grpc-port ({ports})")
+        do = "are running" if found[0][2] else "ended unexpectedly"
+        raise SetupError(f"several Tritons {do}: choose one with --grpc-port ({ports})")
     return found[0]
 
 

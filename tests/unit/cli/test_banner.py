@@ -43,7 +43,7 @@ def test_of_two_defaults_the_first_counts() -> None:
     found = [text for label, text in banner_lines(Settings(), 8080, [card("a/b"), card("c/d")]) if label == "model"]
     assert [text.rpartition(", alias tiny, ")[2] for text in found] == [
         "default for embed",
-        "not default for embed: a/b is, named first",
+        "not default for embed: a/b is listed first",
     ]
 
 
@@ -90,7 +90,7 @@ def test_keys_are_counted_and_never_shown() -> None:
 
 def test_an_insecure_server_is_warned_about() -> None:
     """Only --insecure leads here."""
-    assert banner(Settings(host="0.0.0.0", insecure=True))["auth"] == "OFF, and others can connect (--insecure)"
+    assert banner(Settings(host="0.0.0.0", insecure=True))["auth"] == "OFF, and other machines can connect (--insecure)"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ class TestThere:
         del upstream.models[1]
         result = runner.invoke(app, ["chat", "--url", upstream.url, "a"])
         assert result.exit_code == 1
-        assert "lists no model that can generate: name one with --model" in result.stderr
+        assert "has no model that can generate: name one with --model" in result.stderr
 
     def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
         """Status and message."""
@@ -209,8 +209,12 @@ class TestThere:
         [
             (b'data: {"error":{"message":"out of memory","type":"x"}}\n\n', EngineFailed, "^out of memory$"),
             (b'data: {"error":"out of memory"}\n\n', EngineFailed, "^out of memory$"),
-            (b"data: nonsense\n\n", EngineFailed, "no chunk of a chat"),
-            (b'data: {"choices":[{"delta":{"content":"half"}}]}\n\n', TransportFailed, "broke off its answer"),
+            (b"data: nonsense\n\n", EngineFailed, "an invalid chat chunk"),
+            (
+                b'data: {"choices":[{"delta":{"content":"half"}}]}\n\n',
+                TransportFailed,
+                "ended its answer early: try again",
+            ),
         ],
     )
     def test_what_goes_wrong_in_mid_stream(
@@ -341,8 +345,8 @@ class TestOpened:
         with open_local_chat(app.opening(), noted):
             pass
         assert lines == [
-            "m is not there yet: waiting for triton://h:1: it does not answer",
-            "triton://other:1 is not there yet: nobody is there",
+            "m is not ready yet: waiting for triton://h:1: it does not answer",
+            "triton://other:1 is not ready yet: nobody is there",
         ]
 
     def test_a_failure_to_close_is_no_secret(self) -> None:

@@ -112,7 +112,7 @@ class TestReply:
         for chunk in (Chunk(), Chunk(reasoning="hm"), Chunk(text="a b"), Chunk(finish_reason="length")):
             reply.add(chunk)
         reply.add(Chunk(usage=Usage(prompt_tokens=7, completion_tokens=21)))
-        assert reply.stats() == "21 tokens, 20.0 a second, the first after 0.50 s, prompt 7 tokens"
+        assert reply.stats() == "21 tokens, 20.0 per second, first token after 0.50 s, prompt 7 tokens"
         assert (reply.text, reply.finish_reason) == ("a b", "length")
 
     def test_without_usage_its_pieces_are_counted(self) -> None:
@@ -120,14 +120,14 @@ class TestReply:
         reply = self.reply(0.0, 1.0, 1.5)
         reply.add(Chunk(text="a"))
         reply.add(Chunk(text="b"))
-        assert reply.stats() == "2 pieces, 2.0 a second, the first after 1.00 s"
+        assert reply.stats() == "2 pieces, 2.0 per second, first token after 1.00 s"
 
     def test_a_reply_of_one_token_has_no_speed(self) -> None:
         """Nor has one that never came."""
         reply = self.reply(0.0, 1.0)
-        assert reply.stats() == "there was no reply yet"
+        assert reply.stats() == "no reply yet"
         reply.add(Chunk(text="a"))
-        assert reply.stats() == "1 piece, the first after 1.00 s"
+        assert reply.stats() == "1 piece, first token after 1.00 s"
 
 
 @given(st.text())

@@ -71,7 +71,7 @@ class _Reply(Quiet):
             self.send_response(400)
             self.end_headers()
             named = f"input {broken[0]}: " if len(body["input"]) > 1 else ""
-            self.wfile.write(json.dumps({"detail": f"{named}the picture cannot be read: no"}).encode())
+            self.wfile.write(json.dumps({"detail": f"{named}the image cannot be read: no"}).encode())
             return
         vectors = [np.full(3, _length(item), "<f4").tobytes() for item in body["input"]]
         data = [{"index": place, "embedding": b64encode(vector).decode()} for place, vector in enumerate(vectors)]
@@ -114,7 +114,7 @@ class TestHere:
         ("data", "line"),
         [
             (b"a\n\xfcber\n", "line 2 of standard input is not UTF-8 (byte 1 is 0xfc): convert it first"),
-            (b"a\n\nb\n", "line 2 of standard input is empty and has no vector: take it out, or fill it"),
+            (b"a\n\nb\n", "line 2 of standard input is empty and has no vector: remove it or fill it"),
             (b"a\r\n\r\n", "line 2 of standard input is empty and has no vector"),
         ],
     )
@@ -220,7 +220,7 @@ class TestThere:
         upstream.models.clear()
         result = runner.invoke(app, ["embed", "--url", f"http://127.0.0.1:{upstream.server_port}", "ab"])
         assert result.exit_code == 1
-        assert "lists no model that can embed: name one with --model" in result.stderr
+        assert "has no model that can embed: name one with --model" in result.stderr
 
     def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
         """Status and message, exit code 1."""
@@ -282,8 +282,8 @@ class TestPictures:
         [
             ("no.png", "no.png cannot be read: No such file or directory"),
             (".", ". cannot be read: Is a directory"),
-            ("notes.txt", "notes.txt is no picture: give a JPEG, PNG, WebP, GIF or BMP file"),
-            ("-", "standard input is no picture"),
+            ("notes.txt", "notes.txt is not an image: pass a JPEG, PNG, WebP, GIF or BMP file"),
+            ("-", "standard input is not an image: pass"),
         ],
     )
     @pytest.mark.parametrize("there", [[], ["--url", "http://127.0.0.1:1"]])
@@ -305,7 +305,7 @@ class TestPictures:
         from shoal.errors import InvalidValue
 
         monkeypatch.setattr("sys.stdin", Terminal())
-        with pytest.raises(InvalidValue, match="pipe a picture in"):
+        with pytest.raises(InvalidValue, match="pipe an image in"):
             check_images(["-"])
 
     def test_a_flag_without_a_file(self) -> None:
@@ -351,4 +351,4 @@ class TestPictures:
         words = ["embed", "--url", place, "--model", "m", "--image", *before, "broken.png"]
         result = runner.invoke(app, words)
         assert result.exit_code == 1
-        assert "/v1/embeddings answered 400: broken.png: the picture cannot be read: no" in result.stderr
+        assert "/v1/embeddings answered 400: broken.png: the image cannot be read: no" in result.stderr

@@ -111,7 +111,7 @@ def test_pull_stores_a_model(shoal: Shoal, folder: Path, home: Path) -> None:
     assert result.exit_code == 0
     assert "tiny is ready" in result.stdout
     assert f"shoal serve file:{folder}" in result.stdout
-    assert "graph: built by a test; verified not yet: when it is first served" in result.stdout
+    assert "graph: built by a test; verified not yet: checked when first served" in result.stdout
     assert [one.manifest.id for one in Store(home).entries()] == ["tiny"]
 
 
@@ -304,7 +304,7 @@ class TestTriton:
         assert len(Store(home).entries()) == 1
         result = shoal("rm", "org/other", "--from", "triton", "--triton-repository", "repo")
         assert result.exit_code == 1
-        assert result.stderr == "error: org/other is not in repo: look there for its name\n"
+        assert result.stderr == "error: org/other is not in repo: check its name there\n"
         assert composed == [("org/tiny", "repo"), ("org/other", "repo")]
 
     @pytest.mark.parametrize("words", [("pull", "org/tiny", "--to", "triton"), ("rm", "org/tiny", "--from", "triton")])
@@ -321,7 +321,7 @@ class TestTriton:
         """A server knows its own repository."""
         result = shoal("rm", "m", "--from", "triton", "--url", "http://localhost:1", "--triton-repository", "repo")
         assert result.exit_code == 2
-        assert "--url and --from exclude each other" in result.stderr
+        assert "--url and --from are mutually exclusive" in result.stderr
         assert composed == []
 
 

@@ -137,13 +137,13 @@ class TestThere:
     @pytest.mark.parametrize(
         ("status", "answer", "line"),
         [
-            (400, b'{"error": {"message": "the picture cannot be read: no"}}', "400: red.png: the picture cannot be"),
+            (400, b'{"error": {"message": "the image cannot be read: no"}}', "400: red.png: the image cannot be"),
             (404, b'{"detail": "Not Found"}', "answered 404: Not Found"),
             (502, b"<h1>bad</h1>", "answered 502: <h1>bad</h1>"),
             (502, b'["bad"]', 'answered 502: ["bad"]'),
-            (200, b'{"results": [{"index": 0}]}', "is that a Shoal server?"),
-            (200, b'{"results": null}', "is that a Shoal server?"),
-            (200, b"no JSON", "is that a Shoal server?"),
+            (200, b'{"results": [{"index": 0}]}', "is it a Shoal server?"),
+            (200, b'{"results": null}', "is it a Shoal server?"),
+            (200, b"no JSON", "is it a Shoal server?"),
         ],
     )
     def test_other_answers(self, upstream: Upstream, status: int, answer: bytes, line: str) -> None:

@@ -163,7 +163,7 @@ class TestLoad:
         """Said, and no failure; addresses stay readable in the path."""
         stub.job("POST /v1/models/hf:org/tiny@v1/load?wait=false", [{"state": "done", "changed": False}])
         result = shoal("load", "hf:org/tiny@v1")
-        assert (result.exit_code, result.stdout) == (0, "hf:org/tiny@v1 was loaded already\n"), result.output
+        assert (result.exit_code, result.stdout) == (0, "hf:org/tiny@v1 is already loaded\n"), result.output
         assert stub.requests[0][1] == {}
 
     @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ class TestLoad:
         seen = RecordingProgress()
         with pytest.raises(KeyboardInterrupt):
             RunningServer(stub.url).load("m", {}, seen)
-        assert seen.calls == [("the server goes on with it: `shoal ps` shows how far it is",)]
+        assert seen.calls == [("the server continues the job: `shoal ps` shows its progress",)]
 
     @pytest.mark.parametrize("name", ["", "/", "/etc/passwd", "//"])
     @pytest.mark.parametrize("verb", [("load",), ("unload",), ("rm", "--url", "http://localhost:1")])
@@ -215,7 +215,7 @@ class TestLoad:
         """It would be another path of the server."""
         result = shoal(*verb, name)
         assert result.exit_code == 1
-        assert f"{name!r} names no model" in result.stderr
+        assert f"{name!r} is not a model" in result.stderr
         assert stub.requests == []
 
     @pytest.mark.parametrize("name", ["..", "a/../../b", "a b", "a?b#c", "x%2e"])
@@ -230,10 +230,10 @@ class TestLoad:
 
 class TestUnload:
     @pytest.mark.parametrize(
-        ("changed", "message"), [(True, "org/tiny is unloaded\n"), (False, "org/tiny was not loaded\n")]
+        ("changed", "said"), [(True, "org/tiny is unloaded\n"), (False, "org/tiny is not loaded\n")]
     )
     def test_a_model_is_unloaded(self, shoal: Shoal, stub: Stub, changed: bool, message: str) -> None:
-        """One that was not loaded is no failure."""
+        """One that is not loaded is no failure."""
         stub.job("POST /v1/models/org/tiny/unload?wait=false", [{"state": "done", "changed": changed}])
         result = shoal("unload", "org/tiny")
         assert (result.exit_code, result.stdout) == (0, message), result.output
@@ -246,7 +246,7 @@ class TestUnload:
         stub.job("DELETE /v1/models/org/tiny?wait=false", [{"state": "done", "changed": False}])
         result = shoal("rm", "org/tiny", "--url", stub.url)
         assert result.exit_code == 1
-        assert f"org/tiny is not known at {stub.url}" in result.stderr
+        assert f"org/tiny is unknown at {stub.url}" in result.stderr
 
 
 class TestServer:
@@ -254,7 +254,7 @@ class TestServer:
         """The next step is in the line."""
         result = shoal("ps", "--url", "http://127.0.0.1:1")
         assert result.exit_code == 1
-        assert "nothing answers at http://127.0.0.1:1" in result.stderr
+        assert "no response from http://127.0.0.1:1" in result.stderr
         assert "`shoal serve` starts one" in result.stderr
 
     @pytest.mark.parametrize(
@@ -279,13 +279,13 @@ class TestServer:
     def test_another_program_on_that_port(self, stub: Stub, body: Any) -> None:
         """It is not taken for a server without models."""
         stub.replies["GET /models"] = (200, body)
-        with pytest.raises(TransportFailed, match=r"is that a Shoal server\?"):
+        with pytest.raises(TransportFailed, match=r"is it a Shoal server\?"):
             RunningServer(stub.url).models()
 
     def test_a_server_that_knows_no_jobs(self, stub: Stub) -> None:
         """An older one would have loaded it by now, or never."""
         stub.replies["POST /v1/models/m/load?wait=false"] = (200, {"status": "success"})
-        with pytest.raises(TransportFailed, match="has not begun a job"):
+        with pytest.raises(TransportFailed, match="did not start a job"):
             RunningServer(stub.url).load("m", {}, RecordingProgress())
 
     @pytest.mark.parametrize(
@@ -318,10 +318,10 @@ class TestServer:
         assert RunningServer.from_settings(Settings(port=9000), "").url == "http://127.0.0.1:9000"
         assert RunningServer.from_settings(Settings(host="0.0.0.0"), "").url == "http://localhost:8080"
         assert RunningServer.from_settings(Settings(), "https://box.example/").url == "https://box.example"
-        with pytest.raises(ConfigError, match="give --url"):
+        with pytest.raises(ConfigError, match="server: use --url"):
             RunningServer.from_settings(Settings(port=0), "")
         for wrong in ("box:80", "ftp://box", "http://"):
             with pytest.raises(ConfigError, match="write http://host:port"):
                 RunningServer.from_settings(Settings(), wrong)
         result = CliRunner().invoke(app, ["ps", "--as", "inference-server", "--host", "::1"])
-        assert "nothing answers at http://[::1]:8686" in result.stderr
+        assert "no response from http://[::1]:8686" in result.stderr

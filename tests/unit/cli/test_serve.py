@@ -122,11 +122,11 @@ async def test_a_table_without_effect_is_logged(
     cards: tuple[ModelCard, ...],
     told_of: bool,
 ) -> None:
-    """A settings table without effect, such as one under an alias, is logged."""
+    """Such as one under an alias: its settings would be missed without a word."""
     fake_app = FakeApp(*cards)
     fake_app.over.set()
     await announcing(fake_app, **{table: ModelTable(backends=("fake:",) if table == "later" else ())})
-    words = '[models."other"] has no backends and names no model that is served (good): it counts once'
+    words = '[models."other"] has no backends and matches no served model (good): it applies once'
     assert (words in caplog.text) is told_of
     assert len(announcements) == 1
 
@@ -134,12 +134,12 @@ async def test_a_table_without_effect_is_logged(
 async def test_a_table_may_be_of_a_server_that_is_away(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A table may belong to a model of a server that is unreachable."""
+    """Nobody knows which models it has."""
     fake_app = FakeApp(READY)
     fake_app.pending_sources["openai+http://away/v1"] = "not reachable"
     fake_app.over.set()
     await announcing(fake_app, other=ModelTable())
-    assert "is not there yet" in caplog.text
+    assert "is not ready yet" in caplog.text
     assert "names no model" not in caplog.text
 
 
@@ -154,12 +154,12 @@ async def test_no_model_at_all_is_no_failure(announcements: list[list[str]]) -> 
 async def test_a_server_whose_models_are_not_known_yet(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unreachable server named without a model is logged and is no failure."""
+    """It was named without a model, and is not there: said, and no failure."""
     fake_app = FakeApp()
     fake_app.pending_sources["triton://far:8001"] = "connection refused"
     fake_app.over.set()
     await announcing(fake_app)
-    assert "triton://far:8001 is not there yet: connection refused" in caplog.text
+    assert "triton://far:8001 is not ready yet: connection refused" in caplog.text
     assert announcements == [[]]
 
 

@@ -182,7 +182,7 @@ def test_commands_change_the_conversation() -> None:
     assert pairs[2] == ["be brief", "a", "Yes, sir.", "c"]
     assert pairs[3] == ["be brief", "d"]
     assert pairs[4] == ["d", "Yes, sir.", "e"]
-    for message in ("the last question is forgotten", "begins anew", "there is no system message now"):
+    for message in ("last question removed", "cleared", "system message cleared"):
         assert message in shown
 
 
@@ -190,8 +190,8 @@ def test_undo_of_nothing_and_commands_that_there_are_not() -> None:
     """Said, with the list of those that there are; nothing is sent to the model."""
     script = Script()
     shown, _ = talk(script, "/undo", "/nosuch", "/help")
-    assert "there is nothing to forget" in shown
-    assert "/nosuch is no command" in shown
+    assert "nothing to remove" in shown
+    assert "unknown command /nosuch" in shown
     assert shown.count("/stats") == 2
     assert script.requests == []
 
@@ -200,8 +200,8 @@ def test_figures_of_a_reply() -> None:
     """With /stats, or after each reply where that was asked for."""
     steps = (Chunk(text="a"), Chunk(text="b", finish_reason="length"), Chunk(usage=Usage(completion_tokens=2)))
     shown, _ = talk(Script(*steps), "/stats", "a", "/stats")
-    assert "there was no reply yet" in shown
-    assert shown.count("2 tokens, 1.0 a second, the first after 1.00 s") == 1
-    assert "(cut: " in shown
+    assert "no reply yet" in shown
+    assert shown.count("2 tokens, 1.0 per second, first token after 1.00 s") == 1
+    assert "(truncated" in shown
     shown, _ = talk(Script(*steps), "a", stats=True)
     assert shown.count("2 tokens") == 1

@@ -114,14 +114,14 @@ def test_status_of_a_stale_one(home: Path) -> None:
 
 def test_down_of_none_and_of_several(home: Path) -> None:
     """It must be clear which is meant."""
-    assert "no Triton of Shoal's runs here" in runner.invoke(app, ["triton", "down"]).stderr
+    assert "no Triton started by Shoal is running" in runner.invoke(app, ["triton", "down"]).stderr
     living = [server(home, port) for port in (8001, 9001)]
     server(home, 9501)
     for folder in living:
         assert folder.claim()
     result = runner.invoke(app, ["triton", "down"])
     assert result.exit_code == 1
-    assert "several Tritons run here: say which with --grpc-port (8001, 9001)" in result.stderr
+    assert "several Tritons are running: choose one with --grpc-port (8001, 9001)" in result.stderr
     for folder in living:
         folder.release(keep_log=False)
 
@@ -130,12 +130,12 @@ def test_down_of_what_is_left(home: Path) -> None:
     """Those that ended without notice are in nobody's way, and go without being named, one or all."""
     for port in (8001, 9001, 9501):
         server(home, port)
-    assert "several Tritons ended here without notice: say" in runner.invoke(app, ["triton", "logs"]).stderr
-    assert "has the gRPC port 7" in runner.invoke(app, ["triton", "down", "--grpc-port", "7"]).stderr
+    assert "several Tritons ended unexpectedly: choose" in runner.invoke(app, ["triton", "logs"]).stderr
+    assert "uses the gRPC port 7" in runner.invoke(app, ["triton", "down", "--grpc-port", "7"]).stderr
     result = runner.invoke(app, ["triton", "down", "--grpc-port", "9001"])
-    assert "had ended without notice" in result.stdout
+    assert "had already ended" in result.stdout
     assert (home / "triton" / "run" / "8001" / "state.json").exists()
-    assert runner.invoke(app, ["triton", "down"]).stdout.count("had ended without notice") == 2
+    assert runner.invoke(app, ["triton", "down"]).stdout.count("had already ended") == 2
     assert json.loads(runner.invoke(app, ["triton", "status", "--json"]).stdout) == []
 
 
@@ -215,8 +215,8 @@ def test_up_prints_the_address(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     assert starts == [expected]
     closed = runner.invoke(app, ["triton", "up", *flags])
     assert closed.exit_code == 1
-    assert "only a Triton with open ports has HTTP and metrics" in closed.stderr
-    assert "was running already" in runner.invoke(app, ["triton", "up"]).stdout
+    assert "HTTP and metrics require open ports" in closed.stderr
+    assert "is already running" in runner.invoke(app, ["triton", "up"]).stdout
     assert starts[1] == TritonOptions(home=home, owner="up")
 
 
