@@ -159,7 +159,7 @@ class TestVectors:
         for (inputs, fields), one in pending:
             assert np.allclose(one.result(), self.embed(behind, inputs, **fields), atol=1e-5)
         refused = front.request("POST", "/v1/embeddings", {"model": "near", "input": "text", "normalize": False})
-        assert (refused[0], b"only gives normalised vectors" in refused[2]) == (400, True)
+        assert (refused[0], b"only returns normalized vectors" in refused[2]) == (400, True)
 
     def test_ranking_by_vectors(self, pair: tuple[Server, Server]) -> None:
         """A model that embeds and does not rank is not asked to."""

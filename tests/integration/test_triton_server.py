@@ -112,7 +112,7 @@ def test_up_status_logs_down(command: Command) -> None:
     assert left_in_shared_memory(port) == []
     after = command("status")
     assert after.returncode == 1
-    assert "no Triton of Shoal's runs here" in after.stdout
+    assert "no Triton started by Shoal is running" in after.stdout
     assert "no Triton" in command("down").stderr
 
 
@@ -122,7 +122,7 @@ def test_up_twice_is_up_once(command: Command) -> None:
     port = f"--grpc-port={first['number']}"
     again = command("up", f"--repository={command.repository}", port)
     assert again.returncode == 0
-    assert "was running already" in again.stdout
+    assert "is already running" in again.stdout
     assert [facts["pid"] for facts in command.status()] == [first["pid"]]
     other = command("up", f"--repository={command.home / 'other'}", port)
     assert other.returncode == 1

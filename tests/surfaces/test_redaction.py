@@ -69,7 +69,7 @@ def test_every_form_of_an_address(place: str) -> None:
     "text",
     [
         "the model 'llama3.2:1b' is not served: there are all-MiniLM-L6-v2 and org/name:Q4_K_M",
-        "the input has 600 tokens, the model takes at most 512; shorten it, or let it be cut (truncate)",
+        "the input has 600 tokens, but the model accepts at most 512; shorten it, or set truncate",
         "hf:org/name@main asks for torch 2.4.1: pip install 'shoal[torch]'",
     ],
 )

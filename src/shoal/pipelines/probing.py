@@ -27,14 +27,14 @@ def find_frame(raw: Tokenizer, file: str) -> tuple[list[int], list[int]]:
             continue
         starts = [start for start, _ in bare.offsets]
         if starts != sorted(starts):
-            raise ModelFileError("it repeats a text", file=file, key="post_processor")
+            raise ModelFileError("it repeats the text", file=file, key="post_processor")
         if bare.ids:
             found.add(_split_around(framed, bare.ids, file))
             seen.add(tuple(bare.ids))
     if len(found) == 1 and len(seen) > 1:
         before, after = found.pop()
         return list(before), list(after)
-    raise ModelFileError("its special tokens do not stand around the text", file=file, key="post_processor")
+    raise ModelFileError("its special tokens do not surround the text", file=file, key="post_processor")
 
 
 def _split_around(framed: Encoding, bare: list[int], file: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -43,7 +43,7 @@ def _split_around(framed: Encoding, bare: list[int], file: str) -> tuple[tuple[i
             if any(framed.type_ids):
                 raise ModelFileError("segment ids other than 0 are not supported", file=file, key="post_processor")
             return tuple(framed.ids[:start]), tuple(framed.ids[start + len(bare) :])
-    raise ModelFileError("it does not leave a text whole", file=file, key="post_processor")
+    raise ModelFileError("it changes the text", file=file, key="post_processor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def find_pair_frame(raw: Tokenizer, file: str) -> PairFrame:
     if only is not None and all(len(texts) > 1 for texts in seen):
         return only
     raise ModelFileError(
-        "it does not put the second of two texts after the first, each whole and in a segment of its own",
+        "it does not append the second of two texts to the first, each unchanged and in its own segment",
         file=file,
         key="post_processor",
     )

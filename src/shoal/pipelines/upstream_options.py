@@ -64,8 +64,8 @@ class TruncationPolicy:
             return
         if task.truncate is False and "truncate" not in self._passes:
             raise Unsupported(
-                "the model cuts long texts itself and does not tell: leave truncate out, or set `tokenizer` and "
-                "`max_tokens` for the model, so that Shoal can refuse them",
+                "the model truncates long texts itself without reporting it: omit truncate, or set `tokenizer` "
+                "and `max_tokens` for the model so that Shoal can reject them",
                 param="truncate",
             )
         if task.truncation_direction == "left" and "truncation_direction" not in self._passes:
@@ -92,7 +92,7 @@ class TruncationPolicy:
         try:
             size = sum([len(text.encode()) for text in texts])
         except UnicodeEncodeError:
-            return InvalidValue("the text holds half of a surrogate pair, which UTF-8 cannot carry", param="input")
+            return InvalidValue("the text contains half of a surrogate pair, which UTF-8 cannot encode", param="input")
         if count is None:
             return Weight(min(self.max_counted, max(1, size // 3)), max(1, size // BYTES_PER_TOKEN), False)
         truncated = 0 < self.limit < count.total
@@ -127,6 +127,4 @@ def attach_counts(rows: Sequence[R], tokens: Array) -> list[R | CountedRow]:
 
 
 _ALL = 2**31
-_ONLY_RIGHT = (
-    "the model cuts long texts at their end: leave truncation_direction out, or send the end of the text alone"
-)
+_ONLY_RIGHT = "the model truncates long texts at the end: omit truncation_direction, or send only the end of the text"

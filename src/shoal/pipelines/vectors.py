@@ -31,10 +31,10 @@ def resolve_shape(task: Embed, dimension: int, *, gives_raw: bool, normalize: bo
         return WHOLE
     if task.dimensions is not None and not 1 <= task.dimensions <= dimension:
         raise InvalidValue(
-            f"dimensions must be from 1 to {dimension}, the model's own; got {task.dimensions}", param="dimensions"
+            f"dimensions must be between 1 and {dimension}, the model's own (got {task.dimensions})", param="dimensions"
         )
     if not task.normalize and not gives_raw:
-        raise Unsupported("the model only gives normalised vectors; leave normalize out", param="normalize")
+        raise Unsupported("the model only returns normalized vectors; omit normalize", param="normalize")
     dimensions = None if task.dimensions == dimension else task.dimensions
     return (dimensions, task.normalize and normalize is not False)
 
@@ -71,4 +71,4 @@ def shape_rows(rows: Array, shapes: Sequence[Shape]) -> list[Array | ShoalError]
 
 def not_finite_error() -> NotFinite:
     """The error for an item whose result holds NaN or infinity."""
-    return NotFinite("the model answered NaN or infinity for this input; try another one or precision f32")
+    return NotFinite("the model returned NaN or infinity for this input; try another input, or precision f32")

@@ -294,7 +294,7 @@ class Shoal:
     ) -> Coroutine[Any, Any, list[Ranked]]:
         texts = each_of(documents, "documents", text_of)
         if top_n is not None and index_of(top_n, "top_n") < 0:
-            raise InvalidValue(f"top_n is {top_n}: give how many of the best to answer, or 0 for all", param="top_n")
+            raise InvalidValue(f"top_n is {top_n}: pass the number of results, or 0 for all", param="top_n")
         whole = Rerank(queries=[text_of(query, "query")], documents=texts, **options)
         check_options(whole)
         tasks = [msgspec.structs.replace(whole, documents=part) for part in _split(texts)]
@@ -332,7 +332,7 @@ class Shoal:
         picture = picture_of(image)
         if picture is None:
             raise WrongType(
-                f"image must be the bytes of a picture's file, a Path or one of Pillow's, not {type(image).__name__}",
+                f"image must be the bytes of an image file, a Path or a Pillow image, not {type(image).__name__}",
                 param="image",
             )
         listed = each_of(texts, "texts", text_of)
@@ -346,7 +346,7 @@ class Shoal:
         facts = gateway.model(name).facts
         if facts is None or facts.contrast is None:
             raise Unsupported(
-                f"the model {name!r} does not compare pictures with texts: name a CLIP or SigLIP model", param="model"
+                f"the model {name!r} does not compare images with texts: name a CLIP or SigLIP model", param="model"
             )
 
         async def run(whole: Embed, ctx: Context) -> Embedded:
@@ -370,13 +370,17 @@ def _load_config(
             hint = f"did you mean {near}?" if near else "see docs/settings.md"
             raise ConfigError(f"{name} is not a setting: {hint}", param=name)
         if BY_NAME[name].section in _SERVER_SECTIONS:
-            raise ConfigError(f"{name} is a server's setting, and there is none here: leave it out", param=name)
+            raise ConfigError(f"{name} is a setting of the server, which is not used here: omit it", param=name)
         if settings[name] is not None:
             convert(BY_NAME[name], settings[name], name)  # by its name here, which is no flag's
     for model in models:
         if not isinstance(model, str):
-            hint = "several are given one by one" if isinstance(model, list | tuple) else "of a folder it is file:PATH"
-            raise AddressError(f"an address is a text, not {type(model).__name__}: {hint}")
+            hint = (
+                "pass several as separate arguments"
+                if isinstance(model, list | tuple)
+                else "for a folder, use file:PATH"
+            )
+            raise AddressError(f"an address must be a string, not {type(model).__name__}: {hint}")
     # Whoever calls from this process waits for its own work: nobody else is kept waiting by its queue.
     settings = {"max_queue_ms": 0.0, **settings}
     loaded = config.load({**settings, config.MODELS: models}, os.environ, None if file is None else Path(file))

@@ -33,21 +33,22 @@ def each_of(value: Iterable[Any], name: str, checked: Callable[[Any, str], T]) -
     """Checked here, and not in a pipeline, where a wrong one would be among the inputs of others. Raises WrongType and
     InvalidValue."""
     if isinstance(value, str | bytes):
-        raise WrongType(f"{name} must be a list: put one text into [...]", param=name)
+        raise WrongType(f"{name} must be a list: put a single text into [...]", param=name)
     if not isinstance(value, Iterable):
-        raise WrongType(f"{name} must be a list, not {type(value).__name__}", param=name)
+        raise WrongType(f"{name} must be a list, not {type(given).__name__}", param=name)
     return [checked(item, f"{name}[{place}]") for place, item in enumerate(value)]
 
 
 def text_of(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise WrongType(f"{name} must be a text, not {type(value).__name__}", param=name)
+        raise WrongType(f"{name} must be a string, not {type(given).__name__}", param=name)
     try:
         if not value.isascii():
             value.encode()
     except UnicodeEncodeError:
         raise InvalidValue(
-            f"{name} holds half of a surrogate pair, which is no text: decode it with errors='replace'", param=name
+            f"{name} contains half of a surrogate pair, which is not valid text: decode it with errors='replace'",
+            param=name,
         ) from None
     return value
 
@@ -68,7 +69,7 @@ def text_ids_or_picture(value: Any, name: str) -> TextItem | Image | Path:
         return picture
     if not isinstance(value, Sequence | np.ndarray):
         raise WrongType(
-            f"{name} must be a text, a list of token ids or a picture, not {type(value).__name__}", param=name
+            f"{name} must be a text, a list of token ids or an image, not {type(given).__name__}", param=name
         )
     ids = list(value)
     if all(type(token) is int and -(2**63) <= token < 2**63 for token in ids):
@@ -79,7 +80,7 @@ def text_ids_or_picture(value: Any, name: str) -> TextItem | Image | Path:
 def text_pair_or_picture(value: Any, name: str) -> str | TextPair | Image | Path:
     if isinstance(value, list | tuple):
         if len(value) != 2:
-            raise WrongType(f"{name} has {len(value)} texts: give one text, or a pair of two", param=name)
+            raise WrongType(f"{name} has {len(given)} texts: pass one text, or a pair of texts", param=name)
         return text_of(value[0], f"{name}[0]"), text_of(value[1], f"{name}[1]")
     picture = picture_of(value)
     return text_of(value, name) if picture is None else picture
@@ -92,9 +93,9 @@ def index_of(value: Any, name: str) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise WrongType(f"{name} must be a whole number, not {type(value).__name__}", param=name)
+        raise WrongType(f"{name} must be an integer, not {type(given).__name__}", param=name)
     if not -(2**63) <= number < 2**63:
-        raise InvalidValue(f"{name} is out of range: give a number of at most 64 bits", param=name)
+        raise InvalidValue(f"{name} is out of range: pass a number of at most 64 bits", param=name)
     return number
 
 
@@ -103,10 +104,10 @@ def kinds_of(outputs: Sequence[VectorKind] | None) -> tuple[VectorKind, ...]:
         return ("dense",)
     known = ", ".join(get_args(VectorKind))
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
-        raise WrongType(f"outputs must be a list of kinds of vectors, of: {known}", param="outputs")
+        raise WrongType(f"outputs must be a list of vector kinds, from: {known}", param="outputs")
     kinds = tuple(outputs)
     if not kinds or any(kind not in get_args(VectorKind) for kind in kinds):
-        raise InvalidValue(f"outputs is {list(kinds)}: name one kind of vectors or more, of: {known}", param="outputs")
+        raise InvalidValue(f"outputs is {list(kinds)}: name one or more vector kinds, from: {known}", param="outputs")
     return kinds
 
 
@@ -121,6 +122,6 @@ def check_options(task: BatchTask) -> None:
             raise WrongType(f"{name} must be {names}, not {type(value).__name__}", param=name)
     if task.truncation_direction not in get_args(Direction):
         raise InvalidValue(
-            f"truncation_direction is {task.truncation_direction!r}: give one of {', '.join(get_args(Direction))}",
+            f"truncation_direction is {task.truncation_direction!r}: pass one of {', '.join(get_args(Direction))}",
             param="truncation_direction",
         )

@@ -76,7 +76,7 @@ class Background:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._process:
-            raise Unavailable("this Shoal belongs to the process that opened it: open another after the fork")
+            raise Unavailable("this Shoal belongs to the process that opened it: open a new one after the fork")
         if self._closed:
             raise _closed_error()
 
@@ -274,4 +274,4 @@ def _max_items(loaded: LoadedConfig) -> int:
 
 
 def _closed_error() -> Unavailable:
-    return Unavailable("this Shoal is closed: open another")
+    return Unavailable("this Shoal is closed: open a new one")

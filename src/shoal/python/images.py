@@ -66,9 +66,9 @@ def check_picture(path: Path) -> Path | Image:
 def check_head(head: bytes, name: str) -> None:
     """Raises InvalidValue unless bytes begin as a file of one of FORMATS does."""
     if not head:
-        raise InvalidValue(f"{name} is empty: give a {FORMATS} file")
+        raise InvalidValue(f"{name} is empty: pass a {FORMATS} file")
     if not (head.startswith(_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")):
-        raise InvalidValue(f"{name} is no picture: give a {FORMATS} file")
+        raise InvalidValue(f"{name} is not an image: pass a {FORMATS} file")
 
 
 def _unreadable_error(path: Path, error: OSError) -> InvalidValue:
@@ -82,6 +82,6 @@ def _encode_png(picture: pillow.Image) -> Image:
         picture.save(file, "PNG", compress_level=1)
     except (OSError, ValueError) as error:
         raise InvalidValue(
-            f"the picture of mode {picture.mode} cannot be handed over ({error}): convert it with .convert('RGB')"
+            f"the image of mode {picture.mode} cannot be encoded ({error}): convert it with .convert('RGB')"
         ) from None
     return Image(file.getvalue())

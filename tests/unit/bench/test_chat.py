@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_an_error(data: bytes) -> None:
     """Said as such, not passed over."""
     reader = ChatStreamReader(0.0)
     reader(data)
-    assert reader.answer.error.startswith("an answer that cannot be read")
+    assert reader.answer.error.startswith("unreadable answer")
 
 
 class Scripted:

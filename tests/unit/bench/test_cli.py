@@ -95,7 +95,7 @@ def test_a_server_that_lists_nothing_without_a_key(url: str) -> None:
     """The flag is named; a model's name would not help."""
     code, output = run(url, "--api-key", "hidden")
     assert code == 1
-    assert "asks for a key of its own (401): give it with --api-key" in output
+    assert "requires a key (401): pass it with --api-key" in output
 
 
 def test_a_refused_first_request_ends_with_the_server_s_words(url: str) -> None:

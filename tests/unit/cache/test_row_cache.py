@@ -106,10 +106,10 @@ async def test_a_model_that_is_not_known_by_its_weights(tmp_path: Path, caplog: 
     caches = RowCaches(tmp_path)
     assert caches.open("m", settings(0, 1), unknown, "f32") is None
     assert isinstance(caches.open("m", settings(1, 1), unknown, "f32"), MemoryCache)
-    assert "does not tell which model it is" in caplog.text
+    assert "does not identify its model" in caplog.text
     scores = ModelFacts(source="s", backend="local", tasks=("rerank", "classify"))
     assert caches.open("m", settings(0, 1), scores, "f32") is None
-    assert "it gives scores, and only vectors are" in caplog.text
+    assert "it returns scores, and only vectors are cached" in caplog.text
     await caches.aclose()
     assert entries(tmp_path) == []
 

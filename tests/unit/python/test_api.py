@@ -139,14 +139,14 @@ class TestEmbed:
     @pytest.mark.parametrize(
         ("item", "error", "words"),
         [
-            (None, WrongType, r"texts\[1\] must be a text, a list of token ids or a picture, not NoneType"),
+            (None, WrongType, r"texts\[1\] must be a text, a list of token ids or an image, not NoneType"),
             (b"a", InvalidValue, "accepts only text"),
-            (["a"], WrongType, r"texts\[1\]\[0\] must be a whole number, not str"),
-            ([1, 1.5], WrongType, r"texts\[1\]\[1\] must be a whole number, not float"),
+            (["a"], WrongType, r"texts\[1\]\[0\] must be an integer, not str"),
+            ([1, 1.5], WrongType, r"texts\[1\]\[1\] must be an integer, not float"),
             ([True], WrongType, "not bool"),
             ([np.array(1.0)], WrongType, "not ndarray"),
             ([2**70], InvalidValue, r"texts\[1\]\[0\] is out of range"),
-            ("\ud800", InvalidValue, r"texts\[1\] holds half of a surrogate pair"),
+            ("\ud800", InvalidValue, r"texts\[1\] contains half of a surrogate pair"),
         ],
     )
     def test_what_is_no_text(self, item: Any, error: type[ShoalError], words: str) -> None:
@@ -168,16 +168,16 @@ class TestEmbed:
     @pytest.mark.parametrize(
         ("options", "error", "words"),
         [
-            ({"dimensions": 2.0}, WrongType, "dimensions must be a whole number, not float"),
-            ({"dimensions": True}, WrongType, "dimensions must be a whole number, not bool"),
+            ({"dimensions": 2.0}, WrongType, "dimensions must be an integer, not float"),
+            ({"dimensions": True}, WrongType, "dimensions must be an integer, not bool"),
             ({"truncate": "no"}, WrongType, "truncate must be bool or None, not str"),
             ({"normalize": None}, WrongType, "normalize must be bool, not NoneType"),
             ({"prompt_name": 3}, WrongType, "prompt_name must be str or None, not int"),
             ({"model": None}, WrongType, "model must be str"),
             ({"truncation_direction": "LEFT"}, InvalidValue, "truncation_direction is 'LEFT'.*left, right"),
-            ({"outputs": "dense"}, WrongType, "outputs must be a list of kinds"),
-            ({"outputs": 3}, WrongType, "outputs must be a list of kinds"),
-            ({"outputs": []}, InvalidValue, r"outputs is \[\]: name one kind"),
+            ({"outputs": "dense"}, WrongType, "outputs must be a list of vector kinds, from"),
+            ({"outputs": 3}, WrongType, "outputs must be a list of vector kinds, from"),
+            ({"outputs": []}, InvalidValue, r"outputs is \[\]: name one"),
             ({"outputs": ["dense", "thick"]}, InvalidValue, "dense, tokens, sparse, multi"),
         ],
     )
@@ -243,14 +243,14 @@ class TestRerank:
             assert len(s.rerank("q", ["a", "b", "c"], top_n=9)) == 3
             with pytest.raises(InvalidValue, match="top_n is -1"):
                 s.rerank("q", ["a", "b"], top_n=-1)
-            with pytest.raises(WrongType, match="top_n must be a whole number"):
+            with pytest.raises(WrongType, match="top_n must be an integer"):
                 s.rerank("q", ["a", "b"], top_n=1.5)  # type: ignore[arg-type]
 
     def test_what_is_no_text(self) -> None:
         with shoal.open("fake:labels=1") as s:
-            with pytest.raises(WrongType, match="query must be a text, not NoneType"):
+            with pytest.raises(WrongType, match="query must be a string, not NoneType"):
                 s.rerank(None, ["a"])  # type: ignore[arg-type]
-            with pytest.raises(WrongType, match=r"documents\[1\] must be a text, not dict"):
+            with pytest.raises(WrongType, match=r"documents\[1\] must be a string, not dict"):
                 s.rerank("q", ["a", {"text": "b"}])  # type: ignore[list-item]
             with pytest.raises(WrongType, match="raw_scores must be bool"):
                 s.rerank("q", ["a"], raw_scores=1)  # type: ignore[arg-type]
@@ -285,9 +285,9 @@ class TestClassify:
         with shoal.open("fake:labels=3") as s:
             with pytest.raises(WrongType, match=r"inputs\[1\] has 3 texts"):
                 s.classify(["a", ("a", "b", "c")])  # type: ignore[list-item]
-            with pytest.raises(WrongType, match=r"inputs\[0\]\[1\] must be a text, not NoneType"):
+            with pytest.raises(WrongType, match=r"inputs\[0\]\[1\] must be a string, not NoneType"):
                 s.classify([("a", None)])  # type: ignore[list-item]
-            with pytest.raises(WrongType, match=r"inputs\[0\] must be a text"):
+            with pytest.raises(WrongType, match=r"inputs\[0\] must be a string"):
                 s.classify([None])  # type: ignore[list-item]
 
     def test_without_a_name_it_is_the_one_with_labels(self) -> None:
@@ -439,7 +439,7 @@ class TestLife:
         )
         command = [sys.executable, "-c", program]  # newer Pythons warn of a fork beside threads
         run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        message = "this Shoal belongs to the process that opened it: open another after the fork\n"
+        message = "this Shoal belongs to the process that opened it: open a new one after the fork\n"
         assert (run.returncode, run.stdout) == (0, message * 3)
 
     async def test_closed_for_coroutines_too(self) -> None:
@@ -582,8 +582,8 @@ class TestSettings:
             ({"cache_mb": "x"}, "^cache_mb: must be a whole number of at least 0, got 'x'"),
             ({"zzz": 1}, "see docs/settings.md"),
             ({"timeout": 5}, "timeout is not a setting: see docs/settings.md"),
-            ({"port": 80}, "a server's setting"),
-            ({"log_level": "debug"}, "a server's setting"),
+            ({"port": 80}, "a setting of the server, which"),
+            ({"log_level": "debug"}, "a setting of the server, which"),
             ({"max_batch_size": 0}, "must be a whole number of at least 1"),
             ({"max_batch_size": "many"}, "must be a whole number"),
             ({"config": "/nowhere/shoal.toml"}, "cannot be read"),
@@ -602,7 +602,7 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("address", "words"),
-        [(Path("/models/m"), "not PosixPath: of a folder it is file:PATH"), (["fake:"], "one by one")],
+        [(Path("/models/m"), "not PosixPath: for a folder, use file:PATH"), (["fake:"], "as separate arguments")],
     )
     def test_an_address_is_a_text(self, address: Any, words: str) -> None:
         """Told as any other wrong one."""

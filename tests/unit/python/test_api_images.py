@@ -102,7 +102,7 @@ class TestRank:
         [
             (PICTURES, "red.png", ["a"], WrongType, "image must be .* a Path .*, not str"),
             (PICTURES, RED, "a", WrongType, "texts must be a list"),
-            (PICTURES, RED, [b"a"], WrongType, r"texts\[0\] must be a text, not bytes"),
+            (PICTURES, RED, [b"a"], WrongType, r"texts\[0\] must be a string, not bytes"),
             (PICTURES, RED, [], EmptyInput, "at least one of each"),
             ("fake:", RED, ["a"], InvalidValue, "accepts only text"),
             ("fake:labels=2:images=1", RED, ["a"], ModelNotFound, "can embed"),

@@ -63,7 +63,7 @@ class TestFiles:
     @pytest.mark.parametrize("head", [b"%PDF-1.7", b"<svg/>", b"RIFF\0\0\0\0WAVE", b"II*\0", b"P6 1 1", b"\xff\xd8"])
     def test_others_do_not(self, head: bytes) -> None:
         """As the pipeline has it."""
-        with pytest.raises(InvalidValue, match=r"^a\.bin is no picture: give a JPEG, PNG"):
+        with pytest.raises(InvalidValue, match=r"^a\.bin is not an image: pass a JPEG, PNG"):
             check_head(head, "a.bin")
         with pytest.raises(InvalidValue):
             read_header(head + bytes(100))
@@ -87,7 +87,7 @@ class TestFiles:
             os.close(into)
             path = Path(f"/dev/fd/{out}")
             if data == b"text":
-                with pytest.raises(InvalidValue, match="is no picture"):
+                with pytest.raises(InvalidValue, match="is not an image: pass"):
                     check_picture(path)
             else:
                 assert check_picture(path) == Image(data)

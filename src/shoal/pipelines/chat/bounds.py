@@ -72,16 +72,16 @@ class Budget:
             self._next_check = self._steps + _LOOK
             if self._steps > MOST_STEPS:
                 self._next_check = 0
-                raise BudgetExceeded(f"the template takes more than {MOST_STEPS} steps")
+                raise BudgetExceeded(f"the template needs more than {MOST_STEPS} steps")
             if monotonic() > self._deadline:
                 self._next_check = 0
-                raise BudgetExceeded(f"the template takes more than {MOST_SECONDS:g} seconds")
+                raise BudgetExceeded(f"the template needs more than {MOST_SECONDS:g} seconds")
 
     def charge(self, octets: int) -> None:
         """Count `octets` bytes of allocated memory."""
         self._octets += octets
         if self._octets > MOST_OCTETS:
-            raise BudgetExceeded(f"the template builds up more than {MOST_OCTETS} bytes")
+            raise BudgetExceeded(f"the template allocates more than {MOST_OCTETS} bytes")
         self.spend(1 + octets // _STEP)
 
 
@@ -153,7 +153,7 @@ def size(value: Any) -> int:
         else:
             chars += 8
         if nodes + len(left) > MOST_VALUES or chars > MOST_CHARS:
-            raise SecurityError("a value in the template is too large to be written out or compared")
+            raise SecurityError("a value in the template is too large to print or compare")
     _current.get().spend(nodes // 8)
     return chars + nodes
 
@@ -222,7 +222,7 @@ def check_percent(form: str | bytes, values: Any) -> None:
     chars, specs = len(text), 0
     for key, width, precision in _SPEC.findall(text):
         if "*" in (width, precision) or "(" in key[1:]:
-            raise SecurityError("a format in the template is too large: its width is not written in it")
+            raise SecurityError("a format in the template is too large: its width is not literal")
         for digits in (width, precision):
             check_width(int(digits[:8] or "0"))
             chars += int(digits or "0")
@@ -269,7 +269,7 @@ def check_method(owner: Any, name: str, values: tuple[Any, ...]) -> None:
         table = values[0].values() if isinstance(values[0], dict) else ()
         check_chars(len(owner) * max((len(each) for each in table if isinstance(each, str)), default=1))
     elif name in ("encode", "decode") and not _ENCODINGS.issuperset(values[:1]):
-        raise SecurityError("a template may encode as UTF-8 only")
+        raise SecurityError("templates can only encode as UTF-8")
     elif name in ("split", "rsplit", "splitlines") and isinstance(owner, str):
         _check_split(owner, values[0] if name != "splitlines" and values else None)
 

@@ -347,5 +347,5 @@ def _raise(message: Any) -> NoReturn:
 def _now(form: str) -> str:
     bounds.check_width(len(form), _MOST_FORM)
     if any(len(digits) > 3 for digits in "".join(each if each.isdecimal() else " " for each in form).split()):
-        raise SecurityError("a width in the template is too large: give one of three digits at most")
+        raise SecurityError("a width in the template is too large: use at most three digits")
     return datetime.now().strftime(form)

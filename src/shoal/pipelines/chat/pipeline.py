@@ -103,7 +103,7 @@ class TextChatPipeline:
     def decoder(self, task: Generate, prompt: Prompt, index: int, gives: Gives) -> AnswerDecoder:
         """Raises Unsupported for ids without a tokenizer to decode them."""
         if gives == "ids" and self.vocabulary is None:
-            raise Unsupported("this model's answers are token ids, and there is no tokenizer to read them")
+            raise Unsupported("this model returns token ids, but there is no tokenizer to decode them")
         sampling = task.sampling
         eos = self.vocabulary.eos_ids if self.vocabulary and not sampling.ignore_eos else frozenset[int]()
         goes_on = not task.messages or task.continue_final
@@ -169,29 +169,30 @@ class TextChatPipeline:
         for message in task.messages:
             parts = message.content if isinstance(message.content, list) else ()
             if any(part.type == "image" for part in parts):
-                raise Unsupported("this model reads no images: send text only", param="messages")
+                raise Unsupported("this model does not accept images: send text only", param="messages")
             for part in parts:
                 if part.type == "other":
                     raise Unsupported(
-                        f"this model reads no parts of type {part.kind!r}: send text only", param="messages"
+                        f"this model does not accept parts of type {part.kind!r}: send text only", param="messages"
                     )
         if task.tool_choice in ("none", "auto"):
             return  # a template without tools gets an answer without them; `_render_conversation` reports it
         if not select_tools(task):
             requested = f"the tool {task.tool_name!r}" if task.tool_choice == "function" else "a tool"
-            raise InvalidValue(f"tool_choice asks for {requested}, and 'tools' has none such", param="tool_choice")
+            raise InvalidValue(f"tool_choice requires {requested}, which is not in 'tools'", param="tool_choice")
         if "tool_choice" in self.options.ignore:
             return
         if not self._takes_tools:
             raise Unsupported(
-                "this model's chat template knows no tools, so that it cannot be made to call one: use tool_choice"
-                " 'auto' to be answered without them (the operator can set tool_call_parser or another chat_template)",
+                "this model's chat template does not support tools, so it cannot be forced to call one: use "
+                "tool_choice 'auto' for an answer without them (the operator can set tool_call_parser or another "
+                "chat_template)",
                 param="tool_choice",
             )
         if self.tool_parser is None:
             raise Unsupported(
-                "how this model writes calls is not known: use tool_choice 'auto' and read its text (the operator can"
-                " set tool_call_parser)",
+                "the format of this model's tool calls is unknown: use tool_choice 'auto' and parse its text (the "
+                "operator can set tool_call_parser)",
                 param="tool_choice",
             )
 

@@ -35,7 +35,7 @@ def check_depth(tools: Sequence[Tool]) -> None:
             left -= sum(map(len, level))
             if left < 0:
                 raise InvalidValue(
-                    f"the parameters of the tools hold more than {MOST_VALUES} values: send fewer or smaller tools",
+                    f"the parameters of the tools have more than {MOST_VALUES} values: send fewer or smaller tools",
                     param="tools",
                 )
             inner = [each.values() if isinstance(each, dict) else each for each in level]
@@ -44,7 +44,7 @@ def check_depth(tools: Sequence[Tool]) -> None:
                 break
         else:
             raise InvalidValue(
-                f"the parameters of tool {number} nest more than {DEEPEST} levels deep: make them flatter",
+                f"the parameters of tool {number} are nested more than {DEEPEST} levels deep: make them flatter",
                 param="tools",
             )
 

@@ -69,7 +69,7 @@ class ChatTemplate:
         wrong = sorted(RESERVED & (variables or {}).keys())
         if wrong:
             raise InvalidValue(
-                f"{wrong[0]} is set by the request's own field, not as a variable of the chat template",
+                f"{wrong[0]} is set by a field of the request, not as a chat template variable",
                 param="chat_template_kwargs",
             )
         conversation = list(messages)
@@ -81,7 +81,7 @@ class ChatTemplate:
         except TemplateError as error:
             words = error.message or type(error).__name__
             raise InvalidValue(
-                f"the model's chat template refuses these messages: {words}", param="messages"
+                f"the model's chat template rejects these messages: {words}", param="messages"
             ) from error
         return _cut_at_mark(text) if continue_final else text
 
@@ -123,7 +123,7 @@ class ChatTemplate:
             return jinja.render(self._template, context)
         except bounds.BudgetExceeded as error:
             raise ConfigError(
-                f"the chat template does not come to an end for the smallest of conversations: {error.message}"
+                f"the chat template does not finish even for a minimal conversation: {error.message}"
             ) from error
         except TemplateError:
             return None  # a valid result: the template does not accept this form
@@ -137,7 +137,7 @@ def _append_mark(message: Message) -> Message:
     """Append a marker to the end of the message's text."""
     if not text_of(message):
         raise InvalidValue(
-            "the last message has no text to go on from; give it one, or ask for a new answer", param="messages"
+            "the last message has no text to continue; add some, or request a new answer", param="messages"
         )
     content = message.content
     if isinstance(content, list):
@@ -152,8 +152,8 @@ def _cut_at_mark(text: str) -> str:
     at = text.rfind(_MARK.strip())
     if at < 0:
         raise InvalidValue(
-            "the chat template does not show the end of the last message, so that nothing can go on from there; ask"
-            " for a new answer",
+            "the chat template does not show the end of the last message, so it cannot be continued; request a new "
+            "answer",
             param="messages",
         )
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()

@@ -188,8 +188,8 @@ def check_letters(text: str, param: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidValue(
-            f"a text has half of a character, \\u{ord(text[error.start]):04x}, which is none: send the other half with"
-            " it, or leave it out",
+            f"a text contains half of a character, \\u{ord(text[error.start]):04x}: send the other half with it, or "
+            "remove it",
             param=param,
         ) from error
 

@@ -51,20 +51,20 @@ def read_header(data: bytes) -> Header:
         _refuse("it has no bytes: send a JPEG, PNG, WebP, GIF or BMP file")
     header = _read(data)
     if header is None:
-        _refuse("its header is cut off: send the whole file")
+        _refuse("its header is incomplete: send the whole file")
     width, height = header.width, header.height
     if width < 1 or height < 1:
-        _refuse(f"its header says {width} x {height} pixels: send a whole file")
+        _refuse(f"its header states {width} x {height} pixels: send a whole file")
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         _refuse(
-            f"it has {width} x {height} = {width * height} pixels, and {MAX_PIXELS} are allowed, {MAX_SIDE} a side: "
-            "send it smaller"
+            f"it has {width} x {height} = {width * height} pixels, but at most {MAX_PIXELS} are allowed, and "
+            f"{MAX_SIDE} per side: send a smaller one"
         )
     return header
 
 
 def _refuse(why: str) -> NoReturn:
-    raise InvalidValue(f"the picture cannot be read: {why}", param="input")
+    raise InvalidValue(f"the image cannot be read: {why}", param="input")
 
 
 def _read(data: bytes) -> Header | None:
@@ -86,7 +86,7 @@ def _parse_header(data: bytes) -> Header:
         return _parse_gif(data)
     if data.startswith(b"BM"):
         return _parse_bmp(data)
-    _refuse("its first bytes are not those of a JPEG, PNG, WebP, GIF or BMP file: convert it to one of these")
+    _refuse("it is not a JPEG, PNG, WebP, GIF or BMP file: convert it to one of these")
 
 
 def _parse_jpeg(data: bytes) -> Header:
@@ -115,7 +115,7 @@ def _parse_jpeg(data: bytes) -> Header:
     else:
         _refuse("its JPEG has too many segments: save it again")
     if scans > _MAX_SCANS:
-        _refuse(f"its JPEG has {scans} scans, and {_MAX_SCANS} are allowed: save it again as a baseline JPEG")
+        _refuse(f"its JPEG has {scans} scans, but at most {_MAX_SCANS} are allowed: save it again as a baseline JPEG")
     several = scans > 1
     return Header("JPEG", width, height, data, _PIXEL + 2 * samples if several else _PIXEL)
 
@@ -157,7 +157,7 @@ def _parse_webp(data: bytes) -> Header:
     elif kind == b"VP8 ":
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
     else:
-        _refuse("its WebP holds no picture: save it again")
+        _refuse("its WebP contains no image: save it again")
     return Header("WEBP", width, height, data, _WEBP_PIXEL)
 
 

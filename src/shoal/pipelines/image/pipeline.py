@@ -82,7 +82,7 @@ class ImagePipeline:
         except ShoalError as error:
             return error
         if not isinstance(item, Image):
-            return InvalidValue("this is a text, and the model takes pictures; send a picture", param="input")
+            return InvalidValue("this is a text, but the model accepts only images; send an image", param="input")
         digest = hashlib.blake2b(item.data, digest_size=32).digest()
         values = made.get(digest)
         if values is None:
@@ -118,9 +118,9 @@ class ImagePipeline:
             return task.raw_scores
         if not isinstance(task, Embed) or self.spec.score is not None:
             can = "embeds" if self.spec.score is None else "classifies"
-            raise Unsupported(f"the model only {can} pictures; ask it for that", param="model")
+            raise Unsupported(f"the model only {can} images; request that instead", param="model")
         if task.outputs != ("dense",):
-            raise Unsupported("pictures have dense vectors alone; ask for these", param="model")
+            raise Unsupported("images have only dense vectors; request those", param="model")
         if task.prompt_name is not None:
-            raise Unsupported("no prompt is put before a picture; leave prompt_name out", param="prompt_name")
+            raise Unsupported("prompts do not apply to images; omit prompt_name", param="prompt_name")
         return resolve_shape(task, self.spec.dimension, gives_raw=True, normalize=self._normalize)

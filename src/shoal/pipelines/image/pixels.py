@@ -76,7 +76,7 @@ def decode_channels(
             trim()
     if isinstance(found, str):
         raise InvalidValue(
-            f"the picture cannot be read: it is a broken {header.format} file ({found[:120]}); save it again",
+            f"the image cannot be read: it is a broken {header.format} file ({found[:120]}); save it again",
             param="input",
         )
     return found
@@ -88,7 +88,7 @@ def _try_decode(header: Header, resize: Resize) -> Array | str:
     try:
         picture = _READERS[header.format](io.BytesIO(header.data))
         if picture.size != (header.width, header.height):
-            return "its size is not that of its header"
+            return "its size differs from its header"
         turn = _read_orientation(picture)
         picture.load()
         flat = _flatten(picture)
@@ -113,8 +113,8 @@ def _cost(header: Header, extra: Extra, total: int) -> int:
         return min(cost, total)
     if cost > total:
         raise InvalidValue(
-            f"the picture cannot be read: {width} x {height} pixels of this kind of {header.format} take {cost} bytes "
-            f"of memory, and {total} are allowed: send it smaller, or as a JPEG",
+            f"the image cannot be read: {width} x {height} pixels of this kind of {header.format} need {cost} bytes "
+            f"of memory, but only {total} are allowed: send a smaller one, or a JPEG",
             param="input",
         )
     return cost

@@ -27,7 +27,7 @@ class Preprocessing:
         if spec.resize == "shortest" and spec.edge < 1:
             raise ModelFileError("the shorter side must become at least 1 pixel", file=_FILE, key="size")
         if spec.resize != "squash" and spec.crop is None:
-            raise ModelFileError("pictures would keep their shapes, and the model takes one", file=_FILE, key="size")
+            raise ModelFileError("images would keep their shapes, and the model takes one", file=_FILE, key="size")
         if spec.crop is not None and spec.crop != spec.size:
             raise ModelFileError(f"the model takes {spec.size}, not {spec.crop}", file=_FILE, key="crop_size")
         if spec.resample not in range(6):

@@ -39,7 +39,7 @@ class TokenizerCodec:
         size = sum(map(len, texts)) + len(texts) * len(prompt)
         if size > MOST_CHARS:
             raise TooLong(
-                f"the texts have {size} characters, and at most {MOST_CHARS} are tokenised at once; send them in parts",
+                f"the texts have {size} characters, but at most {MOST_CHARS} are tokenized at once; send them in parts",
                 param="inputs",
             )
         if size + len(texts) * 16 <= INLINE_CHARS:

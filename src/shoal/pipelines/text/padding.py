@@ -19,7 +19,7 @@ INPUTS = frozenset({IDS, "attention_mask", TYPES, "position_ids", "pooling_mask"
 def check_inputs(spec: TextSpec, known: frozenset[str] = INPUTS) -> None:
     """Raises ModelFileError if the graph has inputs other than those in `known`."""
     if unknown := set(spec.inputs) - known:
-        raise ModelFileError(f"inputs that no text gives: {', '.join(sorted(unknown))}", file="graph", key="inputs")
+        raise ModelFileError(f"inputs that texts do not have: {', '.join(sorted(unknown))}", file="graph", key="inputs")
 
 
 def pad_batch(

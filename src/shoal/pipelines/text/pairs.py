@@ -41,7 +41,7 @@ class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
 
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool) -> None:
         if spec.score is None:
-            raise ModelFileError("it gives no scores: it cannot rerank or classify", file="graph", key="outputs")
+            raise ModelFileError("it returns no scores: it cannot rerank or classify", file="graph", key="outputs")
         check_inputs(spec, INPUTS - {"pooling_mask"})
         self.spec = spec
         self.truncate = truncate
@@ -85,7 +85,7 @@ class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
     def _prepare_text(self, item: TextInput[_ItemOptions], framed: FramedText) -> Entry:
         options = item.options
         if not framed.ids:
-            return EmptyInput("the model's tokenizer makes no token of this text", param="input")
+            return EmptyInput("the model's tokenizer produces no tokens for this text", param="input")
         if not framed.fits and not options.truncate:
             return too_long_error(framed.total, framed.exact, self.spec.max_tokens)
         ids = np.array(framed.ids, dtype=np.int64)
@@ -109,10 +109,10 @@ def read_document_limit(task: BatchTask) -> int | None:
     """Return a task's limit on the tokens of a document, or None. Raises InvalidValue for a limit below 1."""
     limit = task.max_document_tokens if isinstance(task, Rerank) else None
     if limit is not None and limit < 1:
-        raise InvalidValue(f"a document must be allowed at least 1 token; got {limit}", param="max_tokens_per_doc")
+        raise InvalidValue(f"the document limit must be at least 1 token (got {limit})", param="max_tokens_per_doc")
     return limit
 
 
 def token_ids_error() -> InvalidValue:
     """Return the error for token ids sent to a scoring task."""
-    return InvalidValue("scores are of texts, not of token ids: send the text itself", param="input")
+    return InvalidValue("only texts can be scored, not token ids: send the text itself", param="input")

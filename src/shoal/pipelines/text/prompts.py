@@ -52,9 +52,7 @@ def find_prompt_field(task: Embed, prompt: str) -> str | None:
 def check_role(input_type: str | None) -> None:
     """Raises InvalidValue for an unknown role."""
     if input_type is not None and input_type not in ROLES:
-        raise InvalidValue(
-            f"input_type {input_type!r} is not known; use one of: {', '.join(ROLES)}", param="input_type"
-        )
+        raise InvalidValue(f"unknown input_type {input_type!r}; use one of: {', '.join(ROLES)}", param="input_type")
 
 
 def get_prompt(spec: HasPrompts, name: str) -> str:
@@ -62,8 +60,8 @@ def get_prompt(spec: HasPrompts, name: str) -> str:
     prompt = spec.prompts.get(name)
     if prompt is None:
         if not spec.prompts:
-            what = f"the model has no prompts, so none named {name!r}"
-            raise InvalidValue(f"{what}: leave it out, and put its words before the text", param="prompt_name")
+            what = f"the model has no prompts, so there is no prompt named {name!r}"
+            raise InvalidValue(f"{what}: omit it, and prepend the prompt to the text yourself", param="prompt_name")
         known = ", ".join(sorted(spec.prompts))
         raise InvalidValue(f"the model has no prompt named {name!r}; it has: {known}", param="prompt_name")
     return prompt

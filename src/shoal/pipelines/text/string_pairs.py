@@ -97,10 +97,10 @@ class StringPairPipeline(BasePipeline[_ItemOptions, Count | None]):
         self._truncation.check(task)
         passes_raw = "raw_scores" in self.spec.passes
         if task.raw_scores and not self.spec.raw and not passes_raw:
-            raise Unsupported("the model gives no raw scores; leave raw_scores out", param="raw_scores")
+            raise Unsupported("the model returns no raw scores; omit raw_scores", param="raw_scores")
         if document_limit is not None and "max_document_tokens" not in self.spec.passes:
             raise Unsupported(
-                "the model reads texts whole and cuts them itself: leave the limit of a document out",
+                "the model truncates texts itself: omit the document limit",
                 param="max_tokens_per_doc",
             )
         params = self._truncation.params(task)

@@ -220,8 +220,8 @@ class StringPipeline(BasePipeline[_ItemOptions, Count | None]):
     def _prepare_ids(self, ids: list[int], options: _ItemOptions) -> Entry:
         if not self.spec.ids:
             return InvalidValue(
-                "the model reads text, not token ids: send the text itself, or serve the model that its tokenizer "
-                "feeds, with `tokenizer` set",
+                "the model accepts text, not token ids: send the text itself, or serve the model behind its tokenizer, "
+                "with `tokenizer` set",
                 param="input",
             )
         error = find_ids_error(

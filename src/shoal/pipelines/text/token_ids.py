@@ -22,10 +22,10 @@ def find_ids_error(ids: Sequence[int], vocab_size: int, *, prompt_field: str | N
     """
     if prompt_field is not None:
         return InvalidValue(
-            f"{prompt_field} puts a prompt before a text; token ids are used as they are given", param=prompt_field
+            f"{prompt_field} prepends a prompt to a text; token ids are used unchanged", param=prompt_field
         )
     if not ids:
-        return EmptyInput("an empty list of token ids gives no vector; send at least one", param="input")
+        return EmptyInput("an empty list of token ids has no vector; send at least one", param="input")
     bad = find_unknown_id(ids, vocab_size)
     if bad is not None:
         return InvalidValue(

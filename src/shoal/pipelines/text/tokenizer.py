@@ -74,7 +74,7 @@ def too_long_error(total: int, exact: bool, limit: int) -> TooLong:
     """Return the error for an input of `total` tokens, or of at least that many if not `exact`."""
     amount = f"{total}" if exact else f"at least {total}"
     return TooLong(
-        f"the input has {amount} tokens, the model takes at most {limit}; shorten it, or let it be cut (truncate)",
+        f"the input has {amount} tokens, but the model accepts at most {limit}; shorten it, or set truncate",
         param="input",
     )
 

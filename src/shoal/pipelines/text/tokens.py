@@ -64,7 +64,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
         self._modes = _local_pooling(spec)
         if masked and "pooling_mask" not in spec.inputs and self._modes is None:
             raise ModelFileError(
-                "false needs a graph with a pooling_mask input; convert the model from its safetensors",
+                "false requires a graph with a pooling_mask input; convert the model from its safetensors",
                 file="1_Pooling/config.json",
                 key="include_prompt",
             )
@@ -199,7 +199,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
     def _prepare_item(self, ids: list[int], options: _ItemOptions, skip: int, truncated: bool, tokens: int) -> Entry:
         if not ids:
             if self.spec.frame_tokens:
-                return EmptyInput("the model's tokenizer makes no token of this text", param="input")
+                return EmptyInput("the model's tokenizer produces no tokens for this text", param="input")
             ids = [self.spec.pad_id]  # the engine needs a token; `finish` ignores it
         tensor = np.array(ids, dtype=np.int64)
         row = RowOptions(options.shape, skip, tokens, options.kinds, options.query)
@@ -223,7 +223,7 @@ def _local_pooling(spec: TextSpec) -> str | None:
     for module in spec.modules:
         if module != "normalize":
             raise ModelFileError(
-                f"a {module} follows the pooling, but the served graph ends in token vectors: serve one that gives "
+                f"a {module} follows the pooling, but the served graph ends in token vectors: serve one that returns "
                 "sentence_embedding",
                 file="modules.json",
             )

@@ -92,7 +92,7 @@ async def test_texts_and_pictures_in_one_request(tmp_path: Path, family: str, en
         assert facts.contrast.activation == ("softmax" if family == "clip" else "sigmoid")
         assert facts.verified.count("agrees with a numpy forward pass") == 2
         assert facts.backend == engine
-        with pytest.raises(InvalidValue, match=r"^input 1: the picture cannot be read"):
+        with pytest.raises(InvalidValue, match=r"^input 1: the image cannot be read"):
             await embed(gateway, ["a", Image(b"no picture at all, by any means"), PICTURES[0]])
 
 

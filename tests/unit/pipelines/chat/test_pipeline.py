@@ -102,7 +102,7 @@ def test_without_a_tokenizer_there_are_texts_only() -> None:
         with pytest.raises(Unsupported, match="send the prompt as a text") as caught:
             ask(Generate(model="m", prompts=[[1, 2]]))
         assert caught.value.param == "prompt"
-    with pytest.raises(Unsupported, match="no tokenizer to read them"):
+    with pytest.raises(Unsupported, match="no tokenizer to decode them"):
         made.decoder(chat(), Prompt(text=""), 0, "ids")
 
 
@@ -121,11 +121,11 @@ def test_unsupported_options_are_refused_at_once() -> None:
     with pytest.raises(Unsupported, match="no chat template"):
         pipeline(None).prompts(chat())
     audio = Message(role="user", content=[Part(text="what?"), Part(type="other", kind="input_audio")])
-    with pytest.raises(Unsupported, match="no parts of type 'input_audio'") as caught:
+    with pytest.raises(Unsupported, match="does not accept parts of type 'input_audio'") as caught:
         pipeline().check(chat(audio))
     assert caught.value.param == "messages"
     image = Message(role="user", content=[Part(text="what?"), Part(type="image", url="data:,")])
-    with pytest.raises(Unsupported, match="no images") as caught:
+    with pytest.raises(Unsupported, match="does not accept images") as caught:
         pipeline().check(chat(image))
     assert caught.value.param == "messages"
 
@@ -146,7 +146,7 @@ class TestTools:
     def test_a_call_that_is_demanded_of_a_template_without_tools(self, choice: Any) -> None:
         """It cannot be had: refused, unless the operator has the demand ignored."""
         task = chat(tools=[WEATHER], tool_choice=choice, tool_name=WEATHER.name)
-        with pytest.raises(Unsupported, match="knows no tools") as caught:
+        with pytest.raises(Unsupported, match="does not support tools") as caught:
             pipeline(GEMMA).check(task)
         assert caught.value.param == "tool_choice"
         lax = pipeline(GEMMA, ignore=frozenset({"tool_choice"}))
@@ -157,11 +157,11 @@ class TestTools:
     @pytest.mark.parametrize(
         ("fields", "kind", "words"),
         [
-            ({"tool_choice": "required"}, InvalidValue, "asks for a tool, and 'tools' has none such"),
+            ({"tool_choice": "required"}, InvalidValue, "requires a tool, which is not in 'tools'"),
             (
                 {"tools": [WEATHER], "tool_choice": "function", "tool_name": "other"},
                 InvalidValue,
-                "asks for the tool 'other', and 'tools' has none such",
+                "requires the tool 'other', which is not in 'tools'",
             ),
         ],
     )
@@ -174,7 +174,7 @@ class TestTools:
         source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
         pipeline(source).check(chat(tools=[WEATHER]))
         for made in (pipeline(source), pipeline(QWEN, tool_parser=None)):
-            with pytest.raises(Unsupported, match="how this model writes calls is not known"):
+            with pytest.raises(Unsupported, match="the format of this model's tool calls is unknown"):
                 made.check(chat(tools=[WEATHER], tool_choice="required"))
 
     def test_which_of_them_the_template_shows(self) -> None:
@@ -433,7 +433,7 @@ def test_what_nests_too_deeply_is_refused_or_left_as_it_is() -> None:
     deep: dict[str, Any] = {}
     for _ in range(2000):
         deep = {"a": deep}
-    with pytest.raises(InvalidValue, match="tool 1 nest more than 64") as caught:
+    with pytest.raises(InvalidValue, match="tool 1 are nested more than 64") as caught:
         pipeline(QWEN).check(chat(tools=[NOW, Tool(name="deep", parameters=deep)]))
     assert caught.value.param == "tools"
     call = ToolCall(id="c", name="f", arguments='{"a":' * 2000 + "1" + "}" * 2000)

@@ -74,7 +74,7 @@ def test_tools_hold_no_more_values_than_anybody_means() -> None:
     """All of them together, and what is beyond that is not looked at."""
     check_depth([wide(1_000)] * 19)
     for tools in ([wide(MOST_VALUES)], [wide(1_000)] * 21):
-        with pytest.raises(InvalidValue, match=f"hold more than {MOST_VALUES} values: send fewer") as caught:
+        with pytest.raises(InvalidValue, match=f"have more than {MOST_VALUES} values: send fewer") as caught:
             check_depth(tools)
         assert caught.value.param == "tools"
 
@@ -84,5 +84,5 @@ def test_schemas_may_nest_so_deeply_and_no_deeper() -> None:
     for _ in range(DEEPEST - 1):
         deep = {"a": deep}
     check_depth([Tool(name="f", parameters=deep)])
-    with pytest.raises(InvalidValue, match=f"tool 1 nest more than {DEEPEST}"):
+    with pytest.raises(InvalidValue, match=f"tool 1 are nested more than {DEEPEST}"):
         check_depth([CITY, Tool(name="f", parameters={"a": deep})])

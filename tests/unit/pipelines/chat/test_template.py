@@ -186,7 +186,7 @@ def test_blanks_at_the_end_stay_where_the_template_keeps_them() -> None:
 
 @pytest.mark.parametrize("content", [None, "", []])
 def test_nothing_cannot_be_continued(content: Any) -> None:
-    with pytest.raises(InvalidValue, match="no text to go on from"):
+    with pytest.raises(InvalidValue, match="no text to continue; add some"):
         rendered(QWEN, HI, Message(role="assistant", content=content), continue_final=True)
 
 
@@ -225,7 +225,7 @@ def test_whether_it_knows_tools_and_how_calls_are_written(source: str, mentions:
 )
 def test_refusals_are_in_the_templates_own_words(source: str, words: str) -> None:
     with pytest.raises(
-        InvalidValue, match=f"the model's chat template refuses these messages: .*{re.escape(words)}"
+        InvalidValue, match=f"the model's chat template rejects these messages: .*{re.escape(words)}"
     ) as e:
         rendered(source, Message(role="system", content="Be brief."), HI)
     assert e.value.param == "messages"

@@ -143,7 +143,7 @@ def test_a_role_changes_nothing(role: str) -> None:
 def test_what_pictures_have_not_is_refused(fields: dict[str, Any], param: str) -> None:
     """By `check`, and in the items' places by `prepare`; with the next step."""
     pipeline = ImagePipeline(SPEC)
-    with pytest.raises(Unsupported, match=r"leave|ask for") as caught:
+    with pytest.raises(Unsupported, match=r"omit|request") as caught:
         pipeline.check(embed(**fields))
     assert caught.value.param == param
     assert isinstance(pipeline.prepare([(embed(**fields), ITEMS[0])])[0], Unsupported)
@@ -152,7 +152,7 @@ def test_what_pictures_have_not_is_refused(fields: dict[str, Any], param: str) -
 @pytest.mark.parametrize("task", [Classify(model="m", inputs=["a"]), Rerank(model="m", queries=["a"], documents=["b"])])
 def test_other_tasks_are_refused(task: Any) -> None:
     """They are for texts."""
-    with pytest.raises(Unsupported, match="only embeds pictures"):
+    with pytest.raises(Unsupported, match="only embeds images; request"):
         ImagePipeline(SPEC).check(task)
 
 
@@ -240,8 +240,8 @@ def test_a_classifiers_rows_are_scores() -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (Embed(model="m", inputs=[]), "only classifies pictures"),
-        (Rerank(model="m", queries=["q"], documents=["d"]), "only classifies pictures"),
+        (Embed(model="m", inputs=[]), "only classifies images; request"),
+        (Rerank(model="m", queries=["q"], documents=["d"]), "only classifies images; request"),
     ],
 )
 def test_a_classifier_does_nothing_else(task: Any, message: str) -> None:

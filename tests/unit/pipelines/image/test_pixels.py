@@ -234,7 +234,9 @@ def test_what_decoders_hold_is_counted(kind: str, options: dict[str, object], ea
     """So many bytes a pixel, and no picture that can never have them waits for them."""
     data = saved(drawn(40, 30), kind, **options)
     assert decode_channels(data, _same, budget=Budget(40 * 30 * each)).shape == (30, 40, 3)
-    with pytest.raises(InvalidValue, match=f"take {1200 * each} bytes of memory, and {1200 * each - 1} are allowed"):
+    with pytest.raises(
+        InvalidValue, match=f"need {1200 * each} bytes of memory, but only {1200 * each - 1} are allowed"
+    ):
         decode_channels(data, _same, budget=Budget(40 * 30 * each - 1))
 
 
@@ -246,7 +248,7 @@ def test_coefficients_may_take_all_the_room_there_is() -> None:
         budget = Watched(total)
         assert decode_channels(data, _same, budget=budget).shape == (30, 40, 3)
         assert budget.taken == [taken]
-    with pytest.raises(InvalidValue, match="take 12000 bytes of memory, and 9599 are allowed"):
+    with pytest.raises(InvalidValue, match="need 12000 bytes of memory, but only 9599 are allowed"):
         decode_channels(data, _same, budget=Budget(40 * 30 * 8 - 1))
 
 
@@ -291,7 +293,7 @@ def test_a_header_that_lies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was checked must be what is decoded."""
     data = png_of(4, 4)
     monkeypatch.setattr(pixels, "read_header", lambda given: Header("PNG", 5, 5, given))
-    with pytest.raises(InvalidValue, match="not that of its header"):
+    with pytest.raises(InvalidValue, match="differs from its header"):
         decode(data)
 
 

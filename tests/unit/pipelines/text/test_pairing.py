@@ -305,7 +305,7 @@ def knows_nothing(raw: Tokenizer) -> Tokenizer:
 def test_a_processor_that_repeats_a_text_is_refused(pair: str, blind: bool) -> None:
     """What one probe leaves over would stand in every pair, also where all that a probe has is unknown."""
     raw = template("[CLS] $A [SEP]", pair)
-    with pytest.raises(ModelFileError, match="the second of two texts after the first"):
+    with pytest.raises(ModelFileError, match="the second of two texts to the first"):
         find_pair_frame(knows_nothing(raw) if blind else raw, "t.json")
 
 

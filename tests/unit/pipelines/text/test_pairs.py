@@ -141,7 +141,7 @@ class TestTruncation:
     def test_a_document_of_nothing_is_refused(self, pipeline: PairPipeline, limit: int) -> None:
         """At once, and in its items' places."""
         task = rerank(max_document_tokens=limit)
-        with pytest.raises(InvalidValue, match="at least 1 token") as caught:
+        with pytest.raises(InvalidValue, match="must be at least 1 token") as caught:
             pipeline.check(task)
         assert caught.value.param == "max_tokens_per_doc"
         assert isinstance(fault(pipeline, ("a", "b"), task), InvalidValue)

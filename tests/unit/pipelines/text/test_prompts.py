@@ -45,7 +45,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 def test_a_model_without_prompts() -> None:
     """With no prompts to list, the error says what to do instead."""
-    with pytest.raises(InvalidValue, match="has no prompts, so none named 'query': leave it out"):
+    with pytest.raises(InvalidValue, match="has no prompts, so there is no prompt named 'query': omit it"):
         resolve_prompt(spec(), "query", None)
 
 

@@ -291,9 +291,9 @@ class TestLateInteraction:
         assert ids(prepared)[-2:] == [FOX, SEP]
         answer = colbert.prepare([(embed("multi", input_type=role, truncate=False), "fox " * 20)])[0]
         assert isinstance(answer, TooLong)
-        assert f"has 25 tokens, the model takes at most {length}; " in answer.message
+        assert f"has 25 tokens, but the model accepts at most {length}; " in answer.message
         # Dialects have true, "END" and other words for it: a value would be wrong in some of them.
-        assert answer.message.endswith("shorten it, or let it be cut (truncate)")
+        assert answer.message.endswith("shorten it, or set truncate")
 
     def test_sides_stand_side_by_side_in_a_job(self, colbert: TextPipeline) -> None:
         """In the order of their items, errors among them."""

@@ -71,7 +71,7 @@ class TestCheck:
     @pytest.mark.parametrize("dimensions", [0, -1, 9])
     def test_other_dimensions_are_refused(self, pipeline: TextPipeline, dimensions: int) -> None:
         """The error names the field and the bounds."""
-        with pytest.raises(InvalidValue, match="from 1 to 8") as caught:
+        with pytest.raises(InvalidValue, match="between 1 and 8") as caught:
             pipeline.check(embed(dimensions=dimensions))
         assert caught.value.param == "dimensions"
 

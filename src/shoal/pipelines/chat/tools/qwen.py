@@ -153,4 +153,4 @@ def _quote_json(text: str) -> str:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")

@@ -345,7 +345,7 @@ class TestIds:
         server.ids = False
         runner = await opened(tasks=("embed",))
         before = len(server.requests)
-        with pytest.raises(InvalidValue, match="reads text, not token ids"):
+        with pytest.raises(InvalidValue, match="accepts text, not token ids"):
             await embed(runner, [1, 2])  # type: ignore[arg-type]
         assert not [one for one in server.requests[before:] if one.path == "/v1/embeddings"]
         assert runner.facts.details["token_ids"] is False
@@ -354,7 +354,7 @@ class TestIds:
         """Token ids mean other texts for the server's tokenizer, so they are refused."""
         folder = checkpoints.checkpoint(tmp_path / "tiny")
         runner = await opened(tasks=("embed",), tokenizer=str(folder))
-        with pytest.raises(InvalidValue, match="reads text, not token ids"):
+        with pytest.raises(InvalidValue, match="accepts text, not token ids"):
             await embed(runner, [1, 2])  # type: ignore[arg-type]
 
     async def test_a_server_that_goes_then(self, server: FakeUpstream, opened: Open) -> None:

@@ -75,7 +75,7 @@ class TestTextModels:
         model.config.output[0].dims[0] = -1
         runner = await opened("emb")
         assert runner.facts.dimension == DIMENSION
-        with pytest.raises(Unsupported, match="only gives normalised"):
+        with pytest.raises(Unsupported, match="only returns normalized"):
             pipeline_of(runner).check(Embed(model="m", inputs=["a"], normalize=False))
         assert (await vectors(runner, "a", normalize=True, dimensions=3)).shape == (1, 3)
 

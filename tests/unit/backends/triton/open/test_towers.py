@@ -210,7 +210,7 @@ class TestOpened:
     async def test_a_broken_picture_is_named(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
         runner = await opened(TEXT)
-        with pytest.raises(InvalidValue, match=r"input 1: the picture cannot be read"):
+        with pytest.raises(InvalidValue, match=r"input 1: the image cannot be read"):
             await embed(runner, "fish", Image(b"nothing"))
         assert len(await embed(runner, "fish", PICTURES[0])) == 2
 
