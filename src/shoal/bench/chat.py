@@ -114,7 +114,7 @@ class ChatStreamReader:
         try:
             event = decode_event(data)
         except msgspec.MsgspecError as error:
-            self.answer.error = f"an answer that cannot be read: {error}"
+            self.answer.error = f"unreadable answer: {error}"
             return
         if event.error:
             self.answer.error = f"in mid-stream: {msgspec.json.encode(event.error)[:300].decode(errors='replace')}"

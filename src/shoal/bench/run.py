@@ -79,8 +79,8 @@ async def first_model(pool: Pool, host: str, headers: str, task: str = "embed") 
         return next(one.id for one in listed if not one.tasks or task in one.tasks)
     except (msgspec.MsgspecError, StopIteration):
         if reply.status == 401:
-            raise RuntimeError("the server asks for a key of its own (401): give it with --api-key") from None
-        raise RuntimeError(f"the server lists no model (it answered {reply.status}): name one with --model") from None
+            raise RuntimeError("the server requires a key (401): pass it with --api-key") from None
+        raise RuntimeError(f"the server lists no models (status {reply.status}): name one with --model") from None
 
 
 class _Model(msgspec.Struct):

@@ -46,7 +46,9 @@ class RowCaches:
         cache: MemoryCache | DiskCache = memory
         if settings.cache_disk_mb and not facts.space:
             scores = "embed" not in facts.tasks
-            reason = "it gives scores, and only vectors are" if scores else "its server does not tell which model it is"
+            reason = (
+                "it returns scores, and only vectors are cached" if scores else "its server does not identify its model"
+            )
             _log.warning("%s: its rows are not cached on disk: %s", name, reason)
         elif settings.cache_disk_mb:
             cache = DiskCache(

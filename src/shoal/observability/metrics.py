@@ -110,35 +110,35 @@ class _Families:
         )
         self.requests = Family(
             "shoal_requests_total",
-            "Requests finished, by outcome: ok, cancelled or an error's kind.",
+            "Requests finished, by outcome: ok, cancelled or the kind of error.",
             (*task, "outcome"),
             Count,
         )
         self.refused = Family(
-            "shoal_refused_total", "Requests turned away before they were accepted, by reason.", ("reason",), Count
+            "shoal_refused_total", "Requests rejected before they were accepted, by reason.", ("reason",), Count
         )
         self.seconds = Family(
-            "shoal_request_seconds", "From acceptance to answer.", task, lambda: Histogram(REQUEST_SECONDS)
+            "shoal_request_seconds", "Time from acceptance to answer.", task, lambda: Histogram(REQUEST_SECONDS)
         )
         self.items = Family("shoal_items_total", "Items answered.", task, Count)
-        self.tokens = Family("shoal_tokens_total", "Tokens that models read for these items.", task, Count)
-        self.truncated = Family("shoal_truncated_total", "Items cut to the model's length.", model, Count)
+        self.tokens = Family("shoal_tokens_total", "Tokens processed for these items.", task, Count)
+        self.truncated = Family("shoal_truncated_total", "Items truncated to the model's maximum length.", model, Count)
         self.batches = Family(
-            "shoal_batches_total", "Engine calls, by what sent the batch.", ("model", "replica", "flush"), Count
+            "shoal_batches_total", "Engine calls, by what triggered the batch.", ("model", "replica", "flush"), Count
         )
         self.batch_errors = Family("shoal_batch_errors_total", "Engine calls that failed.", ("kind",), Count)
         self.batch_size = Family("shoal_batch_size", "Items in a batch.", model, lambda: Histogram(BATCH_SIZE))
         self.batch_tokens = Family(
-            "shoal_batch_tokens", "Tokens in a batch, padding left out.", model, lambda: Histogram(BATCH_TOKENS)
+            "shoal_batch_tokens", "Tokens in a batch, without padding.", model, lambda: Histogram(BATCH_TOKENS)
         )
         self.padded_tokens = Family(
             "shoal_batch_padded_tokens_total",
-            "Tokens computed, padding included: 1 - shoal_batch_tokens_sum / this is the share of padding.",
+            "Tokens computed, with padding: 1 - shoal_batch_tokens_sum / this is the share of padding.",
             model,
             Count,
         )
         self.batch_seconds = Family(
-            "shoal_batch_seconds", "Time of an engine call.", ("model", "replica"), lambda: Histogram(BATCH_SECONDS)
+            "shoal_batch_seconds", "Duration of an engine call.", ("model", "replica"), lambda: Histogram(BATCH_SECONDS)
         )
         self.stage_seconds = Family(
             "shoal_stage_seconds",
@@ -147,18 +147,18 @@ class _Families:
             lambda: Histogram(STAGE_SECONDS),
         )
         self.prompt_tokens = Family(
-            "shoal_prompt_tokens_total", "Tokens of prompts that were generated from.", model, Count
+            "shoal_prompt_tokens_total", "Prompt tokens processed for generation.", model, Count
         )
         self.generated_tokens = Family("shoal_generated_tokens_total", "Tokens generated.", model, Count)
         self.first_token_seconds = Family(
             "shoal_first_token_seconds",
-            "From acceptance to the first chunk of an answer.",
+            "Time from acceptance to the first chunk of an answer.",
             model,
             lambda: Histogram(FIRST_TOKEN_SECONDS),
         )
         self.token_seconds = Family(
             "shoal_token_seconds",
-            "Mean time of a token after the first one, once a request.",
+            "Mean time per token after the first one, observed once per request.",
             model,
             lambda: Histogram(TOKEN_SECONDS),
         )
@@ -272,12 +272,12 @@ class PrometheusObserver(Observer, Collector):
         yield from families.collect()
         yield self._collect_cancelled()
         yield gauge(
-            "shoal_requests_in_flight", "Requests accepted and not finished.", ("model", "task"), self._count_open()
+            "shoal_requests_in_flight", "Requests accepted and not yet finished.", ("model", "task"), self._count_open()
         )
         models = list(self._models())
         yield gauge(
             "shoal_model_state",
-            "1 for the state that a model is in.",
+            "1 for the current state of a model.",
             ("model", "state"),
             (((name, state), float(state == now)) for name, now in models for state in STATES),
         )
@@ -298,7 +298,9 @@ class PrometheusObserver(Observer, Collector):
         return generate_latest(self._registry)
 
     def _collect_cancelled(self) -> Metric:
-        family = CounterMetricFamily("shoal_cancelled_total", "Requests whose client left.", labels=("model", "task"))
+        family = CounterMetricFamily(
+            "shoal_cancelled_total", "Requests whose client disconnected.", labels=("model", "task")
+        )
         for (model, task, outcome), count in self._families.requests.series():
             if outcome == "cancelled":
                 family.add_metric((model, task), count.value)
@@ -338,8 +340,8 @@ def _collect_caches(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
     """Yield the metrics of models that have a cache. The counts of an unloaded model restart at zero."""
     for name, text, field in (
         ("shoal_cache_hits_total", "Items answered from the cache.", "hits"),
-        ("shoal_cache_misses_total", "Items that the cache did not have.", "misses"),
-        ("shoal_cache_evicted_total", "Rows that made room for others in memory.", "evicted"),
+        ("shoal_cache_misses_total", "Items not found in the cache.", "misses"),
+        ("shoal_cache_evicted_total", "Rows evicted from memory.", "evicted"),
     ):
         family = CounterMetricFamily(name, text, labels=("model",))
         for model, counts in caches.items():
@@ -347,7 +349,7 @@ def _collect_caches(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
         yield family
     yield gauge(
         "shoal_cache_bytes",
-        "Bytes that a cache holds, by place: memory, disk.",
+        "Size of a cache in bytes, by place: memory, disk.",
         ("model", "place"),
         (
             ((model, place), float(size))
@@ -366,8 +368,10 @@ def _collect_replicas(replicas: Iterable[tuple[str, ReplicaStatus]]) -> Iterator
         states[key] = max(states.get(key, 0.0), float(status.state == "ejected"))
         ejections[key] = ejections.get(key, 0) + status.ejections
     labels = ("model", "replica")
-    yield gauge("shoal_replica_ejected", "1 for a replica that is left alone now.", labels, iter(states.items()))
-    family = CounterMetricFamily("shoal_replica_ejections_total", "Times that a replica was ejected.", labels=labels)
+    yield gauge("shoal_replica_ejected", "1 for a replica that is currently ejected.", labels, iter(states.items()))
+    family = CounterMetricFamily(
+        "shoal_replica_ejections_total", "Number of times a replica was ejected.", labels=labels
+    )
     for key, count in ejections.items():
         family.add_metric(key, count)
     yield family

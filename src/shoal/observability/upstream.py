@@ -24,16 +24,16 @@ def collect_families(backends: BackendStats) -> Iterator[Metric]:
     rows = list(backends)
     labels = ("model", "replica")
     requests = CounterMetricFamily(
-        "shoal_backend_requests_total", "Requests that the backend finished.", labels=(*labels, "outcome")
+        "shoal_backend_requests_total", "Requests finished by the backend.", labels=(*labels, "outcome")
     )
     seconds = CounterMetricFamily(
         "shoal_backend_seconds_total",
-        "Time of requests in the backend: waiting in its own queue, taking inputs, computing, giving outputs.",
+        "Time of requests in the backend: queueing, processing inputs, computing, processing outputs.",
         labels=(*labels, "stage"),
     )
-    items = CounterMetricFamily("shoal_backend_items_total", "Items that the backend computed.", labels=labels)
+    items = CounterMetricFamily("shoal_backend_items_total", "Items computed by the backend.", labels=labels)
     batches = CounterMetricFamily(
-        "shoal_backend_batches_total", "Executions in the backend, by their size in items.", labels=(*labels, "size")
+        "shoal_backend_batches_total", "Executions in the backend, by size in items.", labels=(*labels, "size")
     )
     for model, number, stats in rows:
         replica = str(number)

@@ -72,7 +72,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise SetupError(
-            f"host {host!r} has no address here ({error.strerror}): set --host to one of this machine"
+            f"cannot resolve host {host!r} ({error.strerror}): set --host to an address of this machine"
         ) from None
     sockets: list[socket.socket] = []
     for family, _, _, _, address in dict.fromkeys(found):
@@ -97,9 +97,9 @@ def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 def _describe_bind_error(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use: choose another with --port, or stop the program that has it"
+        return f"port {port} on {host} is in use: choose another with --port, or stop the program that uses it"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this user has: choose one above 1023 with --port"
+        return f"port {port} requires more privileges than this user has: choose a port above 1023 with --port"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"host {host} is not an address of this machine: set --host to one that is, or to 0.0.0.0 for all"
     return f"cannot listen on {host} port {port}: {error.strerror}"
@@ -114,7 +114,7 @@ def stop_signals(stop: asyncio.Event) -> Iterator[None]:
         if stop.is_set():
             os.write(2, b"stopped at once; requests in flight were dropped\n")
             os._exit(128 + number)
-        _log.info("%s: finishing what is in flight; once more stops at once", number.name)
+        _log.info("%s: finishing requests in flight; send it again to stop at once", number.name)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -190,7 +190,7 @@ class HttpServer:
                     await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
             tasks = set(self._state.tasks)
-            _log.warning("%d requests outlasted drain_timeout_s and are dropped", len(tasks))
+            _log.warning("dropping %d requests still in flight after drain_timeout_s", len(tasks))
             for task in tasks:
                 task.cancel()
             if tasks:

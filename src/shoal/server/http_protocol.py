@@ -175,7 +175,7 @@ class Connection(HttpToolsProtocol):
                 self._refuse(b"431 Request Header Fields Too Large", "The request's headers are too large.")
                 return
         elif self._framing > HEAD_BYTES:
-            self._refuse(b"400 Bad Request", "The body's chunks or trailers hold too little data for their size.")
+            self._refuse(b"400 Bad Request", "The body's chunks or trailers have too much overhead for their data.")
             return
         if self._open:
             if self._head_timer is not None:
@@ -400,7 +400,7 @@ class Connection(HttpToolsProtocol):
 
 def _describe_parse_error(error: httptools.HttpParserError) -> str:
     if isinstance(error, httptools.HttpParserCallbackError):
-        return "its target is malformed"  # URL parsing is the only callback that can fail
+        return "malformed request target"  # URL parsing is the only callback that can fail
     return str(error) or "it cannot be parsed"
 
 

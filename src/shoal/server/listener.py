@@ -136,8 +136,8 @@ class Listener:
         self._reported_at = now
         if error is None or error.errno == errno.EMFILE:
             _log.error(
-                "out of file descriptors: connections hold nearly all of %d, and new ones wait; raise the limit "
-                "(ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of Docker), or close idle connections sooner",
+                "out of file descriptors: connections use nearly all of %d, and new ones wait; raise the limit "
+                "(ulimit -n, LimitNOFILE= in systemd, --ulimit nofile= in Docker), or close idle connections sooner",
                 self._limit,
             )
         elif error.errno in _NO_DESCRIPTORS:
@@ -158,4 +158,4 @@ def _refuse_handshakes(listening: socket.socket) -> None:
     try:
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
     except OSError as error:
-        _log.debug("no filter for new connections: %s", error.strerror)
+        _log.debug("cannot filter new connections: %s", error.strerror)

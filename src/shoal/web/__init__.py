@@ -104,7 +104,7 @@ class Pages:
         async def asset(request: Request) -> Reply:
             file = await self._find_file(f"assets/{request.parameter}")
             if file is None:
-                raise RouteNotFound(f"No file {request.path}. Reload the page: it may be of another version.")
+                raise RouteNotFound(f"No file {request.path}. Reload the page: it may belong to another version.")
             return file.to_reply(request)
 
         return [
@@ -115,7 +115,7 @@ class Pages:
                 method="GET",
                 path="/assets/{name:path}",
                 endpoint=asset,
-                summary="A page's script, style or picture",
+                summary="Script, style or image of a page",
                 access="public",
                 errors={404: str},
             ),
