@@ -35,13 +35,13 @@ def each_of(value: Iterable[Any], name: str, checked: Callable[[Any, str], T]) -
     if isinstance(value, str | bytes):
         raise WrongType(f"{name} must be a list: put a single text into [...]", param=name)
     if not isinstance(value, Iterable):
-        raise WrongType(f"{name} must be a list, not {type(given).__name__}", param=name)
+        raise WrongType(f"{name} must be a list, not {type(value).__name__}", param=name)
     return [checked(item, f"{name}[{place}]") for place, item in enumerate(value)]
 
 
 def text_of(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise WrongType(f"{name} must be a string, not {type(given).__name__}", param=name)
+        raise WrongType(f"{name} must be a string, not {type(value).__name__}", param=name)
     try:
         if not value.isascii():
             value.encode()
@@ -69,7 +69,7 @@ def text_ids_or_picture(value: Any, name: str) -> TextItem | Image | Path:
         return picture
     if not isinstance(value, Sequence | np.ndarray):
         raise WrongType(
-            f"{name} must be a text, a list of token ids or an image, not {type(given).__name__}", param=name
+            f"{name} must be a text, a list of token ids or an image, not {type(value).__name__}", param=name
         )
     ids = list(value)
     if all(type(token) is int and -(2**63) <= token < 2**63 for token in ids):
@@ -93,7 +93,7 @@ def index_of(value: Any, name: str) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise WrongType(f"{name} must be an integer, not {type(given).__name__}", param=name)
+        raise WrongType(f"{name} must be an integer, not {type(value).__name__}", param=name)
     if not -(2**63) <= number < 2**63:
         raise InvalidValue(f"{name} is out of range: pass a number of at most 64 bits", param=name)
     return number
