@@ -80,7 +80,7 @@ def text_ids_or_picture(value: Any, name: str) -> TextItem | Image | Path:
 def text_pair_or_picture(value: Any, name: str) -> str | TextPair | Image | Path:
     if isinstance(value, list | tuple):
         if len(value) != 2:
-            raise WrongType(f"{name} has {len(given)} texts: pass one text, or a pair of texts", param=name)
+            raise WrongType(f"{name} has {len(value)} texts: pass one text, or a pair of texts", param=name)
         return text_of(value[0], f"{name}[0]"), text_of(value[1], f"{name}[1]")
     picture = picture_of(value)
     return text_of(value, name) if picture is None else picture
