@@ -253,6 +253,16 @@ class TestGivenUp:
             with pytest.raises(TransportFailed):
                 await reading
 
+    async def test_a_body_fails_at_the_deadline(self, server: FakeUpstream, client: Client) -> None:
+        """Also while it is read piece by piece, and its connection is closed."""
+        server.on("/x", half)
+        failing = pytest.raises(DeadlineExceeded, match="did not answer within")
+        with failing, await client.open_response("POST", "/x", deadline=soon(0.2)) as response:
+            while await response.read_piece():
+                pass
+        async with asyncio.timeout(30):
+            await server.requests[0].gone.wait()
+
 
 async def chatters(exchange: Exchange) -> None:
     """Send data without end, as fast as it is read, until the caller disconnects."""
