@@ -230,7 +230,7 @@ class TestLoad:
 
 class TestUnload:
     @pytest.mark.parametrize(
-        ("changed", "said"), [(True, "org/tiny is unloaded\n"), (False, "org/tiny is not loaded\n")]
+        ("changed", "message"), [(True, "org/tiny is unloaded\n"), (False, "org/tiny is not loaded\n")]
     )
     def test_a_model_is_unloaded(self, shoal: Shoal, stub: Stub, changed: bool, message: str) -> None:
         """One that is not loaded is no failure."""

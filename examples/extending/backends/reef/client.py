@@ -58,10 +58,10 @@ async def list_models(client: Client) -> list[Listed]:
 async def stream_completion(client: Client, body: dict[str, object], deadline: float) -> AsyncGenerator[str]:
     """The text of an answer as it comes. Closing it closes the connection, which stops the server."""
     encoded = msgspec.json.encode(body)
-    async with client.open_response("POST", "/complete", body=encoded, deadline=deadline) as response:
+    with await client.open_response("POST", "/complete", body=encoded, deadline=deadline) as response:
         if response.status != 200:
             raise to_error(await response.read_all(4096))
         decoder = codecs.getincrementaldecoder("utf-8")()  # a piece may end within a character
-        async for piece in response.pieces():
+        while piece := await response.read_piece():
             if text := decoder.decode(piece):
                 yield text
