@@ -1,4 +1,4 @@
-"""A model that is open for a whole file of tests, on an event loop of its own."""
+"""A model that stays open for a whole file of tests, on its own event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def context(seconds: float = 30.0) -> Context:
 
 
 async def answer(generator: GenaiGenerator, ids: Sequence[int], **fields: Any) -> tuple[list[int], Piece]:
-    """The ids of a whole answer, and its last piece."""
+    """Return the ids of a whole answer, and its last piece."""
     made: list[int] = []
     piece = Piece()
     async for piece in generator.generate(Prompt(text="", ids=tuple(ids)), Sampling(**fields), context()):
@@ -38,7 +38,7 @@ async def answer(generator: GenaiGenerator, ids: Sequence[int], **fields: Any) -
 
 @dataclass
 class Model:
-    """`run` a coroutine where the generator lives."""
+    """`run` runs a coroutine on the generator's loop."""
 
     generator: GenaiGenerator
     runner: asyncio.Runner

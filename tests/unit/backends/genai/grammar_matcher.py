@@ -32,13 +32,14 @@ class GrammarMatcher:
             self._pipeline = self._genai.LLMPipeline(folder, tokenizer, "CPU", ATTENTION_BACKEND="SDPA")
 
     def accepts(self, text: str, **structure: str) -> bool:
-        """Whether the whole text may be written. `structure`: arguments of the library's StructuredOutputConfig."""
+        """Whether the grammar accepts the whole text. `structure`: arguments of the library's
+        StructuredOutputConfig."""
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         assert len(ids) < LENGTH
         return self._generate(ids, len(ids) + 1, None, structure) == [*ids, self._end]
 
     def sample(self, seed: int, tokens: int = 200, **structure: str) -> str | None:
-        """A text drawn at random; None for one that does not end within so many tokens."""
+        """Return a random text, or None if it does not end within so many tokens."""
         ids = self._generate([], tokens, seed, structure)
         return str(self._tokenizer.decode(ids[:-1], skip_special_tokens=False)) if ids[-1] == self._end else None
 
@@ -56,7 +57,7 @@ class GrammarMatcher:
 
 
 def _repeating_model(openvino: Any) -> Any:
-    """At each step the prompt's token at that step is likelier than the others by a factor of 55."""
+    """Return a model that makes the prompt's token at each step likelier than the others by a factor of 55."""
     ops = openvino.opset13
     inputs = []
     for name, shape, kind in (

@@ -77,7 +77,7 @@ def matcher() -> GrammarMatcher:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_answers_follow_the_schema(model: Model, schema: dict[str, Any]) -> None:
-    """Each answer that ends is valid, and none has whitespace but a space after a comma or colon."""
+    """Each answer that ends is valid, with no whitespace except a space after a comma or colon."""
     guide = Guide(kind="json_schema", value=json.dumps(schema))
     tokenizer = Tokenizer.from_file(str(IR / "tokenizer.json"))
     seen = set()
@@ -93,7 +93,7 @@ def test_answers_follow_the_schema(model: Model, schema: dict[str, Any]) -> None
 
 
 def test_an_object_of_any_form(model: Model) -> None:
-    """It begins at once and never has two blanks in a row between its parts."""
+    """It starts at once and never has two spaces in a row between its parts."""
     tokenizer = Tokenizer.from_file(str(IR / "tokenizer.json"))
     for seed in range(6):
         ids = model.answer([1, 50], temperature=1.5, seed=seed, max_tokens=60, guide=Guide(kind="json_object"))
@@ -145,7 +145,7 @@ VALUES += [{}, {"a": 1}, {"a": "x"}, {"a": 1, "b": "x"}, {"b": 2}, {"c": None}, 
     ],
 )
 def test_values_of_a_schema(matcher: GrammarMatcher, schema: dict[str, Any]) -> None:
-    """No invalid value is accepted, and at least one valid value is; what is drawn is valid."""
+    """No invalid value is accepted, at least one valid value is, and samples are valid."""
     grammar = write_grammar(json.dumps(schema))
     validator = (
         Draft4Validator if schema.get("exclusiveMinimum") is True or "additionalItems" in schema else VALIDATOR
@@ -199,7 +199,7 @@ def _branches(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @given(schema=st.recursive(LEAVES, _branches, max_leaves=5), seed=st.integers(0, 999))
 def test_what_is_written_is_valid(matcher: GrammarMatcher, schema: dict[str, Any], seed: int) -> None:
-    """Whatever keys come together: they are kept, or refused with a place and a reason."""
+    """Any combination of keys is kept, or refused with its place and a reason."""
     try:
         grammar = write_grammar(json.dumps(schema))
     except InvalidValue as error:
@@ -269,13 +269,13 @@ def test_what_is_written_is_valid(matcher: GrammarMatcher, schema: dict[str, Any
     ],
 )
 def test_schemas_without_a_grammar(schema: Any, why: str) -> None:
-    """They are refused, with the key, its place and what to do."""
+    """They are refused with the key, its place and what to do."""
     with pytest.raises(InvalidValue, match=why):
         write_grammar(json.dumps(schema))
 
 
 def test_merges_without_end() -> None:
-    """A schema that doubles with each reference is refused before it fills the memory."""
+    """A schema that doubles with each reference is refused before it exhausts memory."""
     doubled = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 2} for at in range(60)}
     with pytest.raises(InvalidValue, match="more than"):
         write_grammar(json.dumps({"$ref": "#/$defs/a0", "$defs": doubled | {"a60": {"type": "null"}}}))
@@ -299,13 +299,13 @@ def test_no_json() -> None:
     )
 )
 def test_any_schema(schema: Any) -> None:
-    """Whatever stands where a schema should: it is written or refused, and never anything else."""
+    """Any value in place of a schema is converted or refused."""
     with suppress(InvalidValue):
         write_grammar(json.dumps(schema))
 
 
 def test_characters_count_once(matcher: GrammarMatcher) -> None:
-    """Halves of characters are no escapes of a text, so that lengths are those of JSON Schema."""
+    """Surrogate halves are not escapes of a text, so lengths are those of JSON Schema."""
     grammar = write_grammar('{"type": "string", "minLength": 2, "maxLength": 2}')
     assert matcher.accepts('"\\u00e9😀"', grammar=grammar)
     assert not matcher.accepts('"\\ud83d\\ude00"', grammar=grammar)

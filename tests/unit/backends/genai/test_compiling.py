@@ -1,4 +1,4 @@
-"""Guides that would hang or fill a process, beside a model that answers for real."""
+"""Guides that would hang or exhaust a process, beside a model that keeps answering."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def regex(text: str) -> Guide:
 
 @pytest.fixture
 async def trials() -> AsyncIterator[GuideChecker]:
-    """Without a model; `prepared` in order."""
+    """Trials without a model; `prepared` records the guides in order."""
     made = GuideChecker(IR, WIDTH, Prepared(), limit_s=LIMIT_S)
     yield made
     await made.aclose()
@@ -84,7 +84,7 @@ class TestBombs:
         ],
     )
     def test_refused_beside_an_answer(self, model: Model, kind: Any, value: Any) -> None:
-        """By the name that the client gave it, and who asks for anything else is answered meanwhile."""
+        """The error names the client's field, and other requests are answered meanwhile."""
         text = value if isinstance(value, str) else json.dumps(value)
         guide = Guide(kind=kind, value=text, field="guided")
 
@@ -114,13 +114,13 @@ class TestBombs:
         ],
     )
     def test_answered_or_refused(self, model: Model, kind: Any, value: str) -> None:
-        """What is large and still compiles may be used; either way it is decided."""
+        """A large guide that still compiles may be used; either way there is a decision."""
         with suppress(InvalidValue):
             model.answer(PROMPT, guide=Guide(kind=kind, value=value), max_tokens=4)
         assert model.generator.ready()
 
     async def test_memory(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
-        """A process that is ended by anything but its alarm was too large."""
+        """A process that ends other than by its alarm was too large."""
         await trials.check(regex("a"))
         pid = trials.pid
         checking = asyncio.create_task(trials.check(regex(SLOW)))
@@ -131,14 +131,14 @@ class TestBombs:
         assert has_exited(pid)
 
     async def test_slow_at_each_token(self, trials: GuideChecker) -> None:
-        """A guide that compiles quickly and holds up every step is refused too."""
+        """A guide that compiles quickly but slows every step is refused too."""
         with pytest.raises(InvalidValue, match=r"at each token|takes longer"):
             await trials.check(regex("((.{1,20}){1,20}){1,20}"))
 
 
 class TestTrials:
     async def test_a_process_goes_on_after_another(self, trials: GuideChecker) -> None:
-        """One that a guide ended, or anybody else, is replaced, and the next guide passes."""
+        """A process that ended, by a guide or otherwise, is replaced, and the next guide passes."""
         await trials.check(regex("a"))
         first = trials.pid
         with pytest.raises(InvalidValue, match=r"longer than 1\.5 s") as caught:
@@ -155,7 +155,7 @@ class TestTrials:
     async def test_what_is_known_is_not_tried_again(
         self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
     ) -> None:
-        """Good or bad, until others took its place; the field is each request's own."""
+        """Results are cached, good or bad, until evicted; the field in the error is each request's own."""
         monkeypatch.setattr(compiling, "MAX_REMEMBERED", 2)
         prepared: Prepared = trials._prepare  # type: ignore[assignment]
         for _ in range(3):
@@ -173,7 +173,7 @@ class TestTrials:
     async def test_a_refusal_does_not_stand_for_ever(
         self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
     ) -> None:
-        """A busy machine may have made it; afterwards the guide is tried again."""
+        """A busy machine may cause a refusal; after some time the guide is tried again."""
         monkeypatch.setattr(compiling, "REJECTION_TTL_S", -1.0)
         with pytest.raises(InvalidValue):
             await trials.check(regex("["))
@@ -189,12 +189,12 @@ class TestTrials:
         assert len(guides) == 1
 
     async def test_one_trial_for_all_who_ask(self, trials: GuideChecker) -> None:
-        """The same guide from many at once is compiled once."""
+        """Concurrent requests with the same guide compile it once."""
         await asyncio.gather(*(trials.check(regex("a+")) for _ in range(100)))
         assert trials._prepare == [regex("a+")]  # type: ignore[comparison-overlap]
 
     async def test_one_that_leaves(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
-        """It frees its place in the queue, and what was begun ends by itself."""
+        """A cancelled request leaves the queue, and a running trial ends by itself."""
         monkeypatch.setattr(compiling, "MAX_WAITING", 2)
         await trials.check(regex("a"))
         checks = [asyncio.create_task(trials.check(regex(text))) for text in (SLOW, "queued")]
@@ -210,7 +210,7 @@ class TestTrials:
         assert [guide.value for guide in trials._prepare] == ["a", "third"]  # type: ignore[attr-defined]
 
     async def test_what_prepare_raises(self) -> None:
-        """It is the request's error and nobody remembers it."""
+        """The request gets the error, and it is not cached."""
         tries = 0
 
         async def prepare(guide: Guide) -> None:
@@ -228,7 +228,7 @@ class TestTrials:
     async def test_a_process_that_did_not_start_is_tried_again(
         self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker
     ) -> None:
-        """Also for a reason that nobody foresaw: it was that of one moment."""
+        """The start is retried for any reason, which may be temporary."""
         spawn = compiling._TrialProcess.spawn
 
         async def failing(*_: Any) -> Any:
@@ -242,7 +242,7 @@ class TestTrials:
         assert trials._prepare == [regex("a")]  # type: ignore[comparison-overlap]
 
     async def test_closing(self, trials: GuideChecker) -> None:
-        """Who waits hears why, the process ends, and there is no other."""
+        """Waiting requests get the reason, the process ends, and no other one starts."""
         await trials.check(regex("a"))
         pid = trials.pid
         waiting = [asyncio.create_task(trials.check(regex(text))) for text in (SLOW, "queued")]
@@ -256,7 +256,7 @@ class TestTrials:
             await trials.check(regex("b"))
 
     async def test_no_process(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
-        """It is said, and tried again by the next request."""
+        """A failed start is reported, and the next request tries again."""
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", "/nowhere")
             with pytest.raises(Crashed, match="cannot be compiled"):
@@ -267,7 +267,7 @@ class TestTrials:
         await trials.check(regex("a"))
 
     async def test_worn(self, monkeypatch: pytest.MonkeyPatch, trials: GuideChecker) -> None:
-        """A process that says it has taken enough is replaced without anybody's noticing."""
+        """A process that reports too much memory is replaced without an error."""
         await trials.check(regex("a"))
         pid, child = trials.pid, trials._child
         assert child is not None
@@ -284,7 +284,7 @@ class TestTrials:
 
 class TestTheModel:
     def test_a_plain_schema_costs_little(self, model: Model) -> None:
-        """One process, once it runs, tries one schema after another."""
+        """A running process tries one schema after another."""
 
         async def tried(number: int) -> int | None:
             schema = {"type": "object", "properties": {f"p{number}": {"type": "string"}}, "required": [f"p{number}"]}
@@ -294,7 +294,7 @@ class TestTheModel:
         assert len({model.run(tried(number)) for number in range(8)} - {None}) == 1
 
     def test_the_steps_go_on(self, model: Model) -> None:
-        """While the model's own process compiles what has passed."""
+        """Answers continue while the model's own process compiles a guide that passed."""
         guide = regex("(.*){1,31}")
 
         async def beside() -> bool:
@@ -307,7 +307,7 @@ class TestTheModel:
         assert model.run(beside())
 
     def test_the_deadline(self, model: Model) -> None:
-        """A request does not wait for its guide beyond its own time."""
+        """A request waits for its guide until its deadline at most."""
 
         async def ask() -> None:
             stream = model.generator.generate(
@@ -319,7 +319,7 @@ class TestTheModel:
             model.run(ask())
 
     async def test_closing_ends_both_processes(self) -> None:
-        """The model's, and the one that compiles."""
+        """Closing ends the model's process and the compiling one."""
         made = await start_generator(IR, name="two", options=EXACT)
         assert (await answer(made, PROMPT, guide=regex("[ab]{3}")))[0]
         pids = made.pid, made._trials.pid

@@ -1,4 +1,4 @@
-"""A language model in its own process: a tiny Llama with random weights, which is run for real."""
+"""A language model in its own process: a tiny Llama with random weights, run for real."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": Tr
 
 @pytest.fixture
 async def fresh() -> AsyncIterator[GenaiGenerator]:
-    """A model for this test alone, with room for 96 tokens."""
+    """A model for one test, with memory for 96 tokens."""
     options = msgspec.structs.replace(EXACT, kv_cache_mb=0)
     made = await start_generator(
         IR, name="fresh", options=msgspec.structs.replace(options, max_streams=1, context_tokens=96)
@@ -56,7 +56,7 @@ async def fresh() -> AsyncIterator[GenaiGenerator]:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """More of them open than select() can number."""
+    """Open more files than select() supports."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (-1, resource.RLIM_INFINITY) and hard < 2000:
         pytest.skip("this system allows no 2000 open files")
@@ -69,7 +69,7 @@ def many_files() -> Iterator[None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until the process has done its part."""
+    """Run the loop until the process has done its part."""
     async with asyncio.timeout(20):
         for _ in iter(condition, True):
             await asyncio.sleep(0)
@@ -82,8 +82,8 @@ def text_of(ids: Sequence[int]) -> str:
 
 class TestAnswers:
     def test_pieces_come_one_by_one(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The model's process sends each token when it is made. How many the reader then finds together depends on
-        when it looks; they are the same in any case."""
+        """The process sends each token at once. How many the reader gets together depends on timing; the tokens are
+        the same."""
         sent: list[int] = []
         put = generating._PendingOutput.put
 
@@ -98,7 +98,7 @@ class TestAnswers:
         assert model.answer(PROMPT, **GREEDY) == once
 
     def test_many_at_once_each_get_their_own(self, model: Model) -> None:
-        """Sixteen requests in one batch answer what each answers alone."""
+        """Sixteen requests in one batch get the same answers as each one alone."""
         prompts = [[1, 20 + number, 60] for number in range(16)]
 
         async def together() -> list[list[int]]:
@@ -108,7 +108,7 @@ class TestAnswers:
         assert model.run(together()) == [model.answer(prompt, **GREEDY) for prompt in prompts]
 
     def test_several_choices_of_one_prompt(self, model: Model) -> None:
-        """They differ by their seeds, side by side."""
+        """Parallel choices differ by their seeds."""
 
         async def choices() -> list[list[int]]:
             several = (answer(model.generator, PROMPT, max_tokens=12, temperature=1.5, seed=seed) for seed in range(4))
@@ -117,32 +117,32 @@ class TestAnswers:
         assert len({tuple(ids) for ids in model.run(choices())}) == 4
 
     def test_seeds(self, model: Model) -> None:
-        """The same seed gives the same answer; without one no two are alike."""
+        """The same seed gives the same answer; without a seed answers differ."""
         warm = {"max_tokens": 24, "temperature": 1.5, "ignore_eos": True}
         assert model.answer(PROMPT, seed=5, **warm) == model.answer(PROMPT, seed=5, **warm)
         assert len({tuple(model.answer(PROMPT, **warm)) for _ in range(4)}) == 4
         assert model.answer(PROMPT, seed=-1, **warm) == model.answer(PROMPT, seed=2**32 - 1, **warm)
 
     def test_the_likeliest_alone(self, model: Model) -> None:
-        """top_k 1 and top_p 0 leave nothing else, however warm."""
+        """top_k 1 and top_p 0 leave one token, at any temperature."""
         greedy = model.answer(PROMPT, **GREEDY)
         for narrow in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"min_p": 0.99}):
             assert model.answer(PROMPT, **(GREEDY | {"temperature": 2.0} | narrow)) == greedy
 
     def test_penalties_change_the_answer(self, model: Model) -> None:
-        """A greedy answer that repeats itself does so less."""
+        """A penalty reduces the repetitions of a greedy answer."""
         plain = model.answer(PROMPT, **(GREEDY | {"max_tokens": 100}))
         for penalty in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 1.8}):
             other = model.answer(PROMPT, **(GREEDY | {"max_tokens": 100} | penalty))
             assert len(set(other)) > len(set(plain))
 
     def test_unicode(self, model: Model) -> None:
-        """Ids of any script are read, and what comes back is ids of the vocabulary."""
+        """Ids of any script are accepted, and the answer has ids of the vocabulary."""
         ids = Tokenizer.from_file(str(IR / "tokenizer.json")).encode("東京 नमस्ते 🦊").ids
         assert all(0 <= one < 448 for one in model.answer(ids, **GREEDY))
 
     def test_log_probabilities(self, model: Model) -> None:
-        """Each token's own is told, with its text or its bytes."""
+        """Each token has its log probability, with its text or bytes."""
         ids, _ = model.run(answer(model.generator, PROMPT, **GREEDY))
 
         async def collect() -> list[Any]:
@@ -159,12 +159,12 @@ class TestAnswers:
 
 class TestEnds:
     def test_the_requested_length(self, model: Model) -> None:
-        """An answer that goes on is cut at max_tokens, and says so."""
+        """An answer is cut at max_tokens, with that reason."""
         ids, last = model.run(answer(model.generator, PROMPT, **(GREEDY | {"max_tokens": 3})))
         assert (len(ids), last.finish_reason) == (3, "length")
 
     def test_a_stop_token_ends_it_and_is_not_part_of_it(self, model: Model) -> None:
-        """It counts as generated; with include_stop it is shown."""
+        """It counts as generated; with include_stop it is part of the answer."""
         greedy = model.answer(PROMPT, **GREEDY)
         stop: dict[str, Any] = {"stop_token_ids": [greedy[5]], "temperature": 0.0, "max_tokens": 24}
         before = greedy[: greedy.index(greedy[5])]
@@ -183,12 +183,12 @@ class TestEnds:
         assert model.run(counted(include_stop=True)) == ([*before, greedy[5]], len(before) + 1, "stop")
 
     def test_not_before_the_least(self, model: Model) -> None:
-        """min_tokens keeps a stop token away."""
+        """min_tokens suppresses a stop token."""
         stop = model.answer(PROMPT, **GREEDY)[2]
         assert len(model.answer(PROMPT, temperature=0.0, max_tokens=24, stop_token_ids=[stop], min_tokens=9)) >= 9
 
     def test_the_model_ends_by_its_files(self, model: Model) -> None:
-        """The tokens of generation_config.json end an answer, unless they are ignored."""
+        """The tokens of generation_config.json end an answer, unless ignored."""
         guide = Guide(kind="choice", value='["yes"]')
         ids, last = model.run(answer(model.generator, PROMPT, guide=guide, max_tokens=20))
         assert (text_of(ids), last.finish_reason) == ("yes", "stop")
@@ -196,7 +196,7 @@ class TestEnds:
 
 class TestGuides:
     def test_a_schema(self, model: Model) -> None:
-        """What comes is JSON of that schema."""
+        """The answer is JSON of that schema."""
         schema = {
             "type": "object",
             "properties": {"city": {"enum": ["Paris", "東京"]}, "hot": {"type": "boolean"}},
@@ -237,7 +237,7 @@ class TestGuides:
         ],
     )
     def test_other_forms(self, model: Model, guide: Guide, pattern: str) -> None:
-        """Expressions, grammars, choices with any character, tags."""
+        """Expressions, grammars, choices with any character, and tags work."""
         assert re.fullmatch(pattern, text_of(model.answer(PROMPT, guide=guide, max_tokens=60)))
 
     @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ class TestGuides:
         ],
     )
     def test_a_bad_form_hurts_nobody_else(self, model: Model, guide: Guide) -> None:
-        """It is refused with what is wrong, and an answer beside it comes to its end unharmed."""
+        """It is refused with the error, and a parallel answer completes."""
         alone = model.answer(PROMPT, **GREEDY)
 
         async def beside() -> list[int]:
@@ -270,7 +270,7 @@ class TestGuides:
 class TestRefusals:
     @pytest.mark.parametrize("ids", [None, (), (1, 448), (-1,)])
     def test_prompts_that_are_none(self, model: Model, ids: tuple[int, ...] | None) -> None:
-        """Without ids, and with ids that the model has not, nothing is asked of it."""
+        """Empty prompts and ids outside the vocabulary are refused before the model is called."""
 
         async def ask() -> None:
             async for _ in model.generator.generate(Prompt(text="x", ids=ids), Sampling(), context()):
@@ -280,7 +280,7 @@ class TestRefusals:
             model.run(ask())
 
     def test_adapters(self, model: Model) -> None:
-        """There are none."""
+        """Adapters are unsupported."""
 
         async def ask() -> None:
             prompt = Prompt(text="", ids=(1,))
@@ -292,13 +292,13 @@ class TestRefusals:
 
     @pytest.mark.parametrize("fields", [{"presence_penalty": 99.0}, {"repetition_penalty": -1.0}, {"min_p": 7.0}])
     def test_values_that_the_library_refuses(self, model: Model, fields: dict[str, Any]) -> None:
-        """They are the caller's fault, and the model goes on."""
+        """They are errors of the request, and the model keeps working."""
         with pytest.raises(InvalidValue):
             model.answer(PROMPT, **(GREEDY | {"temperature": 1.0} | fields))
         assert model.generator.ready()
 
     def test_the_deadline(self, model: Model) -> None:
-        """An answer that is not there in time is given up."""
+        """An answer that is late is given up."""
 
         async def ask() -> None:
             stream = model.generator.generate(Prompt(text="", ids=(1, 5)), Sampling(max_tokens=1900), context(0.001))
@@ -312,7 +312,7 @@ class TestRefusals:
         "fields", [{"seed": 2**80}, {"stop_token_ids": [2**70]}, {"guide": Guide(kind="regex", value="\ud800")}]
     )
     def test_values_that_cannot_be_sent(self, model: Model, fields: dict[str, Any]) -> None:
-        """They are the caller's fault, and nothing is left of the request."""
+        """They are errors of the request, and leave no state."""
         with pytest.raises(InvalidValue, match="cannot be handed to the model"):
             model.answer(PROMPT, **(GREEDY | fields))
         assert model.generator._outputs == {}
@@ -321,7 +321,7 @@ class TestRefusals:
 
 class TestRoom:
     async def test_facts(self, fresh: GenaiGenerator) -> None:
-        """The context is what the model was made for, or what there is memory for."""
+        """The context is the model's, or what fits into memory."""
         assert fresh.facts.context_tokens == 96
         assert fresh.facts.details["kv_cache_tokens"] == 96
         assert fresh.facts.details["kv_cache_mb"] == 0.0
@@ -331,20 +331,20 @@ class TestRoom:
         assert typed.ready()
 
     async def test_a_prompt_that_fits_nowhere(self, fresh: GenaiGenerator) -> None:
-        """It is refused with the setting that would help, and a shorter one is answered."""
+        """It is refused with the setting to change, and a shorter one is answered."""
         with pytest.raises(OutOfMemory, match="kv_cache_mb"):
             await answer(fresh, [5] * 96)
         assert len((await answer(fresh, [5] * 80, **(GREEDY | {"max_tokens": 500})))[0]) == 16
 
     async def test_more_than_fit_at_once(self, fresh: GenaiGenerator) -> None:
-        """They wait for each other, and all come to their end."""
+        """The requests wait for each other, and all complete."""
         prompts = [[1, number, *[7] * 40] for number in range(10, 16)]
         alone = [(await answer(fresh, prompt, **GREEDY))[0] for prompt in prompts]
         together = await asyncio.gather(*(answer(fresh, prompt, **GREEDY) for prompt in prompts))
         assert [ids for ids, _ in together] == alone
 
     async def test_a_cancelled_answer_gives_its_room_back(self, fresh: GenaiGenerator) -> None:
-        """What waited for the room is answered."""
+        """The request that waited for memory is answered."""
         stream = fresh.generate(Prompt(text="", ids=(5,) * 10), Sampling(**(GREEDY | {"max_tokens": 80})), context())
         async with aclosing(stream):
             made = 0
@@ -356,7 +356,7 @@ class TestRoom:
 
     @pytest.mark.parametrize("enabled", [True, False])
     async def test_prefixes(self, model: Model, enabled: bool) -> None:
-        """Answers are the same whether or not prompts are kept, also from the second time on."""
+        """Answers are the same with and without prefix caching, also for repeated prompts."""
         options = msgspec.structs.replace(EXACT, prefix_caching=enabled)
         made = await start_generator(IR, name="prefix", options=options)
         prompt = [1, *range(20, 120)]
@@ -370,7 +370,7 @@ class TestRoom:
 
 class TestLife:
     async def test_the_loop_stays_free(self) -> None:
-        """While a model loads and answers, the event loop turns."""
+        """The event loop runs while a model loads and answers."""
         made = await start_generator(IR, name="free", options=EXACT)
         iterations, done = 0, asyncio.Event()
 
@@ -388,7 +388,7 @@ class TestLife:
         assert iterations > 24, "one for each token that all of them were given at least"
 
     async def test_closing_in_the_middle(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Who waits hears of it, the process is gone, and closing again is nothing."""
+        """Waiting requests get an error, the process ends, and closing again has no effect."""
         made = await start_generator(IR, name="closing", options=EXACT)
         stream = made.generate(Prompt(text="", ids=(1, 9)), Sampling(**(GREEDY | {"max_tokens": 1900})), context())
         await anext(stream)
@@ -407,7 +407,7 @@ class TestLife:
         assert caplog.messages == []
 
     async def test_a_process_that_dies(self) -> None:
-        """All that it answered fails, whoever asked to be told is told once, and nothing waits for ever."""
+        """All its requests fail, each callback is called once, and nothing waits forever."""
         made = await start_generator(IR, name="dying", options=EXACT)
         errors: list[ShoalError] = []
         made.when_broken(errors.append)
@@ -424,7 +424,7 @@ class TestLife:
         assert [type(error) for error in errors] == [Crashed]
 
     async def test_a_process_that_died_before_the_first_request(self) -> None:
-        """Who asks to be told of it is told at the next turn of the loop, once."""
+        """A later callback is called once, in the next turn of the loop."""
         made = await start_generator(IR, name="early", options=EXACT)
         os.kill(made.pid, signal.SIGKILL)
         await until(lambda: not made.ready())
@@ -437,7 +437,7 @@ class TestLife:
         assert len(errors) == 1
 
     async def test_one_that_was_closed_is_not_broken(self) -> None:
-        """Nobody is told of what he did himself."""
+        """Closing calls no callback."""
         made = await start_generator(IR, name="closed", options=EXACT)
         errors: list[ShoalError] = []
         made.when_broken(errors.append)
@@ -447,7 +447,7 @@ class TestLife:
         assert errors == []
 
     async def test_a_process_that_hangs_and_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is out of service, by itself, until it speaks again, and then answers what waited."""
+        """It is out of service until it responds again, and then answers what waited."""
         made = await start_generator(IR, name="stopped", options=EXACT)
         monkeypatch.setattr(watch, "LOOK_S", 0.01)
         monkeypatch.setattr(watch, "GONE_AT", 10**6)
@@ -462,7 +462,7 @@ class TestLife:
         await made.aclose()
 
     async def test_requests_that_were_given_up_count_as_well(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Deadlines that are shorter than its patience do not hide that it hangs."""
+        """Deadlines shorter than the patience do not hide a hang."""
         made = await start_generator(IR, name="stopped", options=EXACT)
         monkeypatch.setattr(watch, "LOOK_S", 0.01)
         monkeypatch.setattr(watch, "GONE_AT", 10**6)
@@ -476,7 +476,7 @@ class TestLife:
         await made.aclose()
 
     async def test_a_process_that_hangs_for_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is killed, what it answered fails, and whoever asked to be told is told."""
+        """It is killed, its requests fail, and callbacks are called."""
         made = await start_generator(IR, name="stuck", options=EXACT)
         monkeypatch.setattr(watch, "LOOK_S", 0.01)
         errors: list[ShoalError] = []
@@ -490,7 +490,7 @@ class TestLife:
         assert [type(error) for error in errors] == [Crashed]
 
     async def test_every_step_is_a_sign_of_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A prompt of many steps, in which nothing is said, is no silence."""
+        """A long prompt of many silent steps is no hang."""
         made = await start_generator(IR, name="long", options=EXACT)
         states: list[bool] = []
         monkeypatch.setattr(made._watch, "record_message", lambda *, owes: states.append(owes))
@@ -500,7 +500,7 @@ class TestLife:
         assert len(states) > 3
 
     async def test_what_is_not_understood(self, caplog: pytest.LogCaptureFixture) -> None:
-        """A process that talks nonsense is ended, and said to be."""
+        """A process that sends invalid messages is killed, with an error."""
         made = await start_generator(IR, name="babel", options=EXACT)
         made._worker._reader.feed_data(b"\x00\x00\x00\x01\xc1")
         with pytest.raises(ShoalError, match="not understood"):
@@ -511,7 +511,7 @@ class TestLife:
 
 class TestOpening:
     async def test_a_gguf(self, model: Model) -> None:
-        """The same weights in one file give the same answer, and the room for contexts is known as well."""
+        """The same weights in one file give the same answer, and the context capacity is known too."""
         options = msgspec.structs.replace(EXACT, stop_ids=(4,), vocab_size=448, cache_heads=((4, 8),) * 4)
         made = await start_generator(GGUF, name="gguf", options=options)
         ids = (await answer(made, PROMPT, **GREEDY))[0]
@@ -522,13 +522,13 @@ class TestOpening:
         assert details["kv_cache_mb"] == model.generator.facts.details["kv_cache_mb"] == 4.0
 
     async def test_many_open_files(self, many_files: None) -> None:
-        """The process reads its socket whatever number the gateway has for it."""
+        """The process can use its socket whatever descriptor number the gateway has for it."""
         made = await start_generator(IR, name="many", options=EXACT)
         assert len((await answer(made, PROMPT, **GREEDY))[0]) == 24
         await made.aclose()
 
     async def test_broken_files_are_named(self, tmp_path: Path) -> None:
-        """A graph that cannot be read is the model's fault, by its file."""
+        """An unreadable graph is an error of the model and names the file."""
         shutil.copytree(IR, tmp_path / "broken")
         (tmp_path / "broken" / "openvino_model.xml").write_text("<net/>")
         with pytest.raises(ModelFileError, match=r"openvino_model\.xml") as caught:
@@ -536,12 +536,12 @@ class TestOpening:
         assert caught.value.file == "openvino_model.xml"
 
     async def test_too_much_memory(self) -> None:
-        """More than the machine has is refused, and says which setting to change."""
+        """More than the machine has is refused, with the setting to change."""
         with pytest.raises((OutOfMemory, Crashed)):
             await start_generator(IR, name="huge", options=msgspec.structs.replace(EXACT, kv_cache_mb=2**31))
 
     async def test_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The extra is named before anything is started."""
+        """The error names the extra before anything starts."""
         monkeypatch.setattr(generating, "find_spec", lambda name: None)
         with pytest.raises(MissingExtra, match="llm"):
             await start_generator(IR, name="none", options=GenaiOptions())

@@ -1,4 +1,4 @@
-"""GGUF models as the library computes them, against NumPy: what is served is exact, what is refused is not."""
+"""GGUF models as the library computes them, compared with NumPy: supported models are exact, refused ones are not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0)
 
 
 def difference(model: Model, folder: Path, **changes: Any) -> float:
-    """Largest difference of a chosen token's log-probability to NumPy's."""
+    """Return the largest difference of a chosen token's log probability from NumPy's."""
     tokenizer = {key: value for key, value in read_gguf(GGUF).metadata.items() if key.startswith("tokenizer.")}
     model.metadata |= tokenizer
     path = model.write(folder / "x.gguf")
@@ -56,7 +56,7 @@ def random_bias(size: int) -> Floats:
 
 
 def llama() -> Model:
-    """Every kind of weights that is exact, and each bias that a Llama may have."""
+    """Every kind of exact weights, and each bias that a Llama may have."""
     model = tiny_gguf.model("llama")
     random = np.random.default_rng(3)
     kinds = {"attn_q": Q4_0, "attn_k": Q8_0, "attn_v": Q6_K, "ffn_gate": Q4_0, "ffn_down": Q6_K}
@@ -74,7 +74,7 @@ def llama() -> Model:
 
 
 def qwen2() -> Model:
-    """Tied embeddings, biases in three kinds."""
+    """Tied embeddings, and biases in three kinds."""
     model = tiny_gguf.model("qwen2")
     del model.tensors["output.weight"]
     for name, kind in (("attn_q", F16), ("attn_k", BF16), ("attn_v", F32)):
@@ -85,7 +85,7 @@ def qwen2() -> Model:
 
 
 def qwen3() -> Model:
-    """Heads with norms and a width of their own; quantized, tied embeddings."""
+    """Heads with norms and their own width; quantized, tied embeddings."""
     model = tiny_gguf.model("qwen3", kind=Q8_0, width=64)
     del model.tensors["output.weight"]
     return model
@@ -93,7 +93,7 @@ def qwen3() -> Model:
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])
 def test_what_is_served_is_exact(tmp_path: Path, make: Any) -> None:
-    """All of the list of what is computed, in f32: only Q6_K's scales, kept in f16, show."""
+    """Everything on the supported list is exact in f32, except for Q6_K's scales in f16."""
     model = make()
     difference_ = difference(model, tmp_path)
     check(read_gguf(tmp_path / "x.gguf"))
@@ -118,7 +118,7 @@ def rounded() -> Model:
 
 @pytest.mark.parametrize("make", [scaled_rotation, biased_heads, rounded])
 def test_what_is_not_served_or_announced_is_not_exact(tmp_path: Path, make: Any) -> None:
-    """Where the library has learnt one of these, `gguf_support` can allow it."""
+    """If the library supports one of these by now, `gguf_support` can allow it."""
     assert difference(make(), tmp_path) > 0.05
 
 
@@ -132,5 +132,5 @@ def test_what_is_not_served_or_announced_is_not_exact(tmp_path: Path, make: Any)
     ],
 )
 def test_what_rounding_costs(tmp_path: Path, changes: dict[str, Any], lower: float, upper: float) -> None:
-    """Under f32 nothing is rounded, neither contexts nor activations, unless it is asked for."""
+    """With f32 neither contexts nor activations are rounded unless configured."""
     assert lower < difference(tiny_gguf.model("llama", kind=Q8_0), tmp_path, **changes) < upper

@@ -47,7 +47,7 @@ class TestTrying:
         ],
     )
     def test_refusals_name_the_field(self, grammars: GuideCompiler, guide: Guide) -> None:
-        """Also those that are found before the library is asked."""
+        """This includes errors found before the library is called."""
         for tried in (grammars.structured_output, grammars.try_out):
             with pytest.raises(InvalidValue) as caught:
                 tried(guide)
@@ -58,13 +58,13 @@ class TestTrying:
         grammars.try_out(Guide(kind="choice", value='["a"]'))
 
     def test_slow_ones_do_not(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-        """How long a token takes is told, with the limit."""
+        """The error has the time per token and the limit."""
         monkeypatch.setattr(grammar, "STEP_S", 0.0)
         with pytest.raises(InvalidValue, match="ms at each token"):
             grammars.try_out(regex("a"))
 
     def test_no_more_are_kept_than_that(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The oldest that nobody used gives way."""
+        """The least recently used guide is evicted."""
         monkeypatch.setattr(grammar, "MAX_REMEMBERED", 2)
         grammars._accepted.clear()
         for text in ("a", "b", "a", "c"):
@@ -87,7 +87,7 @@ class TestPreparing:
         return error
 
     def test_what_came_of_it(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing, what is wrong, or that there is no memory."""
+        """A result is success, an error, or out of memory."""
         assert self.prepared(grammars, regex("prepared")) is None
         assert ("regex", "prepared") in grammars._accepted
         assert isinstance(self.prepared(grammars, regex("[")), InvalidValue)
@@ -99,14 +99,14 @@ class TestPreparing:
         assert isinstance(self.prepared(grammars, regex("a")), OutOfMemory)
 
     def test_what_is_known_waits_for_nobody(self, grammars: GuideCompiler) -> None:
-        """A guide that was compiled is at hand while another one compiles."""
+        """A compiled guide is available while another one compiles."""
         grammars.structured_output(regex("known"))
         with grammars._trial_lock:
             grammars.structured_output(regex("known"))
 
 
 class Talk:
-    """A process of trials, and the socket to it, closed at the end."""
+    """A trial process and its socket, closed at the end."""
 
     def __init__(self, run: list[str]) -> None:
         self._ours, theirs = socket.socketpair()
@@ -139,7 +139,7 @@ class Talk:
 
 class TestProcess:
     def test_its_limits(self) -> None:
-        """Good and bad guides in turn, then one that its own alarm ends, with nobody left who would do that."""
+        """Good and bad guides alternate, then one ends by its own alarm, with no parent left to end it."""
         with Talk(["-P", "-m", "shoal.backends.genai.trial"]) as talk:
             assert talk.verdict() == Verdict()
             assert not talk.ask(regex("[a-z]{3}")).refused
@@ -149,7 +149,7 @@ class TestProcess:
         assert talk.process.wait(20) == -signal.SIGALRM
 
     def test_memory(self) -> None:
-        """What the library cannot get within the room is refused, and the process, which is full, ends."""
+        """A guide beyond the memory limit is refused, and the full process ends."""
         code = (
             "import socket, sys; from pathlib import Path; from shoal.backends.genai import trial; "
             "trial.ROOM_BYTES, trial.guide_bounds.check = 2**24, lambda guide: None; "

@@ -1,4 +1,4 @@
-"""Texts in grammars come out as they are, or are refused."""
+"""Texts in grammars are preserved, or refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRONG = re.compile(r"[\x80-\xff][0-9a-fA-F]")
 
 @given(st.text() | st.text(alphabet='abß\xe9\x01\x7f\\"\n e9'))
 def test_literals_say_the_text(text: str) -> None:
-    """Read one after the other they are the text, and none of them is one that is misread."""
+    """The literals join to the text, and none of them is one that the library misreads."""
     written, made, at = to_literals(text), "", 0
     while at < len(written):
         found = LITERAL.match(written, at)
@@ -30,7 +30,7 @@ def test_literals_say_the_text(text: str) -> None:
 
 
 def test_grammars() -> None:
-    """One that is read as it stands is left alone."""
+    """A grammar that needs no change is left alone."""
     fine = 'root ::= "gr\xf6" "\xdf" "e" | "\u6771ea" | "caf\xe9"'
     assert check_grammar(fine) == fine
     with pytest.raises(InvalidValue, match="end the literal"):
@@ -38,6 +38,6 @@ def test_grammars() -> None:
 
 
 def test_choices_share_their_beginnings() -> None:
-    """Each is one of the texts, in their order."""
+    """Each result is one of the texts, in their order."""
     assert write_choice(["yes", 'n"o']) == '"yes" | "n\\"o"'
     assert write_choice(["0.25", "1", "0.5", "0", "0.25"]) == '"0" ("." ("25" | "5") | "") | "1"'

@@ -1,4 +1,4 @@
-"""What a guide's text may ask for, before anything is compiled."""
+"""Bounds of a guide's text, checked before anything is compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOMB = "((a{1,1000}){1,1000}){1,1000}"
 
 
 def refusal(kind: Any, value: str | dict[str, Any]) -> str:
-    """Why a guide is refused; "" for one that passes."""
+    """Return why a guide is refused, or "" if it passes."""
     text = value if isinstance(value, str) else json.dumps(value)
     try:
         guide_bounds.check(Guide(kind=kind, value=text, field="asked"))
@@ -70,7 +70,7 @@ class TestExpressions:
 
     @given(st.lists(st.integers(2, 60), min_size=1, max_size=5), st.sampled_from(["a", r"\{", "[)(]", "(?:b|c)"]))
     def test_the_product_decides(self, repeats: list[int], atom: str) -> None:
-        """However they are written, nested repeats are refused above the limit and only there."""
+        """Nested repeats are refused exactly above the limit, however they are written."""
         text, product = atom, 1
         for number in repeats:
             text, product = f"({text}{{1,{number}}})", product * number
@@ -78,7 +78,7 @@ class TestExpressions:
 
     @given(st.text(alphabet="(){}[]\\,a019*?+|", max_size=60))
     def test_any_text(self, text: str) -> None:
-        """It passes or is refused, and never anything else."""
+        """Any text passes or is refused."""
         assert re.search("at most|nested|^$", refusal("regex", text))
 
 
@@ -151,7 +151,7 @@ class TestSchemas:
         assert not refusal("json_schema", schema)
 
     def test_tags(self) -> None:
-        """Expressions, grammars and schemas in a structural tag count as their own."""
+        """Expressions, grammars and schemas in a structural tag count as their own kind."""
         for content in (
             {"type": "regex", "pattern": BOMB},
             {"type": "grammar", "grammar": 'root ::= ("a"{999}){999}'},

@@ -1,4 +1,4 @@
-"""How much memory contexts may take."""
+"""The memory available for contexts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MB = 2**20
 
 @pytest.mark.parametrize(("precision", "size"), [("f32", 16384), ("f16", 8192), ("bf16", 8192), ("u8", 6656)])
 def test_a_block_of_the_tiny_model(precision: str, size: int) -> None:
-    """As the library itself reports them for its two layers of four heads, eight wide."""
+    """The size is the one the library reports for two layers of four heads of width eight."""
     assert block_bytes([(4, 8)] * 4, precision) == size
 
 
 def test_the_budget() -> None:
-    """What is asked for is taken; else a quarter of what is free, within bounds."""
+    """The configured size is used; else a quarter of the free memory, within bounds."""
     assert cache_budget(500, 10) == 500 * MB
     assert cache_budget(0, 8 * 2**30) == 2 * 2**30
     assert cache_budget(0, 2**40) == MOST_BYTES
@@ -36,7 +36,7 @@ def test_the_budget() -> None:
     streams=st.integers(1, 4096),
 )
 def test_blocks(free_bytes: int, one: int, explicit: bool, context: int | None, streams: int) -> None:
-    """At least one, within the budget, and unless they were asked for no more than could be used."""
+    """At least one block fits, all are within the budget, and by default no more than can be used."""
     count = count_blocks(free_bytes, one, explicit=explicit, context_tokens=context, streams=streams)
     assert count >= 1
     assert count == 1 or count * one <= free_bytes
@@ -45,7 +45,7 @@ def test_blocks(free_bytes: int, one: int, explicit: bool, context: int | None, 
 
 
 def test_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's estimate; where there is none, the memory that the machine has."""
+    """The kernel's estimate is used; without one, the memory of the machine."""
     info = tmp_path / "meminfo"
     info.write_text("MemTotal: 9 kB\nMemAvailable:     2048 kB\n")
     assert memory._meminfo(info) == 2 * MB
@@ -61,7 +61,7 @@ def test_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limits_of_a_control_group(tmp_path: Path) -> None:
-    """A number, or none."""
+    """The limit is a number, or absent."""
     (tmp_path / "limit").write_text("4096\n")
     (tmp_path / "free").write_text("max\n")
     assert memory._number(tmp_path / "limit") == 4096

@@ -1,4 +1,4 @@
-"""Ranges of numbers, asked of the library number by number."""
+"""Grammars of number ranges, tested number by number with the library."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_integers(
     step: int | None,
     others: list[int],
 ) -> None:
-    """Those within bounds, those beside them, and any others."""
+    """Integers within bounds are accepted, others are not."""
     bounds = Range(
         None if minimum is None else Decimal(minimum), None if maximum is None else Decimal(maximum), *openness
     )
@@ -86,7 +86,7 @@ def test_numbers(
     others: list[Decimal],
     seed: int,
 ) -> None:
-    """Those within bounds, those beside them, any others, and one that is drawn."""
+    """Numbers within bounds are accepted, others are not, and samples are within bounds."""
     bounds = Range(minimum, maximum, *openness, step)
     ends = [minimum or Decimal(0), maximum or Decimal(0)]
     near = [Decimal(0), Decimal("0.0001"), Decimal("-0.01"), Decimal(1), Decimal(-1)]
@@ -107,7 +107,7 @@ def test_numbers(
 
 
 def test_many_digits(matcher: GrammarMatcher) -> None:
-    """No number is rounded to an open bound, and bounds may have more digits than a double keeps."""
+    """No number is rounded to an open bound, and bounds may have more digits than a double."""
     below_one = f"root ::= {write_numbers(Range(Decimal(0), Decimal(1), open_upper=True))}"
     assert matcher.accepts("0.99999999999999", grammar=below_one)
     assert not matcher.accepts("0.99999999999999999", grammar=below_one)
@@ -123,7 +123,7 @@ def test_many_digits(matcher: GrammarMatcher) -> None:
 
 
 def test_multiples(matcher: GrammarMatcher) -> None:
-    """Of other numbers than powers of ten they are written out, when they are few."""
+    """Multiples of numbers other than powers of ten are listed if they are few."""
     sevens = Range(Decimal(-7), Decimal(7 * (MAX_MULTIPLES - 2)), step=Decimal(7))
     grammar = f"root ::= {write_integers(sevens)}"
     accepted = [each for each in range(-8, 60) if matcher.accepts(str(each), grammar=grammar)]

@@ -1,4 +1,4 @@
-"""Language models of this machine, from an address to an answer."""
+"""Local language models, from an address to an answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ installed = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="need
 
 
 async def open_llm(name: str, address: Address, settings: Settings, table: ModelTable) -> OpenedModel:
-    """From an address, as a plan has it."""
+    """Open a model from an address, as a load plan does."""
     return await open.open_llm(name, await prepare_async(address, settings), settings, table)
 
 
@@ -77,7 +77,7 @@ def make_task(text: str = "Hello", **fields: Any) -> Generate:
 @installed
 class TestOpened:
     async def test_facts(self, opened: OpenedModel) -> None:
-        """What it is, where it is from, and what it can hold."""
+        """The facts state its kind, source and capacity."""
         _, generator, facts = opened
         assert (facts.backend, facts.tasks, facts.id) == ("genai", ("generate",), "tiny_llama_ir")
         assert (facts.context_tokens, facts.precision, facts.dimension) == (2048, "f32", None)
@@ -89,7 +89,7 @@ class TestOpened:
         assert generator.ready()
 
     async def test_a_conversation(self, opened: OpenedModel, settings: Settings) -> None:
-        """Rendered by the model's own template, answered, counted; the same in pieces as at once."""
+        """The model's own template is used, tokens are counted, and streamed answers equal whole ones."""
         runner = runner_of(opened, settings)
         made = await chunks(runner, make_task("naïve 東京"))
         at_once = await chunks(runner, msgspec.structs.replace(make_task("naïve 東京"), stream=True))
@@ -102,7 +102,7 @@ class TestOpened:
         assert [chunk.finish_reason for chunk in made if chunk.finish_reason] == ["length"]
 
     async def test_a_stop_text_ends_it(self, opened: OpenedModel, settings: Settings) -> None:
-        """It is cut there, and the rest is not made."""
+        """The answer is cut there, and generation stops."""
         runner = runner_of(opened, settings)
         whole = text_of(await chunks(runner, make_task()))
         stop = whole[6:9]
@@ -114,13 +114,13 @@ class TestOpened:
         assert usage.completion_tokens < 1000, "however busy the machine is"
 
     async def test_several_choices(self, opened: OpenedModel, settings: Settings) -> None:
-        """Side by side, each its own."""
+        """The choices run in parallel and differ."""
         task = msgspec.structs.replace(make_task(temperature=1.5, seed=1), n=3)
         made = await chunks(runner_of(opened, settings), task)
         assert len({text_of(made, index) for index in range(3)}) == 3
 
     async def test_a_form(self, opened: OpenedModel, settings: Settings) -> None:
-        """Guided decoding comes through all layers, and so does what is wrong with a form."""
+        """Guided decoding works through all layers, and so do its errors."""
         runner = runner_of(opened, settings)
         made = await chunks(runner, make_task(guide=Guide(kind="choice", value='["größe"]'), ignore_eos=None))
         assert text_of(made) == "größe"
@@ -136,7 +136,7 @@ class TestOpened:
 @installed
 class TestOpening:
     async def test_a_gguf(self, tmp_path: Path, settings: Settings) -> None:
-        """One file is a model with its tokenizer, template and end of an answer."""
+        """One file is a model with its tokenizer, template and end-of-answer tokens."""
         folder = tmp_path / "one"
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread(shutil.copyfile, GGUF, folder / "tiny-f16.gguf")
@@ -150,20 +150,20 @@ class TestOpening:
         await other[1].aclose()
 
     async def test_the_operators_context(self, settings: Settings) -> None:
-        """It goes before the files'."""
+        """The configured context takes precedence over the files."""
         opened = await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable(context_tokens=100))
         await opened[1].aclose()
         assert opened[2].context_tokens == 100
 
     async def test_adapters_are_refused(self, settings: Settings) -> None:
-        """With the setting that asks for them."""
+        """The error names the setting."""
         with pytest.raises(ConfigError, match="adapters"):
             await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable(adapters={"a": 1}))
 
     async def test_a_broken_template_leaves_no_process(
         self, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What is opened is closed when something after it fails."""
+        """The process is closed when a later step fails."""
         closed: list[GenaiGenerator] = []
         original = GenaiGenerator.aclose
 
@@ -182,7 +182,7 @@ class TestOpening:
 
 class TestKinds:
     async def test_the_extra_is_named(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without the library the model is prepared, and the pip command said."""
+        """Without the library the model is prepared, and the error has the pip command."""
         monkeypatch.setattr("shoal.backends.genai.generator.find_spec", lambda name: None)
         with pytest.raises(MissingExtra, match=r"\[llm\]"):
             await open_llm("tiny", parse_address(f"file:{IR}"), settings, ModelTable())
@@ -190,14 +190,14 @@ class TestKinds:
         assert model_kind(stored) == "generate"
 
     async def test_safetensors_alone(self, tmp_path: Path, settings: Settings) -> None:
-        """The next step is said, with the file at fault."""
+        """The error has the next step and the file."""
         (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         (tmp_path / "model.safetensors").write_bytes(b"x")
         with pytest.raises(ModelFileError, match=r"config\.json.*optimum-cli export openvino"):
             await open_llm("tiny", parse_address(f"file:{tmp_path}"), settings, ModelTable())
 
     async def test_an_embedder(self, settings: Settings) -> None:
-        """It is not opened for what it cannot do."""
+        """A model that embeds is not opened as a language model."""
         stored = StoredModel(Path("/nowhere"), manifest({}))
 
         assert model_kind(stored) == "embed"
@@ -215,7 +215,7 @@ class TestKinds:
         ],
     )
     def test_precision_by_name(self, name: str, precision: str) -> None:
-        """As names of such files say it."""
+        """The precision is read from usual file names."""
         spec = GenerationSpec(format="gguf", tokenizer="tokenizer.json", place="/m")
         stored = StoredModel(Path("/s"), msgspec.structs.replace(manifest({}), text=None, generation=spec, graph=name))
         assert open._precision(stored, spec) == precision
@@ -233,7 +233,7 @@ class TestKinds:
         ],
     )
     def test_precision_of_an_export(self, tmp_path: Path, written: str | None, precision: str) -> None:
-        """As optimum wrote it down, if it did."""
+        """The precision is read from optimum's metadata if present."""
         if written is not None:
             (tmp_path / "openvino_config.json").write_text(written)
         spec = GenerationSpec(format="ir", tokenizer="tokenizer.json", place=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Regular expressions as grammars, compared with Python's own and asked of the library."""
+"""Regular expressions as grammars, compared with Python's own and tested with the library."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def quoted(text: str) -> str:
 
 @given(frame=FRAMES, inner=EXPRESSIONS, texts=st.lists(TEXTS, min_size=1, max_size=8))
 def test_what_a_pattern_finds(matcher: GrammarMatcher, frame: str, inner: str, texts: list[str]) -> None:
-    """The grammar accepts a text exactly where the pattern is found in it."""
+    """The grammar accepts a text exactly if the pattern is found in it."""
     pattern = frame % inner
     ascii_only = re.compile(pattern, re.ASCII)
     grammar = string_grammar(pattern=pattern)
@@ -63,7 +63,7 @@ def test_what_a_pattern_finds(matcher: GrammarMatcher, frame: str, inner: str, t
 def test_lengths_beside_a_pattern(
     matcher: GrammarMatcher, frame: str, inner: str, minimum: int, extra: int, seed: int
 ) -> None:
-    """What is written has both, or the two are refused together."""
+    """The grammar satisfies both, or the two are refused together."""
     pattern = frame % inner
     try:
         grammar = string_grammar(pattern=pattern, minLength=minimum, maxLength=minimum + extra)
@@ -138,7 +138,7 @@ def test_what_no_grammar_keeps(pattern: str, why: str) -> None:
 
 @given(st.text(alphabet="ab(|)[]^$*+?{}1,\\d-.", max_size=20))
 def test_any_pattern(pattern: str) -> None:
-    """It is written or refused, and never anything else."""
+    """Any pattern is converted or refused."""
     try:
         string_grammar(pattern=pattern, maxLength=5)
     except InvalidValue as error:
@@ -146,7 +146,7 @@ def test_any_pattern(pattern: str) -> None:
 
 
 def test_lengths_that_nothing_has() -> None:
-    """They are refused rather than written as a grammar without any text."""
+    """They are refused, since the grammar would accept no text."""
     for pattern, minimum, maximum in (("^abc$", 0, 2), ("^abc$", 4, None), ("^(abc){1,3}$", 4, 5)):
         with pytest.raises(InvalidValue, match="lengths"):
             bound_length(parse_pattern(pattern), minimum, maximum)
@@ -199,7 +199,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_formats(matcher: GrammarMatcher, name: str) -> None:
-    """Usual texts of a format are accepted, wrong ones are not, and what is drawn at random is valid."""
+    """Usual texts of a format are accepted, wrong ones are not, and samples are valid."""
     grammar = string_grammar(format=name)
     alike = name.replace("idn-", "").replace("iri", "uri")
     assert [text for text in VALID[alike] if not matcher.accepts(quoted(text), grammar=grammar)] == []
@@ -213,7 +213,7 @@ def test_formats(matcher: GrammarMatcher, name: str) -> None:
 
 
 def test_formats_beside_other_keys(matcher: GrammarMatcher) -> None:
-    """A pattern is kept before a format, names that JSON Schema does not know restrict nothing, others are refused."""
+    """A pattern takes precedence over a format; unknown names restrict nothing, others are refused."""
     assert matcher.accepts('"x"', grammar=string_grammar(format="date", pattern="^x$"))
     assert matcher.accepts('"x"', grammar=string_grammar(format="password"))
     for name in ("regex", "uri-template"):

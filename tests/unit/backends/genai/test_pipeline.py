@@ -1,4 +1,4 @@
-"""How the library is told to compute, as OpenVINO itself reports it of the compiled model."""
+"""Options passed to the library, as OpenVINO reports them of the compiled model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def openvino() -> Any:
 def test_properties_of_the_compiled_model(
     openvino: Any, options: GenaiOptions, precision: str, rounded: bool | None
 ) -> None:
-    """The file asks for f16, and the library's own default is u8: neither decides."""
+    """Neither the file's f16 nor the library's default u8 decides."""
     group = quantization_group(openvino, None, options)
     properties = compile_properties(options, 1, cache_precision(options), group)
     compiled = openvino.Core().compile_model(str(IR / "openvino_model.xml"), "CPU", properties)
@@ -51,7 +51,7 @@ def test_properties_of_the_compiled_model(
 
 
 def test_what_its_author_wants_of_activations(openvino: Any) -> None:
-    """The group size of the file counts, unless the operator or f32 decides."""
+    """The group size of the file is used, unless the configuration or f32 decides."""
     assert quantization_group(openvino, 64, GenaiOptions()) == 64
     assert quantization_group(openvino, 0, GenaiOptions()) == 0
     assert quantization_group(openvino, 0, GenaiOptions(dynamic_quantization="on")) == 32
@@ -61,7 +61,7 @@ def test_what_its_author_wants_of_activations(openvino: Any) -> None:
 
 @pytest.mark.parametrize(("precision", "expected"), [("auto", "f32"), ("f16", "f16"), ("u8", "u8")])
 async def test_what_the_cache_takes(tmp_path: Path, precision: Any, expected: str) -> None:
-    """The memory that the running pipeline took is that of the precision that is shown."""
+    """The memory of the running pipeline matches the reported precision."""
     made = await start_generator(IR, name="kept", options=msgspec.structs.replace(EXACT, kv_cache_precision=precision))
     details = made.facts.details
     await made.aclose()

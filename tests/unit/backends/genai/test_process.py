@@ -1,4 +1,4 @@
-"""The process of a language model, as the gateway has it: how it starts, what is kept of what it says, how it ends."""
+"""The process of a language model, seen from the gateway: its start, its output, its end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a shell script in the place of the process."""
+    """Run a shell script in place of the process."""
 
     def put(script: str) -> None:
         path = tmp_path / "program"
@@ -68,7 +68,7 @@ async def loaded() -> Worker:
 
 class TestStart:
     async def test_one_that_cannot_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is said why, and nothing is left open."""
+        """The error has the reason, and nothing stays open."""
         monkeypatch.setattr(sys, "executable", "/nowhere")
         before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
         with pytest.raises(Crashed, match=r"tiny cannot be started: No such file"):
@@ -77,7 +77,7 @@ class TestStart:
         assert not before or len(os.listdir("/proc/self/fd")) <= before
 
     async def test_one_that_dies_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is said how it ended."""
+        """The error says how it ended."""
         monkeypatch.setattr(sys, "executable", shutil.which("false"))
         worker = await Worker.spawn("tiny")
         with pytest.raises(Crashed, match=r"ended \(1\)"):
@@ -88,7 +88,7 @@ class TestStart:
 
 class TestLastWords:
     async def test_the_last_of_what_it_wrote_is_logged(self, program: Any, caplog: pytest.LogCaptureFixture) -> None:
-        """However much that was, no more than so much is kept; both of its outputs count."""
+        """The log keeps a bounded end of both of its outputs."""
         program("yes 'words and words' | head -c 3000000; echo 'out of luck ñ' >&2; exit 3")
         worker = await Worker.spawn("tiny")
         with pytest.raises(Crashed, match=r"ended \(3\)"):
@@ -99,7 +99,7 @@ class TestLastWords:
         assert len(caplog.messages[-1]) < SHOWN_BYTES + 100
 
     async def test_one_that_writes_for_ever_is_read(self, program: Any) -> None:
-        """It is not held up by what nobody reads, and keeps nothing alive."""
+        """Its output is drained, so it does not block, and keeps nothing alive."""
         program("exec yes")
         worker = await Worker.spawn("tiny")
         async with asyncio.timeout(10):
@@ -112,7 +112,7 @@ class TestLastWords:
 
 class TestWaiting:
     async def test_what_is_taken_back_is_not_sent(self) -> None:
-        """In the place of a Start that was not sent there is nothing, and after one that was there is a Cancel."""
+        """A Start that was not sent is dropped; after one that was, a Cancel is sent."""
         worker = await loaded()
         os.kill(worker.process.pid, signal.SIGSTOP)
         ids = (400,) * 2000
@@ -130,7 +130,7 @@ class TestWaiting:
         assert len(worker._outbox) < 200
 
     async def test_messages_are_sent_in_order(self) -> None:
-        """Messages, a word at a time, in the order in which they were said."""
+        """Messages are sent in order, some bytes at a time."""
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         process = await asyncio.create_subprocess_exec(
@@ -154,7 +154,7 @@ class TestWaiting:
 class TestEnd:
     @linux
     def test_it_dies_with_a_gateway_that_is_killed(self) -> None:
-        """Also where it cannot notice by itself, as in the middle of a load: here it is stopped."""
+        """It dies even if it cannot notice by itself, as during a load: here it is stopped."""
         root = Path(__file__).parents[4]
         command = [sys.executable, "-c", PARENT]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) as parent:
@@ -170,7 +170,7 @@ class TestEnd:
 
     @linux
     def test_it_does_not_begin_when_the_gateway_is_gone(self) -> None:
-        """What ended before the process could ask to be ended with it."""
+        """A gateway that ended before the process could request to die with it is noticed."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             done = subprocess.run(
@@ -186,7 +186,7 @@ class TestEnd:
 
     @linux
     async def test_killing_twice_keeps_how_it_ended(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The exit code is the loop's to fetch, also between the end and its notice."""
+        """The exit code stays available to the loop, also between the end and its notice."""
         worker = await Worker.spawn("tiny")
         worker.kill()
         with contextlib.suppress(ChildProcessError):  # the watcher of children was faster
@@ -201,5 +201,5 @@ class TestEnd:
         [("config", ConfigError), ("missing_extra", MissingExtra), ("out_of_memory", OutOfMemory)],
     )
     def test_other_refusals(self, kind: Any, error: type[ShoalError]) -> None:
-        """Each kind comes out as the error that it was."""
+        """Each kind of error arrives as the same error."""
         assert type(_load_error(LoadRefused(kind=kind, message="no"))) is error

@@ -1,4 +1,4 @@
-"""Limits that a process sets itself, seen from processes that do."""
+"""Limits that a process sets itself, tested in processes that do."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if sys.platform != "linux":
 
 
 def run(code: str) -> str:
-    """What such a process prints."""
+    """Return what such a process prints."""
     lines = ["import resource", "from pathlib import Path", "from shoal.backends.genai import process_limits", code]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=30)
     return done.stdout.decode().strip()
 
 
 def test_room_is_counted_from_now() -> None:
-    """What asks for more than the room gets MemoryError, and the next room begins where the process then is."""
+    """Allocations above the limit raise MemoryError, and the next limit starts at the current use."""
     code = """
 kept = []
 for _ in range(3):
@@ -36,7 +36,7 @@ for _ in range(3):
 
 
 def test_a_limit_from_outside_stays() -> None:
-    """The operator's own limit is not raised."""
+    """An existing limit is not raised."""
     code = """
 limit = process_limits.memory_sizes()[0] + 2**25
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -47,11 +47,11 @@ print(resource.getrlimit(resource.RLIMIT_AS) == (limit, limit))
 
 
 def test_first_to_go() -> None:
-    """The kernel's own figure for this process is the highest."""
+    """The kernel's OOM score of this process is the highest."""
     assert run('process_limits.prefer_oom_kill(); print(Path("/proc/self/oom_score_adj").read_text())') == "1000"
 
 
 def test_sizes() -> None:
-    """Memory that is used lies in the address space."""
+    """Used memory is within the address space."""
     space, resident = process_limits.memory_sizes()
     assert 2**20 < resident <= space

@@ -16,7 +16,7 @@ from shoal.types import Guide, Sampling
 
 
 def rules(**own: Any) -> SimpleNamespace:
-    """What the library has before anything is asked, and a model's own settings."""
+    """Return the library's defaults with a model's own settings."""
     plain: dict[str, Any] = {
         "do_sample": False,
         "temperature": 1.0,
@@ -37,12 +37,12 @@ def configured(own: dict[str, Any] | None = None, space: int = 100, **fields: An
 
 
 def test_every_parameter_is_a_field() -> None:
-    """What is said to be honoured exists."""
+    """Every supported parameter exists."""
     assert set(Sampling.__struct_fields__) >= PARAMETERS
 
 
 def test_the_models_defaults_apply_without_fields() -> None:
-    """Its own settings stay, one answer is made, as long as there is room for."""
+    """The model's settings stay, with one answer up to the limit."""
     made = configured({"do_sample": True, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1})
     assert (made.do_sample, made.temperature, made.top_k, made.repetition_penalty) == (True, 0.6, 50, 1.1)
     assert (made.num_beams, made.num_return_sequences, made.max_new_tokens, made.min_new_tokens) == (1, 1, 100, 0)
@@ -67,24 +67,24 @@ def test_the_models_defaults_apply_without_fields() -> None:
     ],
 )
 def test_drawn_or_the_likeliest(own: dict[str, Any], fields: dict[str, Any], drawn: bool) -> None:
-    """A temperature decides; without one the model, unless the request narrows the choice."""
+    """The temperature decides; without one the model, unless the request narrows the choice."""
     assert configured(own, **fields).do_sample is drawn
 
 
 @pytest.mark.parametrize(("top_k", "expected"), [(-1, ALL_TOKENS), (0, ALL_TOKENS), (1, 1), (40, 40)])
 def test_top_k(top_k: int, expected: int) -> None:
-    """None and less keep every token, and override the model's own."""
+    """None and values below one keep every token, and override the model's own."""
     assert configured({"top_k": 50}, top_k=top_k).top_k == expected
 
 
 def test_stop_tokens_join_the_models_own() -> None:
-    """What ends an answer anyway goes on doing so."""
+    """The model's own stop tokens stay."""
     assert configured(stop_token_ids=[7, 9]).stop_token_ids == {2, 7, 9}
 
 
 @given(upper=st.none() | st.integers(1, 10**6), lower=st.none() | st.integers(0, 10**6), space=st.integers(1, 10**5))
 def test_lengths_fit_into_the_limit(upper: int | None, lower: int | None, space: int) -> None:
-    """However much is asked for: 1 <= most <= room, and the least is no more than the most."""
+    """The maximum is between 1 and the limit, and the minimum is not above the maximum."""
     made = configured(space=space, max_tokens=upper, min_tokens=lower)
     assert 1 <= made.max_new_tokens <= space
     assert made.min_new_tokens <= made.max_new_tokens
@@ -93,19 +93,19 @@ def test_lengths_fit_into_the_limit(upper: int | None, lower: int | None, space:
 
 @given(seed=st.none() | st.integers(-(2**70), 2**70))
 def test_seeds_are_of_32_bits(seed: int | None) -> None:
-    """Any number is one; the same number is the same one."""
+    """Any number is a valid seed, and equal numbers are equal seeds."""
     first, second = configured(seed=seed).rng_seed, configured(seed=seed).rng_seed
     assert 0 <= first < 2**32
     assert seed is None or first == second
 
 
 def test_log_probabilities() -> None:
-    """Those of the chosen token, and of no other."""
+    """Only the chosen token has one."""
     assert configured(logprobs=0).logprobs == 1
 
 
 def test_forms_by_their_kind() -> None:
-    """Each has the argument that the library knows it by."""
+    """Each kind uses the library's argument for it."""
     assert structure_arguments(Guide(kind="json_object")) == {"grammar": compact_schema.OBJECT}
     with pytest.raises(InvalidValue, match="has no grammar"):
         structure_arguments(Guide(kind="json_schema", value='{"uniqueItems":true}'))
@@ -116,7 +116,7 @@ def test_forms_by_their_kind() -> None:
 
 
 def test_choices_become_literals() -> None:
-    """One of them, in a grammar of one rule."""
+    """Choices become a grammar of one rule."""
     assert structure_arguments(Guide(kind="choice", value='["yes", "n\\"o"]')) == {
         "grammar": 'root ::= "yes" | "n\\"o"'
     }
@@ -124,12 +124,12 @@ def test_choices_become_literals() -> None:
 
 @pytest.mark.parametrize("value", ["", "[]", '[""]', "[1]", '{"a": 1}', '"yes"'])
 def test_choices_that_are_none(value: str) -> None:
-    """They are refused before they are a grammar."""
+    """Invalid choices are refused before a grammar is built."""
     with pytest.raises(InvalidValue, match="choices"):
         structure_arguments(Guide(kind="choice", value=value))
 
 
 def test_a_form_without_end() -> None:
-    """Compiling holds up every answer, so its length has a bound."""
+    """Compiling blocks every answer, so the length of a form is bounded."""
     with pytest.raises(InvalidValue, match="longer"):
         structure_arguments(Guide(kind="regex", value="a" * (LONGEST_GUIDE + 1)))

@@ -1,4 +1,4 @@
-"""Structural tags as the library gets them."""
+"""Structural tags as passed to the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tagged(content: dict[str, Any]) -> str:
 
 
 def test_schemas_are_compact() -> None:
-    """A schema within a tag is written without free whitespace, as it is alone."""
+    """A schema within a tag has no free whitespace, as alone."""
     matcher = GrammarMatcher()
     schema = {"type": "object", "properties": {"größe": {"type": "integer", "minimum": 3}}, "required": ["größe"]}
     tags = write_tags(tagged({"type": "json_schema", "json_schema": schema}))
@@ -36,7 +36,7 @@ def test_schemas_are_compact() -> None:
     "text", ["{", "[" * 100_000, '{"type": "structural_tag", "format": {"type": "any_text"}}', "7"]
 )
 def test_others_stay_as_they_are(text: str) -> None:
-    """Also what is no JSON, which the library refuses."""
+    """Invalid JSON passes too, since the library refuses it."""
     assert write_tags(text) == text
 
 
@@ -51,6 +51,6 @@ def test_others_stay_as_they_are(text: str) -> None:
     ],
 )
 def test_refusals(content: dict[str, Any], why: str) -> None:
-    """Schemas without a grammar, and literals that the library misreads, are refused and named."""
+    """Schemas without a grammar, and literals that the library misreads, are refused by name."""
     with pytest.raises(InvalidValue, match=why):
         write_tags(tagged(content))

@@ -1,4 +1,4 @@
-"""A process that keeps silent: when it is asked, when nobody is sent to it, when it is given up."""
+"""Detecting a silent process: when it is pinged, taken out of service, and given up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HALF = LOOK_S / 2
 
 
 class Recorder:
-    """What a watch asks for, with the time since the process was told something."""
+    """Records the watch's calls, with the time since the last message to the process."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -50,7 +50,7 @@ def test_a_process_that_never_answers(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    """Any word will do; with nothing more to say it is watched no longer."""
+    """Any message counts; an idle process is not watched."""
 
     async def main() -> None:
         recorder = Recorder()
@@ -67,7 +67,7 @@ def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_one_that_has_more_to_say_is_watched_on() -> None:
-    """From its last word, and silence of many short pauses is none."""
+    """Time counts from its last message, and many short pauses are no silence."""
 
     async def main() -> None:
         recorder = Recorder()
@@ -84,7 +84,7 @@ def test_one_that_has_more_to_say_is_watched_on() -> None:
 
 
 def test_an_idle_process_owes_no_answer() -> None:
-    """Idle for an hour, and closed in the middle."""
+    """An idle hour is no silence, nor is closing during a wait."""
 
     async def main() -> None:
         recorder = Recorder()
@@ -99,7 +99,7 @@ def test_an_idle_process_owes_no_answer() -> None:
 
 
 def test_a_gateway_that_was_held_up_blames_nobody() -> None:
-    """An hour in which the loop did not turn counts as one look."""
+    """An hour in which the loop did not run counts as one check."""
 
     async def main() -> None:
         recorder = Recorder()
@@ -116,7 +116,7 @@ def test_a_gateway_that_was_held_up_blames_nobody() -> None:
 
 @pytest.mark.parametrize("end", [Watch.close, lambda watch: watch.record_message(owes=False)])
 def test_it_may_end_before_it_began(end: Callable[[Watch], None]) -> None:
-    """A word that nobody asked for is a word."""
+    """Ending a watch that has not started does not disable it."""
 
     async def main() -> None:
         recorder = Recorder()

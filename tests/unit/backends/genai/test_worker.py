@@ -1,4 +1,4 @@
-"""The process of a language model, run here: what it hears, steps and tells."""
+"""The process of a language model, run in this one: messages in, steps, events out."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Handle:
 
 
 class Library:
-    """Says what it is told to. `drops`: steps at which all requests lose their place; `fails`: one that breaks it."""
+    """Produces scripted ids. `drops`: steps at which all requests are preempted; `fails`: a step that raises."""
 
     def __init__(
         self, script: dict[tuple[int, ...], list[list[int]]], drops: tuple[int, ...] = (), fails: int = 0
@@ -133,7 +133,7 @@ def ends() -> Iterator[tuple[socket.socket, MessageSocket]]:
 
 
 def run(library: Library, ends: tuple[socket.socket, MessageSocket], *messages: Any) -> list[Produced]:
-    """Everything that is told, when the gateway says so much and then goes away."""
+    """Return all events for these messages, after which the gateway disconnects."""
     ours, line = ends
     for message in messages:
         ours.sendall(encode_frame(message))
@@ -164,25 +164,25 @@ def made(events: list[Produced], number: int) -> tuple[list[int], int, str | Non
 
 class TestAnswers:
     def test_two_side_by_side(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """Each is told its own ids; what ends one is counted and not shown."""
+        """Each request gets its own ids; the ending token is counted and not returned."""
         events = run(Library({(1,): [[5], [6], [STOP]], (3,): [[7, 8], [9]]}), ends, start(1, 1), start(2, 3))
         assert made(events, 1) == ([5, 6], 3, "stop")
         assert made(events, 2) == ([7, 8, 9], 3, "length")
 
     def test_log_probabilities_name_their_tokens(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """By their bytes, as the tokenizer has them."""
+        """Tokens are bytes, as in the tokenizer."""
         events = run(Library({(1,): [[5], [6], [99, STOP]]}), ends, start(1, 1, logprobs=0))
         assert [pair for each in events for pair in each.logprobs] == [(b"five", -1.0), (b"\xff", -1.0), (b"", -1.0)]
 
     def test_a_cancelled_answer_gets_no_more_events(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """Its place is free at the next step, and the end of another one is no error."""
+        """Its slot is free at the next step, and the end of another one is no error."""
         library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
         events = run(library, ends, start(1, 1), Cancel(id=1), Cancel(id=77), start(2, 3))
         assert {each.id for each in events} == {2}
         assert library.handles[0].status == "GONE"
 
     def test_a_place_is_given_up_before_the_next_one_begins(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """A step lies between a cancelled request and a new one: the new one might find no room otherwise."""
+        """A step runs between a cancelled and a new request, which might not fit otherwise."""
         library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
         _, line = ends
         steps = GenerationLoop(cast(Pipeline, library), line)
@@ -192,13 +192,13 @@ class TestAnswers:
         assert library.steps == 1
 
     def test_what_the_library_refuses(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """It is the request's fault, without the library's own file names, and others go on."""
+        """It is the request's error, without the library's file names, and others continue."""
         events = run(Library({(1,): [[STOP]]}), ends, start(1, 4, 4), start(2, 1))
         assert events[0].error == ("invalid_value", "the model refuses these parameters: no such prompt", None)
         assert made(events, 2) == ([], 1, "stop")
 
     def test_a_guide_without_a_vocabulary(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """A model whose tokenizer is not known to the library is not guided."""
+        """A model whose tokenizer the library does not know is not guided."""
         events = run(Library({(1,): [[STOP]]}), ends, start(1, 1, guide=Guide(kind="json_object")))
         assert events[0].error is not None
         assert events[0].error[::2] == ("invalid_value", "response_format")
@@ -206,21 +206,21 @@ class TestAnswers:
 
 class TestLostPlaces:
     def test_one_that_waited_begins_again(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """It had said nothing, so nobody notices."""
+        """A preempted request without output restarts unnoticed."""
         library = Library({(1,): [[5], [6], [STOP]]}, drops=(1, 2))
         events = run(library, ends, start(1, 1, max_tokens=9))
         assert made(events, 1) == ([5, 6], 3, "stop")
         assert len(library.handles) == 3
 
     def test_one_that_spoke_goes_on_where_it_was(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """With what it had said as part of the prompt, and so much less to say."""
+        """A preempted request continues with its output as part of the prompt, and a shorter limit."""
         library = Library({(1,): [[5], [6], [7]], (1, 5): [[6], [STOP]]}, drops=(2,))
         events = run(library, ends, start(1, 1, max_tokens=9, min_tokens=4))
         assert made(events, 1) == ([5, 6], 3, "stop")
         assert (library.handles[1].rules.max_new_tokens, library.handles[1].rules.min_new_tokens) == (8, 3)
 
     def test_a_guided_one_that_spoke_fails(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """Its form cannot be taken up in the middle."""
+        """A guide cannot resume in the middle."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
         library.grammars = SimpleNamespace(structured_output=lambda guide: guide)
         events = run(library, ends, start(1, 1, guide=Guide(kind="json_object")))
@@ -228,7 +228,7 @@ class TestLostPlaces:
         assert events[-1].error[0] == "out_of_memory"
 
     def test_one_that_needs_more_than_there_is(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """It fails with the setting that would help."""
+        """It fails with the setting to change."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
         library.capacity = 2
         events = run(library, ends, start(1, 1))
@@ -236,7 +236,7 @@ class TestLostPlaces:
         assert "kv_cache_mb" in events[-1].error[1]
 
     def test_a_prompt_that_fits_nowhere(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """It is not even begun."""
+        """It is not started."""
         library = Library({})
         library.capacity = 3
         events = run(library, ends, start(1, 1, 2, 3))
@@ -244,7 +244,7 @@ class TestLostPlaces:
         assert events[0].error[0] == "out_of_memory"
 
     def test_not_for_ever(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """One that loses its place again and again fails in the end."""
+        """A request that is preempted again and again fails in the end."""
         library = Library({(1,): [[5]]}, drops=tuple(range(1, 100)))
         events = run(library, ends, start(1, 1))
         assert events[-1].error is not None
@@ -253,7 +253,7 @@ class TestLostPlaces:
 
 class TestProcess:
     def talk(self, monkeypatch: pytest.MonkeyPatch, opened: Any) -> tuple[socket.socket, threading.Thread, list[int]]:
-        """The process in a thread, with `open_pipeline` replaced."""
+        """Run the process in a thread, with `open_pipeline` replaced."""
         ours, theirs = socket.socketpair()
         ours.settimeout(10)
         monkeypatch.setattr(worker, "open_pipeline", opened)
@@ -283,7 +283,7 @@ class TestProcess:
         return lambda path, options: library
 
     def test_from_the_first_message_to_the_end_of_the_socket(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Facts, then answers, then an end without a word."""
+        """It sends facts, then answers, then ends silently."""
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [STOP]]})))
         with ours:
             assert isinstance(decode_first(self.hear(ours)), Opened)
@@ -294,7 +294,7 @@ class TestProcess:
         assert codes == [0]
 
     def test_every_message_gets_an_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A ping, a Cancel of what is over and a step without a word are answered by an empty list."""
+        """A ping, a Cancel of an ended request and a step without output are answered by an empty list."""
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[], [STOP]]})))
         with ours:
             self.hear(ours)
@@ -306,7 +306,7 @@ class TestProcess:
         assert codes == [0]
 
     def test_a_step_that_fails(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-        """All answers fail and the process ends: no later step would succeed."""
+        """All requests fail and the process ends, since no later step would succeed."""
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [6], [7]]}, fails=2)))
         with ours:
             self.hear(ours)
@@ -318,7 +318,7 @@ class TestProcess:
         assert "out of luck" in capfd.readouterr().err
 
     def test_a_model_that_cannot_be_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is said why, and that is the end."""
+        """The reason is sent, and the process ends."""
 
         def refuse(path: Any, options: Any) -> Any:
             raise MissingExtra("a language model on this machine", "llm")
@@ -332,7 +332,7 @@ class TestProcess:
         assert codes == [0]
 
     def test_a_frame_in_pieces(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """Messages are whole, however they arrive; an end in the middle is an end."""
+        """Messages are complete however they arrive; an end in the middle is an end."""
         ours, line = ends
         data = encode_frame(Cancel(id=5)) + encode_frame(Cancel(id=6))
         for at in range(len(data) - 1):
@@ -347,7 +347,7 @@ class TestProcess:
 
 
 def test_a_socket_with_a_high_number() -> None:
-    """Descriptors above 1023, which select() does not know."""
+    """Descriptors above 1023, which select() does not support, work."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (-1, resource.RLIM_INFINITY) and hard < 2000:
         pytest.skip("this system allows no 2000 open files")
@@ -361,8 +361,8 @@ def test_a_socket_with_a_high_number() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_nothing_is_sent_to_anybody() -> None:
-    """The vendor's package that sends an event on import is absent where the libraries are imported."""
+def test_no_telemetry_is_sent() -> None:
+    """The vendor's telemetry package is blocked when the libraries are imported."""
     code = (
         "import sys; from shoal.backends.genai.pipeline import import_libraries; import_libraries(); "
         "import socket; assert sys.modules['openvino_telemetry'] is None; "
@@ -372,7 +372,7 @@ def test_nothing_is_sent_to_anybody() -> None:
 
 
 def test_the_real_library_here(ends: tuple[socket.socket, MessageSocket]) -> None:
-    """The pipeline of the tiny model, stepped in this process."""
+    """The pipeline of the tiny model runs in this process."""
     from shoal.backends.genai.pipeline import open_pipeline
 
     pipeline = open_pipeline(IR, EXACT)
