@@ -215,10 +215,10 @@ def expect_classes(folder: Path) -> Answers:
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     pipeline = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer, device="cpu")
-    asked = [{"text": first, "text_pair": second} for first, second in PAIRS]
+    pairs = [{"text": first, "text_pair": second} for first, second in PAIRS]
     found = {}
     for name, function in (("raw scores", "none"), ("scores", None)):
-        answers = pipeline(asked, top_k=None, truncation=True, function_to_apply=function)
+        answers = pipeline(pairs, top_k=None, truncation=True, function_to_apply=function)
         rows = [[each["score"] for each in sorted(one, key=lambda each: str(each["label"]))] for one in answers]
         found[name] = score_answer(np.array(rows, np.float32))
     return found

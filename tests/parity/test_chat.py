@@ -86,12 +86,12 @@ def test_conversations_are_rendered_as_by_transformers(
 ) -> None:
     """The same ids, or a refusal by both."""
     tiny_llama.write_tokenizer(tmp_path, kind=kind, template=TEMPLATES[name])
-    said = CONVERSATIONS[conversation]
+    messages = CONVERSATIONS[conversation]
     made = load_chat_pipeline(tmp_path, Settings(tool_call_parser="hermes"))
-    task = Generate(model="m", messages=said, tools=tools)
+    task = Generate(model="m", messages=messages, tools=tools)
     try:
         expected = reference(tmp_path).apply_chat_template(
-            [plain(message) for message in said],
+            [plain(message) for message in messages],
             tools=[plain_tool(tool) for tool in tools] or None,
             add_generation_prompt=True,
             tokenize=True,
@@ -108,11 +108,11 @@ def test_conversations_are_rendered_as_by_transformers(
 @pytest.mark.parametrize("content", ["It is", "It is ", " It\n\n", "<|im_end|>"])
 def test_the_last_message_is_continued_as_by_transformers(tmp_path: Path, name: str, content: str) -> None:
     tiny_llama.write_tokenizer(tmp_path, template=TEMPLATES[name])
-    said = [Message(role="user", content="Hi"), Message(role="assistant", content=content)]
+    messages = [Message(role="user", content="Hi"), Message(role="assistant", content=content)]
     expected = reference(tmp_path).apply_chat_template(
-        [plain(message) for message in said], continue_final_message=True, tokenize=True, return_dict=False
+        [plain(message) for message in messages], continue_final_message=True, tokenize=True, return_dict=False
     )
-    task = Generate(model="m", messages=said, continue_final=True)
+    task = Generate(model="m", messages=messages, continue_final=True)
     assert list(load_chat_pipeline(tmp_path, Settings()).prompts(task)[0].ids or ()) == list(expected)
 
 

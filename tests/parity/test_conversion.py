@@ -52,9 +52,9 @@ def stored(folder: Path, home: Path, **more: Any) -> StoredModel:
     return prepare_local(parse_address(f"file:{folder}"), settings(home, **more))
 
 
-def rows(local: LocalModel, texts: Sequence[str], kinds: tuple[VectorKind, ...], **asked: Any) -> list[VectorSet]:
+def rows(local: LocalModel, texts: Sequence[str], kinds: tuple[VectorKind, ...], **options: Any) -> list[VectorSet]:
     """Every text's vectors, in batches of five."""
-    task = Embed(model="m", inputs=[*texts], outputs=kinds, truncate=True, **asked)
+    task = Embed(model="m", inputs=[*texts], outputs=kinds, truncate=True, **options)
     prepared = local.pipeline.prepare([(task, text) for text in texts])
     engine = local.engines[0]
     found: list[Any] = []
@@ -68,14 +68,14 @@ def rows(local: LocalModel, texts: Sequence[str], kinds: tuple[VectorKind, ...],
     return [row if isinstance(row, VectorSet) else VectorSet(dense=row) for row in found]
 
 
-def dense(local: LocalModel, texts: Sequence[str], **asked: Any) -> Array:
-    return np.stack([row.dense for row in rows(local, texts, ("dense",), **asked) if row.dense is not None])
+def dense(local: LocalModel, texts: Sequence[str], **options: Any) -> Array:
+    return np.stack([row.dense for row in rows(local, texts, ("dense",), **options) if row.dense is not None])
 
 
-def sparse(local: LocalModel, texts: Sequence[str], size: int, **asked: Any) -> Array:
+def sparse(local: LocalModel, texts: Sequence[str], size: int, **options: Any) -> Array:
     """As the rows over the whole vocabulary that they stand for."""
     found = np.zeros((len(texts), size), np.float32)
-    for row, vectors in zip(found, rows(local, texts, ("sparse",), **asked), strict=True):
+    for row, vectors in zip(found, rows(local, texts, ("sparse",), **options), strict=True):
         assert vectors.sparse is not None
         row[vectors.sparse.indices] = vectors.sparse.values
     return found
@@ -205,10 +205,10 @@ def write_scorer(architecture: str, folder: Path, labels: int, *, library: str) 
     torch.manual_seed(4)
     plain = folder / "plain"
     size = words_tokenizer(plain)
-    told: dict[str, Any] = {"model_max_length": LONGEST}
+    config: dict[str, Any] = {"model_max_length": LONGEST}
     if architecture == "deberta-v2":
-        told["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    edit(plain / "tokenizer_config.json", **told)
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    edit(plain / "tokenizer_config.json", **config)
     model = _scorer(architecture, size, labels)
     made._shake(model)
     model.save_pretrained(plain)

@@ -127,8 +127,8 @@ def test_scores_equal_those_of_transformers(tmp_path: Path, case: CrossCase) -> 
     assert local.facts.labels == tuple(names)
     # Given one pair at a time, transformers takes an empty second text for none; sentence-transformers does not.
     inputs: list[Item] = [*DOCUMENTS, *(pair for pair in PAIRS if pair[1])]
-    asked = [{"text": one[0], "text_pair": one[1]} if isinstance(one, tuple) else one for one in inputs]
-    answers = [reference(one, top_k=None, truncation=True) for one in asked]
+    formatted = [{"text": one[0], "text_pair": one[1]} if isinstance(one, tuple) else one for one in inputs]
+    answers = [reference(one, top_k=None, truncation=True) for one in formatted]
     found = [answer[0] if isinstance(answer[0], list) else answer for answer in answers]
     expected = [[{each["label"]: each["score"] for each in one}[name] for name in names] for one in found]
     close(scores(local, Classify(model="m", inputs=[]), inputs), np.array(expected, np.float32))

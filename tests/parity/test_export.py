@@ -168,15 +168,15 @@ def test_heads_that_end_in_logits(tmp_path: Path, head: str, kind: str) -> None:
     found = exported(folder, tmp_path / "exported")
     assert found.kind == kind
     assert ("token_type_ids" in found.inputs) == (head == "classifier")
-    given = {name: np.array([[5, 9, 11, 0], [7, 0, 0, 0]], np.int64) for name in found.inputs}
-    given["attention_mask"] = (given["input_ids"] > 0).astype(np.int64)
+    inputs = {name: np.array([[5, 9, 11, 0], [7, 0, 0, 0]], np.int64) for name in found.inputs}
+    inputs["attention_mask"] = (inputs["input_ids"] > 0).astype(np.int64)
     if head == "classifier":
-        given["token_type_ids"] = np.array([[0, 1, 1, 0], [0, 0, 0, 0]], np.int64)
+        inputs["token_type_ids"] = np.array([[0, 1, 1, 0], [0, 0, 0, 0]], np.int64)
     with torch.inference_mode():
-        right = model(**{name: torch.from_numpy(array) for name, array in given.items()}).logits.numpy()
+        right = model(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits.numpy()
     for open_run in RUNS.values():
-        got = open_run(tmp_path / "exported" / found.graph)(given, ("logits",))["logits"]
-        mask = slice(None) if head == "classifier" else given["attention_mask"] > 0
+        got = open_run(tmp_path / "exported" / found.graph)(inputs, ("logits",))["logits"]
+        mask = slice(None) if head == "classifier" else inputs["attention_mask"] > 0
         np.testing.assert_allclose(got[mask], right[mask], atol=1e-4)
 
 

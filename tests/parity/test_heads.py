@@ -34,9 +34,9 @@ class Served(NamedTuple):
     pipeline: TextPipeline
     folder: Path
 
-    def rows(self, run: Run, texts: Sequence[str], kinds: tuple[VectorKind, ...], **asked: Any) -> list[VectorSet]:
+    def rows(self, run: Run, texts: Sequence[str], kinds: tuple[VectorKind, ...], **options: Any) -> list[VectorSet]:
         """Every text in one batch, with the vectors of those kinds."""
-        task = Embed(model="m", inputs=[*texts], outputs=kinds, **asked)
+        task = Embed(model="m", inputs=[*texts], outputs=kinds, **options)
         self.pipeline.check(task)
         prepared = self.pipeline.prepare([(task, text) for text in texts])
         batch = [one for one in prepared if isinstance(one, Prepared)]
@@ -47,15 +47,15 @@ class Served(NamedTuple):
         rows = self.pipeline.finish(run(self.pipeline.collate(batch, facts), names), batch)
         return [row if isinstance(row, VectorSet) else VectorSet(dense=row) for row in rows]  # type: ignore[arg-type]
 
-    def dense(self, run: Run, texts: Sequence[str], **asked: Any) -> Array:
-        rows = self.rows(run, texts, ("dense",), **asked)
+    def dense(self, run: Run, texts: Sequence[str], **options: Any) -> Array:
+        rows = self.rows(run, texts, ("dense",), **options)
         return np.stack([row.dense for row in rows if row.dense is not None])
 
-    def multi(self, run: Run, texts: Sequence[str], **asked: Any) -> list[Array]:
-        return [row.multi for row in self.rows(run, texts, ("multi",), **asked) if row.multi is not None]
+    def multi(self, run: Run, texts: Sequence[str], **options: Any) -> list[Array]:
+        return [row.multi for row in self.rows(run, texts, ("multi",), **options) if row.multi is not None]
 
-    def sparse(self, run: Run, texts: Sequence[str], **asked: Any) -> list[dict[int, float]]:
-        rows = [row.sparse for row in self.rows(run, texts, ("sparse",), **asked) if row.sparse is not None]
+    def sparse(self, run: Run, texts: Sequence[str], **options: Any) -> list[dict[int, float]]:
+        rows = [row.sparse for row in self.rows(run, texts, ("sparse",), **options) if row.sparse is not None]
         return [dict(zip(row.indices.tolist(), row.values.tolist(), strict=True)) for row in rows]
 
 

@@ -59,12 +59,12 @@ def text_config(model: Model, case: Case) -> dict[str, Any]:
     tower = model.towers.text
     config = {"context_length": tower.max_positions, "vocab_size": tower.vocab_size, "width": tower.hidden}
     config |= {"heads": tower.heads, "layers": tower.layers}
-    told: dict[str, Any] = {"mlp_ratio": tower.intermediate / tower.hidden}
+    fields: dict[str, Any] = {"mlp_ratio": tower.intermediate / tower.hidden}
     if case.family == "siglip":
-        told |= {"hf_tokenizer_name": "org/name", "no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
-        told |= {"norm_kwargs": {"eps": 1e-6}}
-        told |= {"act_kwargs": {"approximate": "tanh"}} if case.activation == "gelu_pytorch_tanh" else {}
-    return config | told
+        fields |= {"hf_tokenizer_name": "org/name", "no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
+        fields |= {"norm_kwargs": {"eps": 1e-6}}
+        fields |= {"act_kwargs": {"approximate": "tanh"}} if case.activation == "gelu_pytorch_tanh" else {}
+    return config | fields
 
 
 def image_config(model: Model, case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

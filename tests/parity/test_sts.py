@@ -37,7 +37,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def asked(family: Family, folder: Path, home: Path, *, engine: str = "openvino", precision: str = "f32") -> Answers:
+def run_family(
+    family: Family, folder: Path, home: Path, *, engine: str = "openvino", precision: str = "f32"
+) -> Answers:
     with opened(family, folder, home, engine=engine, precision=precision) as model:
         return family.ask(model)
 
@@ -58,7 +60,7 @@ def test_pairs_are_ranked_as_by_the_models_library(tmp_path: Path, family: Famil
     have to export a graph first, which tests of its own do, its engine runs the model."""
     folder = family.write(tmp_path)
     expected = library(family, folder)
-    got = asked(family, folder, tmp_path / "home", engine="torch" if family in EXPORTED else "openvino")
+    got = run_family(family, folder, tmp_path / "home", engine="torch" if family in EXPORTED else "openvino")
     assert got.keys() == expected.keys()
     for what, answer in expected.items():
         found = agreement(got[what], answer)
@@ -98,7 +100,7 @@ def test_the_default_model_in_bf16_keeps_almost_all_of_the_order(tmp_path: Path)
     """Where the processor has that arithmetic; where it has not, the error says what to set."""
     expected = library(MINILM, MINILM.write(tmp_path))["dense"]
     try:
-        got = asked(MINILM, tmp_path, tmp_path, precision="bf16")["dense"]
+        got = run_family(MINILM, tmp_path, tmp_path, precision="bf16")["dense"]
     except SetupError as error:
         assert "no bf16 arithmetic; use precision f32 or auto" in str(error)
         return

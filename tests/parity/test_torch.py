@@ -265,15 +265,15 @@ async def test_classifiers_give_their_logits(tmp_path: Path, labels: int) -> Non
         max_tokens=512,
         score=ScoreSpec(labels=tuple(map(str, range(labels))), activation="identity"),
     )
-    given = batch(9, 4, 17)
-    given["token_type_ids"] = (np.arange(17) > 2).astype(np.int64) * given["attention_mask"]
+    inputs = batch(9, 4, 17)
+    inputs["token_type_ids"] = (np.arange(17) > 2).astype(np.int64) * inputs["attention_mask"]
     async with opened(tmp_path, spec) as engine:
-        got = (await infer(engine, given, "logits"))["logits"]
+        got = (await infer(engine, inputs, "logits"))["logits"]
         with pytest.raises(InputRejected, match="token_type_ids"):
-            await infer(engine, given | {"token_type_ids": given["token_type_ids"] + 1}, "logits")
+            await infer(engine, inputs | {"token_type_ids": inputs["token_type_ids"] + 1}, "logits")
     with torch.inference_mode():
         for row, length in enumerate((9, 4, 17)):
-            one = {name: torch.from_numpy(array[row : row + 1, :length]) for name, array in given.items()}
+            one = {name: torch.from_numpy(array[row : row + 1, :length]) for name, array in inputs.items()}
             np.testing.assert_allclose(got[row], model(**one).logits[0].numpy(), atol=1e-5)
 
 

@@ -170,7 +170,7 @@ async def test_it_is_compared_with_the_reference_before_it_serves(
     settings = msgspec.structs.replace(Settings(home=str(tmp_path / "home"), offline=True), engine="torch")
     address = parse_address(f"file:{tmp_path / 'model'}")
     right = Heads.compute
-    monkeypatch.setattr(Heads, "compute", lambda *given: {name: found + 1 for name, found in right(*given).items()})
+    monkeypatch.setattr(Heads, "compute", lambda *args: {name: found + 1 for name, found in right(*args).items()})
     with pytest.raises(VerificationFailed, match="torch does not agree"):
         await open_local("m", [address], settings)
     monkeypatch.setattr(Heads, "compute", right)

@@ -39,10 +39,10 @@ async def test_ids_outside_the_table_are_refused(tmp_path: Path) -> None:
     model = TinyBert(tmp_path)
     async with opened(tmp_path, model.spec) as engine:
         for bad in (100, -1):
-            given = batch(4)
-            given["input_ids"][0, 1] = bad
+            inputs = batch(4)
+            inputs["input_ids"][0, 1] = bad
             with pytest.raises(InputRejected, match="input_ids"):
-                await infer(engine, given, "pooled")
+                await infer(engine, inputs, "pooled")
 
 
 async def test_missing_weights_are_no_random_ones(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest
         spec = msgspec.structs.replace(spec, dimension=0, score=ScoreSpec(labels=("a", "b"), activation="softmax"))
 
     def load(**more: Any) -> Any:
-        given = EngineOptions(spec=spec, **options | more)
+        engine_options = EngineOptions(spec=spec, **options | more)
         ports = [Port(name, np.dtype(np.int64), (None, None)) for name in spec.inputs]
-        return module._load(tmp_path, spec, ports, given)
+        return module._load(tmp_path, spec, ports, engine_options)
 
     found = await asyncio.to_thread(load)
     assert found.network.precision == ("fp16" if found.precision_check.agrees else "f32")
