@@ -24,12 +24,16 @@ async def test_every_watcher_sees_every_event() -> None:
 
     watchers = [asyncio.create_task(watch(into)) for into in seen]
     await asyncio.sleep(0)
-    told = [Event("model_remove", "m"), Event("model_status", "m", {"status": "loaded"}), Event("model_remove", "m")]
-    for event in told:
+    published = [
+        Event("model_remove", "m"),
+        Event("model_status", "m", {"status": "loaded"}),
+        Event("model_remove", "m"),
+    ]
+    for event in published:
         events.publish(event)
     events.close()
     await asyncio.gather(*watchers)
-    assert seen == [told, told]
+    assert seen == [published, published]
     assert [event async for event in events.watch()] == []
 
 

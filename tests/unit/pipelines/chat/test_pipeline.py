@@ -293,8 +293,8 @@ class TestLength:
     def test_old_turns_are_dropped_for_an_answer_without_a_limit(self) -> None:
         prompt = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
         assert (prompt.tokens or 0) <= 300
-        told = only(pipeline(context_tokens=400, truncation="oldest", answer_tokens=1), chat(*long_talk(20)))
-        assert 300 < (told.tokens or 0) <= 399
+        larger = only(pipeline(context_tokens=400, truncation="oldest", answer_tokens=1), chat(*long_talk(20)))
+        assert 300 < (larger.tokens or 0) <= 399
 
     @pytest.mark.parametrize("answer_tokens", [101, 100_000])
     def test_at_most_a_quarter_of_the_context_is_reserved(self, answer_tokens: int) -> None:

@@ -292,7 +292,7 @@ def _same(picture: Image.Image) -> Image.Image:
 def test_a_header_that_lies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was checked must be what is decoded."""
     data = png_of(4, 4)
-    monkeypatch.setattr(pixels, "read_header", lambda given: Header("PNG", 5, 5, given))
+    monkeypatch.setattr(pixels, "read_header", lambda content: Header("PNG", 5, 5, content))
     with pytest.raises(InvalidValue, match="differs from its header"):
         decode(data)
 
